@@ -1,0 +1,1 @@
+"""The command line: `asyncrpc` or `python -m asyncrpc`."""

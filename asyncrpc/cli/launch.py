@@ -1,0 +1,269 @@
+"""`asyncrpc run`: N processes of one script, which start and end together.
+
+The script needs no change: it finds the same environment as under torchrun, and a
+secret.  Which failure counts, and when who is stopped, is decided by the machine that
+`multiprocessing.launch` uses, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+from asyncrpc.cli.output import LinePrefixer, PrefixingReader, rank_prefix
+from asyncrpc.clock import Clock
+from asyncrpc.multiprocessing.environment import (
+    SECRET_VARIABLE,
+    new_secret,
+    process_environment,
+    threads_each,
+)
+from asyncrpc.multiprocessing.processes import describe_exit
+from asyncrpc.multiprocessing.store import serve_store
+from asyncrpc.multiprocessing.supervisor import (
+    Effect,
+    Elapsed,
+    Event,
+    Exited,
+    Kill,
+    Phase,
+    Reason,
+    StopRequested,
+    Supervisor,
+)
+
+INTERRUPT_GRACE_S: Final = 1.0  # seconds: after Ctrl-C everything is over within two
+_LAST_OUTPUT_S: Final = 0.5  # seconds that a grandchild may keep our pipes open
+_SHELL_SIGNAL: Final = 128  # a shell reports a death by signal n as 128 + n
+
+# Asks the kernel to kill the process when this one dies, then becomes the script.  It
+# is a program, and not `preexec_fn`, which runs Python in a fork of a threaded process.
+_TIE_TO_PARENT: Final = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run.
+
+    Attributes:
+        arguments: of the Python interpreter: a script or `-m module`, and its arguments.
+        nprocs: how many processes.
+        threads: threads in each; None is an equal share of the cores, unless
+            OMP_NUM_THREADS is set.
+    """
+
+    arguments: tuple[str, ...]
+    nprocs: int
+    threads: int | None = None
+
+
+async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
+    """Run a command in `nprocs` processes until all have ended.
+
+    Args:
+        command: what to run.
+        inherited: the environment that the processes inherit.
+
+    Returns:
+        The exit code for our own process: 0, or that of the first failure, or 128 plus
+        the number of the signal that ended it or us.
+
+    Raises:
+        UsageError: fewer than one thread was asked for.  Nothing was started.
+
+    Cancellation:
+        The processes are killed.
+    """
+    store = serve_store()
+    environments = [
+        _environment(command, inherited, rank, store.port, secret)
+        for secret in (inherited.get(SECRET_VARIABLE) or new_secret(),)
+        for rank in range(command.nprocs)
+    ]
+    return await _Run(command).until_ended(environments)
+
+
+def _environment(
+    command: Command, inherited: Mapping[str, str], rank: int, port: int, secret: str
+) -> dict[str, str]:
+    told = process_environment(
+        rank=rank, nprocs=command.nprocs, secret=secret, store_port=port
+    )
+    threads = str(threads_each(command.nprocs, command.threads))
+    if command.threads is None:
+        threads = inherited.get("OMP_NUM_THREADS", threads)
+    return {
+        **inherited,
+        **told,
+        "OMP_NUM_THREADS": threads,  # torch reads it, and OpenMP's and MKL's other users
+        "PYTHONUNBUFFERED": "1",  # a pipe would hold back kilobytes of lines
+    }
+
+
+class _Run:
+    """One run: feeds the supervisor, and carries out what it decides."""
+
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        self._is_group = command.nprocs > 1
+        self._supervisor = Supervisor(command.nprocs)
+        self._clock = Clock()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._processes: list[Process] = []
+        self._exit_codes: dict[int, int] = {}
+        self._interrupted_by: signal.Signals | None = None
+        self._open_pipes = 0
+        self._pipes_ended = asyncio.Event()
+
+    async def until_ended(self, environments: Sequence[Mapping[str, str]]) -> int:
+        try:
+            with self._signals_heard():
+                async with asyncio.TaskGroup() as tasks:
+                    for rank, environment in enumerate(environments):
+                        await self._start(rank, environment)
+                        tasks.create_task(self._wait_for(rank))
+                    while self._supervisor.phase is not Phase.DONE:
+                        await self._step()
+            await self._drain_pipes()
+        finally:
+            self._kill_all()
+        return self._conclude()
+
+    async def _start(self, rank: int, environment: Mapping[str, str]) -> None:
+        argv = [sys.executable, *self._command.arguments]
+        if sys.platform == "linux":
+            tie = [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid())]
+            argv = tie + argv
+        if not self._is_group:
+            # Alone it keeps our terminal, for input() and pdb.
+            process = await asyncio.create_subprocess_exec(*argv, env=environment)
+        else:
+            stdout, stderr = await self._pipe(rank, 1), await self._pipe(rank, 2)
+            try:
+                # A process group each: Ctrl-C reaches us only, and a signal from us
+                # reaches what the script started, too.
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    env=environment,
+                    stdin=DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    process_group=0,
+                )
+            finally:
+                os.close(stdout)
+                os.close(stderr)
+        self._processes.append(process)
+
+    async def _pipe(self, rank: int, number: int) -> int:
+        """Open a pipe whose lines come out on our stream `number`; return its end."""
+        stream = sys.stdout if number == 1 else sys.stderr
+        target: BinaryIO = stream.buffer
+        reading, writing = os.pipe()
+        prefixer = LinePrefixer(rank_prefix(rank, is_coloured=stream.isatty()))
+        # Not asyncio's own pipes: with those, a process counts as running for as long
+        # as anything that it started holds them.
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: PrefixingReader(prefixer, target, self._on_pipe_end),
+            os.fdopen(reading, "rb", buffering=0),
+        )
+        self._open_pipes += 1
+        return writing
+
+    def _on_pipe_end(self) -> None:
+        self._open_pipes -= 1
+        if self._open_pipes == 0:
+            self._pipes_ended.set()
+
+    async def _wait_for(self, rank: int) -> None:
+        exit_code = await self._processes[rank].wait()
+        self._exit_codes[rank] = exit_code
+        self._events.put_nowait(Exited(rank, exit_code, self._clock.now_s()))
+
+    async def _step(self) -> None:
+        event = await self._next_event()
+        for effect in self._supervisor.advance(event):
+            self._carry_out(effect)
+
+    async def _next_event(self) -> Event:
+        wakes_at_s = self._supervisor.wakes_at_s
+        now_s = self._clock.now_s()
+        try:
+            async with asyncio.timeout(wakes_at_s and max(0.0, wakes_at_s - now_s)):
+                return await self._events.get()
+        except TimeoutError:
+            return Elapsed(self._clock.now_s())
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Kill):
+            signum = signal.SIGKILL
+        else:
+            # Ctrl-C arrives as Ctrl-C, which Python programs clean up after.
+            signum = self._interrupted_by or signal.SIGTERM
+        for rank in effect.ranks:
+            self._send(rank, signum)
+
+    def _send(self, rank: int, signum: signal.Signals) -> None:
+        process = self._processes[rank]
+        if process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if self._is_group:
+                os.killpg(process.pid, signum)
+            else:
+                os.kill(process.pid, signum)
+
+    def _kill_all(self) -> None:
+        for rank in range(len(self._processes)):
+            self._send(rank, signal.SIGKILL)
+
+    async def _drain_pipes(self) -> None:
+        if self._open_pipes:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_OUTPUT_S):
+                    await self._pipes_ended.wait()
+
+    @contextlib.contextmanager
+    def _signals_heard(self) -> contextlib.Generator[None]:
+        loop = asyncio.get_running_loop()
+        heard = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for signum in heard:
+            loop.add_signal_handler(signum, self._on_signal, signum)
+        try:
+            yield
+        finally:
+            for signum in heard:
+                loop.remove_signal_handler(signum)
+
+    def _on_signal(self, signum: signal.Signals) -> None:
+        is_first = self._interrupted_by is None
+        self._interrupted_by = self._interrupted_by or signum
+        grace_s = INTERRUPT_GRACE_S if is_first else 0.0  # twice: no more patience
+        self._events.put_nowait(StopRequested(self._clock.now_s(), grace_s))
+
+    def _conclude(self) -> int:
+        first_failed = self._supervisor.first_failed
+        if first_failed is not None:
+            exit_code = self._exit_codes[first_failed]
+            stopped = "; the others have been stopped" if self._is_group else ""
+            print(
+                f"asyncrpc run: rank {first_failed} {describe_exit(exit_code)}{stopped}",
+                file=sys.stderr,
+            )
+            return exit_code if exit_code > 0 else _SHELL_SIGNAL - exit_code
+        if self._supervisor.reason is Reason.REQUEST and self._interrupted_by:
+            return _SHELL_SIGNAL + self._interrupted_by
+        return 0

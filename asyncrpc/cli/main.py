@@ -1,0 +1,95 @@
+"""The command line: reads arguments, calls the module that does the work."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from asyncrpc.cli.launch import Command, run_command
+from asyncrpc.errors import UsageError
+
+DISTRIBUTION: Final = "asyncrpc-torch"
+_EXIT_USAGE: Final = 2  # as argparse does
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments, without the program's name; by default those of this
+            process.
+
+    Returns:
+        The exit code.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        return _run(arguments)
+    except UsageError as error:
+        print(f"asyncrpc {arguments.command}: {error}", file=sys.stderr)
+        return _EXIT_USAGE
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    target: str = arguments.target
+    if arguments.nproc < 1:
+        raise UsageError(f"--nproc is {arguments.nproc}; it must be at least 1")
+    if not arguments.module and not Path(target).exists():
+        raise UsageError(f"there is no file {target!r}; for a module, use -m")
+    what = ("-m", target) if arguments.module else (target,)
+    command = Command(
+        arguments=(*what, *arguments.arguments),
+        nprocs=arguments.nproc,
+        threads=arguments.threads,
+    )
+    return asyncio.run(run_command(command, os.environ))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="asyncrpc", description="Asyncio-native RPC for PyTorch."
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", help="start N processes of a script"))
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Start N processes of a script on this host.  Each finds RANK, WORLD_SIZE, "
+        "MASTER_ADDR and the rest as under torchrun, and one secret for all.  The "
+        "first failure stops the others, and its exit code is ours."
+    )
+    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="how many")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="T",
+        help="threads that torch uses in each (default: an equal share of the cores)",
+    )
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="TARGET is a module"
+    )
+    parser.add_argument("target", metavar="TARGET", help="the script")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments"
+    )
+
+
+def _version() -> str:
+    try:
+        own = metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        own = "(not installed)"
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    return f"{DISTRIBUTION} {own}, {versions}"

@@ -1,0 +1,49 @@
+"""Time: the one module that reads it.  Seconds, monotonic, from an arbitrary zero."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+NS_PER_S: Final = 1_000_000_000
+NO_LIMIT_NS: Final = -1  # on the wire: the call has no deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Where the time comes from; a simulation passes its loop's virtual time."""
+
+    now_s: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Deadline:
+    """A point in a clock's time, in seconds, and the time that was allowed for it."""
+
+    at_s: float
+    allowed_s: float
+
+    @classmethod
+    def after(cls, timeout_s: float, now_s: float) -> Deadline:
+        """Make the deadline that is `timeout_s` seconds from `now_s`."""
+        if math.isnan(timeout_s):
+            raise ValueError("a timeout is a number of seconds, not nan")
+        return cls(now_s + timeout_s, timeout_s)
+
+    def remaining_s(self, now_s: float) -> float:
+        """Return the seconds that are left: zero or less once it has passed."""
+        return self.at_s - now_s
+
+    def budget_ns(self, now_s: float) -> int:
+        """Return what is left as it travels: nanoseconds, at least 0."""
+        return max(0, int((self.at_s - now_s) * NS_PER_S))
+
+    @classmethod
+    def from_budget(cls, budget_ns: int, now_s: float) -> Deadline | None:
+        """Read what `budget_ns` wrote; None for no limit."""
+        if budget_ns < 0:
+            return None
+        return cls.after(budget_ns / NS_PER_S, now_s)

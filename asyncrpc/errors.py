@@ -1,0 +1,310 @@
+"""Every error asyncrpc raises, in one file, so that the hierarchy reads as one page.
+
+Two questions place a class: who must act (the programmer, the peer, the operator), and
+may the called function have run?  The second is `CallError.outcome`, the only thing a
+retry policy may look at.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+
+class Outcome(enum.Enum):
+    """Whether the called function ran, as far as the caller can know."""
+
+    NOT_EXECUTED = "not executed"  # safe to retry, whatever the function does
+    UNKNOWN = "unknown"  # retry only a function declared idempotent
+    EXECUTED = "executed"  # a retry would run it twice
+
+
+class AsyncRpcError(Exception):
+    """Base of everything asyncrpc raises; never raised itself."""
+
+    code: ClassVar[str]  # its name on the wire: unique, never reused
+    by_code: ClassVar[dict[str, type[AsyncRpcError]]] = {}
+
+    def __init_subclass__(cls, *, code: str = "") -> None:
+        super().__init_subclass__()
+        if not code:  # a class made at run time to carry a remote exception's type
+            return
+        if code in cls.by_code:
+            raise TypeError(f"code {code!r} is already {cls.by_code[code].__name__}")
+        cls.code = code
+        cls.by_code[code] = cls
+
+    def __reduce__(self) -> tuple[Callable[..., AsyncRpcError], tuple[Any, ...]]:
+        return rebuild, (type(self), self.args, self.__dict__)
+
+
+def rebuild(
+    cls: type[AsyncRpcError], args: tuple[Any, ...], fields: dict[str, Any]
+) -> AsyncRpcError:
+    """Make an error again without its constructor, which has keyword-only arguments."""
+    # We name BaseException because TimeoutError brings in OSError.__init__, which takes
+    # its arguments for errno and strerror.
+    error = cls.__new__(cls)
+    BaseException.__init__(error, *args)
+    error.__dict__.update(fields)
+    return error
+
+
+# --- the programmer must act ---------------------------------------------------------
+
+
+class UsageError(AsyncRpcError, code="usage"):
+    """The program used asyncrpc wrongly; the message says what to do instead."""
+
+
+class AlreadyStartedError(UsageError, code="usage.already_started"):
+    """This worker, or the current one, has been started before."""
+
+
+class NotStartedError(UsageError, code="usage.not_started"):
+    """There is no running worker here, or it has been closed."""
+
+
+class UnknownWorkerError(UsageError, code="usage.unknown_worker"):
+    """No worker has this name or rank."""
+
+    def __init__(self, name: str | int, known: Iterable[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        listed = ", ".join(repr(one) for one in self.known) or "none"
+        super().__init__(f"worker {name!r} is unknown; known: {listed}")
+
+
+class InvalidContextError(UsageError, code="usage.invalid_context"):
+    """The autograd context does not exist here, or has ended."""
+
+
+# --- someone broke the protocol ------------------------------------------------------
+
+
+class ProtocolError(AsyncRpcError, code="protocol"):
+    """A message broke the protocol; see the two subclasses for who sent it."""
+
+
+class LocalProtocolError(ProtocolError, code="protocol.local"):
+    """We tried to send what the protocol forbids: a bug in this program."""
+
+
+class RemoteProtocolError(ProtocolError, code="protocol.remote"):
+    """The peer broke the protocol; the connection to it has been closed."""
+
+
+class VersionMismatchError(RemoteProtocolError, code="protocol.remote.version"):
+    """The peer speaks another version of the wire protocol."""
+
+
+class FrameTooLargeError(RemoteProtocolError, code="protocol.remote.too_large"):
+    """A length in a frame is over its limit."""
+
+
+class MalformedError(RemoteProtocolError, code="protocol.remote.malformed"):
+    """Bytes that are no frame, or a control message that does not parse."""
+
+
+# --- the world got in the way --------------------------------------------------------
+
+
+class TransportError(AsyncRpcError, ConnectionError, code="transport"):
+    """Bytes could not be moved."""
+
+
+class ConnectError(TransportError, code="transport.connect"):
+    """No connection could be made; nothing was sent."""
+
+
+class AuthenticationError(ConnectError, code="transport.connect.authentication"):
+    """The two ends could not prove to each other that they belong together."""
+
+
+class ConnectionLostError(TransportError, code="transport.lost"):
+    """The connection broke."""
+
+
+class ClosedError(TransportError, code="transport.closed"):
+    """This side has closed the connection or the worker."""
+
+
+class RendezvousTimeoutError(AsyncRpcError, TimeoutError, code="rendezvous.timeout"):
+    """Not every worker appeared in time.
+
+    Attributes:
+        missing: what is known of those that did not: their ranks or names.
+    """
+
+    def __init__(self, problem: str, *, missing: Iterable[str | int]) -> None:
+        super().__init__(problem)
+        self.missing = tuple(missing)
+
+
+class ProcessFailedError(AsyncRpcError, code="process.failed"):
+    """A launched process ended badly; the others have been stopped.
+
+    Attributes:
+        rank: index of the process.
+        exit_code: its exit status; negative is the signal that killed it.
+        remote_traceback: the traceback it left, or an empty string.
+    """
+
+    def __init__(
+        self, problem: str, *, rank: int, exit_code: int | None, remote_traceback: str
+    ) -> None:
+        super().__init__(problem)
+        self.rank = rank
+        self.exit_code = exit_code
+        self.remote_traceback = remote_traceback
+
+
+# --- one call failed -----------------------------------------------------------------
+
+
+class CallError(AsyncRpcError, code="call"):
+    """One remote call failed.
+
+    Attributes:
+        function: name of the function that was called; empty if not known yet.
+        to: name of the worker that was called; empty if not known yet.
+        outcome: whether the function ran.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        function: str = "",
+        to: str = "",
+        outcome: Outcome = Outcome.UNKNOWN,
+    ) -> None:
+        super().__init__(problem)
+        self.function = function
+        self.to = to
+        self.outcome = outcome
+
+    @property
+    def problem(self) -> str:
+        """What went wrong, without the call it happened to."""
+        return str(self.args[0]) if self.args else ""
+
+    def __str__(self) -> str:
+        if not self.function and not self.to:
+            return self.problem
+        where = f"{self.function or 'a message'} on {self.to!r}"
+        return f"{where}: {self.problem} (outcome: {self.outcome.value})"
+
+
+class RemoteError(CallError, code="call.remote"):
+    """The function raised.
+
+    When the exception's type can be had here, what is raised is an instance of a class
+    that is both `RemoteError` and that type: catch either.
+
+    Attributes:
+        remote_type: qualified name of the exception's class.
+        remote_message: its text, as `str()` gave it there.
+        remote_traceback: the traceback as formatted where it happened.
+        worker: name of the worker it happened on (not `to`, if that one called on).
+        pid: process id of that worker.
+    """
+
+    remote_type: str
+    remote_message: str
+    remote_traceback: str
+    worker: str
+    pid: int
+
+
+class DeadlineExceededError(CallError, TimeoutError, code="call.deadline"):
+    """No response came in time, which says nothing of whether the function ran.
+
+    Attributes:
+        timeout_s: the time allowed, in seconds, counted from the call.
+        outcome: `NOT_EXECUTED` if the request never left this worker, else `UNKNOWN`.
+    """
+
+    def __init__(
+        self, *, function: str, to: str, outcome: Outcome, timeout_s: float
+    ) -> None:
+        super().__init__(
+            f"no response in {timeout_s:g} s", function=function, to=to, outcome=outcome
+        )
+        self.timeout_s = timeout_s
+
+
+class WorkerLostError(CallError, code="call.worker_lost"):
+    """The called worker is gone, or cannot be reached."""
+
+
+class RejectedError(CallError, code="call.rejected"):
+    """The callee would not take the call: overloaded, draining or not allowed."""
+
+
+class EncodeError(CallError, code="call.encode"):
+    """An argument or a result cannot travel; the message says which and what to do."""
+
+
+class DecodeError(CallError, code="call.decode"):
+    """A value arrived and could not be rebuilt."""
+
+
+# --- references, gradients, groups ---------------------------------------------------
+
+
+class RRefError(AsyncRpcError, code="rref"):
+    """A remote reference cannot be used."""
+
+
+class OwnerLostError(RRefError, code="rref.owner_lost"):
+    """The worker that held the value is gone, and the value with it.
+
+    Attributes:
+        worker: name of the owner.
+        incarnation: which life of that worker it was.
+        reason: how it was lost.
+    """
+
+    def __init__(self, *, worker: str, incarnation: int, reason: str) -> None:
+        super().__init__(
+            f"the owner {worker!r} (incarnation {incarnation:016x}) is gone: {reason}"
+        )
+        self.worker = worker
+        self.incarnation = incarnation
+        self.reason = reason
+
+
+class RRefDeletedError(RRefError, code="rref.deleted"):
+    """The value was freed, or was never here."""
+
+
+class RRefLeakError(RRefError, code="rref.leak"):
+    """Values were still held by other workers at shutdown."""
+
+
+class AutogradError(AsyncRpcError, code="autograd"):
+    """Distributed autograd cannot do this."""
+
+
+class NoGradientPathError(AutogradError, code="autograd.no_path"):
+    """A root does not require a gradient, so backward has nowhere to go."""
+
+
+class BackwardFailedError(AutogradError, code="autograd.backward_failed"):
+    """A backward pass failed and was undone on every worker.
+
+    Attributes:
+        worker: name of the worker on which it failed.
+        context_id: text of the context's id.
+    """
+
+    def __init__(self, problem: str, *, worker: str, context_id: str) -> None:
+        super().__init__(problem)
+        self.worker = worker
+        self.context_id = context_id
+
+
+class OptimizerError(AsyncRpcError, code="optimizer"):
+    """A distributed optimizer step was refused; nothing was applied anywhere."""

@@ -1,0 +1,76 @@
+"""What a started process is told: the same variables from `launch` and `asyncrpc run`.
+
+They are torchrun's, so that `env://` rendezvous works in asyncrpc, in torch.distributed
+and in programs written for torchrun, plus the cluster's secret.
+
+Source: torch/distributed/run.py, "Environment Variables";
+torch/distributed/rendezvous.py, `_create_c10d_store`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Final
+
+from asyncrpc.errors import UsageError
+
+SECRET_VARIABLE: Final = "ASYNCRPC_SECRET"  # noqa: S105  the name, not the secret
+_SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
+
+
+def new_secret() -> str:
+    """Make a cluster secret: 256 random bits, in hexadecimal."""
+    return secrets.token_hex(_SECRET_BYTES)
+
+
+def process_environment(
+    *, rank: int, nprocs: int, secret: str, store_port: int | None
+) -> dict[str, str]:
+    """Return the variables of one process.
+
+    Args:
+        rank: index of the process; all of them are on this host.
+        nprocs: how many there are.
+        secret: the cluster's secret.
+        store_port: where the parent serves the rendezvous store, on loopback; None if
+            it does not.
+    """
+    variables = {
+        SECRET_VARIABLE: secret,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(nprocs),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(nprocs),
+    }
+    if store_port is not None:
+        variables |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store_port),
+            # The store is served already: rank 0 connects to it like any other.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+    return variables
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def threads_each(nprocs: int, requested: int | None) -> int:
+    """Return how many threads torch should use in each of `nprocs` processes.
+
+    More threads than cores is the commonest reason for a slow program: every process
+    would by default start as many as there are cores.
+
+    Raises:
+        UsageError: fewer than one was requested.
+    """
+    if requested is None:
+        return max(1, usable_cores() // nprocs)
+    if requested < 1:
+        raise UsageError(f"a process needs at least 1 thread, not {requested}")
+    return requested

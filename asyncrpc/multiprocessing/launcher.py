@@ -1,0 +1,248 @@
+"""Start the processes of one host: `launch(fn, nprocs=4)`.
+
+Source: torch.multiprocessing.spawn, whose `fn(rank, *args)` this keeps.  It differs in
+that results come back, that the first failure in time is the one that is raised, that
+processes share a secret and a rendezvous, that each uses its share of the cores, and
+that none outlives its parent.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Callable, Coroutine
+from multiprocessing import connection
+from multiprocessing.context import BaseContext
+from typing import Any, Final, Literal, TypeAlias, TypeVar, TypeVarTuple, overload
+
+import torch.multiprocessing  # noqa: F401  lets tensors in `args` travel as shared memory
+
+from asyncrpc.clock import Clock
+from asyncrpc.errors import UsageError
+from asyncrpc.multiprocessing.child import ChildSpec, run_child
+from asyncrpc.multiprocessing.environment import (
+    new_secret,
+    process_environment,
+    threads_each,
+)
+from asyncrpc.multiprocessing.processes import Child, Processes, Task, refuse_on_loop
+from asyncrpc.multiprocessing.store import serve_store
+from asyncrpc.multiprocessing.supervisor import Supervisor
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+Method: TypeAlias = Literal["spawn", "forkserver"]
+
+_METHODS: Final = ("spawn", "forkserver")
+
+
+@overload
+def launch(
+    fn: Callable[[int, *Ts], Coroutine[Any, Any, T]],
+    args: tuple[*Ts] = ...,
+    nprocs: int = 1,
+    *,
+    method: Method = "spawn",
+    threads_per_process: int | None = None,
+    timeout_s: float | None = None,
+    secret: str | None = None,
+    host_store: bool = True,
+    join: Literal[True] = True,
+) -> list[T]: ...
+@overload
+def launch(
+    fn: Callable[[int, *Ts], Coroutine[Any, Any, T]],
+    args: tuple[*Ts] = ...,
+    nprocs: int = 1,
+    *,
+    method: Method = "spawn",
+    threads_per_process: int | None = None,
+    timeout_s: float | None = None,
+    secret: str | None = None,
+    host_store: bool = True,
+    join: Literal[False],
+) -> Processes[T]: ...
+@overload
+def launch(
+    fn: Callable[[int, *Ts], T],
+    args: tuple[*Ts] = ...,
+    nprocs: int = 1,
+    *,
+    method: Method = "spawn",
+    threads_per_process: int | None = None,
+    timeout_s: float | None = None,
+    secret: str | None = None,
+    host_store: bool = True,
+    join: Literal[True] = True,
+) -> list[T]: ...
+@overload
+def launch(
+    fn: Callable[[int, *Ts], T],
+    args: tuple[*Ts] = ...,
+    nprocs: int = 1,
+    *,
+    method: Method = "spawn",
+    threads_per_process: int | None = None,
+    timeout_s: float | None = None,
+    secret: str | None = None,
+    host_store: bool = True,
+    join: Literal[False],
+) -> Processes[T]: ...
+def launch(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    *,
+    method: Method = "spawn",
+    threads_per_process: int | None = None,
+    timeout_s: float | None = None,
+    secret: str | None = None,
+    host_store: bool = True,
+    join: bool = True,
+) -> list[Any] | Processes[Any]:
+    """Run `fn(rank, *args)` in each of `nprocs` new processes on this host.
+
+    Each is told what `env://` rendezvous needs (RANK, WORLD_SIZE, MASTER_ADDR, ... as
+    torchrun sets them) and one secret, by its environment.  The first failure stops the
+    rest: SIGTERM, and after two seconds SIGKILL.  None outlives this process, however it
+    ends.
+
+    Args:
+        fn: a function at the top level of a module, as it is sent by name.  A coroutine
+            function runs on an event loop of its process.
+        args: its arguments after the rank.  Tensors, and the parameters of modules, are
+            moved to shared memory, so all processes see what one writes to them.
+        nprocs: how many processes.
+        method: how they start: `spawn`, or `forkserver`, which starts faster if
+            `multiprocessing.set_forkserver_preload` was called.  `fork` is refused: it
+            copies locks, thread pools and CUDA contexts in whatever state they are.
+        threads_per_process: threads that torch uses in each; by default an equal share
+            of the cores, at least 1.
+        timeout_s: seconds until all of them are stopped; None is no limit.
+        secret: the cluster's secret; by default a new one, 256 random bits.
+        host_store: serve the rendezvous store from here, on loopback.  Off, MASTER_ADDR
+            and MASTER_PORT are left as they are.
+        join: wait for the end; otherwise return at once, with a handle to wait on.
+
+    Returns:
+        What `fn` returned in each process, by rank, pickled on the way: tensors are
+        copies.  With `join=False`, the running processes.
+
+    Raises:
+        ProcessFailedError: a process failed; `rank` says which was first, the message
+            holds its traceback, and `__cause__` is the exception if it can be pickled.
+        DeadlineExceededError: `timeout_s` passed.  No process runs any more.
+        UsageError: the arguments make no sense, `fn` or `args` cannot be pickled, the
+            main module is not guarded, or this would block a running event loop.
+            Nothing was started.
+
+    Example:
+        >>> def square(rank: int, power: int) -> int:
+        ...     return rank**power
+        >>> if __name__ == "__main__":
+        ...     asyncrpc.multiprocessing.launch(square, args=(2,), nprocs=4)
+        [0, 1, 4, 9]
+
+    Source: torch.multiprocessing.spawn.
+    """
+    _refuse_nonsense(nprocs, method)
+    if join:
+        refuse_on_loop("launch(join=True)", "launch(join=False) and wait_async()")
+    clock = Clock()
+    stop_at_s = None if timeout_s is None else clock.now_s() + timeout_s
+    threads = threads_each(nprocs, threads_per_process)
+    store = serve_store() if host_store else None
+    specs = _specs(
+        nprocs,
+        threads=threads,
+        secret=secret or new_secret(),
+        store_port=None if store is None else store.port,
+    )
+    processes: Processes[Any] = Processes(
+        _start_all(multiprocessing.get_context(method), specs, fn, args),
+        Supervisor(nprocs, stop_at_s=stop_at_s),
+        task=Task(getattr(fn, "__qualname__", repr(fn)), timeout_s),
+        store=store,
+        clock=clock,
+    )
+    return processes.wait() if join else processes
+
+
+def _refuse_nonsense(nprocs: int, method: str) -> None:
+    if nprocs < 1:
+        raise UsageError(f"nprocs is {nprocs}; it must be at least 1")
+    if method == "fork":
+        raise UsageError(
+            "method 'fork' is not supported: a forked process inherits locks held by "
+            "threads it does not have, OpenMP pools without their threads, and a "
+            "CUDA context it must not use; use 'spawn' or 'forkserver'"
+        )
+    if method not in _METHODS:
+        raise UsageError(f"method {method!r} is unknown; use 'spawn' or 'forkserver'")
+    # What the standard library looks at, too, before it raises its own long text.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            "launch() was called while a new process imports this main module, so every "
+            "process would start others; put the call under "
+            "`if __name__ == '__main__':`"
+        )
+
+
+def _specs(
+    nprocs: int, *, threads: int, secret: str, store_port: int | None
+) -> list[ChildSpec]:
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    return [
+        ChildSpec(
+            rank=rank,
+            environment=process_environment(
+                rank=rank, nprocs=nprocs, secret=secret, store_port=store_port
+            ),
+            threads=threads,
+            bound_to_thread=is_main_thread,
+        )
+        for rank in range(nprocs)
+    ]
+
+
+def _start_all(
+    context: BaseContext,
+    specs: list[ChildSpec],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> list[Child]:
+    children: list[Child] = []
+    try:
+        for spec in specs:
+            children.append(_start(context, spec, fn, args))  # noqa: PERF401
+    except BaseException:  # those that run already must not be left behind
+        for child in children:
+            child.process.kill()
+            child.process.join()
+        raise
+    return children
+
+
+def _start(
+    context: BaseContext,
+    spec: ChildSpec,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> Child:
+    reader, writer = connection.Pipe(duplex=False)
+    process = context.Process(  # type: ignore[attr-defined]  typeshed: subclasses only
+        target=run_child, args=(spec, writer, fn, args), name=f"rank{spec.rank}"
+    )
+    try:
+        process.start()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        reader.close()
+        raise UsageError(
+            f"the function or its arguments cannot be sent to a new process: {error}; "
+            "define the function at the top level of a module, and pass what can be "
+            "pickled"
+        ) from error
+    finally:
+        writer.close()  # the child's end is the only one: its death ends our reading
+    return Child(spec.rank, process, reader)

@@ -1,0 +1,450 @@
+"""A running group of processes, and the thread that watches it.
+
+The thread feeds `supervisor` with what the pipes and sentinels of the processes say,
+and carries out its effects.  It is there from the start, so that the first failure
+stops the rest whether or not anyone is waiting yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
+
+from asyncrpc.clock import Clock
+from asyncrpc.errors import (
+    DeadlineExceededError,
+    Outcome,
+    ProcessFailedError,
+    UsageError,
+)
+from asyncrpc.multiprocessing.child import STARTED, Raised, Report, Returned
+from asyncrpc.multiprocessing.supervisor import (
+    GRACE_S,
+    Effect,
+    Elapsed,
+    Event,
+    Exited,
+    Failed,
+    Kill,
+    Phase,
+    Reason,
+    StopRequested,
+    Supervisor,
+)
+
+T = TypeVar("T")
+ReportReader: TypeAlias = "connection.Connection[bytes, bytes]"
+
+INTERRUPT_GRACE_S: Final = 1.0  # seconds: after Ctrl-C everything is over within two
+# A grandchild made by fork keeps its parent's end of a sentinel open, so that the end
+# of the parent is not seen there; asking the kernel this often bounds the delay.
+_POLL_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class Child:
+    """A started process, as the parent sees it.
+
+    Attributes:
+        rank: its index.
+        process: the process.
+        reports: where its reports arrive; None once it is at its end.
+        has_started: it got as far as calling the function.
+        report: how the function ended; None if it has not told.
+        exit_code: None while it runs.
+    """
+
+    rank: int
+    process: BaseProcess
+    reports: ReportReader | None
+    has_started: bool = False
+    report: Report | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What was launched, for messages."""
+
+    name: str
+    timeout_s: float | None
+
+
+class Processes(Generic[T]):
+    """The processes of one `launch`; `T` is what the function returns.
+
+    Use it as a context manager, `with` or `async with`: an exception in the block stops
+    the processes, and the end of the block waits for them.
+
+    Thread safety:
+        Every method may be called from any thread.
+
+    Attributes:
+        pids: process ids, by rank.
+    """
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        supervisor: Supervisor,
+        *,
+        task: Task,
+        store: object | None,
+        clock: Clock,
+    ) -> None:
+        self.pids = tuple(child.process.pid for child in children)
+        self._children = children
+        self._supervisor = supervisor
+        self._task = task
+        self._store = store  # served for as long as this object refers to it
+        self._clock = clock
+        self._requests: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._wake_reader, self._wake_writer = connection.Pipe(duplex=False)
+        self._wake_lock = (
+            threading.Lock()
+        )  # the writer is closed by the watching thread
+        self._results: Future[list[T]] = Future()
+        self._results.set_running_or_notify_cancel()  # nobody can cancel it
+        # A daemon, so that a program that forgets its processes can still exit.
+        threading.Thread(target=self._watch, name="launch-watch", daemon=True).start()
+
+    def wait(self) -> list[T]:
+        """Wait until all processes have ended.
+
+        Ctrl-C while waiting stops all of them within two seconds, and goes on as
+        KeyboardInterrupt.
+
+        Returns:
+            What the function returned in each process, by rank.
+
+        Raises:
+            ProcessFailedError: a process failed, or `terminate` was called.  No process
+                runs any more.
+            DeadlineExceededError: the `timeout_s` of `launch` passed; likewise.
+            UsageError: called on a running event loop; use `wait_async` there.
+        """
+        refuse_on_loop("Processes.wait", "await Processes.wait_async()")
+        try:
+            return self._results.result()
+        except KeyboardInterrupt:
+            self._stop_for_interrupt()
+            raise
+
+    async def wait_async(self) -> list[T]:
+        """Wait until all processes have ended, without blocking the event loop.
+
+        Returns:
+            What the function returned in each process, by rank.
+
+        Raises:
+            ProcessFailedError: a process failed, or `terminate` was called.  No process
+                runs any more.
+            DeadlineExceededError: the `timeout_s` of `launch` passed; likewise.
+
+        Cancellation:
+            Only the waiting ends; the processes go on.
+        """
+        await self._ended()
+        return self._results.result()
+
+    def terminate(self, grace_s: float = GRACE_S) -> None:
+        """Ask all processes to end, and kill those that do not.
+
+        Returns at once; `wait` for the end.  Does nothing if they have ended.
+
+        Args:
+            grace_s: seconds that they are given.
+        """
+        self._requests.put(grace_s)
+        with self._wake_lock, contextlib.suppress(OSError):  # closed: all have ended
+            self._wake_writer.send_bytes(b"wake")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            with self._quiet_if_requested():
+                self.wait()
+        else:
+            self._stop_for_interrupt()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.terminate(INTERRUPT_GRACE_S)
+            await self._ended()
+            return
+        try:
+            await self._ended()
+        except asyncio.CancelledError:
+            self.terminate(INTERRUPT_GRACE_S)
+            raise
+        with self._quiet_if_requested():
+            self._results.result()
+
+    async def _ended(self) -> None:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def tell(_: Future[list[T]]) -> None:
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits
+                loop.call_soon_threadsafe(ended.set)
+
+        self._results.add_done_callback(tell)
+        await ended.wait()
+
+    def _stop_for_interrupt(self) -> None:
+        self.terminate(INTERRUPT_GRACE_S)
+        try:
+            self._results.exception()
+        except KeyboardInterrupt:  # twice: no more patience
+            self.terminate(0.0)
+            self._results.exception()
+
+    @contextlib.contextmanager
+    def _quiet_if_requested(self) -> Iterator[None]:
+        try:
+            yield
+        except ProcessFailedError:
+            is_requested = self._supervisor.reason is Reason.REQUEST
+            if not is_requested or self._supervisor.first_failed is not None:
+                raise
+
+    # --- in the watching thread ------------------------------------------------------
+
+    def _watch(self) -> None:
+        try:
+            while self._supervisor.phase is not Phase.DONE:
+                self._step()
+            results = self._collect()
+        except BaseException as error:  # noqa: BLE001  goes to whoever waits
+            self._finish()
+            self._results.set_exception(error)
+        else:
+            self._finish()
+            self._results.set_result(results)
+
+    def _step(self) -> None:
+        ready = connection.wait(self._sources(), self._patience_s())
+        now_s = self._clock.now_s()
+        if self._wake_reader in ready:
+            self._wake_reader.recv_bytes()
+        # All that is ready is heard before anything is done about it: the supervisor
+        # tells causes from consequences by what was seen in the same instant.
+        events: list[Event] = [
+            event
+            for child in self._running()
+            for event in self._hear(child, ready, now_s)
+        ]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                events.append(StopRequested(now_s, self._requests.get_nowait()))
+        events.append(Elapsed(now_s))
+        effects = [e for event in events for e in self._supervisor.advance(event)]
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _running(self) -> list[Child]:
+        return [child for child in self._children if child.exit_code is None]
+
+    def _sources(self) -> list[Any]:
+        sources: list[Any] = [self._wake_reader]
+        for child in self._running():
+            sources.append(child.process.sentinel)
+            if child.reports is not None:
+                sources.append(child.reports)
+        return sources
+
+    def _patience_s(self) -> float:
+        wakes_at_s = self._supervisor.wakes_at_s
+        if wakes_at_s is None:
+            return _POLL_S
+        return min(_POLL_S, max(0.0, wakes_at_s - self._clock.now_s()))
+
+    def _hear(self, child: Child, ready: list[Any], now_s: float) -> list[Event]:
+        events: list[Event] = []
+        if child.process.sentinel in ready:
+            child.process.join()
+        exit_code = child.process.exitcode
+        had_report = child.report is not None
+        while child.reports is not None and child.reports.poll():
+            _receive(child)
+        if isinstance(child.report, Raised) and not had_report:
+            events.append(Failed(child.rank, child.report.raised_at_s, now_s))
+        if exit_code is not None:
+            child.exit_code = exit_code
+            if exit_code == 0 and child.report is None:
+                events.append(Failed(child.rank, now_s, now_s))
+            events.append(Exited(child.rank, exit_code, now_s))
+        return events
+
+    def _carry_out(self, effect: Effect) -> None:
+        signum = signal.SIGKILL if isinstance(effect, Kill) else signal.SIGTERM
+        for rank in effect.ranks:
+            child = self._children[rank]
+            if child.exit_code is None:
+                # Not reaped yet, so the id cannot be anyone else's.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pids[rank] or 0, signum)
+
+    def _collect(self) -> list[T]:
+        first_failed = self._supervisor.first_failed
+        if first_failed is not None:
+            raise process_failed(self._children[first_failed], len(self._children))
+        unfinished = self._supervisor.unfinished
+        if self._supervisor.reason is Reason.TIMEOUT:
+            raise DeadlineExceededError(
+                function=self._task.name,
+                to=name_ranks(unfinished),
+                outcome=Outcome.UNKNOWN,
+                timeout_s=self._task.timeout_s or 0.0,
+            )
+        if self._supervisor.reason is Reason.REQUEST and unfinished:
+            child = self._children[unfinished[0]]
+            raise ProcessFailedError(
+                f"{name_ranks(unfinished)} stopped before the end, because this program "
+                "called terminate() or was interrupted",
+                rank=child.rank,
+                exit_code=child.exit_code,
+                remote_traceback="",
+            )
+        return [_result_of(child) for child in self._children]
+
+    def _finish(self) -> None:
+        for child in self._running():  # only if watching itself failed
+            child.process.kill()
+            child.process.join()
+            child.exit_code = child.process.exitcode
+        for child in self._children:
+            if child.reports is not None:
+                child.reports.close()
+            if child.exit_code is not None:
+                child.process.close()
+        with self._wake_lock:
+            self._wake_writer.close()
+        self._wake_reader.close()
+        self._store = None  # stops serving
+
+
+def refuse_on_loop(called: str, instead: str) -> None:
+    """Refuse to block a running event loop.
+
+    Raises:
+        UsageError: one runs in this thread.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise UsageError(f"{called} would block the running event loop; use {instead}")
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks for a message: `rank 3`, or `ranks 0, 2`."""
+    listed = ", ".join(map(str, ranks))
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+def process_failed(child: Child, nprocs: int) -> ProcessFailedError:
+    """Make the error that says how a process failed, its cause attached."""
+    report = child.report if isinstance(child.report, Raised) else None
+    where = f"rank {child.rank} of {nprocs}"
+    stopped = "; the others have been stopped" if nprocs > 1 else ""
+    if report is None:
+        problem = f"{where} {describe_exit(child.exit_code)}{_hint(child)}{stopped}"
+    else:
+        problem = f"{where} raised {report.summary}{stopped}\n\n{report.traceback}"
+    error = ProcessFailedError(
+        problem,
+        rank=child.rank,
+        exit_code=child.exit_code if report is None else report.exit_code,
+        remote_traceback="" if report is None else report.traceback,
+    )
+    error.__cause__ = _load_error(report)
+    return error
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Say what an exit status means."""
+    if exit_code is None or exit_code >= 0:
+        return f"exited with code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    if name == "SIGKILL":
+        return "was killed by SIGKILL (by the kernel, if memory ran out: see dmesg)"
+    return f"was killed by {name}"
+
+
+def _hint(child: Child) -> str:
+    if child.has_started:
+        return " before its function had returned"
+    return (
+        " while it started: its own output above says why.  The usual reasons: the "
+        "call of launch() in the main module is not under "
+        "`if __name__ == '__main__':`, or the function's module cannot be imported"
+    )
+
+
+def _load_error(report: Raised | None) -> BaseException | None:
+    if report is None or report.error is None:
+        return None
+    try:
+        loaded = pickle.loads(report.error)  # noqa: S301  from our own child
+    except Exception:  # noqa: BLE001  it loads there and not here: the text must do
+        return None
+    return loaded if isinstance(loaded, BaseException) else None
+
+
+def _result_of(child: Child) -> Any:
+    assert isinstance(child.report, Returned)
+    try:
+        return pickle.loads(child.report.value)  # noqa: S301  from our own child
+    except Exception as error:
+        raise ProcessFailedError(
+            f"rank {child.rank} returned what cannot be unpickled here: {error}",
+            rank=child.rank,
+            exit_code=child.exit_code,
+            remote_traceback="",
+        ) from error
+
+
+def _receive(child: Child) -> None:
+    assert child.reports is not None
+    try:
+        message = child.reports.recv_bytes()
+    except (EOFError, OSError):  # it has ended, perhaps in the middle of a report
+        child.reports.close()
+        child.reports = None
+        return
+    if message == STARTED:
+        child.has_started = True
+        return
+    report = pickle.loads(message)  # noqa: S301  from our own child
+    child.report = report

@@ -1,0 +1,240 @@
+"""The machine that watches a group of processes: all of them succeed, or none goes on.
+
+    RUNNING --failure, timeout, request--> STOPPING --grace is over--> KILLING
+       |                                      |                           |
+       +--------------- every process has exited: DONE ------------------+
+
+It decides whom to signal, when, and which failure was the first; it knows neither
+processes nor clocks.  `processes` drives it for `launch`, `asyncrpc.cli.run` for the
+command line.
+
+Which failure was first is not the order in which they are seen: a process that lost its
+peer can report before the peer's own end is noticed.  So an exception counts from the
+time at which its process reported it, and a process that died of a signal we did not
+send comes before any exception: an exception follows from such a death, seldom the
+reverse.
+
+Source: torchrun's rule is the earliest timestamp of an error file
+(torch/distributed/elastic/multiprocessing/errors); processes without one are last there,
+and first here.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from asyncrpc.errors import LocalProtocolError
+
+GRACE_S: Final = 2.0  # seconds from SIGTERM to SIGKILL: time to run `finally` blocks
+
+
+class Phase(enum.Enum):
+    RUNNING = "running"
+    STOPPING = "stopping"  # the rest have been asked to end
+    KILLING = "killing"  # the grace is over: SIGKILL was sent
+    DONE = "done"
+
+
+class Reason(enum.Enum):
+    """Why a group was stopped before all had returned."""
+
+    FAILURE = "a process failed"
+    TIMEOUT = "the time was up"
+    REQUEST = "the program asked for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Event: the function of `rank` raised.
+
+    Attributes:
+        rank: index of the process.
+        raised_at_s: when, as that process read the clock that all of a host share.
+        at_s: when it was seen here.
+    """
+
+    rank: int
+    raised_at_s: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """Event: `rank` has ended; a negative code is the signal that killed it."""
+
+    rank: int
+    exit_code: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Event: the program, or its user, wants an end; `grace_s` seconds until SIGKILL."""
+
+    at_s: float
+    grace_s: float = GRACE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Elapsed:
+    """Event: it is `at_s` now.  Due at `Supervisor.wakes_at_s`; harmless otherwise."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Effect: ask these to end (SIGTERM)."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Effect: end these (SIGKILL)."""
+
+    ranks: tuple[int, ...]
+
+
+Event: TypeAlias = Failed | Exited | StopRequested | Elapsed
+Effect: TypeAlias = Terminate | Kill
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Candidate:
+    """A failure that may have been the first; the least one was."""
+
+    is_exception: bool  # False sorts first: killed by a signal we did not send
+    at_s: float
+    rank: int
+
+
+class Supervisor:
+    """Watches `nprocs` processes, from their start to the end of the last.
+
+    Args:
+        nprocs: how many there are; their ranks are 0 to nprocs - 1.
+        grace_s: seconds from SIGTERM to SIGKILL after a failure or the timeout.
+        stop_at_s: when the time is up, on the clock of the events; None is no limit.
+    """
+
+    def __init__(
+        self, nprocs: int, *, grace_s: float = GRACE_S, stop_at_s: float | None = None
+    ) -> None:
+        self.phase = Phase.RUNNING
+        self.reason: Reason | None = None
+        self.unfinished: tuple[int, ...] = ()  # who still ran when the end was ordered
+        self.alive = set(range(nprocs))
+        self._grace_s = grace_s
+        self._stop_at_s = stop_at_s
+        self._ordered_at_s = 0.0
+        self._kill_at_s: float | None = None
+        self._candidates: dict[int, _Candidate] = {}
+
+    @property
+    def first_failed(self) -> int | None:
+        """Rank of the process that failed first; final once the phase is DONE."""
+        first = min(self._candidates.values(), default=None)
+        return None if first is None else first.rank
+
+    @property
+    def wakes_at_s(self) -> float | None:
+        """When an `Elapsed` is due; None if never."""
+        match self.phase:
+            case Phase.RUNNING:
+                return self._stop_at_s
+            case Phase.STOPPING:
+                return self._kill_at_s
+            case Phase.KILLING | Phase.DONE:
+                return None
+
+    def advance(self, event: Event) -> list[Effect]:
+        """Advance by one event.
+
+        Returns:
+            Whom to signal, in order; empty if nothing is due.
+
+        Raises:
+            LocalProtocolError: the event is of a process that has ended.  Nothing
+                changed.
+        """
+        match event:
+            case Failed(rank, raised_at_s, at_s):
+                self._check_alive(rank)
+                return self._on_failed(rank, raised_at_s, at_s)
+            case Exited(rank, exit_code, at_s):
+                self._check_alive(rank)
+                return self._on_exited(rank, exit_code, at_s)
+            case StopRequested(at_s, grace_s):
+                return self._on_stop_requested(at_s, grace_s)
+            case Elapsed(at_s):
+                return self._on_elapsed(at_s)
+
+    def _on_failed(self, rank: int, raised_at_s: float, at_s: float) -> list[Effect]:
+        if self.phase is Phase.RUNNING or raised_at_s <= self._ordered_at_s:
+            candidate = _Candidate(is_exception=True, at_s=raised_at_s, rank=rank)
+            self._candidates.setdefault(rank, candidate)
+        return self._stop(Reason.FAILURE, at_s, self._grace_s)
+
+    def _on_exited(self, rank: int, exit_code: int, at_s: float) -> list[Effect]:
+        self.alive.remove(rank)
+        effects: list[Effect] = []
+        if exit_code != 0:
+            if rank not in self._candidates and self._is_own_failure(exit_code, at_s):
+                self._candidates[rank] = _Candidate(
+                    is_exception=exit_code > 0, at_s=at_s, rank=rank
+                )
+            effects = self._stop(Reason.FAILURE, at_s, self._grace_s)
+        if not self.alive:
+            self.phase = Phase.DONE
+        return effects
+
+    def _is_own_failure(self, exit_code: int, at_s: float) -> bool:
+        """Tell whether this end is a cause, or only what our signals did."""
+        if self.phase is Phase.RUNNING:
+            return True
+        if self.reason is not Reason.FAILURE:
+            return False
+        # SIGTERM can make a process crash in its own way, and exit with any code; it
+        # cannot make one die of SIGKILL.  What was seen in the same instant as the
+        # first failure was not caused by what we sent after it.
+        by_kill = exit_code == -signal.SIGKILL and self.phase is Phase.STOPPING
+        return by_kill or (exit_code < 0 and at_s <= self._ordered_at_s)
+
+    def _on_stop_requested(self, at_s: float, grace_s: float) -> list[Effect]:
+        if self.phase is not Phase.STOPPING:
+            return self._stop(Reason.REQUEST, at_s, grace_s)
+        assert self._kill_at_s is not None
+        self._kill_at_s = min(self._kill_at_s, at_s + grace_s)  # impatience is heard
+        return self._on_elapsed(at_s)
+
+    def _on_elapsed(self, at_s: float) -> list[Effect]:
+        wakes_at_s = self.wakes_at_s
+        if wakes_at_s is None or at_s < wakes_at_s:
+            return []
+        if self.phase is Phase.RUNNING:
+            return self._stop(Reason.TIMEOUT, at_s, self._grace_s)
+        self.phase = Phase.KILLING
+        return [Kill(_in_order(self.alive))]
+
+    def _stop(self, reason: Reason, at_s: float, grace_s: float) -> list[Effect]:
+        if self.phase is not Phase.RUNNING:
+            return []
+        self.phase = Phase.STOPPING
+        self.reason = reason
+        self.unfinished = _in_order(self.alive)
+        self._ordered_at_s = at_s
+        self._kill_at_s = at_s + grace_s
+        return [Terminate(self.unfinished)] if self.alive else []
+
+    def _check_alive(self, rank: int) -> None:
+        if rank not in self.alive:
+            raise LocalProtocolError(f"an event of rank {rank}, which has ended")
+
+
+def _in_order(ranks: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(ranks))

@@ -1,0 +1,71 @@
+"""The lifetime of an RRef: who may free the value, and when.
+
+Two machines.  `OwnerTable` lives beside the values: it counts, per incarnation, the
+forks that were handed to it.  `UserTable` lives on every worker: one `Holding` per RRef
+of somebody else, however many handles share it.  Their methods take what happened and
+return what to do about it, in order; they do no I/O and know neither time nor chance.
+
+    G1  Every fork that the owner counts comes back, or its holder is dead.
+    G2  No holding is given back while a borrower relies on it.
+
+Together: a value outlives every handle to it, and is freed once there is none.
+
+What is asked of the network: between two workers, messages are *delivered* in order and
+once.  Between different pairs there is no order, and the body of a large message may
+be decoded long after it was delivered.  Nothing here relies on the order of bodies;
+the one thing that must be done at delivery is `OwnerTable.came_home`.
+
+Source: PyTorch, "Remote Reference Protocol" (docs/source/rpc/rref.rst), whose forks
+form a tree that the owner confirms edge by edge.  Here a reference lent to a third
+worker is *borrowed*, and registered only if the borrower keeps it.  The protocol, with
+its argument, is docs/reference/rref-protocol.md.
+"""
+
+from asyncrpc.rref.machine.effects import (
+    Effect,
+    Freed,
+    HandlesLost,
+    Loan,
+    LossCause,
+    SendGone,
+    SendLoanReturned,
+    SendProbe,
+    SendRegister,
+    SendRegistered,
+    SendRelease,
+    SendSettled,
+    ValueGone,
+)
+from asyncrpc.rref.machine.owner import EntryState, OwnerTable
+from asyncrpc.rref.machine.user import (
+    TRANSITIONS,
+    Debt,
+    Holding,
+    HoldingEvent,
+    HoldingState,
+    UserTable,
+)
+
+__all__ = [
+    "TRANSITIONS",
+    "Debt",
+    "Effect",
+    "EntryState",
+    "Freed",
+    "HandlesLost",
+    "Holding",
+    "HoldingEvent",
+    "HoldingState",
+    "Loan",
+    "LossCause",
+    "OwnerTable",
+    "SendGone",
+    "SendLoanReturned",
+    "SendProbe",
+    "SendRegister",
+    "SendRegistered",
+    "SendRelease",
+    "SendSettled",
+    "UserTable",
+    "ValueGone",
+]

@@ -1,0 +1,126 @@
+"""What the machines ask for: messages to send, and news for this worker.
+
+In every `Send…`, `to` is the worker that gets the message.  One to a worker that has
+died since may be dropped.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from asyncrpc.ids import Incarnation, RRefId
+
+
+class LossCause(enum.Enum):
+    OWNER_LOST = "its owner died"
+    FREED = "its owner has freed it, after its lender died"
+    NEVER_MADE = "the remote() that was to make it was refused or never sent"
+
+
+@dataclass(frozen=True, slots=True)
+class SendRegister:
+    """User to owner: count me."""
+
+    to: Incarnation
+    rref_id: RRefId
+
+
+@dataclass(frozen=True, slots=True)
+class SendRegistered:
+    """Owner to user: you are counted, one fork more."""
+
+    to: Incarnation
+    rref_id: RRefId
+
+
+@dataclass(frozen=True, slots=True)
+class SendGone:
+    """Owner to user: there is no such value, and there will be none."""
+
+    to: Incarnation
+    rref_id: RRefId
+
+
+@dataclass(frozen=True, slots=True)
+class SendRelease:
+    """User to owner: so many forks come back."""
+
+    to: Incarnation
+    rref_id: RRefId
+    forks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendLoanReturned:
+    """Borrower to lender: I no longer rely on you.  Best put on a response."""
+
+    to: Incarnation
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendProbe:
+    """Owner to creator: I heard of this early; say so if no remote() is to come."""
+
+    to: Incarnation
+    rref_id: RRefId
+
+
+@dataclass(frozen=True, slots=True)
+class SendSettled:
+    """Creator to owner: it is not to come; you have had it, or never will."""
+
+    to: Incarnation
+    rref_id: RRefId
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """On the owner: drop the value."""
+
+    rref_id: RRefId
+
+
+@dataclass(frozen=True, slots=True)
+class ValueGone:
+    """On the owner: fail whoever waits here for this value; it will not come."""
+
+    rref_id: RRefId
+
+
+@dataclass(frozen=True, slots=True)
+class HandlesLost:
+    """On a user: every handle of this RRef fails from now on."""
+
+    rref_id: RRefId
+    cause: LossCause
+
+
+Effect: TypeAlias = (
+    SendRegister
+    | SendRegistered
+    | SendGone
+    | SendRelease
+    | SendLoanReturned
+    | SendProbe
+    | SendSettled
+    | Freed
+    | ValueGone
+    | HandlesLost
+)
+
+
+class Loan(NamedTuple):
+    """A reference on its way to another worker.
+
+    Attributes:
+        token: names the loan on this worker; 0 if there is none to speak of.
+        needs_return: whether the receiver returns it, so that the token must travel.
+            If not, the order of the link protects the value: call `loan_over` as soon
+            as the message is written, and send 0.
+    """
+
+    token: int
+    needs_return: bool

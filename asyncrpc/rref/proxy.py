@@ -1,0 +1,78 @@
+"""Proxies: the methods of a referenced object, called where it is.  One round trip each.
+
+The names are those of the remote object, which is not here to be asked: so whatever
+attribute is named is called, and the owner says if there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from asyncrpc.runtime.futures import CallFuture, refuse_on_loop
+
+if TYPE_CHECKING:
+    from asyncrpc.rref.handle import RRef
+
+T = TypeVar("T")
+
+
+class _Proxy(Generic[T]):
+    """The methods of one referenced object."""
+
+    __slots__ = ("_rref", "_timeout")
+
+    def __init__(self, rref: RRef[T], timeout: Any) -> None:
+        self._rref = rref
+        self._timeout = timeout
+
+    def _start(self, name: str, args: Any, kwargs: Any) -> CallFuture[Any]:
+        service = self._rref._service  # noqa: SLF001  (the handle's other half)
+        return service.start_method(self._rref, name, args, kwargs, self._timeout)
+
+
+class AsyncProxy(_Proxy[T]):
+    """From `RRef.rpc_async`: methods return futures."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Callable[..., CallFuture[Any]]:
+        return lambda *args, **kwargs: self._start(name, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+        """Call the referenced object itself."""
+        return self._start("__call__", args, kwargs)
+
+
+class BlockingProxy(_Proxy[T]):
+    """From `RRef.rpc_sync`: methods block the calling thread."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._run(name, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the referenced object itself."""
+        return self._run("__call__", args, kwargs)
+
+    def _run(self, name: str, args: Any, kwargs: Any) -> Any:
+        refuse_on_loop("rref.rpc_sync()", "use `await rref.rpc_async()`")
+        return self._start(name, args, kwargs).wait()
+
+
+class RemoteProxy(_Proxy[T]):
+    """From `RRef.remote`: methods return references to their results."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Callable[..., RRef[Any]]:
+        return lambda *args, **kwargs: self._remote(name, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> RRef[Any]:
+        """Call the referenced object itself."""
+        return self._remote("__call__", args, kwargs)
+
+    def _remote(self, name: str, args: Any, kwargs: Any) -> RRef[Any]:
+        service = self._rref._service  # noqa: SLF001  (the handle's other half)
+        return service.remote_method(self._rref, name, args, kwargs, self._timeout)

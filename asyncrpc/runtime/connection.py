@@ -1,0 +1,334 @@
+"""Drives one connection: the handshake, then frames in and out of a transport.
+
+The connection knows who the peer is and how to write messages to it; what they mean is
+the `Link`'s business, which becomes the reader's sink once both HELLOs are in.
+
+After any error in the stream its position is unknown: the connection is aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    AuthenticationError,
+    ConnectionLostError,
+    MalformedError,
+    RemoteProtocolError,
+    TransportError,
+)
+from asyncrpc.transport.abc import PeerCredentials, Transport
+from asyncrpc.wire.frames import FrameKind, prefix
+from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
+from asyncrpc.wire.messages import Hello
+from asyncrpc.wire.outbox import Outbox
+from asyncrpc.wire.reader import FrameReader, MessageSink, ReaderLimits
+
+# Chunks written in one go: 2 MiB, 0.4 ms at 5 GB/s.  Then the loop gets its turn.
+CHUNKS_PER_TURN: Final = 4
+
+
+class ConnectionState(enum.Enum):
+    """How far a connection has come."""
+
+    HANDSHAKE = "proofs are exchanged"
+    HELLO = "waits for the peer's name"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+def allocate(nbytes: int) -> memoryview:
+    """Return fresh writable memory; numpy asks for huge pages where it is large."""
+    return memoryview(np.empty(nbytes, dtype=np.uint8))
+
+
+class Connection:
+    """One connection to one peer, from the first byte on.
+
+    Attributes:
+        role: which end this is.
+        peer: the peer's HELLO, once it is in.
+        opened: done once the peer's HELLO is in; fails if the connection ends before.
+        ended: done when the connection has ended.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        secret: bytes | None,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        limits: ReaderLimits,
+        on_proved: Callable[[Connection], None],
+        on_hello: Callable[[Connection, Hello], None],
+    ) -> None:
+        self.role = role
+        self.state = ConnectionState.HANDSHAKE
+        self.peer: Hello | None = None
+        self.opened: asyncio.Future[Hello] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.on_lost: Callable[[Connection, AsyncRpcError | None], None] | None = None
+        self._secret = secret
+        self._loop = loop
+        self._on_proved = on_proved
+        self._on_hello = on_hello
+        self._handshake = Handshake(role, secret, os.urandom(NONCE_BYTES))
+        self._record = bytearray()
+        self._landing = memoryview(bytearray(64))
+        self._reader = FrameReader(self, allocate, limits)
+        self._outbox = Outbox()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._pumping = False
+        self._cause: AsyncRpcError | None = None
+        self._transport: Transport | None = None
+
+    # --- the transport's side (StreamHandler) ----------------------------------------
+
+    def connection_made(self, transport: Transport) -> None:
+        """Begin the handshake."""
+        self._transport = transport
+        if opening := self._handshake.start():
+            transport.send((opening,))
+
+    def get_buffer(self, _sizehint: int = -1, /) -> memoryview:
+        """Return where the next bytes must land."""
+        if self.state is ConnectionState.HANDSHAKE:
+            return self._landing[: self._handshake.wanted - len(self._record)]
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int, /) -> None:
+        """Take what has landed; any error in it ends the connection."""
+        try:
+            if self.state is ConnectionState.HANDSHAKE:
+                self._on_record(nbytes)
+            else:
+                self._reader.advance(nbytes)
+        except RemoteProtocolError as error:
+            self.fail(error)
+        except AuthenticationError as error:
+            self._refuse(error)
+
+    def connection_lost(self, error: TransportError | None, /) -> None:
+        """Tell whoever waits; called once by the transport."""
+        self.state = ConnectionState.CLOSED
+        self._writable.set()
+        self._outbox.clear()
+        cause = self._cause or error
+        if not self.opened.done():
+            self.opened.set_exception(cause or self._closed_early())
+            self.opened.exception()  # an acceptor's is awaited by nobody
+        if not self.ended.done():
+            self.ended.set_result(None)
+        if self.on_lost is not None:
+            self.on_lost(self, cause)
+
+    def pause_writing(self) -> None:
+        """Hold back payloads; messages still go."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Go on with the payloads."""
+        self._writable.set()
+        self._pump()
+
+    # --- writing ---------------------------------------------------------------------
+
+    def send(  # noqa: PLR0913  (one call per message: the frame's fields as they are)
+        self,
+        kind: int,
+        call_id: int,
+        *,
+        flags: int = 0,
+        aux: int = 0,
+        head: bytes = b"",
+        control: bytes = b"",
+        buffers: Sequence[memoryview] = (),
+        on_sent: Callable[[], None] | None = None,
+    ) -> None:
+        """Write a message; never waits.  On a closed connection it is dropped.
+
+        Args:
+            kind: its kind.
+            call_id: its call.
+            flags: of the header.
+            aux: of the header.
+            head: routing.
+            control: the value.
+            buffers: the payload: not to change until it is written.
+            on_sent: called once the message has been handed to the transport whole,
+                or has been dropped.
+        """
+        if self._transport is None or self.state is ConnectionState.CLOSED:
+            if on_sent is not None:
+                on_sent()
+            return
+        if not buffers:
+            whole = prefix(
+                kind, call_id, flags=flags, aux=aux, head=head, control=control
+            )
+            self._transport.send((whole,))
+            if on_sent is not None:
+                on_sent()
+            return
+        parts = self._outbox.message(
+            kind,
+            call_id,
+            flags=flags,
+            aux=aux,
+            head=head,
+            control=control,
+            buffers=buffers,
+            on_sent=on_sent,
+        )
+        if parts:
+            self._transport.send(parts)
+        if self._outbox:
+            self._pump()
+
+    def drop(self, kind: int, call_id: int) -> bool:
+        """Give up sending the payload of a message, if it is still on its way.
+
+        Returns:
+            Whether it was: then the peer never reads that message.
+        """
+        if not self._outbox:
+            return False
+        parts = self._outbox.drop(kind, call_id)
+        if parts is None:
+            return False
+        if parts and self._transport is not None:
+            self._transport.send(parts)
+        return True
+
+    def forget_transfer(self, kind: int, call_id: int) -> bool:
+        """Do not deliver a message whose payload is arriving; was there one?"""
+        return self._reader.drop_transfer(kind, call_id)
+
+    async def writable(self) -> None:
+        """Wait until the transport has room.
+
+        Raises:
+            ConnectionLostError: the connection ended meanwhile.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        await self._writable.wait()
+        if self.state is ConnectionState.CLOSED:
+            raise ConnectionLostError(f"the connection to {self.where} has ended")
+
+    def _pump(self) -> None:
+        """Hand payload chunks to the transport while it has room for them."""
+        if self._pumping or self._transport is None:
+            return
+        for _ in range(CHUNKS_PER_TURN):
+            if not self._outbox or not self._writable.is_set():
+                return
+            self._transport.send(self._outbox.next_chunk())
+        if self._outbox:
+            self._pumping = True
+            self._loop.call_soon(self._pump_on)
+
+    def _pump_on(self) -> None:
+        self._pumping = False
+        self._pump()
+
+    # --- opening and ending ----------------------------------------------------------
+
+    @property
+    def where(self) -> str:
+        """The other end, for people to read."""
+        return self._transport.remote if self._transport is not None else "nowhere"
+
+    @property
+    def scheme(self) -> str:
+        """The transport's scheme."""
+        return self._transport.scheme if self._transport is not None else ""
+
+    @property
+    def credentials(self) -> PeerCredentials | None:
+        """Who is at the other end, where the kernel vouches for it."""
+        return self._transport.credentials if self._transport is not None else None
+
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes of received buffers that were copied in user space."""
+        return self._reader.bytes_copied
+
+    def hello(self, hello: Hello) -> None:
+        """Send our HELLO."""
+        self.send(FrameKind.HELLO, 0, control=hello.encode())
+
+    def open_to(self, sink: MessageSink) -> None:
+        """Hand all further messages to `sink`."""
+        self.state = ConnectionState.OPEN
+        self._reader.sink = sink
+        if not self.opened.done() and self.peer is not None:
+            self.opened.set_result(self.peer)
+
+    def fail(self, error: AsyncRpcError) -> None:
+        """Abort the connection because of `error`."""
+        if self._cause is None:
+            self._cause = error
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Write what is queued, then end."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def on_message(  # noqa: PLR0913  (MessageSink)
+        self,
+        kind: int,
+        flags: int,  # noqa: ARG002
+        call_id: int,  # noqa: ARG002
+        aux: int,  # noqa: ARG002
+        head: bytes,  # noqa: ARG002
+        control: bytes,
+        buffers: list[memoryview],  # noqa: ARG002
+    ) -> None:
+        """Take the peer's HELLO: until it is in, nothing else is allowed."""
+        if kind != FrameKind.HELLO or self.peer is not None:
+            raise MalformedError(f"a {FrameKind(kind).name} before the HELLO")
+        self.peer = Hello.decode(control)
+        self._on_hello(self, self.peer)
+
+    def on_transfer_dropped(self, kind: int, call_id: int) -> None:
+        """No transfer can have begun before the HELLO."""
+        raise MalformedError(f"a DROP of {kind} {call_id} before the HELLO")
+
+    def _on_record(self, nbytes: int) -> None:
+        self._record += self._landing[:nbytes]
+        if len(self._record) < self._handshake.wanted:
+            return
+        record, self._record = bytes(self._record), bytearray()
+        answer = self._handshake.receive(record)
+        if answer and self._transport is not None:
+            self._transport.send((answer,))
+        if not self._handshake.wanted:
+            self.state = ConnectionState.HELLO
+            self._on_proved(self)
+
+    def _refuse(self, error: AuthenticationError) -> None:
+        """Tell the peer that its proof was wrong, then end."""
+        self._cause = AuthenticationError(f"{self.where}: {error}")
+        if self._transport is not None:
+            if farewell := self._handshake.farewell:
+                self._transport.send((farewell,))
+            self._transport.close()
+
+    def _closed_early(self) -> ConnectionLostError:
+        return ConnectionLostError(
+            f"{self.where} closed the connection before it was open: it is shutting "
+            f"down, or is not a worker of this cluster"
+        )
+

@@ -1,0 +1,439 @@
+"""The directory: which workers there are, and the connection to each.
+
+A connection is made on first use, by whoever needs it first; if both do at once, the
+machine in `machine.pool` says which one survives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    AuthenticationError,
+    ClosedError,
+    ConnectError,
+    Outcome,
+    TransportError,
+    UnknownWorkerError,
+    UsageError,
+    WorkerLostError,
+)
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.connection import Connection
+from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.machine.pool import DUPLICATE, PeerConnection
+from asyncrpc.runtime.rendezvous import UNKNOWN_INCARNATION, Member
+from asyncrpc.transport.address import Address
+from asyncrpc.transport.dial import connect_any
+from asyncrpc.wire.handshake import Role
+from asyncrpc.wire.messages import Hello
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.worker import Worker
+
+# How often a dial that lost to the peer's own is repeated before it counts as failed.
+DIALS_MAX: Final = 5
+DUPLICATE_WAIT_S: Final = 1.0  # for the connection that won to come up
+
+
+class Entry:
+    """One worker, by name."""
+
+    def __init__(self, member: Member, own_incarnation: int) -> None:
+        self.member = member
+        self.link: Link | None = None
+        self.machine: PeerConnection[Connection] = PeerConnection(own_incarnation)
+        self.dial: asyncio.Task[Link] | None = None
+        self.came_up = asyncio.Event()
+
+
+class Directory:
+    """The workers that one worker knows."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._entries: dict[str, Entry] = {}
+        self._by_rank: dict[int, str] = {}
+        self._connections: set[Connection] = set()
+        self._links: dict[Connection, Link] = {}
+        self._by_incarnation: dict[Incarnation, Link] = {}
+        self._handshakes = 0
+        self._closing = False
+
+    # --- who there is ----------------------------------------------------------------
+
+    def add(self, members: Iterable[Member]) -> None:
+        """Take note of workers."""
+        for member in members:
+            entry = self._entries.get(member.name)
+            if entry is None:
+                own = self._worker.incarnation
+                self._entries[member.name] = Entry(member, own)
+            else:
+                entry.member = member
+            if member.rank >= 0:
+                self._by_rank[member.rank] = member.name
+
+    @property
+    def members(self) -> list[Member]:
+        """Every worker that is known, by rank and name."""
+        found = [entry.member for entry in self._entries.values()]
+        return sorted(found, key=lambda member: (member.rank, member.name))
+
+    def find(self, to: str | int) -> Entry:
+        """Return a worker by name or rank.
+
+        Raises:
+            UnknownWorkerError: there is none.
+        """
+        name = self._by_rank.get(to, "") if isinstance(to, int) else to
+        entry = self._entries.get(name)
+        if entry is None:
+            raise UnknownWorkerError(to, sorted(self._entries))
+        return entry
+
+    @property
+    def links(self) -> list[Link]:
+        """The links of every open connection, accepted ones to ourselves included."""
+        return list(self._links.values())
+
+    def link_of(self, incarnation: Incarnation) -> Link | None:
+        """Return the open link to a worker's incarnation."""
+        return self._by_incarnation.get(incarnation)
+
+    # --- connecting ------------------------------------------------------------------
+
+    async def connect(self, entry: Entry) -> Link:
+        """Return the link to a worker, making the connection if there is none.
+
+        Raises:
+            WorkerLostError: it cannot be reached; nothing was sent.
+            AuthenticationError: the secrets differ.
+
+        Cancellation:
+            The dial goes on for others who wait for it, and for the next call.
+        """
+        if entry.link is not None:
+            return entry.link
+        if self._closing:
+            raise ClosedError(f"the worker {self._worker.name!r} is shut down")
+        if entry.dial is None:
+            entry.dial = self._worker.start_task(self._dial(entry))
+            entry.dial.add_done_callback(lambda task: _dial_done(entry, task))
+        return await asyncio.shield(entry.dial)
+
+    async def _dial(self, entry: Entry) -> Link:
+        entry.came_up.clear()
+        for attempt in range(DIALS_MAX):
+            if entry.link is not None:
+                return entry.link
+            entry.machine.want()
+            try:
+                connection = await self._dial_once(entry, attempt)
+            except AuthenticationError:
+                entry.machine.on_dial_failed()
+                raise
+            except (TransportError, TimeoutError) as error:
+                entry.machine.on_dial_failed()
+                if entry.link is not None:
+                    return entry.link
+                raise self._unreachable(entry, error) from error
+            if connection is not None:
+                return self._links[connection]
+            await self._await_winner(entry)
+        raise self._unreachable(entry, ConnectError("both sides kept dialing"))
+
+    async def _dial_once(self, entry: Entry, attempt: int) -> Connection | None:
+        """Dial; None if the peer's own dial is to survive."""
+        timeout_s = self._worker.options.connect_timeout_s
+        addresses = self._usable(entry.member)
+        async with asyncio.timeout(timeout_s):
+            dialled = await connect_any(
+                addresses,
+                lambda: self._new_connection(Role.DIALER, entry, attempt),
+                self._worker.connectors,
+            )
+            connection = dialled.handler
+            try:
+                hello = await connection.opened
+            except asyncio.CancelledError:
+                connection.fail(ConnectError("given up"))
+                raise
+        if hello.verdict == DUPLICATE:
+            connection.close()
+            return None
+        if hello.verdict:
+            connection.close()
+            raise ConnectError(f"{entry.member.name!r} refused: {hello.verdict}")
+        return connection
+
+    async def _await_winner(self, entry: Entry) -> None:
+        """Wait a little for the connection that the peer has dialed."""
+        try:
+            async with asyncio.timeout(DUPLICATE_WAIT_S):
+                await entry.came_up.wait()
+        except TimeoutError:
+            entry.machine.on_dial_failed()
+
+    def _usable(self, member: Member) -> list[Address]:
+        """Return the addresses that this worker can use, best first."""
+        found = []
+        for text in member.addresses:
+            address = Address.parse(text)
+            if address.scheme not in self._worker.connectors:
+                continue
+            if address.scheme == "uds" and member.host_id not in ("", HOST_ID):
+                continue
+            if address.is_loopback and member.host_id not in ("", HOST_ID):
+                continue
+            found.append(address)
+        order = {"mem": 0, "uds": 1, "tcp": 2}
+        return sorted(found, key=lambda address: order[address.scheme])
+
+    def _unreachable(self, entry: Entry, error: BaseException) -> WorkerLostError:
+        timeout_s = self._worker.options.connect_timeout_s
+        why = f"no connection in {timeout_s:g} s" if not str(error) else str(error)
+        return WorkerLostError(
+            f"it cannot be reached: {why}",
+            to=entry.member.name,
+            function="connect",
+            outcome=Outcome.NOT_EXECUTED,
+        )
+
+    # --- both ends of the handshake --------------------------------------------------
+
+    def accept(self) -> Connection:
+        """Make the handler of a connection that somebody dials."""
+        connection = self._new_connection(Role.ACCEPTOR, None, 0)
+        self._handshakes += 1
+        if self._handshakes > self._worker.options.handshakes_max:
+            self._worker.loop.call_soon(
+                connection.fail, ConnectError("too many connections at once")
+            )
+        limit_s = self._worker.options.connect_timeout_s
+        timer = self._worker.loop.call_later(limit_s, _give_up, connection, limit_s)
+
+        def settled(_: object) -> None:
+            self._handshakes -= 1
+            timer.cancel()
+
+        connection.opened.add_done_callback(settled)
+        return connection
+
+    def _new_connection(
+        self, role: Role, entry: Entry | None, attempt: int
+    ) -> Connection:
+        worker = self._worker
+
+        def on_proved(connection: Connection) -> None:
+            if entry is not None:
+                expects = entry.member.name
+                connection.hello(worker.hello(expects=expects, attempt=attempt))
+
+        def on_hello(connection: Connection, hello: Hello) -> None:
+            if entry is not None:
+                self._on_answer(entry, connection, hello)
+            else:
+                self._on_offer(connection, hello)
+
+        connection = Connection(
+            role,
+            worker.secret_for_connections,
+            loop=worker.loop,
+            limits=worker.options.limits,
+            on_proved=on_proved,
+            on_hello=on_hello,
+        )
+        connection.on_lost = self._on_lost
+        self._connections.add(connection)
+        return connection
+
+    def _on_answer(self, entry: Entry, connection: Connection, hello: Hello) -> None:
+        """The worker that we dialed has answered."""
+        if not self._is_trusted(connection):
+            return
+        if not hello.verdict and hello.name != entry.member.name:
+            connection.fail(
+                ConnectError(
+                    f"{connection.where} is worker {hello.name!r}, not "
+                    f"{entry.member.name!r}: the addresses given for it are stale"
+                )
+            )
+            return
+        if hello.verdict:
+            connection.open_to(_Silent())
+            return
+        self._open(entry, connection, hello, dialed=True)
+
+    def _on_offer(self, connection: Connection, hello: Hello) -> None:
+        """A worker dials us."""
+        if not self._is_trusted(connection):
+            return
+        verdict = self._verdict(connection, hello)
+        connection.hello(self._worker.hello(verdict=verdict))
+        if verdict:
+            connection.open_to(_Silent())
+            connection.close()
+
+    def _verdict(self, connection: Connection, hello: Hello) -> str:
+        """Take a connection, or say why not."""
+        worker = self._worker
+        if self._closing:
+            return "it is shutting down"
+        if hello.expects != worker.name:
+            return f"this is worker {worker.name!r}, not {hello.expects!r}"
+        if hello.name == worker.name:
+            return self._accept_own(connection, hello)
+        self._learn(hello)
+        entry = self._entries[hello.name]
+        offer = entry.machine.on_offer(hello.incarnation, hello.attempt)
+        if not offer.accept:
+            return DUPLICATE
+        if offer.replaced is not None:
+            offer.replaced.fail(ConnectError("replaced by a newer connection"))
+        self._open(entry, connection, hello, dialed=False)
+        return ""
+
+    def _accept_own(self, connection: Connection, hello: Hello) -> str:
+        """Accept our own dial: calls to oneself go through a connection too."""
+        if hello.incarnation != self._worker.incarnation:
+            return f"the name {hello.name!r} is taken by this worker"
+        self._attach(connection, hello)
+        return ""
+
+    def _learn(self, hello: Hello) -> None:
+        """Take note of a worker that introduces itself, or has been restarted."""
+        entry = self._entries.get(hello.name)
+        if entry is not None and entry.member.incarnation == hello.incarnation:
+            return
+        if entry is not None and entry.link is not None:
+            entry.link.connection.fail(ConnectError("the worker has been restarted"))
+        incarnation = Incarnation(hello.incarnation)
+        self.add(
+            [
+                Member(
+                    hello.name,
+                    hello.rank,
+                    incarnation,
+                    hello.addresses,
+                    hello.host_id,
+                )
+            ]
+        )
+
+    def _is_trusted(self, connection: Connection) -> bool:
+        """Check whom the kernel says the peer is, where no secret vouches for it."""
+        credentials = connection.credentials
+        if self._worker.secret_for_connections or credentials is None:
+            return True
+        if credentials.uid == os.getuid():
+            return True
+        connection.fail(
+            AuthenticationError(
+                f"the peer runs as user {credentials.uid}, this worker as "
+                f"{os.getuid()}; workers of different users need a secret"
+            )
+        )
+        return False
+
+    def _open(
+        self, entry: Entry, connection: Connection, hello: Hello, *, dialed: bool
+    ) -> None:
+        entry.machine.on_open(connection, dialed=dialed)
+        if entry.member.incarnation == UNKNOWN_INCARNATION:
+            self._learn(hello)
+        link = entry.link = self._attach(connection, hello)
+        self._by_incarnation[link.peer.incarnation] = link
+        entry.came_up.set()
+
+    def _attach(self, connection: Connection, hello: Hello) -> Link:
+        peer = WorkerId(hello.name, Incarnation(hello.incarnation))
+        link = Link(self._worker, peer, connection)
+        self._links[connection] = link
+        connection.open_to(link)
+        return link
+
+    # --- the end ---------------------------------------------------------------------
+
+    def _on_lost(self, connection: Connection, error: AsyncRpcError | None) -> None:
+        self._connections.discard(connection)
+        link = self._links.pop(connection, None)
+        if link is None:
+            return
+        reason = str(error) if error is not None else ""
+        entry = self._entries.get(link.peer.name)
+        if entry is not None and entry.machine.on_lost(connection):
+            entry.link = None
+            self._by_incarnation.pop(link.peer.incarnation, None)
+        link.on_lost(reason)
+        if link.peer.name != self._worker.name:
+            self._worker.on_peer_lost(link.peer, reason or "it closed the connection")
+
+    async def close(self, timeout_s: float) -> None:
+        """End every connection, in order where the peer still listens."""
+        self._closing = True
+        for connection in tuple(self._connections):
+            connection.close()
+        ended = [connection.ended for connection in tuple(self._connections)]
+        if ended:
+            await asyncio.wait(ended, timeout=timeout_s)
+        for connection in tuple(self._connections):
+            connection.fail(ClosedError("the worker is shut down"))
+        left = [connection.ended for connection in tuple(self._connections)]
+        if left:
+            await asyncio.wait(left, timeout=1.0)
+
+
+def _dial_done(entry: Entry, task: asyncio.Task[Link]) -> None:
+    entry.dial = None
+    if not task.cancelled():
+        task.exception()  # whoever waited has it; perhaps nobody waits any more
+
+
+def _give_up(connection: Connection, limit_s: float) -> None:
+    connection.fail(
+        AuthenticationError(f"{connection.where} did not introduce itself in {limit_s:g} s")
+    )
+
+
+class _Silent:
+    """The sink of a connection that is being closed."""
+
+    def on_message(self, *_message: object) -> None:
+        """Drop it."""
+
+    def on_transfer_dropped(self, kind: int, call_id: int) -> None:
+        """Drop it."""
+
+
+def _host_id() -> str:
+    """Return what two workers share if Unix sockets and loopback reach one another."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        net, mount = (os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt"))
+    except OSError:  # no Linux
+        return socket.gethostname()
+    return f"{boot}/{net}/{mount}"
+
+
+HOST_ID: Final = _host_id()
+
+
+def check_listen_address(address: Address, *, has_secret: bool) -> None:
+    """Refuse to serve strangers.
+
+    Raises:
+        UsageError: the address can be reached by others and there is no secret.
+    """
+    if address.scheme == "tcp" and not has_secret:
+        raise UsageError(
+            f"refusing to listen at {address} without a secret: anybody who reaches it "
+            "could run code here. Set ASYNCRPC_SECRET, or Options(secret=...), to the "
+            "same value on every worker; or listen at a Unix socket (uds://)"
+        )

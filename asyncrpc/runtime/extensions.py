@@ -1,0 +1,137 @@
+"""How the layers above take part in calls: protocols declared here, implemented there.
+
+Remote references, autograd and the optimizer live above the runtime, which must not
+know them.  A `Worker` is given its extensions when it is made; `asyncrpc` joins them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from asyncrpc.ids import WorkerId
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.link import Link
+
+OnGradient = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Pins(Protocol):
+    """What a sent message relies on until its receiver has taken it over."""
+
+    def on_sent(self) -> None:
+        """The last byte has been handed to the transport."""
+
+    def release(self, returned: list[int]) -> None:
+        """The answer has come; it returns the loans with these tokens."""
+
+    def undo(self) -> None:
+        """The message was never sent whole: nobody has read it."""
+
+
+class References(Protocol):
+    """Values that are referred to from elsewhere; also a `serde.Hooks`.
+
+    Encoding and decoding are synchronous, so "the message at hand" is state of this
+    object between `begin_*` and `end_*`.
+    """
+
+    handled: tuple[type, ...]
+
+    def lower(self, value: Any) -> object:
+        """Return what travels in place of a reference."""
+
+    def lift(self, tree: Any) -> object:
+        """Make the reference again."""
+
+    def begin_encode(self, link: Link) -> None:
+        """A message to the other end of `link` is about to be encoded."""
+
+    def end_encode(self, *, sent: bool) -> Pins | None:
+        """It has been; not `sent`: it could not be, and nothing leaves."""
+
+    def begin_decode(self, link: Link) -> None:
+        """A message from the other end of `link` is about to be decoded."""
+
+    def end_decode(self) -> Any:
+        """It has been.  Returns what it lent, for `settle_loans`; None if nothing."""
+
+    def settle_loans(self, link: Link, loans: Any, *, answered: bool) -> list[int]:
+        """The call that lent them is over, or its result has been handed on.
+
+        Args:
+            link: to the lender.
+            loans: from `end_decode`.
+            answered: whether an answer is about to be sent that can carry tokens.
+
+        Returns:
+            The tokens that go back with the answer; empty if there is none, the loans
+            then go back by messages of their own.
+        """
+
+    def resolve(
+        self, link: Link, target: list[Any], ready: Callable[[Callable[..., Any]], None]
+    ) -> None:
+        """Call `ready` with the function that `target` names, now or later.
+
+        Raises:
+            CallError: there is no such function; then `ready` is never called.
+        """
+
+    def start_remote(
+        self,
+        to: str,
+        target: str | None,
+        values: tuple[list[Any], dict[str, Any]],
+        timeout_s: Any,
+    ) -> Any:
+        """Start a call whose result stays on the callee; return the reference."""
+
+    def fulfil(self, rref_id: tuple[int, int], value: Any) -> None:
+        """The function that makes a value has returned it."""
+
+    def fail(self, rref_id: tuple[int, int], error: BaseException) -> None:
+        """The function that makes a value has raised."""
+
+    def expect(self, link: Link, rref_id: tuple[int, int]) -> None:
+        """A function is about to make this value for the other end of `link`."""
+
+
+class Propagator(Protocol):
+    """State that travels with every call: an autograd context, a trace."""
+
+    key: str  # of its part of a message's meta; one or two letters
+
+    def outgoing(self, link: Link, tensors: list[torch.Tensor]) -> Any:
+        """Return what is to travel with a message, None for nothing.
+
+        Called in the context of the caller (for a request) or of the function (for a
+        response), with the tensors of the message that require grad.
+        """
+
+    def incoming(self, link: Link, meta: Any) -> OnGradient | None:
+        """A message brought `meta`; return what makes its tensors differentiable."""
+
+    def enter(self, meta: Any) -> None:
+        """Set the context variables of the function that a request runs."""
+
+
+class Service(Protocol):
+    """A part of the worker that other workers send messages to."""
+
+    name: str
+
+    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+        """Answer one message; what this raises is raised at the sender."""
+
+    def on_notice(self, link: Link, method: str, value: Any) -> None:
+        """Take one message that wants no answer; in the order of arrival."""
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """A worker is gone, or cannot be reached any more."""
+
+    async def close(self) -> None:
+        """The worker ends: stop, and let go of everything."""

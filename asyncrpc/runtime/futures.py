@@ -1,0 +1,152 @@
+"""The future of a call: awaited on the loop, or waited for in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from asyncrpc.errors import Outcome, UsageError
+from asyncrpc.runtime.context import current_call_var
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.link import Link
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class CallStats:
+    """What one call moved through this worker's memory.
+
+    Attributes:
+        bytes_sent: of buffers (tensors, arrays, long byte strings) of the request.
+        bytes_received: of buffers of the response.
+        bytes_copied: of those, copied in user space on this side: gathered from
+            non-contiguous tensors, or small enough to travel inside a message.
+    """
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    bytes_copied: int = 0
+
+
+class CallFuture(asyncio.Future[T], Generic[T]):
+    """The result of a call that has been started.
+
+    Await it on the worker's event loop, or `wait()` for it in a thread.  Cancelling it
+    cancels the function on the callee.  One that fails and is never awaited is logged
+    when it is collected, with the place of the call.
+
+    Attributes:
+        function: name of the function that was called.
+        to: name of the worker that was called.
+        stats: bytes moved and copied.
+    """
+
+    # What the runtime keeps of a call in flight; not for others.
+    link: Link | None = None  # once it has been sent
+    call_id: int = 0
+    timer: asyncio.TimerHandle | None = None
+    pins: Any = None  # what must live until the callee has answered
+    on_result: Callable[[Any], Any] | None = None
+    allowed_s: float = 0.0
+    site: tuple[str, int] | None = None
+    begun: asyncio.Task[None] | None = None  # what connects, if that is under way
+
+    def __init__(
+        self, *, loop: asyncio.AbstractEventLoop, function: str = "", to: str = ""
+    ) -> None:
+        super().__init__(loop=loop)
+        self.function = function
+        self.to = to
+        self.stats = CallStats()
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the call; the callee is told, and not waited for.
+
+        Returns:
+            False if the call has ended already.
+        """
+        if self.done():
+            return False
+        if self.begun is not None:
+            self.begun.cancel()
+        if self.link is not None:
+            self.link.cancel(self)
+        return super().cancel(msg)
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Block this thread until the result is there, and return it.
+
+        Args:
+            timeout: seconds to wait here; the call itself goes on.  None: no limit.
+
+        Raises:
+            UsageError: called on the event loop's own thread, which it would stop.
+            TimeoutError: `timeout` passed.
+            Exception: what the call raised, as for `await`.
+
+        Thread safety: from any thread but the event loop's.
+        """
+        refuse_on_loop("CallFuture.wait()", "`await` the future", self.get_loop())
+        ended = threading.Event()
+        loop = self.get_loop()
+        loop.call_soon_threadsafe(self.add_done_callback, lambda _: ended.set())
+        with thread_blocked():
+            if not ended.wait(timeout):
+                raise TimeoutError(f"no result of {self.function} in {timeout:g} s")
+        return self.result()
+
+    @property
+    def outcome_if_lost(self) -> Outcome:
+        """What can be said of the function if no answer ever comes."""
+        return Outcome.NOT_EXECUTED if self.link is None else Outcome.UNKNOWN
+
+    def settle(self) -> None:
+        """Let go of what was kept for the call in flight."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self.on_result = None
+        self.begun = None
+
+    def succeed(self, value: T) -> None:
+        """Set the result unless the future is done."""
+        if not self.done():
+            self.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Set the error unless the future is done."""
+        if not self.done():
+            self.set_exception(error)
+
+    def __repr__(self) -> str:
+        where = f" made at {self.site[0]}:{self.site[1]}" if self.site else ""
+        state = "done" if self.done() else "pending"
+        return f"<CallFuture {self.function} on {self.to!r} {state}{where}>"
+
+
+def refuse_on_loop(
+    what: str, instead: str, loop: asyncio.AbstractEventLoop | None = None
+) -> None:
+    """Raise if this thread runs an event loop, which `what` would stop.
+
+    Raises:
+        UsageError: it does.
+    """
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if loop is None or running is loop:
+        raise UsageError(f"{what} would stop the event loop; {instead} here instead")
+
+
+def thread_blocked() -> AbstractContextManager[None]:
+    """Return a context in which this thread counts as waiting, not as running."""
+    call = current_call_var.get()
+    return call.pool.blocked() if call is not None else nullcontext()

@@ -1,0 +1,42 @@
+"""Which event loop runs a program: uvloop where there is one, else asyncio's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+try:
+    import uvloop
+except ImportError:  # uvloop has no build for this platform
+    uvloop = None
+
+T = TypeVar("T")
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return what makes the fastest event loop of this platform."""
+    if uvloop is None:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
+    """Run a program's main coroutine and return its result.
+
+    Like `asyncio.run`, on uvloop where the platform has it.  Ctrl-C cancels `main`,
+    whose workers then close in order.
+
+    Args:
+        main: the coroutine.
+        debug: asyncio's debug mode; None takes it from the interpreter's options.
+
+    Raises:
+        RuntimeError: called while a loop runs in this thread.
+
+    Example:
+        >>> asyncrpc.run(main())
+    """
+    with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
+        return runner.run(main)

@@ -1,0 +1,1 @@
+"""Decisions of the runtime: plain state, no I/O, no time, no tasks."""

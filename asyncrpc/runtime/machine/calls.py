@@ -1,0 +1,120 @@
+"""The calls of one connection, in both directions: who waits, and who was told what.
+
+`PendingCalls` is the caller's side, `ServedCalls` the callee's.  Both are generic over
+the record that the service keeps for a call: here it is never looked into.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, Generic, TypeVar
+
+from asyncrpc.errors import MalformedError
+
+R = TypeVar("R")
+
+# A cancel may overtake its request, whose payload is still on its way, but not by more
+# calls than this: older tombstones are dropped.
+TOMBSTONES_MAX: Final = 1024
+
+
+class PendingCalls(Generic[R]):
+    """Calls that have been sent and not answered."""
+
+    __slots__ = ("_next_id", "_open")
+
+    def __init__(self) -> None:
+        self._next_id = 1
+        self._open: dict[int, R] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[R]:
+        return iter(tuple(self._open.values()))
+
+    def open(self, record: R) -> int:
+        """Add a call; return its id, which is not used again on this connection."""
+        call_id = self._next_id
+        self._next_id = call_id + 1
+        self._open[call_id] = record
+        return call_id
+
+    def get(self, call_id: int) -> R | None:
+        """Return the call, or None if nobody waits any more."""
+        return self._open.get(call_id)
+
+    def take(self, call_id: int) -> R | None:
+        """Remove the call and return it; None if nobody waits any more.
+
+        Raises:
+            MalformedError: no such call was ever sent: the peer made the answer up.
+        """
+        if not 0 < call_id < self._next_id:
+            raise MalformedError(f"an answer to call {call_id}, which was never made")
+        return self._open.pop(call_id, None)
+
+    def take_all(self) -> list[R]:
+        """Remove every call: the connection is gone."""
+        records = list(self._open.values())
+        self._open.clear()
+        return records
+
+
+class ServedCalls(Generic[R]):
+    """Calls that a peer has sent and that have not been answered."""
+
+    __slots__ = ("_early_cancels", "_order", "_running")
+
+    def __init__(self) -> None:
+        self._running: dict[int, R] = {}
+        self._early_cancels: set[int] = set()
+        self._order: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[R]:
+        return iter(tuple(self._running.values()))
+
+    def begin(self, call_id: int, record: R) -> bool:
+        """Add a call.
+
+        Returns:
+            False if it was cancelled before it came: it must not run.
+
+        Raises:
+            MalformedError: the peer uses an id twice.
+        """
+        if call_id in self._running:
+            raise MalformedError(f"call {call_id} was made twice")
+        if call_id in self._early_cancels:
+            self._early_cancels.discard(call_id)
+            return False
+        self._running[call_id] = record
+        return True
+
+    def cancel(self, call_id: int, *, awaited: bool) -> R | None:
+        """Return the call to be cancelled; None if it is not running.
+
+        Args:
+            call_id: which one.
+            awaited: whether its request is known to be on its way still: then the
+                cancel is remembered.  If not, it has been answered already.
+        """
+        record = self._running.get(call_id)
+        if record is None and awaited:
+            self._early_cancels.add(call_id)
+            self._order.append(call_id)
+            if len(self._order) > TOMBSTONES_MAX:
+                self._early_cancels.discard(self._order.popleft())
+        return record
+
+    def get(self, call_id: int) -> R | None:
+        """Return the call, or None if it is not running."""
+        return self._running.get(call_id)
+
+    def end(self, call_id: int) -> None:
+        """Forget a call: it has been answered, or nobody is left to answer."""
+        self._running.pop(call_id, None)

@@ -1,0 +1,196 @@
+"""The threads that run plain functions.
+
+At most `limit` functions run at once, but a thread that waits for a nested call is not
+running: it is counted as blocked and a spare is started.  So a chain of blocking calls
+between workers, however deep, never waits for a thread that waits for it.  Functions
+may also wait for what asyncrpc does not see (an event set by another call, say): when
+none of the running ones ends for `STALL_S` while others queue, one more thread starts.
+
+Results go back to the event loop in batches: one wake-up for all that finished before
+the loop looked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from asyncrpc.errors import RejectedError
+
+Job = Callable[[], Any]
+Done = Callable[[Any, BaseException | None], None]
+
+STALL_S: Final = 0.1
+THREADS_MAX: Final = 4096  # blocked ones included: each takes some 50 KiB resident
+_IDLE_S: Final = 10.0  # a spare that finds no work for so long ends
+
+
+class ThreadPool:
+    """Runs functions in threads and reports to one event loop."""
+
+    def __init__(self, name: str, limit: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._name = name
+        self._limit = limit
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)
+        self._jobs: deque[tuple[Job, Done]] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        self._blocked = 0
+        self._closed = False
+        self._started = 0
+        self._finished: deque[tuple[Done, Any, BaseException | None]] = deque()
+        self._waking = False  # the loop has been told and has not looked yet
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._ended = 0  # jobs; what the stall timer watches
+        self._ended_before = 0
+
+    @property
+    def threads(self) -> int:
+        """How many threads there are."""
+        return len(self._threads)
+
+    def submit(self, job: Job, done: Done) -> None:
+        """Run `job` in a thread, then `done(result, error)` on the loop.
+
+        Called on the event loop.
+
+        Raises:
+            RejectedError: the pool is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise RejectedError("the worker is closing")
+            self._jobs.append((job, done))
+            if self._idle:
+                self._ready.notify()
+            elif len(self._threads) - self._blocked < self._limit:
+                self._start_thread()
+        if len(self._jobs) > self._idle and self._stall_timer is None:
+            self._ended_before = self._ended
+            self._stall_timer = self._loop.call_later(STALL_S, self._on_stall_timer)
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Mark the calling thread as waiting for a call, so that a spare may run.
+
+        Does nothing in a thread that is not of this pool.
+        """
+        if threading.current_thread() not in self._threads:
+            yield
+            return
+        with self._lock:
+            self._blocked += 1
+            if self._jobs and not self._idle:
+                self._start_thread()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocked -= 1
+
+    async def close(self, timeout_s: float) -> list[str]:
+        """Let the threads end; return the names of those that have not in time.
+
+        Jobs that have not begun are dropped.  A thread cannot be interrupted: one that
+        runs on is a daemon, and does not keep the process.
+        """
+        with self._lock:
+            self._closed = True
+            self._jobs.clear()
+            self._ready.notify_all()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        joined = asyncio.Event()
+        joiner = threading.Thread(
+            target=self._join_all, args=(timeout_s, joined), daemon=True
+        )
+        joiner.start()
+        try:
+            await joined.wait()
+        finally:
+            self._drain_finished()
+        joiner.join()
+        return sorted(thread.name for thread in self._threads)
+
+    def _join_all(self, timeout_s: float, joined: asyncio.Event) -> None:
+        with self._lock:
+            self._ready.wait_for(lambda: not self._threads, timeout_s)
+        self._loop.call_soon_threadsafe(joined.set)
+
+    def _start_thread(self) -> None:
+        """Start one more thread; the lock is held."""
+        if len(self._threads) >= THREADS_MAX:
+            return  # the job waits; every thread is blocked or busy
+        self._started += 1
+        thread = threading.Thread(
+            target=self._run, name=f"asyncrpc-{self._name}-{self._started}", daemon=True
+        )
+        self._threads.add(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        try:
+            while (work := self._next()) is not None:
+                job, done = work
+                try:
+                    self._report(done, job(), None)
+                except BaseException as error:  # noqa: BLE001  (the caller gets it)
+                    self._report(done, None, error)
+                del work, job, done  # hold nothing of the call while idle
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+                self._ready.notify_all()
+
+    def _next(self) -> tuple[Job, Done] | None:
+        """Wait for a job; None tells the thread to end."""
+        with self._lock:
+            if self._surplus():
+                return None
+            self._idle += 1
+            try:
+                while not self._jobs:
+                    if self._closed or not self._ready.wait(_IDLE_S):
+                        return self._jobs.popleft() if self._jobs else None
+                return self._jobs.popleft()
+            finally:
+                self._idle -= 1
+
+    def _surplus(self) -> bool:
+        """Say whether a spare is no longer needed; the lock is held."""
+        running = len(self._threads) - self._blocked
+        return running > self._limit and not self._jobs
+
+    def _report(self, done: Done, result: Any, error: BaseException | None) -> None:
+        self._ended += 1
+        self._finished.append((done, result, error))
+        # Two threads may both find the flag down: one wake-up too many, never too few.
+        if not self._waking:
+            self._waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain_finished)
+            except RuntimeError:  # the loop is closed: nobody is left to tell
+                self._finished.clear()
+
+    def _drain_finished(self) -> None:
+        self._waking = False  # first: who appends from now on wakes the loop again
+        finished = self._finished
+        while finished:
+            done, result, error = finished.popleft()
+            done(result, error)
+
+    def _on_stall_timer(self) -> None:
+        self._stall_timer = None
+        with self._lock:
+            if self._closed or not self._jobs:
+                return
+            if self._ended == self._ended_before and not self._idle:
+                self._start_thread()
+        self._ended_before = self._ended
+        self._stall_timer = self._loop.call_later(STALL_S, self._on_stall_timer)

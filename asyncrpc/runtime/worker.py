@@ -1,0 +1,632 @@
+"""A worker: an asynchronous context manager that owns every task, socket and thread.
+
+It is a value.  Nothing here is process-wide, so one process may hold many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+import secrets
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from asyncrpc.errors import (
+    AlreadyStartedError,
+    AsyncRpcError,
+    DeadlineExceededError,
+    MalformedError,
+    NotStartedError,
+    Outcome,
+    RejectedError,
+    UsageError,
+)
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.barrier import Barrier
+from asyncrpc.runtime.context import current_worker_var, effective_deadline
+from asyncrpc.runtime.directory import HOST_ID, Directory, check_listen_address
+from asyncrpc.runtime.extensions import Propagator, References, Service
+from asyncrpc.runtime.futures import CallFuture
+from asyncrpc.runtime.inbound import InboundCall, Target, mode_of
+from asyncrpc.runtime.link import Link, call_site
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.peer import Peer
+from asyncrpc.runtime.rendezvous import Member, Rendezvous, open_rendezvous
+from asyncrpc.runtime.threads import ThreadPool
+from asyncrpc.serde import Codec, FunctionTable, Policy, describe_callable
+from asyncrpc.transport.abc import Connector, Listener
+from asyncrpc.transport.address import Address
+from asyncrpc.transport.tcp import TcpConnector
+from asyncrpc.transport.uds import UdsConnector
+from asyncrpc.wire.messages import Hello
+
+T = TypeVar("T")
+logger = logging.getLogger("asyncrpc")
+
+UNSET: Final = object()  # "the worker's own default", where None means "no limit"
+
+
+class Worker:
+    """A participant: it calls functions on others and runs functions for them.
+
+    Attributes:
+        name: unique among the workers that can reach one another.
+        rank: index in the group; -1 if it has none.
+        world_size: number of workers in the group; 0 if it is not fixed.
+        incarnation: 64 random bits: this life of this worker.
+        options: as given, completed from the environment.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        rendezvous: str | Mapping[str, str | Sequence[str]] | Rendezvous = "env://",
+        options: Options | None = None,
+        network: Connector | None = None,
+    ) -> None:
+        """Describe a worker; `async with` starts it.
+
+        Args:
+            name: its name; not empty.
+            rank: its index, from 0; None takes it from `rendezvous`.
+            world_size: how many workers there are; None likewise.
+            rendezvous: how the workers find each other: `env://` (as torchrun sets it),
+                `tcp://host:port`, `file:///path`, a mapping from names to addresses
+                such as `{"ps": "tcp://10.0.0.2:7000"}`, or a `LocalRendezvous` shared
+                by the workers of one process.
+            options: limits, times, secret, policy.
+            network: an in-process network to use instead of sockets.
+
+        Raises:
+            UsageError: the name is empty, or `rendezvous` is incomplete.
+        """
+        if not name or not isinstance(name, str):
+            raise UsageError(f"a worker's name is a text that is not empty, not {name!r}")
+        self.name = name
+        self.incarnation = Incarnation(secrets.randbits(64) or 1)
+        self.options = (options or Options()).with_environment()
+        self._rendezvous, self.rank, self.world_size = open_rendezvous(
+            rendezvous, rank=rank, world_size=world_size
+        )
+        self._network = network
+        self.functions = FunctionTable(self.options.policy, self.options.allow)
+        self.references: References | None = None
+        self.propagators: list[Propagator] = []
+        self._services: dict[str, Service] = {}
+        self._targets: dict[str, Target] = {}
+        self._listeners: list[Listener] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._active = 0  # inbound calls admitted and not answered
+        self._idle = asyncio.Event()
+        self._thread_id = 0
+        self._state = "new"
+        self._draining = False
+        self._token: contextvars.Token[Any] | None = None
+        self._directory_path: tempfile.TemporaryDirectory[str] | None = None
+
+    # --- life ------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Start: listen, meet the others, and become the current worker of this task.
+
+        Raises:
+            AlreadyStartedError: it has been started before.
+            RendezvousTimeoutError: not everyone appeared; it names who is missing.
+            UsageError: it would listen to strangers, or its name or rank is taken.
+
+        Cancellation:
+            What was started is stopped again.
+        """
+        if self._state != "new":
+            raise AlreadyStartedError(
+                f"worker {self.name!r} has been started before; make a new Worker"
+            )
+        self._state = "starting"
+        self.loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self.pool = ThreadPool(self.name, self.options.threads, self.loop)
+        self.context = contextvars.Context()
+        self.context.run(current_worker_var.set, self)
+        self.directory = Directory(self)
+        self.barriers = Barrier(self)
+        self.add_service(self.barriers)
+        self._extend()
+        self.codec = Codec(self.functions, self.references)
+        try:
+            await self._listen()
+            members = await self._rendezvous.join(
+                self.member, self.options.rendezvous_timeout_s
+            )
+        except BaseException:
+            await self._stop(drain_s=0.0)
+            raise
+        self.directory.add(members)
+        self.directory.add([self.member])
+        self._state = "running"
+        self._token = current_worker_var.set(self)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Shut down: in order if the block ended well, at once if it raised."""
+        await self.shutdown(drain_timeout_s=None if error is None else 0.0)
+
+    async def shutdown(self, *, drain_timeout_s: float | None = None) -> None:
+        """End this worker; waits for no other.  Idempotent.
+
+        New calls are refused, those in flight have `drain_timeout_s` seconds to end
+        (None: `Options.drain_timeout_s`), then tasks are cancelled, connections closed
+        and threads ended.  A thread that does not end is left behind, with a warning.
+
+        Cancellation:
+            The shutdown is completed without waiting any longer, then it is passed on.
+        """
+        if self._state != "running":
+            return
+        self._state = "closing"
+        if drain_timeout_s is None:
+            drain_timeout_s = self.options.drain_timeout_s
+        if self._token is not None and current_worker_var.get() is self:
+            current_worker_var.set(None)
+        await self._stop(drain_s=drain_timeout_s)
+
+    async def _stop(self, *, drain_s: float) -> None:
+        try:
+            await self._drain(drain_s)
+        finally:
+            self._state = "closed"
+            await asyncio.shield(asyncio.ensure_future(self._tear_down(drain_s)))
+
+    async def _drain(self, timeout_s: float) -> None:
+        """Let what is in flight end, in both directions."""
+        self._draining = True
+        for link in self.directory.links:
+            link.say_goodbye()
+        if timeout_s <= 0:
+            return
+        end_s = self.loop.time() + timeout_s
+        waiting = [
+            call
+            for link in self.directory.links
+            for call in link.pending
+            if isinstance(call, CallFuture)
+        ]
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout_s)
+        self._idle.clear()
+        if self._active:
+            try:
+                async with asyncio.timeout_at(end_s):
+                    await self._idle.wait()
+            except TimeoutError:
+                logger.warning(
+                    "worker %r: %d calls had not ended %g s after shutdown began; they "
+                    "are cancelled",
+                    self.name,
+                    self._active,
+                    timeout_s,
+                )
+
+    async def _tear_down(self, drain_s: float) -> None:
+        for listener in self._listeners:
+            await listener.close()
+        for service in tuple(self._services.values()):
+            await service.close()
+        await self._cancel_tasks()
+        await self.directory.close(min(1.0, drain_s) if drain_s else 0.1)
+        await self._cancel_tasks()
+        left = await self.pool.close(min(1.0, drain_s) if drain_s else 0.2)
+        if left:
+            logger.warning(
+                "worker %r: these threads run on, their functions do not end: %s",
+                self.name,
+                ", ".join(left),
+            )
+        await self._rendezvous.leave(self.options.drain_timeout_s)
+        if self._directory_path is not None:
+            self._directory_path.cleanup()
+
+    async def _cancel_tasks(self) -> None:
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=2.0)
+
+    def _extend(self) -> None:
+        """Add references, autograd and what else is built on calls; see `asyncrpc`."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been shut down, or was never started."""
+        return self._state not in ("running", "starting")
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether shutdown has begun."""
+        return self._draining
+
+    # --- where it is -----------------------------------------------------------------
+
+    @property
+    def secret_for_connections(self) -> bytes | None:
+        """The secret that both ends of a connection must prove to know."""
+        return None if self._network is not None else self.options.secret_bytes
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Every address at which this worker can be reached."""
+        return tuple(
+            str(address)
+            for listener in self._listeners
+            for address in listener.addresses
+        )
+
+    @property
+    def member(self) -> Member:
+        """What others are told of this worker."""
+        return Member(self.name, self.rank, self.incarnation, self.addresses, HOST_ID)
+
+    @property
+    def id(self) -> WorkerId:
+        """This life of this worker."""
+        return WorkerId(self.name, self.incarnation)
+
+    def hello(
+        self, *, expects: str = "", attempt: int = 0, verdict: str = ""
+    ) -> Hello:
+        """Return what introduces this worker to a peer."""
+        return Hello(
+            name=self.name,
+            incarnation=self.incarnation,
+            rank=self.rank,
+            pid=os.getpid(),
+            expects=expects,
+            attempt=attempt,
+            verdict=verdict,
+            addresses=self.addresses,
+            host_id=HOST_ID,
+            strict=self.options.policy is Policy.STRICT,
+        )
+
+    async def _listen(self) -> None:
+        if self._network is not None:
+            self.connectors: Mapping[str, Connector] = {
+                self._network.scheme: self._network
+            }
+            where: Sequence[str] = (f"{self._network.scheme}://{self.name}",)
+        else:
+            self.connectors = {
+                "tcp": TcpConnector(interface=self.options.interface),
+                "uds": UdsConnector(),
+            }
+            where = self.options.listen or self._default_addresses()
+        for text in where:
+            address = Address.parse(text)
+            check_listen_address(
+                address, has_secret=self.options.secret_bytes is not None
+            )
+            connector = self.connectors[address.scheme]
+            listener = await connector.listen(address, self.directory.accept)
+            self._listeners.append(listener)
+
+    def _default_addresses(self) -> list[str]:
+        """A Unix socket of our own; with a secret, TCP on every interface too."""
+        self._directory_path = tempfile.TemporaryDirectory(prefix="asyncrpc-")
+        where = [f"uds://{Path(self._directory_path.name) / 'worker'}"]
+        if self.options.secret_bytes is not None:
+            where.append("tcp://[::]:0" if has_ipv6() else "tcp://0.0.0.0:0")
+        return where
+
+    # --- calls -----------------------------------------------------------------------
+
+    def peer(self, to: str | int) -> Peer:
+        """Return another worker, or this one, by name or rank.
+
+        Raises:
+            UnknownWorkerError: there is none; the message lists those there are.
+            NotStartedError: this worker does not run.
+        """
+        self._check_running()
+        return Peer(self, self.directory.find(to).member.name)
+
+    async def link_to(self, to: str) -> Link:
+        """Return the open link to a worker, connecting if need be.
+
+        Raises:
+            WorkerLostError: it cannot be reached.
+            UnknownWorkerError: there is none of the name.
+        """
+        entry = self.directory.find(to)
+        return entry.link or await self.directory.connect(entry)
+
+    def describe(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[str | None, tuple[list[Any], dict[str, Any]]]:
+        """Return the name of a function, and the values that travel with it.
+
+        A callable without a name (a bound method, a partial) travels as a value.
+
+        Raises:
+            EncodeError: neither can be sent.
+        """
+        form, value = describe_callable(self.functions, function)
+        if form == "name":
+            return value, (list(args), dict(kwargs))
+        return None, ([value, *args], dict(kwargs))
+
+    def start_call(  # noqa: PLR0913
+        self,
+        to: str,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: Any = UNSET,
+        with_site: bool = False,
+    ) -> CallFuture[Any]:
+        """Start a call and return its future; see `Peer.call`.
+
+        May be called from any thread.  On the loop's own, and connected, the request
+        is written before this returns, and an argument that cannot travel raises here.
+
+        Raises:
+            EncodeError: as said.
+            UnknownWorkerError: there is no worker `to`.
+            NotStartedError: this worker does not run.
+        """
+        target, values = self.describe(function, args, kwargs or {})
+        name = target or getattr(function, "__qualname__", repr(function))
+        call = self.new_call(name.rpartition(":")[2], to, with_site=with_site)
+        self.begin(call, target, values, timeout_s=timeout_s)
+        return call
+
+    def new_call(
+        self, function: str, to: str, *, with_site: bool = False
+    ) -> CallFuture[Any]:
+        """Make the future of a call that is to be started by `begin`."""
+        self._check_running()
+        call: CallFuture[Any] = CallFuture(loop=self.loop, function=function, to=to)
+        if with_site:
+            call.site = call_site(3)
+        return call
+
+    def begin(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        values: tuple[list[Any], dict[str, Any]],
+        *,
+        timeout_s: Any = UNSET,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        """Send a call, from any thread; its future completes when the answer comes."""
+        if threading.get_ident() != self._thread_id:
+            self.loop.call_soon_threadsafe(
+                self._begin_later, call, target, values, timeout_s, meta
+            )
+            return
+        if timeout_s is UNSET:
+            timeout_s = self.options.rpc_timeout_s
+        deadline = effective_deadline(timeout_s, self.loop.time())
+        link = self.directory.find(call.to).link
+        if link is not None:
+            link.start(call, target, values, deadline=deadline, meta=meta)
+        else:
+            connecting = self._connect_and_start(call, target, values, deadline, meta)
+            call.begun = self.start_task(connecting)
+
+    def _begin_later(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        values: tuple[list[Any], dict[str, Any]],
+        timeout_s: Any,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        """Begin a call for another thread, in that thread's context."""
+        if call.done():
+            return
+        try:
+            self.begin(call, target, values, timeout_s=timeout_s, meta=meta)
+        except AsyncRpcError as error:
+            call.fail(error)
+
+    async def _connect_and_start(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        values: tuple[list[Any], dict[str, Any]],
+        deadline: Any,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        try:
+            async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
+                link = await self.link_to(call.to)
+            call.begun = None
+            if not call.done():
+                link.start(call, target, values, deadline=deadline, meta=meta)
+        except AsyncRpcError as error:
+            call.fail(_named(error, call))
+        except TimeoutError:
+            call.fail(_never_sent(call, deadline.allowed_s))
+        except Exception as error:  # noqa: BLE001  (a value's own code; the caller's)
+            call.fail(error)
+
+    def on_loop_thread(self, action: Callable[[], None]) -> None:
+        """Run `action` on the loop: now if this is its thread, else soon."""
+        if threading.get_ident() == self._thread_id:
+            action()
+        else:
+            self.loop.call_soon_threadsafe(action)
+
+    def start_remote(
+        self,
+        to: str,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: Any = UNSET,
+    ) -> Any:
+        """Start a call whose result stays on the callee; return the reference to it.
+
+        Raises:
+            EncodeError: as for `start_call`.
+        """
+        if self.references is None:
+            raise UsageError("this worker was made without remote references")
+        self._check_running()
+        target, values = self.describe(function, args, kwargs or {})
+        return self.references.start_remote(to, target, values, timeout_s)
+
+    def target(self, name: str) -> Target:
+        """Return what a peer may call by this name.
+
+        Raises:
+            DecodeError: there is no such function here.
+            RejectedError: the policy does not allow it.
+        """
+        found = self._targets.get(name)
+        if found is None:
+            function = self.functions.resolve(name)
+            found = Target(name.rpartition(":")[2], function, mode_of(function))
+            self._targets[name] = found
+        return found
+
+    def _check_running(self) -> None:
+        if self.is_closed:
+            raise NotStartedError(
+                f"worker {self.name!r} does not run: it has been shut down"
+                if self._state in ("closing", "closed")
+                else f"worker {self.name!r} has not been started; use `async with`"
+            )
+
+    # --- what links ask --------------------------------------------------------------
+
+    def admit(self, inbound: InboundCall) -> None:
+        """Take a call in, or refuse it.
+
+        Raises:
+            RejectedError: too many calls, or the worker is shutting down.
+        """
+        self._active += 1
+        if self._draining:
+            raise RejectedError(
+                "the worker is shutting down", outcome=Outcome.NOT_EXECUTED
+            )
+        if self._active > self.options.inbound_calls_max:
+            raise RejectedError(
+                f"the worker has {self._active - 1} calls in hand, its limit "
+                "(Options.inbound_calls_max); try again later",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+
+    def on_served(self, inbound: InboundCall) -> None:
+        """A call has been answered, or nobody waits for it."""
+        self._active -= 1
+        if self._active <= 0:
+            self._idle.set()
+
+    def start_task(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        *,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[T]:
+        """Run a coroutine as a task that this worker owns: it ends with the worker."""
+        task = self.loop.create_task(coroutine, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def add_service(self, service: Service) -> None:
+        """Let other workers send messages to a part of this one."""
+        self._services[service.name] = service
+
+    def service(self, name: Any) -> Service:
+        """Return the part of this worker that has a name.
+
+        Raises:
+            MalformedError: there is none: the peer speaks another dialect.
+        """
+        found = self._services.get(name)
+        if found is None:
+            raise MalformedError(f"there is no service {name!r}")
+        return found
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Tell every part of this worker that a peer is gone."""
+        for service in tuple(self._services.values()):
+            service.on_peer_lost(peer, reason)
+
+    def on_goodbye(self, link: Link) -> None:
+        """A peer begins to shut down."""
+
+    def on_pong(self, link: Link, sent_ns: int) -> None:
+        """A peer has answered a ping."""
+
+    # --- the group -------------------------------------------------------------------
+
+    async def barrier(self, timeout_s: float | None = None) -> None:
+        """Wait until every worker of the group has come here.
+
+        All must call it the same number of times.  No worker is special, and each
+        speaks to about log2(world size) others.
+
+        Args:
+            timeout_s: seconds to wait; None: no limit.
+
+        Raises:
+            TimeoutError: it passed.  The barrier cannot be used again in this group.
+            WorkerLostError: a worker that this one waits for is gone.
+            UsageError: the group has no ranks.
+
+        Cancellation:
+            The others are told, and their barrier fails too.
+        """
+        self._check_running()
+        async with asyncio.timeout(timeout_s):
+            await self.barriers.wait()
+
+    def __repr__(self) -> str:
+        where = f"rank {self.rank} of {self.world_size}" if self.rank >= 0 else "no rank"
+        return f"<Worker {self.name!r} ({where}), {self._state}>"
+
+
+def has_ipv6() -> bool:
+    """Say whether this host speaks IPv6 at all."""
+    return Path("/proc/net/if_inet6").exists()
+
+
+def _named(error: AsyncRpcError, call: CallFuture[Any]) -> AsyncRpcError:
+    """Say in an error which call it befell."""
+    if hasattr(error, "function") and hasattr(error, "to"):
+        error.function, error.to = call.function, call.to
+    return error
+
+
+def _never_sent(call: CallFuture[Any], allowed_s: float) -> AsyncRpcError:
+    return DeadlineExceededError(
+        function=call.function,
+        to=call.to,
+        outcome=Outcome.NOT_EXECUTED,
+        timeout_s=allowed_s,
+    )
+

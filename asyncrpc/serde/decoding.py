@@ -1,0 +1,221 @@
+"""One message on its way in: a tree, a table and buffers become a value.
+
+Entries are rebuilt in order, each from entries before it; then msgpack reads the tree
+and asks `Decoder.lift` about every ExtType.  Whatever bytes arrive, all that comes out
+is a value, `DecodeError` or `RejectedError`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgpack
+import torch
+
+from asyncrpc.errors import DecodeError, Outcome, RejectedError
+from asyncrpc.serde import kinds, layouts, pickling
+from asyncrpc.serde.arrays import read_array
+from asyncrpc.serde.exceptions import assemble
+from asyncrpc.serde.functions import FunctionTable
+from asyncrpc.serde.hooks import Hooks
+from asyncrpc.serde.plain import FROM_TREE
+from asyncrpc.serde.policy import Limits, Policy
+from asyncrpc.serde.staging import Stager
+from asyncrpc.serde.tensors import TensorReader
+
+OnGradient = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Decoder:
+    """Decodes one message.  Not to be used again, nor by two threads."""
+
+    __slots__ = (
+        "_depth",
+        "_functions",
+        "_hooks",
+        "_limits",
+        "_objects",
+        "_on_gradient",
+        "_tensors",
+    )
+
+    def __init__(
+        self,
+        buffers: Sequence[memoryview],
+        functions: FunctionTable,
+        hooks: Hooks | None,
+        limits: Limits,
+        stager: Stager,
+    ) -> None:
+        self._functions = functions
+        self._hooks = hooks
+        self._limits = limits
+        self._objects: list[Any] = []
+        self._tensors = TensorReader(buffers, stager, limits.dimensions_max)
+        self._depth = 0
+        self._on_gradient: OnGradient | None = None
+
+    def decode(self, control: memoryview, on_gradient: OnGradient | None) -> Any:
+        """Return the value; raises anything, which the codec translates."""
+        self._on_gradient = on_gradient
+        size_bytes = control.nbytes
+        if size_bytes > self._limits.control_bytes_max:
+            raise DecodeError(
+                f"a control part of {size_bytes} bytes arrived; at most"
+                f" {self._limits.control_bytes_max} are taken"
+            )
+        header = int.from_bytes(control[: kinds.LENGTH_BYTES], "little")
+        table_stop = kinds.LENGTH_BYTES + (header & ~kinds.ROOT_IS_TUPLE)
+        if table_stop > size_bytes:
+            raise DecodeError(f"a table ends at byte {table_stop} of {size_bytes}")
+        if table_stop > kinds.LENGTH_BYTES:
+            self._read_table(control[kinds.LENGTH_BYTES : table_stop])
+        value = self.unpack(control[table_stop:])
+        return tuple(value) if header & kinds.ROOT_IS_TUPLE else value
+
+    def unpack(self, packed: Any) -> Any:
+        """Return the value of some msgpack."""
+        if self._depth >= self._limits.depth_max:
+            raise DecodeError(f"nested deeper than {self._limits.depth_max} levels")
+        self._depth += 1
+        value = msgpack.unpackb(
+            packed,
+            ext_hook=self.lift,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+        )
+        self._depth -= 1
+        return value
+
+    def lift(self, code: int, packed: bytes) -> Any:
+        """Return the value of an ExtType."""
+        if code == kinds.REFERENCE:
+            return self.get(int.from_bytes(packed, "little"))
+        from_tree = FROM_TREE.get(code)
+        if from_tree is None:
+            raise DecodeError(f"value code {code} is unknown to this worker")
+        return from_tree(self.unpack(packed))
+
+    def get(self, index: int) -> Any:
+        """Return the object of an entry that has been read."""
+        if type(index) is not int or not 0 <= index < len(self._objects):
+            raise DecodeError(
+                f"object {index!r:.20} of {len(self._objects)} was referred to"
+            )
+        return self._objects[index]
+
+    # --- the table -------------------------------------------------------------------
+
+    def _read_table(self, packed: memoryview) -> None:
+        table = msgpack.unpackb(
+            packed, strict_map_key=False, unicode_errors="surrogatepass"
+        )
+        if type(table) is not list or len(table) > self._limits.objects_max:
+            raise DecodeError("the table of a message is no list, or too long")
+        for entry in table:
+            reader = _READERS.get(entry[0])
+            if reader is None:
+                raise DecodeError(f"object code {entry[0]!r:.20} is unknown")
+            self._objects.append(reader(self, entry))
+
+    def _tensor(self, entry: list[Any]) -> torch.Tensor:
+        return self._finished(self._tensors.read(entry), entry[1])
+
+    def _composite(self, entry: list[Any]) -> torch.Tensor:
+        return self._finished(layouts.put_together(entry, self._part), entry[1])
+
+    def _finished(self, tensor: torch.Tensor, flags: int) -> torch.Tensor:
+        """Give a tensor its gradient and its class."""
+        if not flags & (kinds.REQUIRES_GRAD | kinds.PARAMETER):
+            return tensor
+        requires_grad = bool(flags & kinds.REQUIRES_GRAD)
+        if requires_grad and self._on_gradient and not flags & kinds.LEAF:
+            return self._on_gradient(tensor)
+        if flags & kinds.PARAMETER:
+            return torch.nn.Parameter(tensor, requires_grad)
+        return tensor.requires_grad_()
+
+    def _part(self, index: int) -> torch.Tensor:
+        part = self.get(index)
+        if type(part) is not torch.Tensor:
+            raise DecodeError(f"object {index} is no part of a tensor")
+        return part
+
+    def _array(self, entry: list[Any]) -> Any:
+        index = entry[4]
+        buffer = None if index == kinds.NO_BUFFER else self._tensors.buffer(index)
+        return read_array(entry, buffer)
+
+    def _bytes(self, entry: list[Any]) -> bytes:
+        return bytes(self._tensors.buffer(entry[1]))
+
+    def _bytearray(self, entry: list[Any]) -> bytearray:
+        return bytearray(self._tensors.buffer(entry[1]))
+
+    def _pickle(self, entry: list[Any]) -> Any:
+        if self._functions.policy is not Policy.TRUSTED:
+            raise RejectedError(
+                "a pickle arrived, and this worker's policy is strict; have the caller"
+                " send tensors and plain containers",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        _, content, indices = entry
+        data = self._tensors.buffer(content) if type(content) is int else content
+        buffers = [self._tensors.buffer(index) for index in indices]
+        return pickling.load(data, buffers, self.get)
+
+    def _function(self, entry: list[Any]) -> Any:
+        return self._functions.resolve_argument(_text(entry[1]))
+
+    def _method(self, entry: list[Any]) -> Any:
+        instance, name = self.unpack(entry[1]), _text(entry[2])
+        if not self._functions.is_allowed_method(type(instance), name):
+            raise RejectedError(
+                f"method {name!r} of a {type(instance).__qualname__} may not be called on"
+                " this worker; mark its class with @asyncrpc.expose",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        return getattr(instance, name)
+
+    def _partial(self, entry: list[Any]) -> Any:
+        function, args, kwargs = self.unpack(entry[1])
+        return functools.partial(function, *args, **kwargs)
+
+    def _enum(self, entry: list[Any]) -> Any:
+        members = getattr(self._functions.resolve_type(_text(entry[1])), "__members__")
+        return members[entry[2]]
+
+    def _exception(self, entry: list[Any]) -> Any:
+        cls = self._functions.resolve_error(_text(entry[1]))
+        return assemble(cls, self.unpack(entry[2]))
+
+    def _external(self, entry: list[Any]) -> Any:
+        if self._hooks is None:
+            raise DecodeError("a reference arrived and nothing here can take it")
+        return self._hooks.lift(entry[1])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise DecodeError(f"a name is a {type(value).__name__}")
+    return value
+
+
+_READERS: Final[dict[int, Callable[[Decoder, list[Any]], Any]]] = {
+    kinds.ENTRY_TENSOR: Decoder._tensor,  # noqa: SLF001
+    kinds.ENTRY_SPARSE_COO: Decoder._composite,  # noqa: SLF001
+    kinds.ENTRY_SPARSE_COMPRESSED: Decoder._composite,  # noqa: SLF001
+    kinds.ENTRY_QUANTIZED: Decoder._composite,  # noqa: SLF001
+    kinds.ENTRY_ARRAY: Decoder._array,  # noqa: SLF001
+    kinds.ENTRY_BYTES: Decoder._bytes,  # noqa: SLF001
+    kinds.ENTRY_BYTEARRAY: Decoder._bytearray,  # noqa: SLF001
+    kinds.ENTRY_PICKLE: Decoder._pickle,  # noqa: SLF001
+    kinds.ENTRY_FUNCTION: Decoder._function,  # noqa: SLF001
+    kinds.ENTRY_METHOD: Decoder._method,  # noqa: SLF001
+    kinds.ENTRY_PARTIAL: Decoder._partial,  # noqa: SLF001
+    kinds.ENTRY_ENUM: Decoder._enum,  # noqa: SLF001
+    kinds.ENTRY_EXCEPTION: Decoder._exception,  # noqa: SLF001
+    kinds.ENTRY_EXTERNAL: Decoder._external,  # noqa: SLF001
+}

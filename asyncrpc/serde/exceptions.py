@@ -1,0 +1,425 @@
+"""Exceptions cross a call as their parts, and are raised again as what they were.
+
+Where an exception happened it becomes a plain tree: its class by name, text, arguments,
+attributes, notes, traceback as text, cause, context and members.  At the caller it
+becomes an instance of a class that is both `RemoteError` and the original class, so
+that either can be caught.  No constructor is called for it: constructors take what
+arguments they like, and `args` need not be those.
+
+What would end the caller rather than inform it (SystemExit, KeyboardInterrupt, the
+CancelledError of a task that was not its own) arrives as a plain `RemoteError`; so does
+what has a class that cannot be had here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+from asyncrpc.errors import CallError, DecodeError, Outcome, RejectedError, RemoteError
+from asyncrpc.serde.functions import FunctionTable
+
+DEPTH_MAX: Final = 16  # links of a chain of causes; a reader sees a handful
+NODES_MAX: Final = 128  # exceptions in one tree, members of groups included
+TEXT_MAX: Final = 64 << 10  # characters of a traceback or a text; the middle goes
+TYPES_MAX: Final = 256  # classes made per worker; programs raise tens
+
+# Attributes every exception has, which travel by other ways or not at all.
+_COMMON: Final = frozenset(vars(BaseException)) | {"__dict__", "__weakref__"}
+_NEVER: Final = frozenset(
+    {"obj", "exceptions", "message"}
+)  # AttributeError's; a group's
+_REMOTE_FIELDS: Final = ("remote_type", "remote_message", "worker", "pid")
+
+
+class CanEncode(Protocol):
+    """The part of a codec that is needed to describe an exception."""
+
+    functions: FunctionTable
+
+    def can_encode(self, value: object) -> bool: ...
+
+
+# --- taking apart and putting together, without constructors -------------------------
+
+
+def dismantle(error: BaseException) -> list[Any]:
+    """Return `[args, __dict__, slots]`, from which `assemble` makes the exception."""
+    args: list[Any] = list(error.args)
+    if isinstance(error, BaseExceptionGroup):
+        args = [error.message, list(error.exceptions)]
+    return [args, dict(error.__dict__), dict(_slots(error))]
+
+
+def assemble(cls: type[BaseException], parts: list[Any]) -> BaseException:
+    """Make an exception of `cls` from what `dismantle` returned.
+
+    Raises:
+        TypeError, ValueError: the parts do not fit the class.
+    """
+    args, state, slots = parts
+    native = _native(cls)
+    if issubclass(cls, BaseExceptionGroup):
+        error: BaseException = BaseExceptionGroup.__new__(cls, *args)
+    else:
+        error = native.__new__(cls)
+        _initialize(error, native, args)
+    for name, value in slots.items():
+        _set(error, name, value)
+    error.__dict__.update(state)
+    return error
+
+
+def _native(cls: type[BaseException]) -> type[BaseException]:
+    """Return the builtin class whose memory layout `cls` has."""
+    found = [base for base in cls.__mro__ if base.__module__ == "builtins"]
+    first: type[BaseException] = found[0]
+    for base in found:
+        if base not in (Exception, BaseException, object):
+            return base
+    return first
+
+
+def _initialize(
+    error: BaseException, native: type[BaseException], args: list[Any]
+) -> None:
+    # OSError takes errno and strerror out of its arguments, UnicodeError insists on its
+    # five; both refuse what a subclass's author has put in `args`.
+    try:
+        native.__init__(error, *args)
+    except (TypeError, ValueError):
+        BaseException.__init__(error, *args)
+    error.args = tuple(args)
+
+
+def _slots(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that a class keeps outside of `__dict__`: errno, name..."""
+    kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    for cls in type(error).__mro__:
+        for name, member in vars(cls).items():
+            if name in _COMMON or name in _NEVER or not isinstance(member, kinds):
+                continue
+            try:
+                value = getattr(error, name)
+            except AttributeError:  # never set
+                continue
+            if value is not None:
+                yield name, value
+
+
+def _set(error: BaseException, name: str, value: Any) -> None:
+    try:
+        setattr(error, name, value)
+    except (AttributeError, TypeError):  # read-only: the class's own business
+        return
+
+
+# --- describing ----------------------------------------------------------------------
+
+
+def describe_exception(
+    error: BaseException, codec: CanEncode, *, worker: str, pid: int
+) -> dict[str, Any]:
+    """Describe an exception for its way to the caller; encode the result.
+
+    Args:
+        error: what the function raised.
+        codec: tells what can travel; the rest is left out, and a note says so.
+        worker: name of this worker.
+        pid: process id of this worker.
+    """
+    return _Describer(codec, worker, pid).describe(error, depth=0)
+
+
+class _Describer:
+    """Describes one exception and what hangs on it, each once, within limits."""
+
+    def __init__(self, codec: CanEncode, worker: str, pid: int) -> None:
+        self._codec = codec
+        self._where = {"worker": worker, "pid": pid}
+        self._seen: set[int] = set()
+
+    def describe(self, error: BaseException, depth: int) -> dict[str, Any]:
+        self._seen.add(id(error))
+        args, state, slots, lost = self._parts(error)
+        members: list[Any] = []
+        if isinstance(error, BaseExceptionGroup):
+            members = [self._link(each, depth) for each in error.exceptions]
+            args = [error.message]
+        tree = {
+            "type": _type_name(type(error)),
+            "message": _text(error),
+            "traceback": _traceback(error, chain=depth == 0),
+            "args": args,
+            "state": state,
+            "slots": slots,
+            "notes": _notes(error) + lost,
+            "cause": self._link(error.__cause__, depth),
+            "context": self._link(error.__context__, depth),
+            "suppress": error.__suppress_context__,
+            "members": members,
+            **self._where,
+        }
+        if isinstance(error, RemoteError) and hasattr(error, "remote_type"):
+            tree |= _relayed(error)
+        return tree
+
+    def _link(self, error: BaseException | None, depth: int) -> dict[str, Any] | None:
+        if error is None or id(error) in self._seen:
+            return None
+        if depth >= DEPTH_MAX or len(self._seen) >= NODES_MAX:
+            return None
+        return self.describe(error, depth + 1)
+
+    def _parts(
+        self, error: BaseException
+    ) -> tuple[list[Any], dict[str, Any], dict[str, Any], list[str]]:
+        if isinstance(error, BaseExceptionGroup):
+            args: list[Any] = []
+        else:
+            args = list(error.args)
+        state = {
+            name: value
+            for name, value in error.__dict__.items()
+            if isinstance(name, str) and name != "__notes__"
+        }
+        slots = dict(_slots(error))
+        lost: list[str] = []
+        for index, value in enumerate(args):
+            if not self._codec.can_encode(value):
+                args[index] = f"<{type(value).__qualname__}, which could not travel>"
+                lost.append(f"args[{index}]")
+        for values in (state, slots):
+            for name in [
+                key for key in values if not self._codec.can_encode(values[key])
+            ]:
+                lost.append(name)
+                del values[name]
+        if lost:
+            lost = [f"(could not travel with this exception: {', '.join(lost)})"]
+        return args, state, slots, lost
+
+
+def _relayed(error: RemoteError) -> dict[str, Any]:
+    """Return the fields that name where a relayed exception came from in truth."""
+    fields = {name: error.__dict__.get(name) for name in _REMOTE_FIELDS}
+    original = getattr(type(error), "remote_class", None)
+    named = _type_name(original) if original is not None else fields["remote_type"]
+    return {
+        "type": named,
+        "message": fields["remote_message"],
+        "worker": fields["worker"],
+        "pid": fields["pid"],
+        "relayed": error.__dict__.get("remote_traceback"),
+    }
+
+
+def _type_name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return _shortened(str(error))
+    except Exception as problem:  # noqa: BLE001 - the user's own __str__
+        return f"<its text could not be had: {type(problem).__name__}>"
+
+
+def _notes(error: BaseException) -> list[str]:
+    notes = getattr(error, "__notes__", [])
+    if not isinstance(notes, (list, tuple)):
+        return []
+    return [_shortened(note) for note in notes if isinstance(note, str)]
+
+
+def _traceback(error: BaseException, *, chain: bool) -> str:
+    try:
+        shown = traceback.TracebackException.from_exception(error)
+        # A relayed exception's notes hold the tracebacks of the hops before.  They
+        # travel as notes: here again they would double with every hop.
+        if isinstance(error, RemoteError):
+            shown.__notes__ = None  # type: ignore[attr-defined]
+        return _shortened("".join(shown.format(chain=chain)))
+    except Exception as problem:  # noqa: BLE001 - the user's own __str__
+        return f"<its traceback could not be formatted: {type(problem).__name__}>\n"
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= TEXT_MAX:
+        return text
+    half = TEXT_MAX // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters ...\n{text[-half:]}"
+
+
+# --- rebuilding ----------------------------------------------------------------------
+
+
+def rebuild_exception(
+    tree: Any, functions: FunctionTable, *, function: str, to: str
+) -> RemoteError:
+    """Make the exception that a worker described.
+
+    Args:
+        tree: what `describe_exception` returned there, decoded.
+        functions: finds the exception's class; under STRICT, only among builtins,
+            asyncrpc's own errors and what was exposed or allowed.
+        function: name of the function that was called.
+        to: name of the worker that was called.
+
+    Returns:
+        The exception, not raised.  Its `str()` is the remote one, byte for byte, and
+        its last note is the remote traceback.  When its class cannot be had here it is
+        a plain `RemoteError` whose text has the class's name.
+
+    Raises:
+        DecodeError: `tree` describes no exception.
+    """
+    try:
+        error = _Rebuilder(functions, function, to).rebuild(tree, depth=0)
+        text = tree["traceback"].rstrip("\n")
+        error.add_note(f"--- on worker {to!r} (pid {tree['pid']}) ---\n{text}")
+    except DecodeError:
+        raise
+    except Exception as problem:
+        raise DecodeError(
+            f"what {to!r} sent to describe an exception does not: {problem!r:.200}",
+            function=function,
+            to=to,
+            outcome=Outcome.EXECUTED,
+        ) from problem
+    return error
+
+
+class _Rebuilder:
+    """Rebuilds one exception and what hangs on it."""
+
+    def __init__(self, functions: FunctionTable, function: str, to: str) -> None:
+        self._functions = functions
+        self._function = function
+        self._to = to
+
+    def rebuild(self, tree: dict[str, Any], depth: int) -> RemoteError:
+        if depth > DEPTH_MAX:
+            raise DecodeError(f"a chain of more than {DEPTH_MAX} exceptions arrived")
+        error = self._typed(tree, depth) or self._plain(tree)
+        for note in tree["notes"]:
+            error.add_note(note)
+        for link, attribute in (("cause", "__cause__"), ("context", "__context__")):
+            if tree[link] is not None:
+                setattr(error, attribute, self.rebuild(tree[link], depth + 1))
+        error.__suppress_context__ = tree["suppress"] is True
+        self._fill(error, tree)
+        return error
+
+    def _typed(self, tree: dict[str, Any], depth: int) -> RemoteError | None:
+        cls = _find_class(tree["type"], self._functions)
+        if cls is None:
+            return None
+        both = _both(cls, self._functions)
+        if both is None:
+            return None
+        args = list(tree["args"])
+        if issubclass(cls, BaseExceptionGroup):
+            members = [
+                self.rebuild(each, depth + 1) for each in tree["members"] if each
+            ]
+            if not members:
+                return None
+            args = [args[0], members]
+        try:
+            error = assemble(both, [args, tree["state"], tree["slots"]])
+        except Exception:  # noqa: BLE001 - a class with ideas of its own
+            return None
+        return error if isinstance(error, RemoteError) else None
+
+    def _plain(self, tree: dict[str, Any]) -> RemoteError:
+        name = tree["type"].replace(":", ".").removeprefix("builtins.")
+        return RemoteError(f"{name}: {tree['message']}")
+
+    def _fill(self, error: RemoteError, tree: dict[str, Any]) -> None:
+        relayed = tree.get("relayed")
+        error.function = self._function
+        error.to = self._to
+        error.outcome = Outcome.EXECUTED
+        error.remote_type = tree["type"].replace(":", ".")
+        error.remote_message = tree["message"]
+        error.remote_traceback = tree["traceback"] if relayed is None else relayed
+        error.worker = tree["worker"]
+        error.pid = tree["pid"]
+
+
+def _find_class(name: str, functions: FunctionTable) -> type[BaseException] | None:
+    """Return the class of a remote exception, if it may be raised here."""
+    try:
+        found = functions.resolve_error(name)
+    except (DecodeError, RejectedError):
+        return None
+    if found is BaseExceptionGroup:
+        return found
+    harmful = not issubclass(found, (Exception, BaseExceptionGroup))
+    return None if harmful or issubclass(found, asyncio.CancelledError) else found
+
+
+def _both(
+    cls: type[BaseException], functions: FunctionTable
+) -> type[BaseException] | None:
+    """Return the class that is both `RemoteError` and `cls`, made once per worker."""
+    if issubclass(cls, RemoteError):
+        return cls
+    known = functions.error_types.get(cls)
+    if known is None:
+        try:
+            known = combine(cls)
+        except Exception:  # noqa: BLE001 - layouts conflict, or a metaclass refuses
+            return None
+        if len(functions.error_types) >= TYPES_MAX:
+            functions.error_types = {}
+        functions.error_types[cls] = known
+    return known
+
+
+def combine(cls: type[BaseException]) -> type[BaseException]:
+    """Make the class that is both `RemoteError` and `cls`.
+
+    Raises:
+        TypeError: there can be none.
+    """
+    body = {
+        "__module__": RemoteError.__module__,
+        "__qualname__": f"RemoteError[{cls.__qualname__}]",
+        "__doc__": f"A remote {cls.__qualname__}.",
+        "__str__": _remote_text,
+        "__reduce__": _reduce,
+        "remote_class": cls,
+    }
+    bases: tuple[type, ...] = (RemoteError, cls)
+    if issubclass(RemoteError, cls):  # CallError, Exception
+        bases = (RemoteError,)
+    elif issubclass(cls, CallError):  # its own fields and properties come first
+        bases = (cls, RemoteError)
+    kind: type[BaseException] = types.new_class(
+        cls.__name__, bases, exec_body=lambda namespace: namespace.update(body)
+    )
+    return kind
+
+
+def _remote_text(error: RemoteError) -> str:
+    return error.remote_message
+
+
+def _reduce(error: RemoteError) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    links = [error.__cause__, error.__context__, error.__suppress_context__]
+    original: Any = type(error).remote_class  # type: ignore[attr-defined]
+    return restore, (original, dismantle(error), links)
+
+
+def restore(
+    cls: type[BaseException], parts: list[Any], links: list[Any]
+) -> BaseException:
+    """Unpickle an exception that is both `RemoteError` and `cls`."""
+    error = assemble(combine(cls), parts)
+    error.__cause__, error.__context__, error.__suppress_context__ = links
+    return error

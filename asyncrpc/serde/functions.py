@@ -1,0 +1,436 @@
+"""Functions travel by name: `module:qualname`.
+
+Naming checks that the name leads back to the very object, so that the peer cannot find
+another one.  Resolving depends on the policy.  TRUSTED imports what is named.  STRICT
+looks only at what this program has imported already, takes only what was marked by
+`expose` or is allowed by a pattern, and judges the object it found, by its own name,
+rather than the name it was asked for: `allow=["app:*"]` does not open what `app` has
+imported from elsewhere.
+"""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import fnmatch
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal, TypeVar
+
+import torch
+
+from asyncrpc import errors
+from asyncrpc.errors import (
+    DecodeError,
+    EncodeError,
+    Outcome,
+    RejectedError,
+    UsageError,
+)
+from asyncrpc.serde.policy import Policy
+
+MARK: Final = "__asyncrpc_exposed__"
+NAMES_MAX: Final = 4096  # names kept per worker; programs call tens of functions
+
+# Where builtins live whose own `__module__` is missing, or names a private place.
+_HOMES: Final = (
+    "torch",
+    "torch.nn.functional",
+    "torch.linalg",
+    "torch.special",
+    "torch.fft",
+    "torch.sparse",
+    "operator",
+    "math",
+    "builtins",
+    "numpy",
+)
+# STRICT lets these through as arguments, though not to be called: bytes(1 << 40) is an
+# attack.
+_PLAIN_TYPES: Final = {
+    f"builtins:{plain.__name__}": plain
+    for plain in (bool, int, float, complex, str, bytes, list, tuple, dict, set)
+}
+# What is a function or a class and nothing else: it travels by name or not at all.
+NAMED_TYPES: Final = (
+    type,
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    torch.jit.ScriptFunction,
+)
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class _Absent(enum.Enum):
+    ABSENT = enum.auto()
+
+
+ABSENT: Final = _Absent.ABSENT
+
+
+def expose(function_or_class: T) -> T:
+    """Let peers call this on workers of policy STRICT.
+
+    Args:
+        function_or_class: a function; or a class, which exposes its constructor and its
+            public methods, but no subclass.
+
+    Returns:
+        The same object.
+
+    Raises:
+        UsageError: it cannot be marked, as a builtin cannot.
+
+    Example:
+        >>> @expose
+        ... def add(a: int, b: int) -> int:
+        ...     return a + b
+    """
+    marked = getattr(function_or_class, "__func__", function_or_class)
+    try:
+        setattr(marked, MARK, True)
+    except (AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{function_or_class!r} cannot be marked; list its name in Options.allow"
+        ) from error
+    return function_or_class
+
+
+def describe_callable(
+    table: FunctionTable, function: Any
+) -> tuple[Literal["name", "value"], Any]:
+    """Tell how a callable travels.
+
+    Returns:
+        `("name", its name)` if it can be imported, else `("value", function)`: a bound
+        method, a `functools.partial` or a callable object goes as a value.
+
+    Raises:
+        EncodeError: it is a function that no name leads to.
+    """
+    if isinstance(function, functools.partial) or is_bound(function):
+        return "value", function
+    if isinstance(function, NAMED_TYPES):
+        return "name", table.name_of(function)
+    try:  # ufuncs, operators and other objects that may have a home
+        return "name", table.name_of(function)
+    except EncodeError:
+        return "value", function
+
+
+def is_bound(function: Any) -> bool:
+    """Tell whether this is a method bound to an instance (not a class, not a module)."""
+    kinds = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
+    if not isinstance(function, kinds):
+        return False
+    return not isinstance(function.__self__, (type, types.ModuleType, types.NoneType))
+
+
+class FunctionTable:
+    """One worker's way from functions to names and back.
+
+    Thread safety:
+        Any thread may call any method; the caches are only ever replaced or added to.
+    """
+
+    def __init__(self, policy: Policy, allow: Sequence[str] = ()) -> None:
+        self.policy = policy
+        self.allow = tuple(allow)
+        self.error_types: dict[type, type] = {}  # see `exceptions`: bounded there
+        self._names: dict[Any, str] = {}
+
+    def name_of(self, function: Any) -> str:
+        """Return the name that leads back to `function`.
+
+        Raises:
+            EncodeError: there is none: a lambda, a closure, a nested function or class,
+                a method of an instance, or a name that leads elsewhere.
+        """
+        if is_bound(function):
+            raise _unnamed(function, "is bound to an instance", "send it as a value")
+        try:
+            known = self._names.get(function)
+        except TypeError:  # callable, but not hashable
+            return _find_name(function)
+        if known is None:
+            known = _find_name(function)
+            if len(self._names) >= NAMES_MAX:
+                self._names = {}
+            self._names[function] = known
+        return known
+
+    def resolve(self, name: str) -> Callable[..., Any]:
+        """Return the function that a peer named.
+
+        Raises:
+            DecodeError: there is no such module, attribute, or it cannot be called.
+            RejectedError: STRICT, and it is neither exposed nor allowed.  Not executed.
+        """
+        found = self._find(name)
+        if not callable(found):
+            raise DecodeError(f"{name!r} names a {type(found).__name__}, no function")
+        return found  # type: ignore[no-any-return]
+
+    def resolve_argument(self, name: str) -> Callable[..., Any]:
+        """Return the function or class that was sent as a value; raises alike."""
+        return _PLAIN_TYPES.get(name) or self.resolve(name)
+
+    def resolve_type(self, name: str) -> type:
+        """Return the class that a peer named; raises like `resolve`."""
+        found = self._find(name)
+        if not isinstance(found, type):
+            raise DecodeError(f"{name!r} names a {type(found).__name__}, no class")
+        return found
+
+    def resolve_error(self, name: str) -> type[BaseException]:
+        """Return the exception class that a peer named.
+
+        Builtin exceptions and asyncrpc's own need no permission.  Raises like
+        `resolve`.
+        """
+        module, _, qualname = name.partition(":")
+        home = {"builtins": builtins, errors.__name__: errors}.get(module)
+        found = vars(home).get(qualname) if home else self._find(name)
+        if not isinstance(found, type) or not issubclass(found, BaseException):
+            raise DecodeError(f"{name!r} names no exception")
+        return found
+
+    def is_allowed(self, function: Any) -> bool:
+        """Tell whether a peer may call this; under TRUSTED it may call anything."""
+        if self.policy is Policy.TRUSTED or _is_marked(function):
+            return True
+        try:
+            name = self.name_of(function)
+        except EncodeError:
+            return False
+        return self._matches(name) or _is_marked_method(name)
+
+    def is_allowed_method(self, cls: type, name: str) -> bool:
+        """Tell whether a peer may call method `name` of an instance of `cls`."""
+        if self.policy is Policy.TRUSTED:
+            return True
+        if _is_marked(cls) and not name.startswith("_"):
+            return True
+        method = getattr(cls, name, None)
+        return method is not None and self.is_allowed(method)
+
+    def _matches(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.allow)
+
+    def _find(self, name: str) -> Any:
+        module_name, _, qualname = name.partition(":")
+        if not module_name or not qualname:
+            raise DecodeError(f"{name!r} is no function's name: 'module:name' is")
+        strict = self.policy is Policy.STRICT
+        module = _module(module_name) if strict else _imported(module_name, name)
+        if module is None:
+            raise self._rejection(name)
+        parent, found = _walk(module, qualname, lazily=not strict)
+        if found is ABSENT:
+            if strict:  # the same answer as for what is not allowed: no probing
+                raise self._rejection(name)
+            raise DecodeError(
+                f"module {module_name!r} has no {qualname!r} on this worker; does it"
+                " run the same code as the caller?"
+            )
+        if strict and not self._may(parent, qualname, found):
+            raise self._rejection(name)
+        return found
+
+    def _may(self, parent: Any, qualname: str, found: Any) -> bool:
+        last = qualname.rpartition(".")[2]
+        if _is_marked_parent(parent, last, found):
+            return True
+        return self.is_allowed(found)
+
+    def _rejection(self, name: str) -> RejectedError:
+        return RejectedError(
+            f"{name!r} may not be called on this worker, whose policy is strict; mark it"
+            " with @asyncrpc.expose or list it in Options.allow",
+            outcome=Outcome.NOT_EXECUTED,
+        )
+
+
+# --- marks ---------------------------------------------------------------------------
+
+
+def _is_marked(value: Any) -> bool:
+    if isinstance(value, type):
+        return MARK in vars(value)  # a subclass is not what its author exposed
+    return getattr(value, MARK, False) is True
+
+
+def _is_marked_parent(parent: Any, name: str, found: Any) -> bool:
+    if not isinstance(parent, type) or not _is_marked(parent):
+        return False
+    kinds = (types.FunctionType, types.MethodType)
+    return not name.startswith("_") and isinstance(found, kinds)
+
+
+def _is_marked_method(name: str) -> bool:
+    module_name, _, qualname = name.partition(":")
+    module = _module(module_name)
+    if module is None or "." not in qualname:
+        return False
+    parent, found = _walk(module, qualname)
+    return _is_marked_parent(parent, qualname.rpartition(".")[2], found)
+
+
+# --- from names to objects -----------------------------------------------------------
+
+
+def _module(name: str) -> types.ModuleType | None:
+    """Return a module that is imported; `__main__` of the caller is ours."""
+    found = sys.modules.get(name)
+    if found is None and name == "__mp_main__":
+        found = sys.modules.get("__main__")
+    return found
+
+
+def resolve_global(module: str, name: str, find: Callable[[str, str], Any]) -> Any:
+    """Find what a pickle names with `find`, in our `__main__` if it was the caller's."""
+    if module == "__mp_main__" and module not in sys.modules:
+        module = "__main__"
+    return find(module, name)
+
+
+def _imported(name: str, function: str) -> types.ModuleType:
+    found = _module(name)
+    if found is not None:
+        return found
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # any module's code may run here
+        raise DecodeError(
+            f"function {function!r} needs module {name!r}, which this worker cannot"
+            f" import: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _walk(module: Any, qualname: str, *, lazily: bool = True) -> tuple[Any, Any]:
+    """Follow a dotted name through classes; return the last parent and what it has.
+
+    Not through modules: `app:os.system` would reach whatever `app` happens to import.
+    With `lazily`, a module may make what is missing, which can import.
+    """
+    first, *rest = qualname.split(".")
+    parent, found = module, vars(module).get(first, ABSENT)
+    if found is ABSENT and lazily:
+        found = _attribute(module, first)
+    for part in rest:
+        if not isinstance(found, type):
+            return found, ABSENT
+        parent, found = found, _attribute(found, part)
+    return parent, found
+
+
+def _attribute(parent: Any, name: str) -> Any:
+    try:
+        return getattr(parent, name, ABSENT)
+    except Exception:  # noqa: BLE001 - a descriptor of the user's, or an import in a
+    module
+        return ABSENT
+
+
+# --- from objects to names -----------------------------------------------------------
+
+
+def _find_name(function: Any) -> str:
+    if isinstance(function, torch.jit.ScriptFunction):
+        raise _unnamed(
+            function,
+            "is a compiled TorchScript function",
+            "call a module-level Python function that calls it",
+        )
+    for module, qualname in _candidates(function):
+        if _leads_to(module, qualname, function):
+            return f"{'__main__' if module == '__mp_main__' else module}:{qualname}"
+    raise _reason(function)
+
+
+def _candidates(function: Any) -> Iterator[tuple[str, str]]:
+    """Yield the places where a function may be found, the likeliest first."""
+    module = getattr(function, "__module__", None)
+    simple = str(getattr(function, "__name__", ""))
+    qualname = str(getattr(function, "__qualname__", simple))
+    owner = getattr(function, "__self__", None)
+    if isinstance(function, types.MethodType) and isinstance(owner, type):
+        yield owner.__module__, f"{owner.__qualname__}.{simple}"
+    elif isinstance(owner, type):  # a builtin class method: dict.fromkeys
+        yield owner.__module__, f"{owner.__qualname__}.{simple}"
+    builtin = not isinstance(function, (types.FunctionType, type))
+    if builtin and not (isinstance(module, str) and _is_public(module)):
+        yield from _homes(function, simple)
+    if isinstance(module, str):
+        yield module, qualname
+        yield module, simple
+    holder = getattr(function, "__objclass__", None)  # of a method descriptor
+    if isinstance(holder, type):
+        yield holder.__module__, qualname
+    if builtin:
+        yield from _homes(function, simple)
+
+
+def _is_public(module: str) -> bool:
+    return not any(part.startswith("_") for part in module.split("."))
+
+
+def _homes(function: Any, simple: str) -> Iterator[tuple[str, str]]:
+    yield "torch", f"Tensor.{simple}"
+    for home in _HOMES:
+        module = sys.modules.get(home)
+        if module is None:
+            continue
+        yield home, simple
+        for name, value in list(vars(module).items()):
+            if value is function:
+                yield home, name
+
+
+def _leads_to(module_name: str, qualname: str, function: Any) -> bool:
+    module = _module(module_name)
+    if module is None or not qualname or "<" in qualname:
+        return False
+    found = _walk(module, qualname)[1]
+    if found is function:
+        return True
+    bound = (types.MethodType, types.BuiltinMethodType)
+    return (
+        isinstance(function, bound)
+        and type(found) is type(function)
+        and bool(found == function)
+    )
+
+
+def _reason(function: Any) -> EncodeError:
+    qualname = str(getattr(function, "__qualname__", ""))
+    if "<lambda>" in qualname:
+        return _unnamed(function, "is a lambda", "make it a function at module level")
+    if "<locals>" in qualname:
+        return _unnamed(
+            function,
+            "is defined inside a function",
+            "move it to module level, and pass what it closes over as arguments",
+        )
+    module = getattr(function, "__module__", None)
+    return _unnamed(
+        function,
+        f"is not what {module}:{qualname or '?'} leads to",
+        "give it a name at module level; a decorator may have put another there",
+    )
+
+
+def _unnamed(function: Any, problem: str, advice: str) -> EncodeError:
+    shown = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return EncodeError(
+        f"{shown} cannot be sent: it {problem}, and functions travel by name; {advice}",
+        outcome=Outcome.NOT_EXECUTED,
+    )

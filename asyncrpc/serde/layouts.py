@@ -1,0 +1,148 @@
+"""Tensors that are not one strided block: sparse and quantized ones, as their parts.
+
+A part is an ordinary tensor with an entry of its own, so that it too travels without a
+copy.  `torch` checks the invariants of what is put together again, indices included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from asyncrpc.errors import DecodeError
+from asyncrpc.serde.kinds import (
+    ENTRY_QUANTIZED,
+    ENTRY_SPARSE_COMPRESSED,
+    ENTRY_SPARSE_COO,
+)
+from asyncrpc.serde.tensors import DTYPES, NAMES
+
+AddPart = Callable[[torch.Tensor], int]  # returns the index of the part's entry
+GetPart = Callable[[int], torch.Tensor]
+
+_COMPRESSED: Final = {
+    str(layout): layout
+    for layout in (
+        torch.sparse_csr,
+        torch.sparse_csc,
+        torch.sparse_bsr,
+        torch.sparse_bsc,
+    )
+}
+_BY_ROW: Final = (torch.sparse_csr, torch.sparse_bsr)
+# The integers that the bytes of a quantized dtype are.  Sub-byte ones have no strides
+# we could keep: they go the way of pickle.
+_CARRIERS: Final = {
+    torch.qint8: torch.int8,
+    torch.quint8: torch.uint8,
+    torch.qint32: torch.int32,
+}
+_PER_CHANNEL: Final = (
+    torch.per_channel_affine,
+    torch.per_channel_affine_float_qparams,
+)
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor that is not plainly strided can go as its parts."""
+    if tensor.is_quantized:
+        return tensor.dtype in _CARRIERS
+    return tensor.layout is torch.sparse_coo or str(tensor.layout) in _COMPRESSED
+
+
+def take_apart(tensor: torch.Tensor, flags: int, add: AddPart) -> list[Any]:
+    """Return the entry of a tensor for which `is_known` holds; its parts go to `add`."""
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        return _quantized(tensor, flags, add)
+    shape = list(tensor.shape)
+    if tensor.layout is torch.sparse_coo:
+        parts = [add(tensor._indices()), add(tensor._values())]  # noqa: SLF001
+        return [ENTRY_SPARSE_COO, flags, shape, *parts, tensor.is_coalesced()]
+    by_row = tensor.layout in _BY_ROW
+    outer = tensor.crow_indices() if by_row else tensor.ccol_indices()
+    inner = tensor.col_indices() if by_row else tensor.row_indices()
+    parts = [add(outer), add(inner), add(tensor.values())]
+    return [ENTRY_SPARSE_COMPRESSED, flags, shape, *parts, str(tensor.layout)]
+
+
+def _quantized(tensor: torch.Tensor, flags: int, add: AddPart) -> list[Any]:
+    carrier = torch.empty(0, dtype=_CARRIERS[tensor.dtype])
+    carrier.set_(  # type: ignore[call-overload]
+        tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+    entry = [ENTRY_QUANTIZED, flags, NAMES[tensor.dtype], add(carrier)]
+    if tensor.qscheme() not in _PER_CHANNEL:
+        return [*entry, tensor.q_scale(), tensor.q_zero_point()]
+    scales = add(tensor.q_per_channel_scales())
+    zero_points = add(tensor.q_per_channel_zero_points())
+    return [*entry, scales, zero_points, tensor.q_per_channel_axis()]
+
+
+def put_together(entry: list[Any], get: GetPart) -> torch.Tensor:
+    """Return the tensor of an entry that `take_apart` made.
+
+    Raises:
+        DecodeError, RuntimeError: the parts do not make such a tensor.
+    """
+    kind, _flags, *fields = entry
+    if kind == ENTRY_QUANTIZED:
+        return _from_quantized(fields, get)
+    if kind == ENTRY_SPARSE_COO:
+        shape, indices, values, coalesced = fields
+        return torch.sparse_coo_tensor(
+            get(indices),
+            get(values),
+            shape,
+            is_coalesced=coalesced is True,
+            check_invariants=True,
+        )
+    shape, outer, inner, values, layout = fields
+    if layout not in _COMPRESSED:
+        raise DecodeError(f"sparse layout {layout!r:.40} is unknown")
+    return torch.sparse_compressed_tensor(
+        get(outer),
+        get(inner),
+        get(values),
+        shape,
+        layout=_COMPRESSED[layout],
+        check_invariants=True,
+    )
+
+
+def _from_quantized(fields: list[Any], get: GetPart) -> torch.Tensor:
+    name, carrier_index, *parameters = fields
+    dtype, carrier = DTYPES.get(name), get(carrier_index)
+    if dtype is None or _CARRIERS.get(dtype) != carrier.dtype:
+        raise DecodeError(f"quantized dtype {name!r:.40} does not fit its bytes")
+    empty = _empty_quantized(dtype, carrier, parameters, get)
+    return empty.set_(  # type: ignore[call-overload,no-any-return]
+        carrier.untyped_storage(),
+        carrier.storage_offset(),
+        carrier.shape,
+        carrier.stride(),
+    )
+
+
+def _empty_quantized(
+    dtype: torch.dtype, carrier: torch.Tensor, parameters: list[Any], get: GetPart
+) -> torch.Tensor:
+    if len(parameters) == 2:  # noqa: PLR2004 - per tensor
+        scale, zero_point = float(parameters[0]), int(parameters[1])
+        return torch._empty_affine_quantized(  # noqa: SLF001
+            [0], scale=scale, zero_point=zero_point, dtype=dtype
+        )
+    scales, zero_points, axis = get(parameters[0]), get(parameters[1]), parameters[2]
+    if not 0 <= axis < carrier.dim() or scales.shape != carrier.shape[axis : axis + 1]:
+        raise DecodeError(f"{list(scales.shape)} scales for axis {axis!r}")
+    if zero_points.shape != scales.shape:
+        raise DecodeError(f"{list(zero_points.shape)} zero points")
+    return torch._empty_per_channel_affine_quantized(  # noqa: SLF001
+        [0] * carrier.dim(),
+        scales=scales,
+        zero_points=zero_points,
+        axis=axis,
+        dtype=dtype,
+    )

@@ -1,0 +1,33 @@
+"""What a worker takes from its peers: the policy, and the limits."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Policy(enum.Enum):
+    """Whether a peer may send what runs code while it is decoded."""
+
+    TRUSTED = "trusted"  # pickle both ways, imports by name: authenticated peers only
+    STRICT = "strict"  # neither; only functions that were exposed or allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on one message.  The sender keeps them too, so that it learns of them.
+
+    Attributes:
+        depth_max: levels of containers inside each other.  A level of tuples costs a C
+            stack frame of 40 KiB in the decoder: 64 of them fit any thread.
+        control_bytes_max: bytes of everything but buffers.  Long strings and lists are
+            legitimate; anything longer is cheaper as a tensor.
+        objects_max: tensors, arrays, pickles, functions and references in one message.
+            A module of 100 000 parameters fits.
+        dimensions_max: of a tensor; numpy, whose memory we receive into, stops at 64.
+    """
+
+    depth_max: int = 64
+    control_bytes_max: int = 64 << 20
+    objects_max: int = 1 << 18
+    dimensions_max: int = 64

@@ -1,0 +1,394 @@
+"""torch.Tensor <-> an entry of the table and a buffer, without a copy on either side.
+
+An entry is `[TENSOR, flags, dtype, shape, buffer]` if the tensor is contiguous and has
+its buffer to itself; otherwise offset and strides, in elements, follow, and a device if
+it was not the host's.  Sending views the tensor's own memory.  Receiving makes the
+tensor over the received buffer; tensors of one buffer share one storage.
+
+A tensor travels as it lies in memory, conjugate and negative bits aside, as `spans`
+decides.  Strides of dimensions of size 1 mean nothing and may change.
+
+The reader believes nothing: that every element lies inside its buffer is checked in
+Python's unbounded integers before torch sees a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from asyncrpc.errors import DecodeError
+from asyncrpc.serde.kinds import (
+    CONJUGATE,
+    ENTRY_TENSOR,
+    META,
+    NEGATIVE,
+    NO_BUFFER,
+)
+from asyncrpc.serde.outbox import Outbox, view_memory
+from asyncrpc.serde.spans import Span, clusters, reach, span_of
+from asyncrpc.serde.staging import Stager
+
+Entry = list[Any]
+
+DTYPES: Final = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
+NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+# How numpy sees each dtype: from_numpy is the fastest way to a tensor over given memory
+# (0.9 us; frombuffer and a view take 1.6).  Dtypes it does not know come as integers of
+# their size and are viewed (1 us more).
+_KNOWN: Final = frozenset(
+    f"{kind}{bits}"
+    for kind, sizes in {
+        "uint": (8, 16, 32, 64),
+        "int": (8, 16, 32, 64),
+        "float": (16, 32, 64),
+        "complex": (64, 128),
+    }.items()
+    for bits in sizes
+) | {"bool"}
+_CARRIERS: Final = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+_QUANTIZED: Final = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
+_NUMPY: Final[dict[str, tuple[np.dtype[Any], torch.dtype | None]]] = {
+    name: (np.dtype(name), None)
+    if name in _KNOWN
+    else (np.dtype(_CARRIERS[dtype.itemsize]), dtype)
+    for name, dtype in DTYPES.items()
+    if name not in _QUANTIZED
+}
+_UINT8: Final = np.dtype("uint8")
+SIZE_MAX: Final = 1 << 62  # of a dimension, an offset or a stride: fits torch's int64
+# Whether two views with holes share an element is found out with a byte per element;
+# above this many we do not ask, and send them as if they did.
+OVERLAP_ELEMENTS_MAX: Final = 1 << 28
+
+
+class TensorWriter:
+    """Gathers the tensors of one message, then lays them out in buffers together."""
+
+    __slots__ = ("_outbox", "_pending", "_stager")
+
+    def __init__(self, outbox: Outbox, stager: Stager) -> None:
+        self._outbox = outbox
+        self._stager = stager
+        self._pending: list[_Item] = []
+
+    def add(self, index: int, tensor: torch.Tensor, flags: int) -> None:
+        """Note a strided, unquantized tensor, whose entry will be at `index`."""
+        self._pending.append(_Item(index, tensor, flags))
+
+    def finish(self, table: list[Any]) -> None:
+        """Write the entries of all tensors noted."""
+        pending, self._pending = self._pending, []
+        if len(pending) == 1:
+            return self._place_alone(table, pending[0])
+        storages: dict[int, list[_Item]] = {}
+        for item in pending:
+            if item.tensor.is_cpu and item.tensor.nbytes:
+                key = item.tensor.untyped_storage()._cdata  # noqa: SLF001
+                storages.setdefault(key, []).append(item)
+            else:
+                self._place_alone(table, item)
+        for items in storages.values():
+            self._place_storage(table, items)
+        return None
+
+    # --- one tensor in its own buffer ------------------------------------------------
+
+    def _place_alone(self, table: list[Any], item: _Item) -> None:
+        tensor = item.tensor
+        if not tensor.is_cpu:
+            return self._place_foreign(table, item)
+        if not tensor.nbytes:
+            table[item.index] = self._entry(item, NO_BUFFER)
+        elif tensor.is_contiguous():
+            storage = tensor.untyped_storage()
+            view = view_memory(storage, tensor.data_ptr(), tensor.nbytes)
+            table[item.index] = self._entry(item, self._outbox.add(view))
+        else:
+            self._place_view(table, item)
+        return None
+
+    def _place_foreign(self, table: list[Any], item: _Item) -> None:
+        """Write a tensor of another device; one of `meta` has no bytes at all."""
+        tensor = item.tensor
+        if tensor.is_meta:
+            item.flags |= META
+            strides = list(tensor.stride())
+            table[item.index] = [*self._entry(item, NO_BUFFER), 0, strides]
+            return
+        device = str(tensor.device)
+        item.tensor = self._stager.to_host(tensor)
+        self._place_alone(table, item)
+        entry = table[item.index]
+        if len(entry) == 5:  # noqa: PLR2004 - contiguous
+            entry += [0, None]
+        entry.append(device)
+
+    def _place_view(self, table: list[Any], item: _Item) -> None:
+        span = item.span()
+        if span.goes_raw():
+            self._place_shared(table, [item], span)
+            return
+        item.tensor = self._gather(item.tensor)
+        self._place_alone(table, item)
+
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy the elements together; strides keep their order, zero ones stay zero."""
+        shape, strides = tensor.shape, tensor.stride()
+        once = [size if step else 1 for size, step in zip(shape, strides, strict=True)]
+        dense = tensor.detach().as_strided(once, strides).clone()
+        self._outbox.bytes_copied += dense.nbytes
+        return dense.expand(shape)
+
+    # --- several tensors of one storage ----------------------------------------------
+
+    def _place_storage(self, table: list[Any], items: list[_Item]) -> None:
+        if len(items) == 1:
+            return self._place_alone(table, items[0])
+        for union, members in clusters([item.span() for item in items]):
+            together = [items[member] for member in members]
+            if len(together) == 1:
+                self._place_alone(table, together[0])
+            elif union.goes_raw() or _overlap(together, union):
+                self._place_cluster(table, together, union)
+            else:
+                for item in together:
+                    self._place_alone(table, item)
+        return None
+
+    def _place_cluster(self, table: list[Any], items: list[_Item], union: Span) -> None:
+        first = items[0]
+        if not union.goes_raw() and all(item.lies_like(first) for item in items):
+            gathered = self._gather(first.tensor)
+            for item in items:
+                item.tensor = gathered
+            union = first.span()
+        self._place_shared(table, items, union)
+
+    def _place_shared(self, table: list[Any], items: list[_Item], union: Span) -> None:
+        """Send `union` as it lies; each item says where in it its elements are."""
+        # Views of several dtypes: each offset must stay a multiple of its item's size.
+        start = union.start
+        start -= start % max(item.tensor.itemsize for item in items)
+        storage = items[0].tensor.untyped_storage()
+        address = storage.data_ptr() + start
+        buffer = self._outbox.add(view_memory(storage, address, union.stop - start))
+        for item in items:
+            tensor = item.tensor
+            offset = tensor.storage_offset() - start // tensor.itemsize
+            entry = self._entry(item, buffer)
+            table[item.index] = [*entry, offset, list(tensor.stride())]
+
+    def _entry(self, item: _Item, buffer: int) -> Entry:
+        tensor, flags = item.tensor, item.flags
+        if tensor.is_neg():
+            flags |= NEGATIVE
+        if tensor.is_conj():
+            flags |= CONJUGATE
+        return [ENTRY_TENSOR, flags, NAMES[tensor.dtype], list(tensor.shape), buffer]
+
+
+class _Item:
+    """A tensor on its way out, the index of its entry, and its flags."""
+
+    __slots__ = ("flags", "index", "tensor")
+
+    def __init__(self, index: int, tensor: torch.Tensor, flags: int) -> None:
+        self.index = index
+        self.tensor = tensor
+        self.flags = flags
+
+    def span(self) -> Span:
+        tensor = self.tensor
+        offset, item_bytes = tensor.storage_offset(), tensor.itemsize
+        return span_of(tensor.shape, tensor.stride(), offset, item_bytes)
+
+    def lies_like(self, other: _Item) -> bool:
+        mine, its = self.tensor, other.tensor
+        return (
+            mine.dtype == its.dtype
+            and mine.shape == its.shape
+            and mine.stride() == its.stride()
+            and mine.storage_offset() == its.storage_offset()
+            and mine.is_conj() == its.is_conj()
+            and mine.is_neg() == its.is_neg()
+        )
+
+
+def _overlap(items: Sequence[_Item], union: Span) -> bool:
+    """Tell whether two of the views share an element; if in doubt, they do."""
+    item_bytes = items[0].tensor.itemsize
+    elements = (union.stop - union.start) // item_bytes
+    if elements > OVERLAP_ELEMENTS_MAX:
+        return True
+    if any(item.tensor.itemsize != item_bytes for item in items):
+        return True
+    taken = torch.zeros(elements, dtype=torch.bool)
+    for item in items:
+        tensor = item.tensor
+        strides = tensor.stride()
+        shape = [
+            size if step else 1
+            for size, step in zip(tensor.shape, strides, strict=True)
+        ]
+        offset = tensor.storage_offset() - union.start // item_bytes
+        mine = taken.as_strided(shape, strides, offset)
+        if bool(mine.any()):
+            return True
+        mine.fill_(True)  # noqa: FBT003
+    return False
+
+
+class TensorReader:
+    """Makes tensors over the received buffers of one message."""
+
+    __slots__ = ("_bases", "_buffers", "_dimensions_max", "_stager")
+
+    def __init__(
+        self, buffers: Sequence[memoryview], stager: Stager, dimensions_max: int
+    ) -> None:
+        self._buffers = buffers
+        self._stager = stager
+        self._dimensions_max = dimensions_max
+        self._bases: dict[int, torch.Tensor] = {}
+
+    def read(self, entry: Entry) -> torch.Tensor:
+        """Return the tensor of an entry, without a gradient.
+
+        Raises:
+            DecodeError: the entry is no tensor's, or reaches outside its buffer.
+        """
+        flags, name, shape, index = entry[1:5]
+        if len(entry) == 5 and index != NO_BUFFER:  # noqa: PLR2004
+            tensor = self._contiguous(name, shape, index)
+        else:
+            tensor = self._strided(entry)
+        if flags & (CONJUGATE | NEGATIVE):
+            tensor = _with_bits(tensor, flags)
+        return tensor
+
+    def buffer(self, index: int) -> memoryview:
+        """Return a received buffer."""
+        if type(index) is not int or not 0 <= index < len(self._buffers):
+            raise DecodeError(
+                f"buffer {index!r} of {len(self._buffers)} was referred to"
+            )
+        return self._buffers[index]
+
+    def _contiguous(self, name: str, shape: list[int], index: int) -> torch.Tensor:
+        buffer = self.buffer(index)
+        if buffer.readonly:
+            return self._over(index, _dtype(name), shape, _dense(shape), 0)
+        try:
+            seen_as, viewed_as = _NUMPY[name]
+        except (KeyError, TypeError):
+            raise _unknown(name) from None
+        # numpy checks the sizes, and that the array lies in the buffer.
+        tensor = torch.from_numpy(np.ndarray(shape, seen_as, buffer))
+        if tensor.nbytes != buffer.nbytes:
+            raise DecodeError(f"{buffer.nbytes} bytes arrived for shape {shape}")
+        if tensor.data_ptr() % seen_as.itemsize:  # a buffer cut out of a larger one
+            tensor = tensor.clone()
+        return tensor if viewed_as is None else tensor.view(viewed_as)
+
+    def _strided(self, entry: Entry) -> torch.Tensor:
+        flags, name, shape, index, *rest = entry[1:]
+        offset, strides, device = [*rest, *(0, None, None)[len(rest) :]]
+        dtype = _dtype(name)
+        if flags & META:
+            self._check_shape(shape)
+            self._check(strides)
+            return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        if index == NO_BUFFER:
+            self._check_shape(shape)
+            if 0 not in shape:
+                raise DecodeError(f"no bytes arrived for shape {shape}")
+            tensor = torch.empty(shape, dtype=dtype)
+        else:
+            strides = _dense(shape) if strides is None else strides
+            tensor = self._over(index, dtype, shape, strides, offset)
+        return tensor if device is None else self._stager.to_device(tensor, device)
+
+    def _over(
+        self,
+        index: int,
+        dtype: torch.dtype,
+        shape: list[int],
+        strides: list[int],
+        offset: int,
+    ) -> torch.Tensor:
+        """Make a tensor over buffer `index`, with the storage of all others there."""
+        self._check_shape(shape)
+        self._check([*strides, offset])
+        if len(shape) != len(strides):
+            raise DecodeError(f"{len(strides)} strides for {len(shape)} dimensions")
+        size_bytes = self.buffer(index).nbytes
+        stop = (offset + reach(shape, strides)) * dtype.itemsize
+        if stop > size_bytes:
+            raise DecodeError(
+                f"a tensor reaches byte {stop} of a buffer of {size_bytes}"
+            )
+        storage = self._base(index).untyped_storage()
+        tensor = torch.empty(0, dtype=dtype)
+        return tensor.set_(storage, offset, tuple(shape), tuple(strides))
+
+    def _base(self, index: int) -> torch.Tensor:
+        base = self._bases.get(index)
+        if base is None:
+            buffer = self.buffer(index)
+            array = np.ndarray(buffer.nbytes, _UINT8, buffer)
+            base = torch.from_numpy(array.copy() if buffer.readonly else array)
+            if base.data_ptr() % 16:  # the largest item: complex128
+                base = base.clone()
+            self._bases[index] = base
+        return base
+
+    def _check(self, numbers: list[Any]) -> None:
+        """Refuse what is no short list of sizes that fit torch's integers."""
+        if type(numbers) is not list or len(numbers) > self._dimensions_max + 1:
+            raise DecodeError(f"sizes or strides of a tensor are {numbers!r:.60}")
+        for number in numbers:
+            if type(number) is not int or not 0 <= number < SIZE_MAX:
+                raise DecodeError(f"a tensor's size, stride or offset is {number!r}")
+
+    def _check_shape(self, shape: list[int]) -> None:
+        self._check(shape)
+        if math.prod(size or 1 for size in shape) > SIZE_MAX:  # strides may be zero
+            raise DecodeError(f"a tensor's sizes overflow: {shape}")
+
+
+def _with_bits(tensor: torch.Tensor, flags: int) -> torch.Tensor:
+    if flags & CONJUGATE:
+        tensor = tensor.conj()
+    if flags & NEGATIVE:
+        tensor = torch._neg_view(tensor)  # noqa: SLF001 - there is no public way
+    return tensor
+
+
+def _dtype(name: Any) -> torch.dtype:
+    if isinstance(name, str) and name in _NUMPY:
+        return DTYPES[name]
+    raise _unknown(name)
+
+
+def _unknown(name: Any) -> DecodeError:
+    return DecodeError(
+        f"dtype {name!r:.40} is unknown to this worker; does it run the same torch?"
+    )
+
+
+def _dense(shape: Any) -> list[int]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return strides[::-1]

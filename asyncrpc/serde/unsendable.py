@@ -1,0 +1,66 @@
+"""How the layers of the encoder say that a value cannot travel, and where it is.
+
+The layer that meets such a value knows what is wrong with it; only the root knows where
+it is.  So the first raises `Unsendable` with the value, and the codec looks it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+VISITED_MAX: Final = 20_000  # objects looked at for a path; an error may be vague
+
+
+class Unsendable(Exception):  # noqa: N818 - never leaves serde
+    """A value cannot travel.
+
+    Attributes:
+        value: the value.
+        problem: what is wrong with it and what to do.
+    """
+
+    def __init__(self, value: object, problem: str) -> None:
+        super().__init__(problem)
+        self.value = value
+        self.problem = problem
+
+
+class TooDeep(Exception):  # noqa: N818 - never leaves serde
+    """Containers are nested too deep, as they are in a cycle."""
+
+
+def path_to(root: object, wanted: object, labels: Sequence[str]) -> str:
+    """Return where in `root` an object is: `args[1]['x'].foo`.
+
+    Args:
+        root: the value that was to be encoded.
+        wanted: the very object to find.
+        labels: what to call the elements of `root`; `value[i]` if there are none.
+    """
+    waiting: list[tuple[str, object]] = [("value", root)]
+    if labels and isinstance(root, (list, tuple)):
+        waiting = list(zip(labels, root, strict=False))
+    seen: set[int] = set()
+    for path, value in waiting:  # breadth first: the shortest path
+        if value is wanted:
+            return path
+        if id(value) not in seen and len(waiting) < VISITED_MAX:
+            seen.add(id(value))
+            waiting += [(path + step, part) for step, part in _parts(value)]
+    return "value"
+
+
+def _parts(value: object) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, part in list(value.items()):
+            yield f"[{key!r:.40}]", part
+            yield f" key {key!r:.40}", key
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            yield f"[{index}]", part
+    elif isinstance(value, (set, frozenset)):
+        for part in value:
+            yield " element", part
+    for name, part in list(getattr(value, "__dict__", {}).items()):
+        yield f".{name}", part

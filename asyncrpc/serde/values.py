@@ -1,0 +1,185 @@
+"""Values on the wire: `Codec` turns any value into bytes and buffers, and back.
+
+See `kinds` for the format, `encoding` and `decoding` for the two directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from asyncrpc.errors import CallError, DecodeError, EncodeError, Outcome, RejectedError
+from asyncrpc.serde.decoding import Decoder, OnGradient
+from asyncrpc.serde.encoding import Encoder, encode_flat
+from asyncrpc.serde.functions import FunctionTable
+from asyncrpc.serde.hooks import Hooks
+from asyncrpc.serde.policy import Limits, Policy
+from asyncrpc.serde.staging import HostStager, Stager
+from asyncrpc.serde.unsendable import TooDeep, Unsendable, path_to
+
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A value, ready to be sent.
+
+    Attributes:
+        control: msgpack, see `kinds`.
+        buffers: bytes-format, C-contiguous views, in the order to send them; they keep
+            alive what they view.  They view the sender's tensors: a write to one before
+            the buffers are sent would be sent.
+        gradient_tensors: the tensors that require a gradient, each once, in the order
+        in
+            which `Codec.decode` reports theirs.
+        bytes_copied: bytes that had to be gathered in user space.
+    """
+
+    control: bytes
+    buffers: list[memoryview]
+    gradient_tensors: list[torch.Tensor]
+    bytes_copied: int
+
+
+class Codec:
+    """Encodes and decodes values under one worker's policy.
+
+    Thread safety:
+        Any thread may call any method: a message's state is its own.
+    """
+
+    def __init__(
+        self,
+        functions: FunctionTable,
+        hooks: Hooks | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        stager: Stager | None = None,
+    ) -> None:
+        self.functions = functions
+        self.hooks = hooks
+        self.limits = limits
+        self.stager: Stager = HostStager() if stager is None else stager
+
+    def encode(self, value: Any, *, labels: Sequence[str] = ()) -> Encoded:
+        """Encode a value.
+
+        Tensors and arrays are viewed, not copied, but for those that `spans` has
+        gathered.  A tensor of any shape, dtype and strides can be sent.
+
+        Args:
+            value: anything.
+            labels: what an error calls the elements of `value`, if that is a tuple or a
+                list: `("args", "kwargs")`.
+
+        Raises:
+            EncodeError: some part of it cannot travel; the text says which, where it is
+                and what to do.  Outcome NOT_EXECUTED.
+        """
+        flat = encode_flat(value)
+        if flat is not None and len(flat) <= self.limits.control_bytes_max:
+            return Encoded(flat, [], [], 0)
+        encoder = Encoder(self.functions, self.hooks, self.limits, self.stager)
+        try:
+            control = self._control(encoder, value)
+        except Unsendable as error:
+            path = path_to(value, error.value, labels)
+            cause = error.__cause__
+            raise _unencodable(f"{path}: {error.problem}") from cause or error
+        except Exception as error:  # the values' own code runs here
+            raise _unencodable(f"{type(error).__name__}: {error}") from error
+        outbox = encoder.outbox
+        return Encoded(
+            control, outbox.buffers, encoder.gradient_tensors, outbox.bytes_copied
+        )
+
+    def decode(
+        self,
+        control: bytes | memoryview,
+        buffers: Sequence[memoryview] = (),
+        *,
+        on_gradient: OnGradient | None = None,
+    ) -> Any:
+        """Decode a value.
+
+        Args:
+            control: as encoded; not trusted.
+            buffers: as encoded, each in memory of its own that may be written to: the
+                tensors and arrays of the value are made over it, not copied.  A
+                read-only buffer is copied.
+            on_gradient: is given each tensor that required a gradient at the sender,
+            any
+                shape, without one, in the order of `Encoded.gradient_tensors`; what it
+                returns takes the tensor's place.  None: they require a gradient and are
+                leaves.
+
+        Raises:
+            DecodeError: it is no value, or cannot be rebuilt here.
+            RejectedError: the policy forbids it.  Outcome NOT_EXECUTED.
+        """
+        decoder = Decoder(buffers, self.functions, self.hooks, self.limits, self.stager)
+        try:
+            return decoder.decode(memoryview(control), on_gradient)
+        except (DecodeError, RejectedError):
+            raise
+        except Exception as error:
+            raise DecodeError(
+                f"what arrived is no value: {type(error).__name__}: {error}"
+            ) from error
+
+    def can_encode(self, value: object) -> bool:
+        """Tell whether `encode` would take a value; no hook is called to find out."""
+        if type(value) in _SCALARS:
+            return True
+        hooks = None if self.hooks is None else _DryHooks(self.hooks.handled)
+        try:
+            Codec(self.functions, hooks, self.limits, self.stager).encode(value)
+        except CallError:
+            return False
+        return True
+
+    def _control(self, encoder: Encoder, value: Any) -> bytes:
+        try:
+            control = encoder.encode(value)
+        except TooDeep:
+            control = self._control_of_deep(encoder, value)
+        if len(control) > self.limits.control_bytes_max:
+            raise Unsendable(
+                value,
+                f"{len(control)} bytes without the tensors, and at most"
+                f" {self.limits.control_bytes_max} can be sent: put bulk into tensors,"
+                " arrays or bytes, or stream it",
+            )
+        return control
+
+    def _control_of_deep(self, encoder: Encoder, value: Any) -> bytes:
+        """Encode what contains itself; pickle keeps cycles."""
+        if self.functions.policy is not Policy.TRUSTED:
+            raise Unsendable(
+                value,
+                f"containers nested deeper than {self.limits.depth_max} levels, or one"
+                " that contains itself, cannot be sent under policy strict; flatten them",
+            )
+        try:
+            return encoder.encode(value, pickled=True)
+        except TooDeep as error:
+            raise Unsendable(value, "it is nested too deep; flatten it") from error
+
+
+class _DryHooks:
+    """Stands for the hooks when nothing is to be sent."""
+
+    def __init__(self, handled: tuple[type, ...]) -> None:
+        self.handled = handled
+
+    def lower(self, value: Any) -> None:
+        """Answer for any value, with nothing done."""
+
+    def lift(self, tree: Any) -> None:
+        """Never called: nothing that was encoded so is ever decoded."""
+
+
+def _unencodable(problem: str) -> EncodeError:
+    return EncodeError(f"cannot be sent: {problem}", outcome=Outcome.NOT_EXECUTED)

@@ -1,0 +1,98 @@
+"""Faults in real processes, as a script that reads as sentences.
+
+    faults = FaultScript()
+    faults.at(rank=2, step=5).kill()
+    faults.at(rank=0, step=7).fail("disk full")
+
+Pass the script to every process (it pickles) and call `reached` at each step: the
+process that is named acts on itself there, at a point of the program and not of time.
+For faults of a network, see `testing.network`.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+from dataclasses import dataclass
+
+from asyncrpc.errors import UsageError
+
+
+class InjectedError(Exception):
+    """Raised by a process because its fault script says so."""
+
+
+class _Kind(enum.Enum):
+    KILL = "kill"
+    STOP = "stop"
+    EXIT = "exit"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens at one point."""
+
+    kind: _Kind
+    code: int = 0
+    message: str = ""
+
+    def strike(self) -> None:
+        """Do it, to this process."""
+        match self.kind:
+            case _Kind.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case _Kind.STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case _Kind.EXIT:
+                os._exit(self.code)
+            case _Kind.FAIL:
+                raise InjectedError(self.message)
+
+
+class FaultScript:
+    """Which process suffers what, and where in its program."""
+
+    def __init__(self) -> None:
+        self._faults: dict[tuple[int, int], Fault] = {}
+
+    def at(self, *, rank: int, step: int) -> Point:
+        """Name a point: the process of this rank, when it reaches this step."""
+        if (rank, step) in self._faults:
+            raise UsageError(f"rank {rank} has a fault at step {step} already")
+        return Point(self._faults, (rank, step))
+
+    def reached(self, *, rank: int, step: int) -> None:
+        """Say that the process of this rank is at this step: its fault strikes.
+
+        Raises:
+            InjectedError: the script says `fail` here.
+        """
+        fault = self._faults.get((rank, step))
+        if fault is not None:
+            fault.strike()
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place in the program of one process; say what happens there."""
+
+    _faults: dict[tuple[int, int], Fault]
+    _where: tuple[int, int]
+
+    def kill(self) -> None:
+        """Send SIGKILL: gone at once, nothing is cleaned up."""
+        self._faults[self._where] = Fault(_Kind.KILL)
+
+    def stop(self) -> None:
+        """Send SIGSTOP: there, but silent, until somebody sends SIGCONT."""
+        self._faults[self._where] = Fault(_Kind.STOP)
+
+    def exit(self, code: int) -> None:
+        """Leave with this status, without cleaning up."""
+        self._faults[self._where] = Fault(_Kind.EXIT, code=code)
+
+    def fail(self, message: str) -> None:
+        """Raise `InjectedError`."""
+        self._faults[self._where] = Fault(_Kind.FAIL, message=message)

@@ -1,0 +1,163 @@
+"""What a test has left behind: descriptors, threads, child processes and tasks.
+
+Take a `Snapshot` before and `compare` it after.  Things that are on their way out, such
+as a thread that has been told to end, get a grace period; the comparison returns as
+soon as they are gone.
+
+Source: proc(5) for descriptors and children.  Where there is no /proc, descriptors and
+child processes are not watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+T = TypeVar("T")
+
+GRACE_S: Final = 2.0  # a busy machine may take this long to end a thread
+_POLL_FIRST_S: Final = 0.001
+_POLL_MAX_S: Final = 0.05
+_FD_TABLE: Final = Path("/proc/self/fd")
+# Helpers of the interpreter that live until it exits, by their command lines.
+_RESIDENT: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaks:
+    """What is there now and was not before, in words.  Empty, it is false."""
+
+    descriptors: tuple[str, ...] = ()
+    threads: tuple[str, ...] = ()
+    processes: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return any((self.descriptors, self.threads, self.processes, self.tasks))
+
+    def __str__(self) -> str:
+        kinds = ("descriptors", "threads", "processes", "tasks")
+        found = {kind: getattr(self, kind) for kind in kinds}
+        lines = (f"{kind}: {', '.join(are)}" for kind, are in found.items() if are)
+        return "left behind: " + "; ".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What this process has at one moment."""
+
+    descriptors: Mapping[int, str]
+    threads: frozenset[threading.Thread]
+    processes: Mapping[int, str]
+    tasks: frozenset[asyncio.Task[object]]
+
+    @classmethod
+    def take(cls) -> Self:
+        """Look around; tasks only where a loop is running."""
+        return cls(
+            descriptors=open_descriptors(),
+            threads=frozenset(threading.enumerate()),
+            processes=child_processes(),
+            tasks=frozenset(running_tasks()),
+        )
+
+    def compare(self, *, grace_s: float = GRACE_S) -> Leaks:
+        """Return what has been added since, once it stays.
+
+        Blocks the thread for at most `grace_s` seconds, and only if something is left.
+        On a running loop use `compare_async`: threads may need the loop to end.
+        """
+        deadline_s = time.monotonic() + grace_s
+        pause_s = _POLL_FIRST_S
+        while (leaks := self._new()) and time.monotonic() < deadline_s:
+            time.sleep(pause_s)  # nothing tells us when a descriptor is closed
+            pause_s = min(2 * pause_s, _POLL_MAX_S)
+        return leaks
+
+    async def compare_async(self, *, grace_s: float = GRACE_S) -> Leaks:
+        """Do what `compare` does, and let the loop run meanwhile."""
+        clock = asyncio.get_running_loop().time
+        deadline_s, pause_s = clock() + grace_s, 0.0
+        while (leaks := self._new()) and clock() < deadline_s:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s + _POLL_FIRST_S, _POLL_MAX_S)
+        return leaks
+
+    def _new(self) -> Leaks:
+        return Leaks(
+            descriptors=_added(self.descriptors, open_descriptors()),
+            threads=_named(
+                (t for t in threading.enumerate() if t not in self.threads),
+                lambda thread: thread.name,
+            ),
+            processes=_added(self.processes, child_processes()),
+            tasks=_named(
+                (t for t in running_tasks() if t not in self.tasks),
+                asyncio.Task.get_name,
+            ),
+        )
+
+
+def open_descriptors() -> dict[int, str]:
+    """Return every open descriptor with what it points to."""
+    if not _FD_TABLE.exists():
+        return {}
+    found = {}
+    for entry in os.listdir(_FD_TABLE):  # noqa: PTH208  (half the cost of iterdir)
+        try:
+            found[int(entry)] = os.readlink(f"{_FD_TABLE}/{entry}")  # noqa: PTH115
+        except FileNotFoundError:  # the descriptor that listed the folder
+            continue
+    return found
+
+
+def child_processes() -> dict[int, str]:
+    """Return every child, dead ones too if nobody has waited for them."""
+    found = {}
+    for table in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids = table.read_text().split()
+        except OSError:  # the thread has ended
+            continue
+        found.update({int(pid): _command(pid) for pid in pids})
+    return {
+        pid: command
+        for pid, command in found.items()
+        if not any(resident in command for resident in _RESIDENT)
+    }
+
+
+def running_tasks() -> set[asyncio.Task[object]]:
+    """Return the tasks of the running loop, but not the one that asks."""
+    try:
+        tasks = asyncio.all_tasks()
+    except RuntimeError:  # no loop is running
+        return set()
+    return {task for task in tasks if task is not asyncio.current_task()}
+
+
+def _command(pid: str) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "gone"
+    return b" ".join(words).decode(errors="replace").strip() or "zombie"
+
+
+def _added(before: Mapping[int, str], after: Mapping[int, str]) -> tuple[str, ...]:
+    # Not by number alone: a descriptor may have been closed and its number used again.
+    return tuple(
+        f"{number} ({what})"
+        for number, what in sorted(after.items())
+        if before.get(number) != what
+    )
+
+
+def _named(things: Iterable[T], name: Callable[[T], str]) -> tuple[str, ...]:
+    return tuple(sorted(name(thing) for thing in things))

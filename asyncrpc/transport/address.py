@@ -1,0 +1,67 @@
+"""Addresses: `tcp://host:port`, `tcp://[v6]:port`, `uds:///path`, `mem://name`.
+
+An address is a value that travels: workers publish every address at which they can be
+reached, and a peer tries those it can use.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Final
+
+from asyncrpc.errors import UsageError
+
+SCHEMES: Final = ("tcp", "uds", "mem")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Address:
+    """Where a worker can be reached.
+
+    Attributes:
+        scheme: one of `SCHEMES`.
+        host: host name or IP address for `tcp`, path for `uds`, any name for `mem`.
+        port: for `tcp`; 0 asks the system for one.  0 for the others.
+    """
+
+    scheme: str
+    host: str
+    port: int = 0
+
+    def __str__(self) -> str:
+        if self.scheme != "tcp":
+            return f"{self.scheme}://{self.host}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can reach it."""
+        if self.scheme != "tcp":
+            return True
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
+        except ValueError:
+            return False
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read an address.
+
+        Raises:
+            UsageError: it is none; the message shows the three forms.
+        """
+        scheme, separator, rest = text.partition("://")
+        if not separator or scheme not in SCHEMES or not rest:
+            raise UsageError(
+                f"{text!r} is no address; use tcp://host:port, uds:///path or mem://name"
+            )
+        if scheme != "tcp":
+            return cls(scheme, rest)
+        host, colon, port = rest.rpartition(":")
+        if not colon or not port.isascii() or not port.isdigit() or int(port) > 0xFFFF:
+            raise UsageError(f"{text!r}: a tcp address ends in a port from 0 to 65535")
+        return cls(scheme, host.removeprefix("[").removesuffix("]"), int(port))

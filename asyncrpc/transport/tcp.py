@@ -1,0 +1,205 @@
+"""TCP, over IPv4 and IPv6.
+
+Decides which sockets to listen on and which addresses to publish.  How bytes move is in
+`sockets`; what they mean, above.  A listener on a wildcard address (`0.0.0.0`, or `::`
+for both families) publishes every usable address of the host, for its peers may sit on
+different networks; an `interface` narrows it to the addresses of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from asyncrpc.errors import ConnectError, TransportError
+from asyncrpc.transport.abc import Connector, Listener, StreamHandler, Transport
+from asyncrpc.transport.address import Address
+from asyncrpc.transport.flow import LINGER_S, WaterMarks
+from asyncrpc.transport.interfaces import IPAddress, host_addresses
+from asyncrpc.transport.sockets import SocketTransport
+
+# Connections that the kernel completes before we accept them: a thousand workers may
+# connect to one at the same moment.  The kernel cuts it to net.core.somaxconn.
+BACKLOG: Final = 4096
+# Two sockets must share a port that the kernel chose for the first of them alone.
+_PORT_TRIES_MAX: Final = 16
+
+
+@dataclass(frozen=True)
+class TcpConnector(Connector):
+    """Connects and listens by TCP.
+
+    Attributes:
+        interface: for a wildcard address, listen on the addresses of this interface
+            only; None for all.
+        linger_s: seconds that `close` waits for the peer to read what is queued.
+        marks: when `send` makes the handler hold back.
+    """
+
+    scheme = "tcp"
+    interface: str | None = None
+    linger_s: float = LINGER_S
+    marks: WaterMarks = field(default_factory=WaterMarks)
+
+    async def listen(
+        self, address: Address, accept: Callable[[], StreamHandler]
+    ) -> Listener:
+        """Listen at `address`; see `Connector.listen`.
+
+        Raises:
+            TransportError: the address is in use, not of this host, or unknown.
+            UsageError: the interface has no such address.
+        """
+        try:
+            hosts = await _resolve(address, self.interface)
+            sockets = _bind_all(hosts, address.port)
+        except OSError as error:
+            raise _cannot_listen(address, error) from error
+        port = sockets[0].getsockname()[1]
+        listener = TcpListener(_published(address, hosts, port, self.interface))
+        loop = asyncio.get_running_loop()
+        try:
+            while sockets:
+                server = await loop.create_server(
+                    lambda: self._protocol(accept()), sock=sockets[-1], backlog=BACKLOG
+                )
+                sockets.pop()
+                listener.servers.append(server)
+        except BaseException as error:
+            await listener.close()
+            _close_all(sockets)
+            if isinstance(error, OSError):
+                raise _cannot_listen(address, error) from error
+            raise
+        return listener
+
+    async def connect(self, address: Address, handler: StreamHandler) -> Transport:
+        """Connect to `address`; see `Connector.connect`.
+
+        Raises:
+            ConnectError: refused, unreachable, or the name does not resolve.
+        """
+        protocol = self._protocol(handler)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.create_connection(lambda: protocol, address.host, address.port)
+        except OSError as error:
+            raise ConnectError(f"cannot connect to {address}: {error}") from error
+        except asyncio.CancelledError:
+            protocol.forsake()  # it may have been made in this very turn of the loop
+            raise
+        return protocol
+
+    def _protocol(self, handler: StreamHandler) -> SocketTransport:
+        return SocketTransport(
+            handler, scheme="tcp", marks=self.marks, linger_s=self.linger_s
+        )
+
+
+class TcpListener(Listener):
+    """One or more listening TCP sockets that share a port."""
+
+    def __init__(self, addresses: tuple[Address, ...]) -> None:
+        self._addresses = addresses
+        self.servers: list[asyncio.AbstractServer] = []
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Every address at which peers can try, best first."""
+        return self._addresses
+
+    async def close(self) -> None:
+        """Stop accepting and free the port.  Connections live on.  Idempotent."""
+        # Not wait_closed: from Python 3.12 it waits for the connections too.
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(0)  # uvloop lets go of the sockets in its next turn
+
+
+async def _resolve(address: Address, interface: str | None) -> list[IPAddress]:
+    """Return the addresses to bind."""
+    entries = await asyncio.get_running_loop().getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    hosts = [ipaddress.ip_address(entry[4][0]) for entry in entries]
+    hosts = list(dict.fromkeys(hosts))
+    if interface is None or not hosts[0].is_unspecified:
+        return hosts
+    return _reached_by(hosts[0], host_addresses(interface))
+
+
+def _reached_by(wildcard: IPAddress, addresses: Iterable[IPAddress]) -> list[IPAddress]:
+    """Keep what a socket bound to `wildcard` accepts: `::` is both families."""
+    return [one for one in addresses if wildcard.version in (6, one.version)]
+
+
+def _published(
+    address: Address, hosts: list[IPAddress], port: int, interface: str | None
+) -> tuple[Address, ...]:
+    """Turn the bound addresses into those that peers can use."""
+    if interface is None and hosts[0].is_unspecified:
+        hosts = _reached_by(hosts[0], host_addresses())
+    return tuple(Address(address.scheme, str(host), port) for host in hosts)
+
+
+def _bind_all(hosts: list[IPAddress], port: int) -> list[socket.socket]:
+    """Bind a socket to each host, all on one port; 0 lets the kernel choose it."""
+    for _ in range(_PORT_TRIES_MAX):
+        try:
+            return _bind_once(hosts, port)
+        except OSError as error:
+            if port or len(hosts) == 1 or error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, f"no port is free on all of {hosts}")
+
+
+def _bind_once(hosts: list[IPAddress], port: int) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    try:
+        for host in hosts:
+            sockets.append(_bind(host, port))
+            port = sockets[0].getsockname()[1]
+    except BaseException:
+        _close_all(sockets)
+        raise
+    return sockets
+
+
+def _bind(host: IPAddress, port: int) -> socket.socket:
+    family = socket.AF_INET if host.version == 4 else socket.AF_INET6  # noqa: PLR2004
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(0)
+        # Connections of a listener that was here before are dying still; take over.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            both = host.is_unspecified
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not both))
+        sock.bind((str(host), port))
+        # Two listeners may bind one port with SO_REUSEADDR; only one can listen.
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _close_all(sockets: Iterable[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
+
+
+def _cannot_listen(address: Address, error: OSError) -> TransportError:
+    reason = error.strerror or os.strerror(error.errno or 0)
+    advice = ""
+    if error.errno == errno.EADDRINUSE:
+        advice = "; stop what listens there, or use port 0 to be given a free one"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        advice = "; use an address of this host, or tcp://0.0.0.0:0 for all of them"
+    return TransportError(f"cannot listen at {address}: {reason}{advice}")

@@ -1,0 +1,189 @@
+"""Unix stream sockets: workers of one user on one host.
+
+Who may connect is decided by the file system: the socket lies in a directory that
+nobody else can enter.  The kernel tells each end who the other is (`credentials`), so
+that the layer above can check it again.
+
+A socket file outlives a process that was killed.  `listen` replaces a file at which
+nobody listens any more, and refuses one at which somebody does; a lock on the directory
+keeps two workers from replacing each other's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from asyncrpc.errors import ConnectError, TransportError
+from asyncrpc.transport.abc import Connector, Listener, StreamHandler, Transport
+from asyncrpc.transport.address import Address
+from asyncrpc.transport.flow import LINGER_S, WaterMarks
+from asyncrpc.transport.sockets import SocketTransport
+
+PATH_BYTES_MAX: Final = 107  # sockaddr_un.sun_path is 108, with a zero at the end
+BACKLOG: Final = 1024
+_OTHERS: Final = 0o077  # any right of the group or of the world
+
+
+@dataclass(frozen=True)
+class UdsConnector(Connector):
+    """Connects and listens by Unix stream sockets.
+
+    Attributes:
+        linger_s: seconds that `close` waits for the peer to read what is queued.
+        marks: when `send` makes the handler hold back.
+    """
+
+    scheme = "uds"
+    linger_s: float = LINGER_S
+    marks: WaterMarks = field(default_factory=WaterMarks)
+
+    async def listen(
+        self, address: Address, accept: Callable[[], StreamHandler]
+    ) -> Listener:
+        """Listen at the path of `address`; its directory is made if missing.
+
+        Raises:
+            TransportError: somebody listens there, the directory is open to others, or
+                the path is too long.
+        """
+        path = Path(address.host)
+        _check_length(path, TransportError)
+        try:
+            sock, inode = _bind(path)
+        except OSError as error:
+            raise TransportError(f"cannot listen at {address}: {error}") from error
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_unix_server(
+                lambda: self._protocol(accept(), str(path)), sock=sock, backlog=BACKLOG
+            )
+        except BaseException:
+            sock.close()
+            _remove(path, inode)
+            raise
+        return UdsListener(address, server, inode)
+
+    async def connect(self, address: Address, handler: StreamHandler) -> Transport:
+        """Connect to the path of `address`; see `Connector.connect`.
+
+        Raises:
+            ConnectError: nobody listens there, we may not, or the path is too long.
+        """
+        _check_length(Path(address.host), ConnectError)
+        protocol = self._protocol(handler, address.host)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.create_unix_connection(lambda: protocol, address.host)
+        except OSError as error:
+            raise ConnectError(f"cannot connect to {address}: {error}") from error
+        except asyncio.CancelledError:
+            protocol.forsake()  # it may have been made in this very turn of the loop
+            raise
+        return protocol
+
+    def _protocol(self, handler: StreamHandler, path: str) -> SocketTransport:
+        return SocketTransport(
+            handler,
+            scheme="uds",
+            remote=path,
+            marks=self.marks,
+            linger_s=self.linger_s,
+        )
+
+
+class UdsListener(Listener):
+    """A listening Unix socket and its file."""
+
+    def __init__(
+        self, address: Address, server: asyncio.AbstractServer, inode: int
+    ) -> None:
+        self._address = address
+        self._server = server
+        self._inode = inode
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The one address there is."""
+        return (self._address,)
+
+    async def close(self) -> None:
+        """Stop accepting and remove the file.  Connections live on.  Idempotent."""
+        _remove(Path(self._address.host), self._inode)
+        self._server.close()
+        await asyncio.sleep(0)  # uvloop lets go of the socket in its next turn
+
+
+def _check_length(path: Path, error: type[TransportError]) -> None:
+    length = len(os.fsencode(path))
+    if length > PATH_BYTES_MAX:
+        raise error(
+            f"{str(path)!r} has {length} bytes, but the path of a Unix socket can have "
+            f"{PATH_BYTES_MAX}; use a shorter directory"
+        )
+
+
+def _bind(path: Path) -> tuple[socket.socket, int]:
+    """Return a listening socket and the inode of its file."""
+    with _private_directory(path.parent):
+        _remove_stale(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(0)
+            sock.bind(str(path))
+            path.chmod(0o600)  # no race: nobody else can enter the directory
+            sock.listen(BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+        return sock, path.stat().st_ino
+
+
+def _remove(path: Path, inode: int) -> None:
+    """Remove the file if it is still the one with `inode`."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_ino == inode:  # else another worker has replaced it
+            path.unlink()
+
+
+@contextlib.contextmanager
+def _private_directory(directory: Path) -> Iterator[None]:
+    """Make sure that `directory` is ours alone, and hold its lock."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+            raise TransportError(
+                f"{directory} must be owned by user {os.geteuid()} and closed to "
+                f"others, but user {status.st_uid} owns it with mode "
+                f"{stat.S_IMODE(status.st_mode):o}; chmod 700 it, or use another"
+            )
+        # Held for a few system calls; a worker stopped within them would block us.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, "there is a file that is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0)  # EAGAIN is an answer too: the backlog is full
+        if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
+            raise OSError(errno.EADDRINUSE, "another worker listens there")
+    path.unlink()

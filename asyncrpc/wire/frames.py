@@ -1,0 +1,123 @@
+"""Frames: how a byte stream is cut into messages and the bytes of their buffers.
+
+    offset  0       2         3      4       6            8
+            +-------+---------+------+-------+------------+-----------------+
+            | "AR"  | version | kind | flags | head_bytes |  control_bytes  |
+            +-------+---------+------+-------+------------+-----------------+
+             2 bytes    u8       u8     u16       u16            u32
+            12             16          24         32               40
+            +--------------+-----------+----------+----------------+--- - -
+            | buffer_count |    aux    | call_id  | payload_bytes  | body
+            +--------------+-----------+----------+----------------+--- - -
+                 u32           i64        u64           u64
+
+    body:   head | control | table | payload
+
+Integers are little-endian, like the tensors on every machine we support.  `head` is a
+short msgpack array that routes the message (which function, which service); `control`
+one encoded value; `table` one u64 per buffer: its length in the low 56 bits, its codec
+and its placement in the high 8, which are 0 in this version.  The payload is the bytes
+of the buffers and nothing else, so that it goes from its storage to the socket, and
+from the socket to its storage, without a copy.
+
+A payload of more than `INLINE_BYTES_MAX` does not follow its message: the message
+carries the flag DEFERRED, and the bytes come in DATA frames of at most `CHUNK_BYTES`
+each, between which other messages pass.  A DATA frame repeats the `call_id` of its
+message, has the message's kind in `flags`, and in `aux` the offset of its bytes in the
+whole payload.  Transfers of one kind and call id follow each other.
+
+`aux` of a REQUEST is the time left until its deadline in nanoseconds, -1 for no limit:
+relative, so that no two clocks need agree.
+
+This module knows bytes.  What messages mean is in `messages`; which may come when, in
+`handshake` and in the runtime.
+
+Source: docs/reference/wire-protocol.md.  Where the two differ, this file is wrong.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+MAGIC: Final = b"AR"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<2sBBHHIIqQQ")
+HEADER_BYTES: Final = HEADER.size
+BUFFER_LENGTH_BITS: Final = 56
+
+# Up to here a payload travels with its message: one read on the other side, and one
+# copy out of the read buffer, which costs less than a second system call.
+INLINE_BYTES_MAX: Final = 64 << 10
+
+# What a small message may have to wait for: at 5 GB/s, 0.1 ms per chunk.
+CHUNK_BYTES: Final = 512 << 10
+
+HEAD_BYTES_MAX: Final = 0xFFFF
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame is; the number is on the wire and never reused."""
+
+    HELLO = 1  # who we are; the first frame after the proofs
+    REQUEST = 2  # run a function
+    RESPONSE = 3  # its result
+    ERROR = 4  # what it raised
+    CANCEL = 5  # the caller no longer wants the response
+    STREAM_ITEM = 6  # one value of a generator
+    STREAM_END = 7  # the generator returned; aux: how many items it gave
+    STREAM_CREDIT = 8  # aux: how many items the consumer has taken
+    SERVICE = 9  # a message to a part of the worker itself; answered like a REQUEST
+    NOTICE = 10  # the same, never answered
+    DATA = 11  # bytes of a deferred payload
+    DROP = 12  # a deferred payload will not be completed
+    PING = 13
+    PONG = 14
+    GOODBYE = 15  # no further request will be sent or accepted; answers still come
+
+
+class Flags(enum.IntFlag):
+    """Bits of the header's flags, for every kind but DATA and DROP."""
+
+    NONE = 0
+    DEFERRED = 1  # the payload comes in DATA frames
+    STREAM = 2  # REQUEST: the function is a generator
+
+
+def prefix(  # noqa: PLR0913  (the fields of the header; this is its one writer)
+    kind: int,
+    call_id: int = 0,
+    *,
+    flags: int = 0,
+    aux: int = 0,
+    head: bytes = b"",
+    control: bytes = b"",
+    lengths: Sequence[int] = (),
+    payload_bytes: int = 0,
+) -> bytes:
+    """Return a frame up to where its payload begins."""
+    header = HEADER.pack(
+        MAGIC,
+        VERSION,
+        kind,
+        flags,
+        len(head),
+        len(control),
+        len(lengths),
+        aux,
+        call_id,
+        payload_bytes,
+    )
+    if lengths:
+        table = struct.pack(f"<{len(lengths)}Q", *lengths)
+        return b"".join((header, head, control, table))
+    return header + head + control
+
+
+def data_prefix(parent: int, call_id: int, offset: int, nbytes: int) -> bytes:
+    """Return the header of a DATA frame; `nbytes` bytes of the payload follow."""
+    return HEADER.pack(
+        MAGIC, VERSION, FrameKind.DATA, parent, 0, 0, 0, offset, call_id, nbytes
+    )

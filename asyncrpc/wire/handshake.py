@@ -1,0 +1,166 @@
+"""The handshake: both ends prove that they know the secret before anything is parsed.
+
+    dialer                                   acceptor
+      | -- preface: "ARPC" version mode nonce --> |
+      | <-- preface ----- proof of the acceptor - |
+      | -- proof of the dialer ------------------> |
+      | -- HELLO frame --------------------------> |
+      | <------------------------- HELLO frame --- |
+
+A preface is 40 bytes, a proof 32: until the proofs have been checked nothing of
+variable length is read, and nothing is interpreted.  A proof is HMAC-SHA-256 under the
+secret over a label that names the role and both prefaces: it can neither be replayed,
+since both nonces are fresh, nor reflected, since the roles differ.  Without a secret
+(mode 0, a private Unix socket or in-process) the key is empty and the proofs only
+check that both ends speak of the same prefaces.
+
+Sans-IO: bytes in, bytes out; nonces are passed in.
+
+Source: RFC 2104 (HMAC); the challenge follows ISO/IEC 9798-4, three-pass mutual.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import struct
+from typing import Final
+
+from asyncrpc.errors import (
+    AuthenticationError,
+    LocalProtocolError,
+    MalformedError,
+    VersionMismatchError,
+)
+from asyncrpc.wire.frames import VERSION
+
+PREFACE: Final = struct.Struct("<4sBBH32s")
+PREFACE_MAGIC: Final = b"ARPC"
+NONCE_BYTES: Final = 32
+PROOF_BYTES: Final = 32
+REFUSAL: Final = b"\xff" * PROOF_BYTES  # in place of a proof: "your proof was wrong"
+
+
+class Role(enum.Enum):
+    """Which end of a connection this is."""
+
+    DIALER = "dialer"
+    ACCEPTOR = "acceptor"
+
+
+class State(enum.Enum):
+    """Where the handshake stands."""
+
+    PREFACE = "waits for the preface"
+    PROOF = "waits for the proof"
+    PROVED = "both ends have proved themselves"
+    FAILED = "refused"
+
+
+class Handshake:
+    """One end of the handshake."""
+
+    def __init__(self, role: Role, secret: bytes | None, nonce: bytes) -> None:
+        """Prepare one end.
+
+        Args:
+            role: whether this end dialed.
+            secret: the cluster's secret; None where the transport vouches for the peer.
+            nonce: `NONCE_BYTES` fresh random bytes.
+        """
+        if len(nonce) != NONCE_BYTES:
+            raise LocalProtocolError(f"a nonce has {NONCE_BYTES} bytes")
+        self.state = State.PREFACE
+        self._role = role
+        self._secret = secret or b""
+        mode = 1 if secret else 0
+        self._preface = PREFACE.pack(PREFACE_MAGIC, VERSION, mode, 0, nonce)
+        self._peer_preface = b""
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes the next `receive` takes; 0 once it is over."""
+        if self.state is State.PREFACE:
+            return PREFACE.size
+        return PROOF_BYTES if self.state is State.PROOF else 0
+
+    def start(self) -> bytes:
+        """Return what to send at once."""
+        return self._preface if self._role is Role.DIALER else b""
+
+    def receive(self, record: bytes) -> bytes:
+        """Take `wanted` bytes; return what to send.
+
+        Raises:
+            AuthenticationError: the peer does not know the secret, or does not believe
+                that we do.  `farewell` is to be sent before the connection is closed.
+            VersionMismatchError: it speaks another version.
+            MalformedError: it does not speak this protocol.
+        """
+        if self.state is State.PREFACE:
+            return self._on_preface(record)
+        if self.state is State.PROOF:
+            return self._on_proof(record)
+        raise LocalProtocolError(f"a record in a handshake that {self.state.value}")
+
+    @property
+    def farewell(self) -> bytes:
+        """What to send before closing after an error: it tells the peer of it."""
+        return REFUSAL if self._peer_preface else b""
+
+    def _on_preface(self, record: bytes) -> bytes:
+        magic, version, mode, _, nonce = PREFACE.unpack(record)
+        if magic != PREFACE_MAGIC:
+            raise MalformedError(f"the peer begins with {magic!r}: not a worker")
+        if version != VERSION:
+            raise VersionMismatchError(
+                f"the peer speaks version {version} of the protocol, we {VERSION}"
+            )
+        self._peer_preface = record
+        self._check_mode(mode)
+        if nonce == self._preface[-NONCE_BYTES:]:
+            raise AuthenticationError("the peer repeats our own nonce: a reflection")
+        self.state = State.PROOF
+        if self._role is Role.ACCEPTOR:
+            return self._preface + self._proof(Role.ACCEPTOR)
+        return b""
+
+    def _check_mode(self, mode: int) -> None:
+        if bool(mode) == bool(self._secret):
+            return
+        self.state = State.FAILED
+        if self._secret:
+            raise AuthenticationError(
+                "the peer has no secret and this worker demands one; give it the same "
+                "ASYNCRPC_SECRET or Options(secret=...)"
+            )
+        raise AuthenticationError(
+            "the peer demands a secret and this worker has none; set ASYNCRPC_SECRET or "
+            "Options(secret=...) to the cluster's"
+        )
+
+    def _on_proof(self, record: bytes) -> bytes:
+        if record == REFUSAL:
+            self.state = State.FAILED
+            self._peer_preface = b""  # it knows: nothing more to tell
+            raise AuthenticationError(
+                "the peer refused our proof: the two workers have different secrets"
+            )
+        other = Role.ACCEPTOR if self._role is Role.DIALER else Role.DIALER
+        if not hmac.compare_digest(record, self._proof(other)):
+            self.state = State.FAILED
+            raise AuthenticationError(
+                "the peer's proof is wrong: the two workers have different secrets"
+            )
+        self.state = State.PROVED
+        return self._proof(Role.DIALER) if self._role is Role.DIALER else b""
+
+    def _proof(self, of: Role) -> bytes:
+        dialer_first = (
+            (self._preface, self._peer_preface)
+            if self._role is Role.DIALER
+            else (self._peer_preface, self._preface)
+        )
+        label = b"asyncrpc " + of.value.encode() + b"\0"
+        transcript = label + b"".join(dialer_first)
+        return hmac.digest(self._secret, transcript, "sha256")

@@ -1,0 +1,114 @@
+"""Control messages: typed records to and from msgpack.
+
+A record is an array, its fields in order.  Evolution: fields are added at the end and
+have a default; a reader ignores those it does not know.  Nothing is ever removed or
+given another meaning without a new protocol version.
+
+`head` of each kind of frame:
+
+    REQUEST     [target, meta]   what to run, and what travels beside it
+    RESPONSE    [meta] or empty
+    ERROR       [meta] or empty
+    STREAM_ITEM [serial]
+    SERVICE     [service, method]
+    NOTICE      [service, method]
+
+`target` is an int for a function whose name this connection has sent before, `[id,
+name]` to send one, `["=", ...]` for what an extension resolves (a method of a remote
+reference, say), and nil when the callable is the first value of the control part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields
+from typing import Any, Final, TypeAlias
+
+import msgpack
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.wire.frames import HEAD_BYTES_MAX
+
+Target: TypeAlias = "int | list[Any] | None"
+Meta: TypeAlias = Mapping[str, Any]
+
+# msgpack's packer is reused: making one costs more than packing a head.
+_PACKER: Final = msgpack.Packer(autoreset=True)
+HEAD_DEPTH_MAX: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who one end of a connection is; the first frame of each side.
+
+    Attributes:
+        name: of the worker.
+        incarnation: of the worker.
+        rank: of the worker; -1 if it has none.
+        pid: of its process, for error texts.
+        expects: name of the worker that the dialer wanted; empty in an answer.
+        attempt: how many connections the dialer has tried before this one.
+        verdict: of the acceptor: empty if it takes the connection, else why not.
+        addresses: where the worker can be reached.
+        host_id: which host and network namespace it is in.
+        strict: whether it refuses pickles.
+    """
+
+    name: str
+    incarnation: int
+    rank: int
+    pid: int
+    expects: str = ""
+    attempt: int = 0
+    verdict: str = ""
+    addresses: tuple[str, ...] = ()
+    host_id: str = ""
+    strict: bool = False
+
+    def encode(self) -> bytes:
+        """Return the control part of a HELLO frame."""
+        return pack_head(list(astuple(self)))
+
+    @classmethod
+    def decode(cls, control: bytes) -> Hello:
+        """Read what `encode` wrote.
+
+        Raises:
+            MalformedError: it is no HELLO.
+        """
+        record = unpack_head(control)
+        names = [field.name for field in fields(cls)]
+        types = (str, int, int, int, str, int, str, list, str, bool)
+        if len(record) < len(names) or any(
+            type(value) is not kind for value, kind in zip(record, types, strict=False)
+        ):
+            raise MalformedError("a HELLO has the wrong fields")
+        addresses = record[7]
+        if any(type(address) is not str for address in addresses):
+            raise MalformedError("a HELLO has an address that is no text")
+        values = dict(zip(names, record, strict=False))
+        values["addresses"] = tuple(addresses)
+        return cls(**values)
+
+
+def pack_head(record: list[Any]) -> bytes:
+    """Return the bytes of a head."""
+    packed: bytes = _PACKER.pack(record)
+    if len(packed) > HEAD_BYTES_MAX:
+        raise ValueError(f"a head of {len(packed)} bytes; the limit is {HEAD_BYTES_MAX}")
+    return packed
+
+
+def unpack_head(head: bytes) -> list[Any]:
+    """Read what `pack_head` wrote; always an array.
+
+    Raises:
+        MalformedError: it is no msgpack array.
+    """
+    try:
+        record = msgpack.unpackb(head, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise MalformedError(f"a head that is no msgpack: {error}") from error
+    if type(record) is not list:
+        raise MalformedError("a head that is no array")
+    return record

@@ -1,0 +1,79 @@
+"""Every test: leaves nothing behind, and lets no exception of the loop pass unseen.
+
+Coroutine tests run on uvloop and on asyncio.  A class may choose its own loops with an
+attribute `loops`, a mapping of names to factories (a simulation does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+from asyncrpc.testing.leaks import Snapshot, running_tasks
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+LOOPS: Mapping[str, LoopFactory] = {
+    "uvloop": uvloop.new_event_loop,
+    "asyncio": asyncio.SelectorEventLoop,
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    del config
+    # libuv keeps the pipe for signals that its first loop makes.
+    uvloop.new_event_loop().close()
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, LoopFactory]:
+    del config
+    own: Mapping[str, LoopFactory] | None = getattr(
+        getattr(item, "cls", None), "loops", None
+    )
+    return own or LOOPS
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Descriptors, threads and processes; of coroutine tests also the loop's tasks.
+
+    This comes before the loop's own fixture, so it looks when the loop is closed.
+    """
+    before = Snapshot.take()
+    yield
+    leaks = before.compare(grace_s=0)
+    if leaks:
+        gc.collect()  # what waits for the collector is freed, with a ResourceWarning
+        leaks = before.compare()
+    if leaks:
+        pytest.fail(str(leaks))
+
+
+@pytest.fixture(autouse=True)
+def quiet_loop(nothing_left_behind: None, request: pytest.FixtureRequest) -> None:
+    """A coroutine test leaves no task on its loop, and nothing unhandled."""
+    del nothing_left_behind  # it has to come first, and so look last
+    if inspect.iscoroutinefunction(getattr(request, "function", None)):
+        request.getfixturevalue("watched_loop")
+
+
+@pytest_asyncio.fixture
+async def watched_loop() -> AsyncIterator[None]:
+    unhandled: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: unhandled.append(context))
+    before = running_tasks()
+    yield
+    for _ in range(3):  # what has been cancelled needs a turn to end
+        await asyncio.sleep(0)
+    left = sorted(task.get_name() for task in running_tasks() - before)
+    assert not left, f"tasks left behind: {left}"
+    assert not unhandled, f"unhandled on the loop: {unhandled}"

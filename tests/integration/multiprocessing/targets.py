@@ -1,0 +1,117 @@
+"""What the tests of this folder run in other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+FOREVER_S = 60.0  # longer than any test may take
+
+
+def square(rank: int, power: int = 2) -> int:
+    return int(rank**power)
+
+
+async def square_async(rank: int) -> int:
+    await asyncio.sleep(0)
+    return rank * rank
+
+
+def environment(rank: int) -> dict[str, str]:
+    return dict(os.environ)
+
+
+def thread_count(rank: int) -> int:
+    return torch.get_num_threads()
+
+
+def add_to(rank: int, shared: torch.Tensor) -> torch.Tensor:
+    shared[rank] += rank + 1
+    return shared.clone()
+
+
+def meet(rank: int) -> int:
+    """Return the sum of all ranks, by torch's own process group."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=10))
+    total = torch.tensor([float(rank)])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total.item())
+
+
+def wait_forever(rank: int) -> None:
+    time.sleep(FOREVER_S)
+
+
+def fail_at(rank: int, failing: int) -> None:
+    if rank == failing:
+        raise ValueError(f"no luck at {rank}")
+    wait_forever(rank)
+
+
+class Unpicklable(RuntimeError):
+    def __init__(self, *, keyword: str) -> None:
+        super().__init__(keyword)
+
+
+def raise_unpicklable(rank: int) -> None:
+    raise Unpicklable(keyword="kept as text")
+
+
+def return_unpicklable(rank: int) -> object:
+    return lambda: None
+
+
+def die_of(rank: int, signum: int) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), signum)
+    wait_forever(rank)
+
+
+def exit_with(rank: int, code: int) -> None:
+    sys.exit(code)
+
+
+def exit_hard(rank: int, code: int) -> None:
+    os._exit(code)
+
+
+def follow_the_dead(rank: int) -> None:
+    """Rank 0 is killed; rank 1 notices first and complains."""
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+    if rank == 0:
+        store.set("pid", str(os.getpid()))
+        wait_forever(rank)
+    os.kill(int(store.get("pid")), signal.SIGKILL)
+    raise ConnectionError("lost rank 0")
+
+
+def clean_up(rank: int, folder: str) -> None:
+    """Rank 1 fails once rank 0 waits; rank 0 leaves a file in its `finally`."""
+    waiting = Path(folder, "waiting")
+    if rank == 1:
+        while not waiting.exists():
+            time.sleep(0.01)
+        raise ValueError("stop")
+    try:
+        waiting.touch()
+        wait_forever(rank)
+    finally:
+        Path(folder, "cleaned").touch()
+
+
+def ignore_sigterm(rank: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if rank == 1:
+        raise ValueError("stop")
+    wait_forever(rank)

@@ -1,0 +1,433 @@
+"""A world of workers that share RRefs, on the worst network the protocol must survive.
+
+Per pair and direction messages arrive in order; different pairs are unordered; the body
+of a large message is decoded any time after it was delivered.  Workers die and start
+again as another incarnation, and each survivor notices when it notices.
+
+`World` carries out the machines' effects and keeps the books that no worker has: who
+really lives, what was really freed, which loans are out.  Every `check_…` compares the
+machines with these books.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from asyncrpc.ids import Incarnation, RRefId
+from asyncrpc.rref.machine import (
+    Effect,
+    Freed,
+    HandlesLost,
+    LossCause,
+    OwnerTable,
+    SendGone,
+    SendLoanReturned,
+    SendProbe,
+    SendRegister,
+    SendRegistered,
+    SendRelease,
+    SendSettled,
+    UserTable,
+    ValueGone,
+)
+
+BODIES = frozenset({"create", "refused_create", "fork", "loan", "result", "home"})
+
+
+class Message(NamedTuple):
+    src: Incarnation
+    dst: Incarnation
+    kind: str
+    rref_id: RRefId | None = None
+    number: int = 0  # a token, or forks
+    is_large: bool = False
+
+    @property
+    def about(self) -> RRefId:
+        assert self.rref_id is not None
+        return self.rref_id
+
+
+class Node:
+    """One life of a worker: its two tables, its handles, and what it has not done yet."""
+
+    def __init__(
+        self,
+        incarnation: Incarnation,
+        tables: tuple[type[OwnerTable], type[UserTable]] = (OwnerTable, UserTable),
+    ) -> None:
+        self.id = incarnation
+        self.owned = tables[0](incarnation)
+        self.held = tables[1]()
+        self.handles: Counter[RRefId] = Counter()  # the owner's own ones too
+        self.lost: set[RRefId] = set()
+        self.decoding: list[Message] = []
+        self.calls: list[tuple[RRefId, Incarnation, int]] = []
+        self.serial = 0
+
+    def new_id(self) -> RRefId:
+        self.serial += 1
+        return RRefId(self.id, self.serial)
+
+
+class World:
+    def __init__(
+        self,
+        workers: int,
+        tables: tuple[type[OwnerTable], type[UserTable]] = (OwnerTable, UserTable),
+    ) -> None:
+        self.tables = tables
+        self.alive: dict[Incarnation, Node] = {}
+        self.dead: list[Incarnation] = []
+        self.links: dict[tuple[Incarnation, Incarnation], deque[Message]] = {}
+        self.unnoticed: list[tuple[Incarnation, Incarnation]] = []  # survivor, dead
+        self.owner_of: dict[RRefId, Incarnation] = {}
+        self.created: set[RRefId] = set()
+        self.refused: set[RRefId] = set()
+        self.freed: set[RRefId] = set()
+        self.loans: dict[tuple[Incarnation, int], tuple[RRefId, Incarnation]] = {}
+        self.exposed: set[tuple[Incarnation, RRefId]] = set()
+        self.counted: Counter[str] = Counter()  # messages by kind
+        self.incarnations = 0
+        for _ in range(workers):
+            self.start()
+
+    def start(self) -> Node:
+        self.incarnations += 1
+        node = Node(Incarnation(self.incarnations), self.tables)
+        self.alive[node.id] = node
+        self.unnoticed += [(node.id, one) for one in self.dead]  # membership tells it
+        return node
+
+    # What workers do.
+
+    def remote(
+        self, src: Node, dst: Incarnation, *, is_large: bool, is_refused: bool = False
+    ) -> RRefId:
+        rref_id = src.new_id()
+        self.owner_of[rref_id] = dst
+        src.handles[rref_id] += 1
+        if is_refused:
+            self.refused.add(rref_id)
+        self.carry_out(src, src.held.create(rref_id, dst))
+        kind = "refused_create" if is_refused else "create"
+        self.send(Message(src.id, dst, kind, rref_id, is_large=is_large))
+        return rref_id
+
+    def own(self, node: Node) -> RRefId:
+        rref_id = node.new_id()
+        self.owner_of[rref_id] = node.id
+        self.created.add(rref_id)
+        node.handles[rref_id] += 1
+        self.carry_out(node, node.owned.create(rref_id))
+        return rref_id
+
+    def share(
+        self,
+        src: Node,
+        dst: Incarnation,
+        rref_id: RRefId,
+        *,
+        is_large: bool = False,
+        is_result: bool = False,
+    ) -> None:
+        owner = self.owner_of[rref_id]
+        if owner == src.id:
+            src.owned.hand_out(rref_id, dst)
+            self.send(Message(src.id, dst, "fork", rref_id, is_large=is_large))
+            return
+        loan = src.held.lend(rref_id, dst)
+        if loan.token:
+            self.loans[src.id, loan.token] = rref_id, dst
+        kind = "home" if dst == owner else "result" if is_result else "loan"
+        token = loan.token if loan.needs_return else 0
+        self.send(Message(src.id, dst, kind, rref_id, token, is_large=is_large))
+        if not loan.needs_return:
+            self.loan_over(src, loan.token)
+
+    def share_in_vain(self, src: Node, dst: Incarnation, rref_id: RRefId) -> None:
+        if self.owner_of[rref_id] == src.id:
+            src.owned.hand_out(rref_id, dst)
+            self.carry_out(src, src.owned.undo_hand_out(rref_id, dst))
+        else:
+            self.loan_over(src, src.held.lend(rref_id, dst).token)
+
+    def loan_over(self, node: Node, token: int) -> None:
+        self.loans.pop((node.id, token), None)
+        self.carry_out(node, node.held.loan_over(token))
+
+    def drop(self, node: Node, rref_id: RRefId) -> None:
+        node.handles[rref_id] -= 1
+        if not node.handles[rref_id]:
+            node.lost.discard(rref_id)
+            del node.handles[rref_id]
+        if self.owner_of[rref_id] == node.id:
+            self.carry_out(node, node.owned.local_release(rref_id))
+        else:
+            self.carry_out(node, node.held.drop_handle(rref_id))
+
+    def end_call(self, node: Node, which: int) -> None:
+        rref_id, lender, token = node.calls.pop(which)
+        self.carry_out(node, node.held.settle(rref_id, lender, token))
+
+    def crash(self, node: Node) -> None:
+        """Kill a worker; what it has sent is still on its way."""
+        del self.alive[node.id]
+        self.dead.append(node.id)
+        self.unnoticed = [pair for pair in self.unnoticed if pair[0] != node.id]
+        self.unnoticed += [(other, node.id) for other in self.alive]
+        for link in self.links:
+            if link[1] == node.id:
+                self.links[link].clear()
+
+    def notice(self, which: int) -> None:
+        survivor, dead = self.unnoticed.pop(which)
+        node = self.alive[survivor]
+        self.links.pop((dead, survivor), None)
+        for loan, (_, borrower) in list(self.loans.items()):
+            if loan[0] == survivor and borrower == dead:
+                del self.loans[loan]
+        self.carry_out(node, node.owned.worker_lost(dead))
+        self.carry_out(node, node.held.worker_lost(dead))
+
+    # What the network does.
+
+    def send(self, message: Message) -> None:
+        self.counted[message.kind] += 1
+        if message.dst in self.alive:
+            link = message.src, message.dst
+            self.links.setdefault(link, deque()).append(message)
+
+    def busy_links(self) -> list[tuple[Incarnation, Incarnation]]:
+        return [link for link, queue in self.links.items() if queue]
+
+    def deliver(self, link: tuple[Incarnation, Incarnation]) -> None:
+        message = self.links[link].popleft()
+        node = self.alive[message.dst]
+        if message.kind == "home":
+            self.check_homecoming(node, message)
+            self.carry_out(
+                node,
+                node.owned.came_home(message.about, message.src, message.number),
+            )
+        if message.kind in BODIES and message.is_large:
+            node.decoding.append(message)
+        elif message.kind in BODIES:
+            self.decode(node, message)
+        else:
+            self.carry_out(node, self.receive(node, message))
+
+    def receive(self, node: Node, message: Message) -> list[Effect]:
+        match message.kind:
+            case "register":
+                return node.owned.register(message.about, message.src)
+            case "release":
+                return node.owned.release(message.about, message.src, message.number)
+            case "settled":
+                return node.owned.settled(message.about, message.src)
+            case "confirmed":
+                return node.held.confirmed(message.about)
+            case "refused":
+                return node.held.refused(message.about)
+            case "registered":
+                return node.held.registered(message.about)
+            case "gone":
+                return node.held.gone(message.about)
+            case "probe":
+                return node.held.probe(message.about, message.src)
+            case _:
+                self.loans.pop((node.id, message.number), None)
+                return node.held.loan_returned(message.number, message.src)
+
+    def decode(self, node: Node, message: Message) -> None:
+        rref_id = message.about
+        if message.kind == "create":
+            self.decode_create(node, message)
+        elif message.kind == "refused_create":
+            self.send(Message(node.id, message.src, "refused", rref_id))
+        elif message.kind == "home":
+            node.handles[rref_id] += 1
+            node.owned.local_acquire(rref_id)
+            self.carry_out(node, node.owned.unpin(rref_id))
+        elif message.kind == "fork":
+            node.handles[rref_id] += 1
+            self.carry_out(node, node.held.receive_fork(rref_id, message.src))
+        else:
+            self.decode_loan(node, message)
+
+    def decode_create(self, node: Node, message: Message) -> None:
+        effects = node.owned.create(message.about, message.src)
+        if Freed(message.about) in effects:
+            return  # the creator has died: the value is not even computed
+        self.created.add(message.about)
+        self.send(Message(node.id, message.src, "confirmed", message.about))
+        self.carry_out(node, effects)
+
+    def decode_loan(self, node: Node, message: Message) -> None:
+        rref_id, lender, token = message.about, message.src, message.number
+        owner = self.owner_of[rref_id]
+        node.handles[rref_id] += 1
+        self.carry_out(node, node.held.borrow(rref_id, owner, lender, token))
+        holding = node.held.get(rref_id)
+        if lender not in self.alive and holding and holding.state.name[0] in "BR":
+            self.exposed.add((node.id, rref_id))
+        if message.kind == "result":
+            self.carry_out(node, node.held.settle(rref_id, lender, token))
+        else:
+            node.calls.append((rref_id, lender, token))
+
+    def carry_out(self, node: Node, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Freed(rref_id):
+                    self.freed.add(rref_id)
+                case HandlesLost(rref_id, cause):
+                    self.check_loss(rref_id, cause)
+                    node.lost.add(rref_id)
+                case ValueGone(rref_id):
+                    self.check_gone(rref_id)
+                case _:
+                    self.send(self.message(node, effect))
+
+    def message(self, node: Node, effect: Effect) -> Message:
+        match effect:
+            case SendRegister(to, rref_id):
+                return Message(node.id, to, "register", rref_id)
+            case SendRegistered(to, rref_id):
+                return Message(node.id, to, "registered", rref_id)
+            case SendGone(to, rref_id):
+                self.check_gone(rref_id)
+                return Message(node.id, to, "gone", rref_id)
+            case SendRelease(to, rref_id, forks):
+                return Message(node.id, to, "release", rref_id, forks)
+            case SendProbe(to, rref_id):
+                return Message(node.id, to, "probe", rref_id)
+            case SendSettled(to, rref_id):
+                return Message(node.id, to, "settled", rref_id)
+            case SendLoanReturned(to, token):
+                return Message(node.id, to, "returned", None, token)
+            case _:
+                raise AssertionError(effect)
+
+    def settle_down(self) -> None:
+        """Let everything that is under way arrive, and every call end."""
+        while self.unnoticed:
+            self.notice(0)
+        while True:
+            for link in self.busy_links():
+                self.deliver(link)
+            for node in self.alive.values():
+                if node.decoding:
+                    self.decode(node, node.decoding.pop())
+                elif node.calls:
+                    self.end_call(node, 0)
+            self.check()
+            if not any(n.decoding or n.calls for n in self.alive.values()):
+                if not self.busy_links():
+                    return
+
+    # What must hold.
+
+    def check(self) -> None:
+        self.find_exposed()
+        self.check_no_live_handle_lost_its_value()
+        self.check_loans_are_pinned()
+        self.check_counts_add_up()
+
+    def find_exposed(self) -> None:
+        """Find borrowers whose every lender died: they may lose the race to register."""
+        for node in self.alive.values():
+            for rref_id in node.handles:
+                holding = node.held.get(rref_id)
+                if holding is None or holding.state.name == "CONFIRMED":
+                    self.exposed.discard((node.id, rref_id))
+                elif self.is_exposed(node.id, rref_id):
+                    self.exposed.add((node.id, rref_id))
+
+    def is_exposed(self, worker: Incarnation, rref_id: RRefId) -> bool:
+        if worker not in self.alive or (worker, rref_id) in self.exposed:
+            return True
+        holding = self.alive[worker].held.get(rref_id)
+        debts = list(holding.debts) if holding else []
+        return bool(debts) and all(
+            self.is_exposed(debt.lender, rref_id) for debt in debts
+        )
+
+    def check_no_live_handle_lost_its_value(self) -> None:  # I1
+        for node in self.alive.values():
+            for rref_id in self.freed & (node.handles.keys() - node.lost):
+                is_gone = self.owner_of[rref_id] == node.id
+                assert is_gone or self.is_exposed(node.id, rref_id), (node.id, rref_id)
+
+    def check_homecoming(self, node: Node, message: Message) -> None:  # I1
+        """Check that an RRef finds its value when it comes back to the owner."""
+        if message.about in self.freed:
+            assert self.is_exposed(message.src, message.about), message
+
+    def check_gone(self, rref_id: RRefId) -> None:
+        """Check that GONE is said only of what was freed or can never be made."""
+        is_orphan = rref_id.creator not in self.alive
+        assert rref_id in self.freed | self.refused or is_orphan, rref_id
+
+    def check_loss(self, rref_id: RRefId, cause: LossCause) -> None:
+        if cause is LossCause.OWNER_LOST:
+            assert self.owner_of[rref_id] not in self.alive
+        else:
+            self.check_gone(rref_id)
+
+    def check_loans_are_pinned(self) -> None:  # G2
+        for (lender, token), (rref_id, _) in self.loans.items():
+            if lender in self.alive:
+                assert self.alive[lender].held.get(rref_id) is not None, (lender, token)
+
+    def check_counts_add_up(self) -> None:  # G1
+        """Compare the owner's count with the forks at the holder and on the way."""
+        way = Counter(self.forks_on_the_way())
+        for rref_id, owner in self.owner_of.items():
+            if owner not in self.alive:
+                continue
+            holders = self.alive[owner].owned.holders(rref_id)
+            for user, node in self.alive.items():
+                holding = node.held.get(rref_id)
+                forks = holding.forks if holding else 0
+                total = forks + way[user, rref_id]
+                assert holders.get(user, 0) == total, (rref_id, user)
+
+    def forks_on_the_way(self) -> Iterator[tuple[Incarnation, RRefId]]:
+        messages = [one for queue in self.links.values() for one in queue]
+        for node in self.alive.values():
+            messages += node.decoding
+        for one in messages:
+            if one.kind in {"fork", "confirmed", "registered"}:
+                yield one.dst, one.about
+            elif one.kind == "release":
+                yield from [(one.src, one.about)] * one.number
+
+    def check_quiet(self) -> None:  # I2
+        """Check that just what is held is here, now that nothing is under way."""
+        for node in self.alive.values():
+            users = [one for one in self.alive.values() if one is not node]
+            wanted = {
+                rref_id
+                for rref_id, owner in self.owner_of.items()
+                if owner == node.id
+                and (
+                    node.handles[rref_id]
+                    or any(rref_id in one.handles.keys() - one.lost for one in users)
+                )
+            }
+            assert len(node.owned) == len(wanted), (node.id, wanted)
+            for rref_id in (wanted & self.created) - self.freed:
+                assert node.owned.state(rref_id).name == "LIVE"
+            theirs = [one for one in +node.handles if self.owner_of[one] != node.id]
+            assert len(node.held) == len(theirs)
+
+    def check_empty(self) -> None:  # I3
+        """Check that no table and no index has anything left, of dead or living."""
+        for node in self.alive.values():
+            for table in (node.owned, node.held):
+                for name, value in vars(table).items():
+                    if hasattr(value, "__len__"):
+                        assert not len(value), (node.id, name, value)

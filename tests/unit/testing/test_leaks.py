@@ -1,0 +1,74 @@
+"""Leaks are found and named; what is on its way out is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+
+from asyncrpc.testing.leaks import Snapshot
+
+
+def test_nothing_new_is_no_leak() -> None:
+    leaks = Snapshot.take().compare()
+    assert not leaks
+    assert leaks.descriptors == leaks.threads == leaks.processes == leaks.tasks == ()
+
+
+def test_a_descriptor_is_named_by_what_it_points_to() -> None:
+    before = Snapshot.take()
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    try:
+        leaks = before.compare(grace_s=0)
+        assert leaks.descriptors == (f"{descriptor} (/dev/null)",)
+        assert "/dev/null" in str(leaks)
+    finally:
+        os.close(descriptor)
+    assert not before.compare()
+
+
+def test_a_number_that_is_used_again_is_still_a_leak() -> None:
+    first = os.open(os.devnull, os.O_RDONLY)
+    before = Snapshot.take()
+    os.close(first)
+    again = os.open("/dev/zero", os.O_RDONLY)
+    try:
+        assert again == first
+        assert before.compare(grace_s=0).descriptors == (f"{again} (/dev/zero)",)
+    finally:
+        os.close(again)
+
+
+def test_a_thread_is_named() -> None:
+    before = Snapshot.take()
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait, name="asyncrpc-pool-0")
+    thread.start()
+    try:
+        assert before.compare(grace_s=0).threads == ("asyncrpc-pool-0",)
+    finally:
+        release.set()
+    assert not before.compare()  # it may take a moment to end
+    thread.join()
+
+
+def test_a_child_process_is_found_also_when_dead() -> None:
+    before = Snapshot.take()
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    try:
+        assert len(before.compare(grace_s=0).processes) == 1
+    finally:
+        child.wait()
+    assert not before.compare()
+
+
+async def test_a_task_is_named() -> None:
+    before = Snapshot.take()
+    release = asyncio.Event()
+    task = asyncio.create_task(release.wait(), name="forgotten")
+    assert before.compare(grace_s=0).tasks == ("forgotten",)
+    release.set()
+    assert not await before.compare_async()
+    await task

@@ -1,0 +1,47 @@
+"""What a host publishes of itself: usable addresses, best first."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+import pytest
+
+from asyncrpc.errors import UsageError
+from asyncrpc.transport.interfaces import host_addresses
+
+
+def test_loopback_comes_last_and_link_local_not_at_all() -> None:
+    addresses = host_addresses()
+    assert ipaddress.ip_address("127.0.0.1") in addresses
+    loopback = [address.is_loopback for address in addresses]
+    assert loopback == sorted(loopback)
+    assert not any(one.is_link_local for one in addresses if one.version == 6)
+
+
+def test_the_address_of_the_default_route_comes_first() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("198.51.100.1", 9))
+        except OSError:
+            pytest.skip("this host has no default route")
+        source = ipaddress.ip_address(sock.getsockname()[0])
+    assert host_addresses()[0] == source
+
+
+def test_every_address_can_be_bound() -> None:
+    for address in host_addresses():
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind((str(address), 0))
+
+
+def test_an_interface_can_be_chosen() -> None:
+    addresses = host_addresses("lo")
+    assert addresses
+    assert all(address.is_loopback for address in addresses)
+
+
+def test_an_unknown_interface_is_an_error_that_lists_the_known() -> None:
+    with pytest.raises(UsageError, match=r"'eth77' has no usable address.*lo"):
+        host_addresses("eth77")
