@@ -12,6 +12,45 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 
+__all__ = [
+    "AlreadyStartedError",
+    "AsyncRpcError",
+    "AuthenticationError",
+    "AutogradError",
+    "BackwardFailedError",
+    "CallError",
+    "ClosedError",
+    "ConnectError",
+    "ConnectionLostError",
+    "DeadlineExceededError",
+    "DecodeError",
+    "EncodeError",
+    "FrameTooLargeError",
+    "InvalidContextError",
+    "LocalProtocolError",
+    "MalformedError",
+    "NoGradientPathError",
+    "NotStartedError",
+    "OptimizerError",
+    "Outcome",
+    "OwnerLostError",
+    "ProcessFailedError",
+    "ProtocolError",
+    "RRefDeletedError",
+    "RRefError",
+    "RRefLeakError",
+    "RejectedError",
+    "RemoteError",
+    "RemoteProtocolError",
+    "RendezvousTimeoutError",
+    "TransportError",
+    "UnknownWorkerError",
+    "UsageError",
+    "VersionMismatchError",
+    "WorkerLostError",
+]
+
+
 class Outcome(enum.Enum):
     """Whether the called function ran, as far as the caller can know."""
 

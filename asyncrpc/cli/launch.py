@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
@@ -59,7 +59,7 @@ class Command:
     """What to run.
 
     Attributes:
-        arguments: of the Python interpreter: a script or `-m module`, and its arguments.
+        arguments: of the interpreter: a script, or `-m module`, and what it is given.
         nprocs: how many processes.
         threads: threads in each; None is an equal share of the cores, unless
             OMP_NUM_THREADS is set.
@@ -108,7 +108,7 @@ def _environment(
     return {
         **inherited,
         **told,
-        "OMP_NUM_THREADS": threads,  # torch reads it, and OpenMP's and MKL's other users
+        "OMP_NUM_THREADS": threads,  # torch reads it, and so does all of OpenMP and MKL
         "PYTHONUNBUFFERED": "1",  # a pipe would hold back kilobytes of lines
     }
 
@@ -200,9 +200,9 @@ class _Run:
 
     async def _next_event(self) -> Event:
         wakes_at_s = self._supervisor.wakes_at_s
-        now_s = self._clock.now_s()
+        left_s = None if wakes_at_s is None else wakes_at_s - self._clock.now_s()
         try:
-            async with asyncio.timeout(wakes_at_s and max(0.0, wakes_at_s - now_s)):
+            async with asyncio.timeout(left_s):
                 return await self._events.get()
         except TimeoutError:
             return Elapsed(self._clock.now_s())
@@ -237,7 +237,7 @@ class _Run:
                     await self._pipes_ended.wait()
 
     @contextlib.contextmanager
-    def _signals_heard(self) -> contextlib.Generator[None]:
+    def _signals_heard(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         heard = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         for signum in heard:
@@ -259,10 +259,8 @@ class _Run:
         if first_failed is not None:
             exit_code = self._exit_codes[first_failed]
             stopped = "; the others have been stopped" if self._is_group else ""
-            print(
-                f"asyncrpc run: rank {first_failed} {describe_exit(exit_code)}{stopped}",
-                file=sys.stderr,
-            )
+            how = describe_exit(exit_code)
+            print(f"asyncrpc run: rank {first_failed} {how}{stopped}", file=sys.stderr)
             return exit_code if exit_code > 0 else _SHELL_SIGNAL - exit_code
         if self._supervisor.reason is Reason.REQUEST and self._interrupted_by:
             return _SHELL_SIGNAL + self._interrupted_by

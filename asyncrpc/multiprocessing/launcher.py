@@ -105,8 +105,8 @@ def launch(
 
     Each is told what `env://` rendezvous needs (RANK, WORLD_SIZE, MASTER_ADDR, ... as
     torchrun sets them) and one secret, by its environment.  The first failure stops the
-    rest: SIGTERM, and after two seconds SIGKILL.  None outlives this process, however it
-    ends.
+    rest: SIGTERM, and after two seconds SIGKILL.  None outlives this process, however
+    that ends.
 
     Args:
         fn: a function at the top level of a module, as it is sent by name.  A coroutine
@@ -183,8 +183,8 @@ def _refuse_nonsense(nprocs: int, method: str) -> None:
     # What the standard library looks at, too, before it raises its own long text.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError(
-            "launch() was called while a new process imports this main module, so every "
-            "process would start others; put the call under "
+            "launch() was called while a new process imports this main module, so "
+            "every process would start others; put the call under "
             "`if __name__ == '__main__':`"
         )
 
@@ -231,7 +231,8 @@ def _start(
     args: tuple[Any, ...],
 ) -> Child:
     reader, writer = connection.Pipe(duplex=False)
-    process = context.Process(  # type: ignore[attr-defined]  typeshed: subclasses only
+    # typeshed gives `Process` to the subclasses of BaseContext only
+    process = context.Process(  # type: ignore[attr-defined]
         target=run_child, args=(spec, writer, fn, args), name=f"rank{spec.rank}"
     )
     try:

@@ -327,8 +327,8 @@ class Processes(Generic[T]):
         if self._supervisor.reason is Reason.REQUEST and unfinished:
             child = self._children[unfinished[0]]
             raise ProcessFailedError(
-                f"{name_ranks(unfinished)} stopped before the end, because this program "
-                "called terminate() or was interrupted",
+                f"{name_ranks(unfinished)} stopped before the end, because this "
+                "program called terminate() or was interrupted",
                 rank=child.rank,
                 exit_code=child.exit_code,
                 remote_traceback="",

@@ -15,8 +15,8 @@ send comes before any exception: an exception follows from such a death, seldom 
 reverse.
 
 Source: torchrun's rule is the earliest timestamp of an error file
-(torch/distributed/elastic/multiprocessing/errors); processes without one are last there,
-and first here.
+(torch/distributed/elastic/multiprocessing/errors); processes without one are last
+there, and first here.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Event: the program, or its user, wants an end; `grace_s` seconds until SIGKILL."""
+    """Event: the program, or its user, wants an end; SIGKILL follows in `grace_s`."""
 
     at_s: float
     grace_s: float = GRACE_S

@@ -614,7 +614,7 @@ class Link:
         try:
             tree = self._codec.decode(control, buffers)
             error: BaseException = rebuild_exception(
-                tree, self._codec, function=call.function, to=call.to
+                tree, self.worker.functions, function=call.function, to=call.to
             )
         except CallError as undecodable:
             undecodable.function, undecodable.to = call.function, call.to

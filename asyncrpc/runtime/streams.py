@@ -196,19 +196,9 @@ async def _in_threads(
 ) -> AsyncIterator[Any]:
     """Step a plain generator in threads of the pool."""
 
-    async def in_thread(job: Callable[[], Any]) -> Any:
-        done: asyncio.Future[Any] = inbound.link.loop.create_future()
-
-        def finish(result: Any, error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)
-
-        inbound.pool.submit(lambda: inbound.context.copy().run(job), finish)
-        return await done
+    def in_thread(job: Callable[[], Any]) -> asyncio.Future[Any]:
+        context = inbound.context.copy()
+        return inbound.link.worker.run_in_thread(lambda: context.run(job))
 
     generator = await in_thread(lambda: function(*args, **kwargs))
     try:

@@ -556,6 +556,21 @@ class Worker:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def run_in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `job` in a thread of the pool; called on the loop."""
+        done: asyncio.Future[T] = self.loop.create_future()
+
+        def finish(result: Any, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        self.pool.submit(job, finish)
+        return done
+
     def add_service(self, service: Service) -> None:
         """Let other workers send messages to a part of this one."""
         self._services[service.name] = service

@@ -7,11 +7,12 @@ is a value, `DecodeError` or `RejectedError`.
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import torch
 
 from asyncrpc.errors import DecodeError, Outcome, RejectedError
@@ -173,8 +174,8 @@ class Decoder:
         instance, name = self.unpack(entry[1]), _text(entry[2])
         if not self._functions.is_allowed_method(type(instance), name):
             raise RejectedError(
-                f"method {name!r} of a {type(instance).__qualname__} may not be called on"
-                " this worker; mark its class with @asyncrpc.expose",
+                f"method {name!r} of a {type(instance).__qualname__} may not be called"
+                " on this worker; mark its class with @asyncrpc.expose",
                 outcome=Outcome.NOT_EXECUTED,
             )
         return getattr(instance, name)
@@ -184,8 +185,10 @@ class Decoder:
         return functools.partial(function, *args, **kwargs)
 
     def _enum(self, entry: list[Any]) -> Any:
-        members = getattr(self._functions.resolve_type(_text(entry[1])), "__members__")
-        return members[entry[2]]
+        cls = self._functions.resolve_type(_text(entry[1]))
+        if not issubclass(cls, enum.Enum):
+            raise DecodeError(f"{entry[1]!r} names no enum")
+        return cls.__members__[entry[2]]
 
     def _exception(self, entry: list[Any]) -> Any:
         cls = self._functions.resolve_error(_text(entry[1]))

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import torch
 
@@ -133,9 +133,9 @@ class Encoder:
         if not self._table:
             return flags.to_bytes(4, "little") + tree
         self._tensors.finish(self._table)
-        table = msgpack.Packer().pack(self._table)
+        table: bytes = msgpack.Packer().pack(self._table)
         if len(table) > self._limits.control_bytes_max:
-            return bytes(table)  # over the limit whatever comes after it
+            return table  # over the limit whatever comes after it
         return (flags | len(table)).to_bytes(4, "little") + table + tree
 
     def pack(self, value: Any) -> bytes:
@@ -377,8 +377,8 @@ class Encoder:
         if self._functions.policy is not Policy.TRUSTED:
             raise Unsendable(
                 value,
-                f"a {kind.__module__}.{kind.__qualname__} travels only as a pickle, which"
-                " this worker's policy, strict, forbids; send tensors and plain"
+                f"a {kind.__module__}.{kind.__qualname__} travels only as a pickle,"
+                " which this worker's policy, strict, forbids; send tensors and plain"
                 " containers, or use Policy.TRUSTED between authenticated workers",
             )
         data, buffers = pickling.dump(value, self.outbox, self._refer)

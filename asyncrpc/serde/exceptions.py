@@ -241,7 +241,7 @@ def _traceback(error: BaseException, *, chain: bool) -> str:
         # A relayed exception's notes hold the tracebacks of the hops before.  They
         # travel as notes: here again they would double with every hop.
         if isinstance(error, RemoteError):
-            shown.__notes__ = None  # type: ignore[attr-defined]
+            shown.__notes__ = None
         return _shortened("".join(shown.format(chain=chain)))
     except Exception as problem:  # noqa: BLE001 - the user's own __str__
         return f"<its traceback could not be formatted: {type(problem).__name__}>\n"

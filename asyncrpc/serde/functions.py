@@ -11,13 +11,10 @@ imported from elsewhere.
 from __future__ import annotations
 
 import builtins
-import enum
 import fnmatch
 import functools
-import importlib
-import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import torch
@@ -30,24 +27,19 @@ from asyncrpc.errors import (
     RejectedError,
     UsageError,
 )
+from asyncrpc.serde.naming import (
+    ABSENT,
+    find_name,
+    import_module,
+    imported_module,
+    unnamed,
+    walk,
+)
 from asyncrpc.serde.policy import Policy
 
 MARK: Final = "__asyncrpc_exposed__"
 NAMES_MAX: Final = 4096  # names kept per worker; programs call tens of functions
 
-# Where builtins live whose own `__module__` is missing, or names a private place.
-_HOMES: Final = (
-    "torch",
-    "torch.nn.functional",
-    "torch.linalg",
-    "torch.special",
-    "torch.fft",
-    "torch.sparse",
-    "operator",
-    "math",
-    "builtins",
-    "numpy",
-)
 # STRICT lets these through as arguments, though not to be called: bytes(1 << 40) is an
 # attack.
 _PLAIN_TYPES: Final = {
@@ -67,13 +59,6 @@ NAMED_TYPES: Final = (
 )
 
 T = TypeVar("T", bound=Callable[..., Any])
-
-
-class _Absent(enum.Enum):
-    ABSENT = enum.auto()
-
-
-ABSENT: Final = _Absent.ABSENT
 
 
 def expose(function_or_class: T) -> T:
@@ -127,7 +112,7 @@ def describe_callable(
 
 
 def is_bound(function: Any) -> bool:
-    """Tell whether this is a method bound to an instance (not a class, not a module)."""
+    """Tell whether this is a method of an instance, not of a class or a module."""
     kinds = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
     if not isinstance(function, kinds):
         return False
@@ -155,13 +140,13 @@ class FunctionTable:
                 a method of an instance, or a name that leads elsewhere.
         """
         if is_bound(function):
-            raise _unnamed(function, "is bound to an instance", "send it as a value")
+            raise unnamed(function, "is bound to an instance", "send it as a value")
         try:
             known = self._names.get(function)
         except TypeError:  # callable, but not hashable
-            return _find_name(function)
+            return find_name(function)
         if known is None:
-            known = _find_name(function)
+            known = find_name(function)
             if len(self._names) >= NAMES_MAX:
                 self._names = {}
             self._names[function] = known
@@ -230,10 +215,12 @@ class FunctionTable:
         if not module_name or not qualname:
             raise DecodeError(f"{name!r} is no function's name: 'module:name' is")
         strict = self.policy is Policy.STRICT
-        module = _module(module_name) if strict else _imported(module_name, name)
+        module = (
+            imported_module(module_name) if strict else import_module(module_name, name)
+        )
         if module is None:
             raise self._rejection(name)
-        parent, found = _walk(module, qualname, lazily=not strict)
+        parent, found = walk(module, qualname, lazily=not strict)
         if found is ABSENT:
             if strict:  # the same answer as for what is not allowed: no probing
                 raise self._rejection(name)
@@ -253,8 +240,8 @@ class FunctionTable:
 
     def _rejection(self, name: str) -> RejectedError:
         return RejectedError(
-            f"{name!r} may not be called on this worker, whose policy is strict; mark it"
-            " with @asyncrpc.expose or list it in Options.allow",
+            f"{name!r} may not be called on this worker, whose policy is strict; mark"
+            " it with @asyncrpc.expose or list it in Options.allow",
             outcome=Outcome.NOT_EXECUTED,
         )
 
@@ -277,160 +264,8 @@ def _is_marked_parent(parent: Any, name: str, found: Any) -> bool:
 
 def _is_marked_method(name: str) -> bool:
     module_name, _, qualname = name.partition(":")
-    module = _module(module_name)
+    module = imported_module(module_name)
     if module is None or "." not in qualname:
         return False
-    parent, found = _walk(module, qualname)
+    parent, found = walk(module, qualname)
     return _is_marked_parent(parent, qualname.rpartition(".")[2], found)
-
-
-# --- from names to objects -----------------------------------------------------------
-
-
-def _module(name: str) -> types.ModuleType | None:
-    """Return a module that is imported; `__main__` of the caller is ours."""
-    found = sys.modules.get(name)
-    if found is None and name == "__mp_main__":
-        found = sys.modules.get("__main__")
-    return found
-
-
-def resolve_global(module: str, name: str, find: Callable[[str, str], Any]) -> Any:
-    """Find what a pickle names with `find`, in our `__main__` if it was the caller's."""
-    if module == "__mp_main__" and module not in sys.modules:
-        module = "__main__"
-    return find(module, name)
-
-
-def _imported(name: str, function: str) -> types.ModuleType:
-    found = _module(name)
-    if found is not None:
-        return found
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # any module's code may run here
-        raise DecodeError(
-            f"function {function!r} needs module {name!r}, which this worker cannot"
-            f" import: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _walk(module: Any, qualname: str, *, lazily: bool = True) -> tuple[Any, Any]:
-    """Follow a dotted name through classes; return the last parent and what it has.
-
-    Not through modules: `app:os.system` would reach whatever `app` happens to import.
-    With `lazily`, a module may make what is missing, which can import.
-    """
-    first, *rest = qualname.split(".")
-    parent, found = module, vars(module).get(first, ABSENT)
-    if found is ABSENT and lazily:
-        found = _attribute(module, first)
-    for part in rest:
-        if not isinstance(found, type):
-            return found, ABSENT
-        parent, found = found, _attribute(found, part)
-    return parent, found
-
-
-def _attribute(parent: Any, name: str) -> Any:
-    try:
-        return getattr(parent, name, ABSENT)
-    except Exception:  # noqa: BLE001 - a descriptor of the user's, or an import in a
-    module
-        return ABSENT
-
-
-# --- from objects to names -----------------------------------------------------------
-
-
-def _find_name(function: Any) -> str:
-    if isinstance(function, torch.jit.ScriptFunction):
-        raise _unnamed(
-            function,
-            "is a compiled TorchScript function",
-            "call a module-level Python function that calls it",
-        )
-    for module, qualname in _candidates(function):
-        if _leads_to(module, qualname, function):
-            return f"{'__main__' if module == '__mp_main__' else module}:{qualname}"
-    raise _reason(function)
-
-
-def _candidates(function: Any) -> Iterator[tuple[str, str]]:
-    """Yield the places where a function may be found, the likeliest first."""
-    module = getattr(function, "__module__", None)
-    simple = str(getattr(function, "__name__", ""))
-    qualname = str(getattr(function, "__qualname__", simple))
-    owner = getattr(function, "__self__", None)
-    if isinstance(function, types.MethodType) and isinstance(owner, type):
-        yield owner.__module__, f"{owner.__qualname__}.{simple}"
-    elif isinstance(owner, type):  # a builtin class method: dict.fromkeys
-        yield owner.__module__, f"{owner.__qualname__}.{simple}"
-    builtin = not isinstance(function, (types.FunctionType, type))
-    if builtin and not (isinstance(module, str) and _is_public(module)):
-        yield from _homes(function, simple)
-    if isinstance(module, str):
-        yield module, qualname
-        yield module, simple
-    holder = getattr(function, "__objclass__", None)  # of a method descriptor
-    if isinstance(holder, type):
-        yield holder.__module__, qualname
-    if builtin:
-        yield from _homes(function, simple)
-
-
-def _is_public(module: str) -> bool:
-    return not any(part.startswith("_") for part in module.split("."))
-
-
-def _homes(function: Any, simple: str) -> Iterator[tuple[str, str]]:
-    yield "torch", f"Tensor.{simple}"
-    for home in _HOMES:
-        module = sys.modules.get(home)
-        if module is None:
-            continue
-        yield home, simple
-        for name, value in list(vars(module).items()):
-            if value is function:
-                yield home, name
-
-
-def _leads_to(module_name: str, qualname: str, function: Any) -> bool:
-    module = _module(module_name)
-    if module is None or not qualname or "<" in qualname:
-        return False
-    found = _walk(module, qualname)[1]
-    if found is function:
-        return True
-    bound = (types.MethodType, types.BuiltinMethodType)
-    return (
-        isinstance(function, bound)
-        and type(found) is type(function)
-        and bool(found == function)
-    )
-
-
-def _reason(function: Any) -> EncodeError:
-    qualname = str(getattr(function, "__qualname__", ""))
-    if "<lambda>" in qualname:
-        return _unnamed(function, "is a lambda", "make it a function at module level")
-    if "<locals>" in qualname:
-        return _unnamed(
-            function,
-            "is defined inside a function",
-            "move it to module level, and pass what it closes over as arguments",
-        )
-    module = getattr(function, "__module__", None)
-    return _unnamed(
-        function,
-        f"is not what {module}:{qualname or '?'} leads to",
-        "give it a name at module level; a decorator may have put another there",
-    )
-
-
-def _unnamed(function: Any, problem: str, advice: str) -> EncodeError:
-    shown = getattr(function, "__qualname__", None) or type(function).__qualname__
-    return EncodeError(
-        f"{shown} cannot be sent: it {problem}, and functions travel by name; {advice}",
-        outcome=Outcome.NOT_EXECUTED,
-    )

@@ -23,5 +23,5 @@ class Hooks(Protocol):
         ...
 
     def lift(self, tree: Any) -> Any:
-        """Return the value that a peer's `lower` made `tree` of; trust no part of it."""
+        """Return the value that a peer lowered to `tree`; trust nothing in it."""
         ...

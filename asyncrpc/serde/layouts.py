@@ -53,7 +53,7 @@ def is_known(tensor: torch.Tensor) -> bool:
 
 
 def take_apart(tensor: torch.Tensor, flags: int, add: AddPart) -> list[Any]:
-    """Return the entry of a tensor for which `is_known` holds; its parts go to `add`."""
+    """Return the entry of a tensor that `is_known`; its parts go to `add`."""
     tensor = tensor.detach()
     if tensor.is_quantized:
         return _quantized(tensor, flags, add)
@@ -70,7 +70,7 @@ def take_apart(tensor: torch.Tensor, flags: int, add: AddPart) -> list[Any]:
 
 def _quantized(tensor: torch.Tensor, flags: int, add: AddPart) -> list[Any]:
     carrier = torch.empty(0, dtype=_CARRIERS[tensor.dtype])
-    carrier.set_(  # type: ignore[call-overload]
+    carrier.set_(
         tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
     )
     entry = [ENTRY_QUANTIZED, flags, NAMES[tensor.dtype], add(carrier)]
@@ -118,7 +118,7 @@ def _from_quantized(fields: list[Any], get: GetPart) -> torch.Tensor:
     if dtype is None or _CARRIERS.get(dtype) != carrier.dtype:
         raise DecodeError(f"quantized dtype {name!r:.40} does not fit its bytes")
     empty = _empty_quantized(dtype, carrier, parameters, get)
-    return empty.set_(  # type: ignore[call-overload,no-any-return]
+    return empty.set_(
         carrier.untyped_storage(),
         carrier.storage_offset(),
         carrier.shape,

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from asyncrpc.errors import DecodeError
-from asyncrpc.serde.functions import resolve_global
+from asyncrpc.serde.naming import resolve_global
 from asyncrpc.serde.outbox import Outbox
 from asyncrpc.serde.unsendable import Unsendable
 
@@ -57,7 +57,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented if index is None else (reference, (index,))
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle.Unpickler):  # noqa: S301 - policy TRUSTED only
     def __init__(
         self, data: Any, buffers: Sequence[memoryview], get: Callable[[int], Any]
     ) -> None:
@@ -125,7 +125,7 @@ def load(data: Any, buffers: Sequence[memoryview], get: Callable[[int], Any]) ->
 def _writable(buffer: memoryview) -> memoryview:
     if not buffer.readonly:
         return buffer
-    return memoryview(np.frombuffer(buffer, np.uint8).copy())
+    return np.frombuffer(buffer, np.uint8).copy().data
 
 
 def _problem(value: Any, error: Exception) -> str:

@@ -126,7 +126,7 @@ FROM_TREE: Final = {recipe.code: recipe.from_tree for recipe in RECIPES.values()
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether a value of a type in `RECIPES` keeps all it has: some zones do not."""
+    """Tell whether a value of a type in `RECIPES` keeps all it has: zones may not."""
     if isinstance(value, (dt.datetime, dt.time)):
-        return value.tzinfo is None or value.tzinfo is dt.timezone.utc
+        return value.tzinfo is None or value.tzinfo is dt.UTC
     return True

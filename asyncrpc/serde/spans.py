@@ -1,10 +1,10 @@
 """Which bytes a strided view covers, and whether to send them as they lie.
 
 Integers only: no tensor, no memory.  The rule: the span of a view, holes included, goes
-raw with its strides if that sends at most twice the covered bytes, or at most 64 KiB.
+raw with its strides if it is at most twice the covered bytes, or at most 64 KiB.
 Otherwise the elements are gathered.  Views of one storage form a cluster if their union
-keeps the rule, or if they overlap; a cluster travels as one buffer, so that aliases stay
-aliases.
+keeps the rule, or if they overlap; a cluster travels as one buffer, so that aliases
+stay aliases.
 """
 
 from __future__ import annotations

@@ -209,8 +209,8 @@ class _Item:
 
     def span(self) -> Span:
         tensor = self.tensor
-        offset, item_bytes = tensor.storage_offset(), tensor.itemsize
-        return span_of(tensor.shape, tensor.stride(), offset, item_bytes)
+        offset = int(tensor.storage_offset())
+        return span_of(tensor.shape, tensor.stride(), offset, tensor.itemsize)
 
     def lies_like(self, other: _Item) -> bool:
         mine, its = self.tensor, other.tensor
@@ -302,7 +302,7 @@ class TensorReader:
 
     def _strided(self, entry: Entry) -> torch.Tensor:
         flags, name, shape, index, *rest = entry[1:]
-        offset, strides, device = [*rest, *(0, None, None)[len(rest) :]]
+        offset, strides, device = (rest + [0, None, None][len(rest) :])[:3]
         dtype = _dtype(name)
         if flags & META:
             self._check_shape(shape)

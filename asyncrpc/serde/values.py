@@ -33,8 +33,7 @@ class Encoded:
             alive what they view.  They view the sender's tensors: a write to one before
             the buffers are sent would be sent.
         gradient_tensors: the tensors that require a gradient, each once, in the order
-        in
-            which `Codec.decode` reports theirs.
+            in which `Codec.decode` reports theirs.
         bytes_copied: bytes that had to be gathered in user space.
     """
 
@@ -109,11 +108,10 @@ class Codec:
             buffers: as encoded, each in memory of its own that may be written to: the
                 tensors and arrays of the value are made over it, not copied.  A
                 read-only buffer is copied.
-            on_gradient: is given each tensor that required a gradient at the sender,
-            any
-                shape, without one, in the order of `Encoded.gradient_tensors`; what it
-                returns takes the tensor's place.  None: they require a gradient and are
-                leaves.
+            on_gradient: is given each tensor (any shape) that required a gradient at
+                the sender, without one, in the order of `Encoded.gradient_tensors`;
+                what it returns takes the tensor's place.  None: they require a gradient
+                and are leaves.
 
         Raises:
             DecodeError: it is no value, or cannot be rebuilt here.
@@ -159,8 +157,9 @@ class Codec:
         if self.functions.policy is not Policy.TRUSTED:
             raise Unsendable(
                 value,
-                f"containers nested deeper than {self.limits.depth_max} levels, or one"
-                " that contains itself, cannot be sent under policy strict; flatten them",
+                f"containers nested deeper than {self.limits.depth_max} levels, or"
+                " one that contains itself, cannot be sent under policy strict; flatten"
+                " them",
             )
         try:
             return encoder.encode(value, pickled=True)

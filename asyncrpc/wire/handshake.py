@@ -76,6 +76,7 @@ class Handshake:
         mode = 1 if secret else 0
         self._preface = PREFACE.pack(PREFACE_MAGIC, VERSION, mode, 0, nonce)
         self._peer_preface = b""
+        self._farewell = b""
 
     @property
     def wanted(self) -> int:
@@ -96,30 +97,41 @@ class Handshake:
                 that we do.  `farewell` is to be sent before the connection is closed.
             VersionMismatchError: it speaks another version.
             MalformedError: it does not speak this protocol.
+            LocalProtocolError: the record is not `wanted` bytes long.
         """
-        if self.state is State.PREFACE:
+        if not self.wanted or len(record) != self.wanted:
+            raise LocalProtocolError(
+                f"{len(record)} bytes for a handshake that takes {self.wanted}: "
+                f"{self.state.value}"
+            )
+        state, self.state = self.state, State.FAILED  # until the record proves good
+        if state is State.PREFACE:
             return self._on_preface(record)
-        if self.state is State.PROOF:
-            return self._on_proof(record)
-        raise LocalProtocolError(f"a record in a handshake that {self.state.value}")
+        return self._on_proof(record)
 
     @property
     def farewell(self) -> bytes:
         """What to send before closing after an error: it tells the peer of it."""
-        return REFUSAL if self._peer_preface else b""
+        return self._farewell
 
     def _on_preface(self, record: bytes) -> bytes:
         magic, version, mode, _, nonce = PREFACE.unpack(record)
         if magic != PREFACE_MAGIC:
             raise MalformedError(f"the peer begins with {magic!r}: not a worker")
+        # A dialer cannot take a refusal before our preface, which also tells it what
+        # is wrong: the version, or the mode.
+        unsent = self._preface if self._role is Role.ACCEPTOR else b""
+        self._farewell = unsent + REFUSAL
         if version != VERSION:
             raise VersionMismatchError(
-                f"the peer speaks version {version} of the protocol, we {VERSION}"
+                f"the peer speaks version {version} of the protocol, we {VERSION}; "
+                "install the same asyncrpc on every worker"
             )
-        self._peer_preface = record
         self._check_mode(mode)
         if nonce == self._preface[-NONCE_BYTES:]:
             raise AuthenticationError("the peer repeats our own nonce: a reflection")
+        self._peer_preface = record
+        self._farewell = REFUSAL
         self.state = State.PROOF
         if self._role is Role.ACCEPTOR:
             return self._preface + self._proof(Role.ACCEPTOR)
@@ -128,7 +140,6 @@ class Handshake:
     def _check_mode(self, mode: int) -> None:
         if bool(mode) == bool(self._secret):
             return
-        self.state = State.FAILED
         if self._secret:
             raise AuthenticationError(
                 "the peer has no secret and this worker demands one; give it the same "
@@ -141,16 +152,16 @@ class Handshake:
 
     def _on_proof(self, record: bytes) -> bytes:
         if record == REFUSAL:
-            self.state = State.FAILED
-            self._peer_preface = b""  # it knows: nothing more to tell
+            self._farewell = b""  # it knows: nothing more to tell
             raise AuthenticationError(
-                "the peer refused our proof: the two workers have different secrets"
+                "the peer refused our proof: the two workers have different secrets; "
+                "give both the same ASYNCRPC_SECRET or Options(secret=...)"
             )
         other = Role.ACCEPTOR if self._role is Role.DIALER else Role.DIALER
         if not hmac.compare_digest(record, self._proof(other)):
-            self.state = State.FAILED
             raise AuthenticationError(
-                "the peer's proof is wrong: the two workers have different secrets"
+                "the peer's proof is wrong: the two workers have different secrets; "
+                "give both the same ASYNCRPC_SECRET or Options(secret=...)"
             )
         self.state = State.PROVED
         return self._proof(Role.DIALER) if self._role is Role.DIALER else b""

@@ -26,7 +26,11 @@ from typing import Any, Final, TypeAlias
 
 import msgpack
 
-from asyncrpc.errors import MalformedError
+from asyncrpc.errors import (
+    FrameTooLargeError,
+    LocalProtocolError,
+    MalformedError,
+)
 from asyncrpc.wire.frames import HEAD_BYTES_MAX
 
 Target: TypeAlias = "int | list[Any] | None"
@@ -34,7 +38,6 @@ Meta: TypeAlias = Mapping[str, Any]
 
 # msgpack's packer is reused: making one costs more than packing a head.
 _PACKER: Final = msgpack.Packer(autoreset=True)
-HEAD_DEPTH_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,11 @@ class Hello:
     strict: bool = False
 
     def encode(self) -> bytes:
-        """Return the control part of a HELLO frame."""
+        """Return the control part of a HELLO frame.
+
+        Raises:
+            LocalProtocolError: it is longer than a head may be.
+        """
         return pack_head(list(astuple(self)))
 
     @classmethod
@@ -75,27 +82,42 @@ class Hello:
 
         Raises:
             MalformedError: it is no HELLO.
+            FrameTooLargeError: it is longer than a head may be.
         """
+        if len(control) > HEAD_BYTES_MAX:
+            raise FrameTooLargeError(
+                f"a HELLO of {len(control)} bytes; the limit is {HEAD_BYTES_MAX}"
+            )
         record = unpack_head(control)
-        names = [field.name for field in fields(cls)]
-        types = (str, int, int, int, str, int, str, list, str, bool)
-        if len(record) < len(names) or any(
-            type(value) is not kind for value, kind in zip(record, types, strict=False)
+        if len(record) < _HELLO_REQUIRED or any(
+            type(value) is not kind
+            for value, kind in zip(record, _HELLO_TYPES, strict=False)
         ):
             raise MalformedError("a HELLO has the wrong fields")
-        addresses = record[7]
+        names = [field.name for field in fields(cls)]
+        values = dict(zip(names, record, strict=False))
+        addresses = values.get("addresses", [])
         if any(type(address) is not str for address in addresses):
             raise MalformedError("a HELLO has an address that is no text")
-        values = dict(zip(names, record, strict=False))
         values["addresses"] = tuple(addresses)
         return cls(**values)
 
 
+_HELLO_TYPES: Final = (str, int, int, int, str, int, str, list, str, bool)
+_HELLO_REQUIRED: Final = 4  # the fields without a default
+
+
 def pack_head(record: list[Any]) -> bytes:
-    """Return the bytes of a head."""
+    """Return the bytes of a head.
+
+    Raises:
+        LocalProtocolError: they are too many.
+    """
     packed: bytes = _PACKER.pack(record)
     if len(packed) > HEAD_BYTES_MAX:
-        raise ValueError(f"a head of {len(packed)} bytes; the limit is {HEAD_BYTES_MAX}")
+        raise LocalProtocolError(
+            f"a head of {len(packed)} bytes; the limit is {HEAD_BYTES_MAX}"
+        )
     return packed
 
 

@@ -96,14 +96,15 @@ class Outbox:
             control: the value.
             buffers: its payload; not to be written to until `on_sent`.
             on_sent: called when the last byte of the message has been taken; at once
-                for one that is returned here whole.
+                for one that is returned here whole.  It must not send: what it sent
+                would be written first.
         """
         if not buffers:
-            if on_sent is not None:
-                on_sent()
             whole = prefix(
                 kind, call_id, flags=flags, aux=aux, head=head, control=control
             )
+            if on_sent is not None:
+                on_sent()
             return (whole,)
         lengths = [buffer.nbytes for buffer in buffers]
         total = sum(lengths)
@@ -153,14 +154,15 @@ class Outbox:
         nbytes = outgoing.offset - offset
         chunk.append(data_prefix(outgoing.kind, outgoing.call_id, offset, nbytes))
         chunk += pieces
-        if not outgoing.buffers:
+        is_last = not outgoing.buffers
+        if is_last:
             queue.popleft()
-            if outgoing.on_sent is not None:
-                outgoing.on_sent()
         if queue:
             self._turn.append(key)
         else:
             del self._transfers[key]
+        if is_last and outgoing.on_sent is not None:
+            outgoing.on_sent()
         return chunk
 
     def drop(self, kind: int, call_id: int) -> Sequence[bytes] | None:
@@ -181,9 +183,9 @@ class Outbox:
 
     def clear(self) -> None:
         """Forget everything: the connection is gone."""
-        for queue in self._transfers.values():
+        transfers, self._transfers = self._transfers, {}
+        self._turn.clear()
+        for queue in transfers.values():
             for outgoing in queue:
                 if outgoing.on_sent is not None:
                     outgoing.on_sent()
-        self._turn.clear()
-        self._transfers.clear()

@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 
 class Node:
-    """One life of a worker: its two tables, its handles, and what it has not done yet."""
+    """One life of a worker: its tables, its handles, and what it has yet to do."""
 
     def __init__(
         self,
@@ -219,7 +219,9 @@ class World:
         else:
             self.carry_out(node, self.receive(node, message))
 
-    def receive(self, node: Node, message: Message) -> list[Effect]:
+    def receive(  # noqa: PLR0911  # one return a message
+        self, node: Node, message: Message
+    ) -> list[Effect]:
         match message.kind:
             case "register":
                 return node.owned.register(message.about, message.src)
@@ -291,7 +293,9 @@ class World:
                 case _:
                     self.send(self.message(node, effect))
 
-    def message(self, node: Node, effect: Effect) -> Message:
+    def message(  # noqa: PLR0911  # one return an effect
+        self, node: Node, effect: Effect
+    ) -> Message:
         match effect:
             case SendRegister(to, rref_id):
                 return Message(node.id, to, "register", rref_id)
@@ -324,9 +328,9 @@ class World:
                 elif node.calls:
                     self.end_call(node, 0)
             self.check()
-            if not any(n.decoding or n.calls for n in self.alive.values()):
-                if not self.busy_links():
-                    return
+            is_busy = any(n.decoding or n.calls for n in self.alive.values())
+            if not is_busy and not self.busy_links():
+                return
 
     # What must hold.
 
@@ -335,9 +339,10 @@ class World:
         self.check_no_live_handle_lost_its_value()
         self.check_loans_are_pinned()
         self.check_counts_add_up()
+        self.check_order_protects()
 
     def find_exposed(self) -> None:
-        """Find borrowers whose every lender died: they may lose the race to register."""
+        """Find borrowers whose every lender died: they may lose their race."""
         for node in self.alive.values():
             for rref_id in node.handles:
                 holding = node.held.get(rref_id)
@@ -394,6 +399,22 @@ class World:
                 forks = holding.forks if holding else 0
                 total = forks + way[user, rref_id]
                 assert holders.get(user, 0) == total, (rref_id, user)
+
+    def check_order_protects(self) -> None:  # the lemma behind `Loan.needs_return`
+        """Check that who comes home by order alone is counted, or about to be."""
+        for (src, dst), queue in self.links.items():
+            for one in queue:
+                if one.kind != "home" or one.number or src not in self.alive:
+                    continue
+                holding = self.alive[src].held.get(one.about)
+                state = holding.state.name if holding else "RELEASED"
+                is_counted = src in self.alive[dst].owned.holders(one.about)
+                assert (
+                    is_counted
+                    or state in {"PENDING", "REGISTERING"}
+                    or self.is_exposed(src, one.about)
+                    or one.about in self.refused
+                ), one
 
     def forks_on_the_way(self) -> Iterator[tuple[Incarnation, RRefId]]:
         messages = [one for queue in self.links.values() for one in queue]

@@ -2,14 +2,14 @@
 
 I1: a value is never freed while a live worker has a handle.  A borrower whose lender
 died before the owner counted it is excused, but must be told.  I2: freed once no handle
-is left and the network is quiet.  I3: no table remembers the dead.  The lemmas are
-invariants too: G1, the owner's counts add up with what is at the holders and on the way;
-G2, what lies behind a loan stays while the loan is out.
+is left and the network is quiet.  I3: no table remembers the dead.
+
+The lemmas are invariants too.  G1: the owner's counts add up with the forks that are at
+the holders and on the way.  G2: what lies behind a loan stays while the loan is out.
 """
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -66,7 +66,7 @@ class RRefProtocol(RuleBasedStateMachine):
 
     @precondition(has_room)
     @rule(data=st.data(), is_large=st.booleans(), is_refused=st.integers(0, 7))
-    def remote(self, data: st.DataObject, is_large: bool, is_refused: int) -> None:
+    def remote(self, data: st.DataObject, *, is_large: bool, is_refused: int) -> None:
         src = self.draw_node(data)
         dst = self.draw_peer(data, src)
         self.world.remote(src, dst, is_large=is_large, is_refused=is_refused == 7)
@@ -78,7 +78,7 @@ class RRefProtocol(RuleBasedStateMachine):
 
     @precondition(any_handle)
     @rule(data=st.data(), is_large=st.booleans(), is_result=st.booleans())
-    def share(self, data: st.DataObject, is_large: bool, is_result: bool) -> None:
+    def share(self, data: st.DataObject, *, is_large: bool, is_result: bool) -> None:
         src, rref_id = self.draw_handle(data)
         dst = self.draw_peer(data, src)
         if self.is_shareable(src, rref_id):
@@ -118,7 +118,7 @@ class RRefProtocol(RuleBasedStateMachine):
 
     @precondition(lambda self: any(n.calls for n in self.world.alive.values()))
     @rule(data=st.data(), is_kept=st.booleans())
-    def end_call(self, data: st.DataObject, is_kept: bool) -> None:
+    def end_call(self, data: st.DataObject, *, is_kept: bool) -> None:
         busy = [node.id for node in self.world.alive.values() if node.calls]
         node = self.world.alive[data.draw(st.sampled_from(busy), label="worker")]
         rref_id = node.calls[0][0]

@@ -206,13 +206,21 @@ class UserTable:
     # Messages from the owner.
 
     def confirmed(self, rref_id: RRefId) -> list[Effect]:
-        """Note that our remote() has reached the owner, which counts us."""
+        """Note that our remote() has reached the owner, which counts us.
+
+        That the function then fails is another matter: the owner counts us all the same.
+        """
         holding = self._advance(rref_id, HoldingEvent.CONFIRM)
         holding.forks += 1
         return self._review(rref_id, holding)
 
     def refused(self, rref_id: RRefId) -> list[Effect]:
-        """Note that our remote() was not accepted, or never sent."""
+        """Note that our remote() was not accepted, or never sent.
+
+        Only if that is certain (`Outcome.NOT_EXECUTED`).  If it is not, as after a
+        timeout, wait for the owner's confirmation or death: it may count us, and a fork
+        that we disown would never be given back.
+        """
         known = self._holdings.get(rref_id)
         if known is None or known.state is LOST:
             return []  # the owner has died meanwhile

@@ -6,7 +6,6 @@ the record that the service keeps for a call: here it is never looked into.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
@@ -65,12 +64,11 @@ class PendingCalls(Generic[R]):
 class ServedCalls(Generic[R]):
     """Calls that a peer has sent and that have not been answered."""
 
-    __slots__ = ("_early_cancels", "_order", "_running")
+    __slots__ = ("_early_cancels", "_running")
 
     def __init__(self) -> None:
         self._running: dict[int, R] = {}
-        self._early_cancels: set[int] = set()
-        self._order: deque[int] = deque()
+        self._early_cancels: dict[int, None] = {}  # a set, the oldest first
 
     def __len__(self) -> int:
         return len(self._running)
@@ -90,7 +88,7 @@ class ServedCalls(Generic[R]):
         if call_id in self._running:
             raise MalformedError(f"call {call_id} was made twice")
         if call_id in self._early_cancels:
-            self._early_cancels.discard(call_id)
+            del self._early_cancels[call_id]
             return False
         self._running[call_id] = record
         return True
@@ -105,10 +103,9 @@ class ServedCalls(Generic[R]):
         """
         record = self._running.get(call_id)
         if record is None and awaited:
-            self._early_cancels.add(call_id)
-            self._order.append(call_id)
-            if len(self._order) > TOMBSTONES_MAX:
-                self._early_cancels.discard(self._order.popleft())
+            self._early_cancels[call_id] = None
+            if len(self._early_cancels) > TOMBSTONES_MAX:
+                del self._early_cancels[next(iter(self._early_cancels))]
         return record
 
     def get(self, call_id: int) -> R | None:

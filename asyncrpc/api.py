@@ -1,0 +1,308 @@
+"""The worker with all its parts, and the functions that act on the current worker.
+
+Here, and only here, references, autograd and the optimizer are joined to the runtime.
+The functions have the names, the argument order and the meaning of torch.distributed.rpc;
+what waits is awaitable.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from asyncrpc import runtime
+from asyncrpc.autograd.context import Context
+from asyncrpc.autograd.service import AutogradService
+from asyncrpc.errors import AlreadyStartedError, CallError, UsageError
+from asyncrpc.ids import WorkerInfo
+from asyncrpc.optim.service import OptimizerService
+from asyncrpc.rref.handle import RRef
+from asyncrpc.rref.service import RRefService
+from asyncrpc.runtime.context import current_worker, current_worker_var
+from asyncrpc.runtime.futures import CallFuture, refuse_on_loop
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.rendezvous import Rendezvous
+from asyncrpc.runtime.worker import UNSET
+
+logger = logging.getLogger("asyncrpc")
+
+
+class Worker(runtime.Worker):
+    """A participant: it calls functions on others and runs functions for them.
+
+    An asynchronous context manager that owns every task, socket and thread it starts.
+    It is a value: one process may hold many.
+
+    Example:
+        >>> async with asyncrpc.Worker("trainer0", rank=0, world_size=3) as worker:
+        ...     y = await worker.peer("ps").call(fn, x, lr=0.1)
+        ...     rref = worker.peer("ps").remote(Table, 1000, 64)
+    """
+
+    def _extend(self) -> None:
+        references = RRefService(self)
+        autograd = AutogradService(self)
+        references.backward_from = _backward_from(autograd)
+        self.references = references
+        self.propagators.append(autograd)
+        for service in (references, autograd, OptimizerService(self, autograd)):
+            self.add_service(service)
+
+
+def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
+    """Return what runs a backward pass from a referenced tensor, on its owner."""
+
+    async def backward(handle: RRef[Any], context: Context, *, retain_graph: bool) -> None:
+        if handle.is_owner():
+            root = await handle.to_here()
+            await autograd.backward(context, [root], None, retain_graph=retain_graph)
+            return
+        worker = autograd.worker
+        await worker.start_call(
+            handle.owner_name(), _backward_here, (handle, context.id, retain_graph)
+        )
+
+    return backward
+
+
+async def _backward_here(
+    handle: RRef[Any], context_id: Sequence[int], retain_graph: bool  # noqa: FBT001
+) -> None:
+    """Run a backward pass for another worker, from a tensor that is here."""
+    worker = current_worker()
+    autograd: Any = worker.service("autograd")
+    root = await handle.to_here()
+    context = autograd.context_of(context_id)
+    await autograd.backward(context, [root], None, retain_graph=retain_graph)
+
+
+class _Starting:
+    """What `init_rpc` returns: awaited, or entered with `async with`."""
+
+    __slots__ = ("_worker",)
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __await__(self) -> Generator[Any, None, Worker]:
+        return self._start().__await__()
+
+    async def _start(self) -> Worker:
+        worker = await self._worker.__aenter__()
+        # Awaited directly, the start ran in the caller's own context: the worker is
+        # current there until `shutdown`.
+        current_worker_var.set(worker)
+        return worker
+
+    async def __aenter__(self) -> Worker:
+        return await self._start()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._worker.__aexit__(kind, error, traceback)
+
+
+def init_rpc(  # noqa: PLR0913  (torch's signature)
+    name: str,
+    backend: None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    options: Options | None = None,
+    *,
+    rendezvous: str | Mapping[str, str | Sequence[str]] | Rendezvous = "env://",
+) -> _Starting:
+    """Start a worker and make it the current one of this task.
+
+    `await` it, or use it as `async with`.
+
+    Args:
+        name: unique in the group.
+        backend: has no meaning here and must be None; it keeps torch's order.
+        rank: from 0; None takes it from `rendezvous`.
+        world_size: number of workers; None likewise.
+        options: limits, times, secret, policy.
+        rendezvous: as for `Worker`.
+
+    Returns:
+        What starts the worker; awaiting it gives the `Worker`.
+
+    Raises:
+        AlreadyStartedError: this task has a current worker already.
+        RendezvousTimeoutError: when awaited: not everyone appeared in time.
+        UsageError: something is missing or wrong; the message says what.
+
+    Source: torch.distributed.rpc.init_rpc.
+    """
+    if backend is not None:
+        raise UsageError("asyncrpc has one backend; leave `backend` out")
+    present = current_worker_var.get()
+    if present is not None and not present.is_closed:
+        raise AlreadyStartedError(
+            f"worker {present.name!r} runs already in this task; shut it down first, or "
+            "use asyncrpc.Worker for several in one process"
+        )
+    return _Starting(
+        Worker(
+            name,
+            rank=rank,
+            world_size=world_size,
+            rendezvous=rendezvous,
+            options=options,
+        )
+    )
+
+
+async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:  # noqa: ASYNC109, FBT001, FBT002
+    """End the current worker.
+
+    Args:
+        graceful: first wait until every worker of the group has come here; so nobody
+            leaves while another still needs it.
+        timeout: seconds to wait for the others, and then for calls in flight; None:
+            `Options.drain_timeout_s` for the latter, no limit for the former.
+
+    Raises:
+        NotStartedError: there is no current worker.
+        TimeoutError: the others did not come in time; the worker has ended all the same.
+
+    Cancellation:
+        The worker is ended at once, then it is passed on.
+
+    Source: torch.distributed.rpc.shutdown; unlike there, a worker that has died fails
+    the wait instead of making it last for ever.
+    """
+    worker = current_worker()
+    try:
+        if graceful and worker.world_size > 1:
+            await worker.barrier(timeout)
+    except CallError as error:
+        logger.warning("worker %r: shutting down without the others: %s", worker.name, error)
+    finally:
+        await worker.shutdown(drain_timeout_s=timeout)
+        current_worker_var.set(None)
+
+
+def rpc_async(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: Any = UNSET,
+) -> CallFuture[Any]:
+    """Start a call and return its future: await it, or `wait()` for it in a thread.
+
+    Args:
+        to: name, rank or `WorkerInfo` of the callee.
+        func: what it runs; see `Peer.call`.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        timeout: seconds; None is no limit; left out: `Options.rpc_timeout_s`.
+
+    Returns:
+        A future.  Cancelling it cancels the call.
+
+    Raises:
+        NotStartedError: there is no current worker.
+        UnknownWorkerError: there is no worker `to`.
+        EncodeError: an argument cannot travel.
+
+    Thread safety: from any thread that runs a function for a call, and on the loop.
+
+    Source: torch.distributed.rpc.rpc_async.
+    """
+    worker = current_worker()
+    return worker.start_call(
+        _name(worker, to), func, args, kwargs, timeout_s=timeout, with_site=True
+    )
+
+
+def rpc_sync(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: Any = UNSET,
+) -> Any:
+    """Call a function and block this thread until its result is there.
+
+    For plain functions, which run in threads.  The thread counts as waiting, so chains
+    of blocking calls never run out of threads.
+
+    Args:
+        to: name, rank or `WorkerInfo` of the callee.
+        func: what it runs.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        timeout: seconds; None is no limit; left out: `Options.rpc_timeout_s`.
+
+    Returns:
+        What the function returned.
+
+    Raises:
+        UsageError: called on an event loop, which it would stop: `await rpc_async`.
+        Exception: as `rpc_async`, and what the call raises.
+
+    Source: torch.distributed.rpc.rpc_sync.
+    """
+    refuse_on_loop("rpc_sync", "use `await asyncrpc.rpc_async(...)`")
+    return rpc_async(to, func, args, kwargs, timeout).wait()
+
+
+def remote(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: Any = UNSET,
+) -> RRef[Any]:
+    """Start a call whose result stays on the callee; return an RRef to it at once.
+
+    Args:
+        to: name, rank or `WorkerInfo` of the callee, which becomes the owner.
+        func: what makes the value there: a function or a class.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        timeout: seconds in which the value must be made; None is no limit.
+
+    Returns:
+        The reference; what `func` raises is raised by whoever uses it.
+
+    Raises:
+        NotStartedError: there is no current worker.
+        UnknownWorkerError: there is no worker `to`.
+        EncodeError: an argument cannot travel.
+
+    Source: torch.distributed.rpc.remote.
+    """
+    worker = current_worker()
+    rref: RRef[Any] = worker.start_remote(
+        _name(worker, to), func, args, kwargs, timeout_s=timeout
+    )
+    return rref
+
+
+def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
+    """Return the name and rank of a worker; of the current one if no name is given.
+
+    Raises:
+        NotStartedError: there is no current worker.
+        UnknownWorkerError: there is no worker of the name.
+
+    Source: torch.distributed.rpc.get_worker_info.
+    """
+    worker = current_worker()
+    member = worker.directory.find(worker_name or worker.name).member
+    return WorkerInfo(member.name, member.rank)
+
+
+def _name(worker: runtime.Worker, to: str | int | WorkerInfo) -> str:
+    if isinstance(to, WorkerInfo):
+        return to.name
+    return to if isinstance(to, str) else worker.directory.find(to).member.name
+

@@ -1,0 +1,126 @@
+"""Autograd contexts: one distributed pass's worth of crossings and gradients.
+
+Which context is current is a context variable: every task has its own, and a function
+that runs for a call joins its caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+from asyncrpc.autograd.functions import CrossingId, Received, Region
+from asyncrpc.autograd.machine import PassMachine
+from asyncrpc.ids import ContextId, MessageId, WorkerId
+
+if TYPE_CHECKING:
+    from asyncrpc.autograd.service import AutogradService
+
+current_context_var: Final[ContextVar[Context | None]] = ContextVar(
+    "asyncrpc_autograd_context", default=None
+)
+
+
+class Context:
+    """A handle of an autograd context; from `asyncrpc.autograd.context()`.
+
+    Attributes:
+        id: the same on every worker that takes part.
+    """
+
+    __slots__ = ("_service", "_token", "id")
+
+    def __init__(self, service: AutogradService, context_id: ContextId) -> None:
+        self._service = service
+        self._token: Any = None
+        self.id = context_id
+
+    @property
+    def service(self) -> AutogradService:
+        """The worker's part that keeps this context's state."""
+        return self._service
+
+    async def __aenter__(self) -> Context:
+        """Make this the current context of the task."""
+        self._service.open(self.id)
+        self._token = current_context_var.set(self)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End the context on every worker that it reached; they are not waited for."""
+        current_context_var.reset(self._token)
+        self._service.release(self.id)
+
+    def __repr__(self) -> str:
+        return f"<autograd context {self.id}>"
+
+
+class ContextState:
+    """What one worker knows of one context.
+
+    Attributes:
+        sent: where gradients for what was sent enter, by message.
+        received: what came, by message.
+        peers: workers that messages of this context went to or came from.
+        gradients: gathered and committed, by leaf tensor.
+        passes: backward passes under way.
+    """
+
+    __slots__ = ("anchor", "gradients", "passes", "peers", "received", "sent")
+
+    def __init__(self) -> None:
+        self.sent: dict[MessageId, list[GradientEdge]] = {}
+        self.received: dict[MessageId, list[Received]] = {}
+        self.peers: set[WorkerId] = set()
+        self.gradients: dict[torch.Tensor, torch.Tensor] = {}
+        self.passes: dict[tuple[int, int], Pass] = {}
+        self.anchor = torch.zeros((), requires_grad=True)
+
+    def commit(self, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
+        """Add the gradients of a pass that has succeeded everywhere."""
+        for parameter, gradient in gradients.items():
+            have = self.gradients.get(parameter)
+            total = gradient if have is None else have + gradient
+            self.gradients[parameter] = total
+
+
+class Pass:
+    """One backward pass on one worker.
+
+    Attributes:
+        machine: what may run.
+        region: the local graph that takes part.
+        starts: where gradients enter, by crossing; roots have negative indices.
+        arrived: gradients that have come and have not run.
+        ran: by start, done when it has run and all that follows from it.
+        sums: gradients of parameters so far, in partial runs.
+        staged: gradients to be committed when the whole pass succeeds.
+        tasks: what runs for it here.
+    """
+
+    __slots__ = (
+        "arrived",
+        "machine",
+        "ran",
+        "reach_is_set",
+        "region",
+        "staged",
+        "starts",
+        "sums",
+        "tasks",
+    )
+
+    def __init__(self) -> None:
+        self.machine: PassMachine[CrossingId, CrossingId] = PassMachine()
+        self.region = Region()
+        self.starts: dict[CrossingId, GradientEdge] = {}
+        self.arrived: dict[CrossingId, torch.Tensor | None] = {}
+        self.ran: dict[CrossingId, asyncio.Future[None]] = {}
+        self.reach_is_set = False
+        self.sums: dict[torch.Tensor, torch.Tensor] = {}
+        self.staged: dict[torch.Tensor, torch.Tensor] = {}
+        self.tasks: set[asyncio.Task[None]] = set()

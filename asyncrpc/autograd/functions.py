@@ -1,0 +1,124 @@
+"""Where a local graph ends and another worker's begins.
+
+On the sending side nothing is added to the graph: the edge at which its gradient will
+enter is noted (`GradientEdge`), as it is when the tensor is sent, so that a later
+in-place change of the tensor does not matter.  On the receiving side one node is made,
+which catches the gradient and keeps it for the service to send.
+
+Source: torch.distributed.autograd's SendRpcBackward and RecvRpcBackward; there the
+second sends by itself, and expects every gradient to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from asyncrpc.ids import MessageId, WorkerId
+
+
+class CrossingId(NamedTuple):
+    """One tensor in one message."""
+
+    message: MessageId
+    index: int
+
+
+@dataclass(slots=True, eq=False)
+class Received:
+    """A tensor that came from another worker, as a place where a pass leaves.
+
+    Attributes:
+        crossing: which one.
+        sender: who waits for its gradient.
+        gradient: what the current pass has gathered; None if nothing has reached it.
+    """
+
+    crossing: CrossingId
+    sender: WorkerId
+    gradient: torch.Tensor | None = None
+
+    def add(self, gradient: torch.Tensor | None) -> None:
+        """Add a gradient to what is there."""
+        if gradient is None:
+            return
+        have = self.gradient
+        self.gradient = gradient if have is None else have + gradient
+
+    def take(self) -> torch.Tensor | None:
+        """Return what is there, and forget it."""
+        gradient, self.gradient = self.gradient, None
+        return gradient
+
+
+class Recv(torch.autograd.Function):
+    """Gives a received tensor a history: the node that catches its gradient.
+
+    Its output is no leaf and no view, so it may be changed in place, as in one process.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor, received: Received
+    ) -> torch.Tensor:
+        """Return the tensor.  `anchor` requires a gradient, so the output does."""
+        ctx.received = received
+        ctx.set_materialize_grads(value=False)
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:
+        """Keep the gradient; nothing flows on from here."""
+        ctx.received.add(gradients[0])
+        return None, None, None
+
+
+_RECV_NODE: type = Recv._backward_cls  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """Return where a gradient of `tensor` enters its graph."""
+    return get_gradient_edge(tensor)
+
+
+@dataclass(slots=True)
+class Region:
+    """The part of a local graph that a pass can reach.
+
+    Attributes:
+        nodes: seen so far.
+        received: the received tensors among them.
+        parameters: the leaf tensors among them that gather a gradient here.
+        recv_nodes: the node of each received tensor.
+    """
+
+    nodes: set[Node] = field(default_factory=set)
+    received: list[Received] = field(default_factory=list)
+    parameters: list[torch.Tensor] = field(default_factory=list)
+    recv_nodes: dict[Received, Node] = field(default_factory=dict)
+
+    def extend(self, edges: Iterable[GradientEdge]) -> list[Received]:
+        """Add all that `edges` reach; return the received tensors that are new."""
+        known = len(self.received)
+        nodes = self.nodes
+        todo = [edge.node for edge in edges]
+        while todo:
+            node = todo.pop()
+            if node in nodes:
+                continue
+            nodes.add(node)
+            if type(node) is _RECV_NODE:
+                received: Received = node.received  # type: ignore[attr-defined]
+                self.received.append(received)
+                self.recv_nodes[received] = node
+                continue  # behind it is only the anchor
+            following = node.next_functions
+            if following:
+                todo += [child for child, _ in following if child is not None]
+            elif (variable := getattr(node, "variable", None)) is not None:
+                self.parameters.append(variable)
+        return self.received[known:]

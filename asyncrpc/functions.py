@@ -1,0 +1,8 @@
+"""Decorators that say how a function runs when it is called from another worker.
+
+Source: torch.distributed.rpc.functions.
+"""
+
+from asyncrpc.runtime.inbound import async_execution, on_loop
+
+__all__ = ["async_execution", "on_loop"]

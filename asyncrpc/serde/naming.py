@@ -1,0 +1,186 @@
+"""Where objects are: from a function to the name that leads to it, and back.
+
+Policy is the business of `functions`; here is only the looking.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+from asyncrpc.errors import DecodeError, EncodeError, Outcome
+
+# Where builtins live whose own `__module__` is missing, or names a private place.
+_HOMES: Final = (
+    "torch",
+    "torch.nn.functional",
+    "torch.linalg",
+    "torch.special",
+    "torch.fft",
+    "torch.sparse",
+    "operator",
+    "math",
+    "builtins",
+    "numpy",
+)
+
+
+class _Absent(enum.Enum):
+    ABSENT = enum.auto()
+
+
+ABSENT: Final = _Absent.ABSENT
+
+
+# --- from names to objects -----------------------------------------------------------
+
+
+def imported_module(name: str) -> types.ModuleType | None:
+    """Return a module that is imported; `__main__` of the caller is ours."""
+    found = sys.modules.get(name)
+    if found is None and name == "__mp_main__":
+        found = sys.modules.get("__main__")
+    return found
+
+
+def resolve_global(module: str, name: str, find: Callable[[str, str], Any]) -> Any:
+    """Find what a pickle names, in our `__main__` if it was in the caller's."""
+    if module == "__mp_main__" and module not in sys.modules:
+        module = "__main__"
+    return find(module, name)
+
+
+def import_module(name: str, function: str) -> types.ModuleType:
+    """Import the module of a function; raise DecodeError if that fails."""
+    found = imported_module(name)
+    if found is not None:
+        return found
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # any module's code may run here
+        raise DecodeError(
+            f"function {function!r} needs module {name!r}, which this worker cannot"
+            f" import: {type(error).__name__}: {error}"
+        ) from error
+
+
+def walk(module: Any, qualname: str, *, lazily: bool = True) -> tuple[Any, Any]:
+    """Follow a dotted name through classes; return the last parent and what it has.
+
+    Not through modules: `app:os.system` would reach whatever `app` happens to import.
+    With `lazily`, a module may make what is missing, which can import.
+    """
+    first, *rest = qualname.split(".")
+    parent, found = module, vars(module).get(first, ABSENT)
+    if found is ABSENT and lazily:
+        found = _attribute(module, first)
+    for part in rest:
+        if not isinstance(found, type):
+            return found, ABSENT
+        parent, found = found, _attribute(found, part)
+    return parent, found
+
+
+def _attribute(parent: Any, name: str) -> Any:
+    try:
+        return getattr(parent, name, ABSENT)
+    except Exception:  # noqa: BLE001 - the code of a descriptor, or of a module
+        return ABSENT
+
+
+# --- from objects to names -----------------------------------------------------------
+
+
+def find_name(function: Any) -> str:
+    """Return the name that leads to a function; raise EncodeError if none does."""
+    if isinstance(function, torch.jit.ScriptFunction):
+        raise unnamed(
+            function,
+            "is a compiled TorchScript function",
+            "call a module-level Python function that calls it",
+        )
+    for module, qualname in _candidates(function):
+        if _leads_to(module, qualname, function):
+            return f"{'__main__' if module == '__mp_main__' else module}:{qualname}"
+    raise _reason(function)
+
+
+def _candidates(function: Any) -> Iterator[tuple[str, str]]:
+    """Yield the places where a function may be found, the likeliest first."""
+    module = getattr(function, "__module__", None)
+    simple = str(getattr(function, "__name__", ""))
+    qualname = str(getattr(function, "__qualname__", simple))
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, type):  # of a class method
+        yield owner.__module__, f"{owner.__qualname__}.{simple}"
+    builtin = not isinstance(function, (types.FunctionType, type))
+    if builtin and not (isinstance(module, str) and _is_public(module)):
+        yield from _homes(function, simple)
+    if isinstance(module, str):
+        yield module, qualname
+        yield module, simple
+    holder = getattr(function, "__objclass__", None)  # of a method descriptor
+    if isinstance(holder, type):
+        yield holder.__module__, qualname
+    if builtin:
+        yield from _homes(function, simple)
+
+
+def _is_public(module: str) -> bool:
+    return not any(part.startswith("_") for part in module.split("."))
+
+
+def _homes(function: Any, simple: str) -> Iterator[tuple[str, str]]:
+    yield "torch", f"Tensor.{simple}"
+    for home in _HOMES:
+        module = sys.modules.get(home)
+        if module is None:
+            continue
+        yield home, simple
+        for name, value in list(vars(module).items()):
+            if value is function:
+                yield home, name
+
+
+def _leads_to(module_name: str, qualname: str, function: Any) -> bool:
+    module = imported_module(module_name)
+    if module is None or not qualname or "<" in qualname:
+        return False
+    found = walk(module, qualname)[1]
+    if not isinstance(function, (types.MethodType, types.BuiltinMethodType)):
+        return found is function
+    # A class method is bound anew by every look, and equal.
+    return type(found) is type(function) and bool(found == function)
+
+
+def _reason(function: Any) -> EncodeError:
+    qualname = str(getattr(function, "__qualname__", ""))
+    if "<lambda>" in qualname:
+        return unnamed(function, "is a lambda", "make it a function at module level")
+    if "<locals>" in qualname:
+        return unnamed(
+            function,
+            "is defined inside a function",
+            "move it to module level, and pass what it closes over as arguments",
+        )
+    module = getattr(function, "__module__", None)
+    return unnamed(
+        function,
+        f"is not what {module}:{qualname or '?'} leads to",
+        "give it a name at module level; a decorator may have put another there",
+    )
+
+
+def unnamed(function: Any, problem: str, advice: str) -> EncodeError:
+    """Return the error about a function that has no name."""
+    shown = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return EncodeError(
+        f"{shown} cannot be sent: it {problem}, and functions travel by name; {advice}",
+        outcome=Outcome.NOT_EXECUTED,
+    )

@@ -1,0 +1,218 @@
+"""The owner's table, driven directly."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncrpc.errors import (
+    LocalProtocolError,
+    RemoteProtocolError,
+    RRefDeletedError,
+)
+from asyncrpc.ids import Incarnation, RRefId
+from asyncrpc.rref.machine import (
+    EntryState,
+    Freed,
+    OwnerTable,
+    SendGone,
+    SendLoanReturned,
+    SendProbe,
+    SendRegistered,
+    ValueGone,
+)
+from asyncrpc.rref.machine.index import TOMBSTONES_MAX
+
+ME, CREATOR, LENDER, BORROWER = map(Incarnation, (1, 2, 3, 4))
+MINE = RRefId(ME, 1)
+THEIRS = RRefId(CREATOR, 1)
+
+
+@pytest.fixture
+def table() -> OwnerTable:
+    return OwnerTable(ME)
+
+
+def test_a_value_is_freed_with_its_last_holder(table: OwnerTable) -> None:
+    assert table.create(THEIRS, CREATOR) == []
+    table.hand_out(THEIRS, BORROWER)
+    table.hand_out(THEIRS, BORROWER)
+    assert table.holders(THEIRS) == {CREATOR: 1, BORROWER: 2}
+    assert table.release(THEIRS, BORROWER, 2) == []
+    assert table.release(THEIRS, CREATOR, 1) == [Freed(THEIRS)]
+    assert len(table) == 0
+
+
+def test_a_local_handle_keeps_the_value(table: OwnerTable) -> None:
+    table.create(MINE)
+    table.hand_out(MINE, BORROWER)
+    table.local_acquire(MINE)
+    assert table.local_release(MINE) == []
+    assert table.release(MINE, BORROWER, 1) == []
+    assert table.local_release(MINE) == [Freed(MINE)]
+
+
+def test_a_message_never_sent_counts_nothing(table: OwnerTable) -> None:
+    table.create(MINE)
+    table.hand_out(MINE, BORROWER)
+    assert table.undo_hand_out(MINE, BORROWER) == []
+    assert table.holders(MINE) == {}
+
+
+def test_to_undo_for_the_dead_changes_nothing(table: OwnerTable) -> None:
+    table.create(MINE)
+    table.hand_out(MINE, BORROWER)
+    table.worker_lost(BORROWER)
+    assert table.undo_hand_out(MINE, BORROWER) == []
+    table.hand_out(MINE, BORROWER)
+    assert table.holders(MINE) == {}
+    assert table.undo_hand_out(THEIRS, BORROWER) == []
+
+
+@pytest.mark.parametrize("forks", [-1, 0, 2])
+def test_nobody_releases_what_it_does_not_hold(table: OwnerTable, forks: int) -> None:
+    table.create(THEIRS, CREATOR)
+    with pytest.raises(RemoteProtocolError, match="holds 1"):
+        table.release(THEIRS, CREATOR, forks)
+    assert table.holders(THEIRS) == {CREATOR: 1}
+    with pytest.raises(RemoteProtocolError, match="holds 0"):
+        table.release(MINE, CREATOR, 1)
+
+
+def test_an_id_is_made_once(table: OwnerTable) -> None:
+    table.create(THEIRS, CREATOR)
+    with pytest.raises(RemoteProtocolError, match="made twice"):
+        table.create(THEIRS, CREATOR)
+
+
+def test_a_borrower_that_keeps_it_is_counted(table: OwnerTable) -> None:
+    table.create(THEIRS, CREATOR)
+    assert table.register(THEIRS, BORROWER) == [SendRegistered(BORROWER, THEIRS)]
+    assert table.holders(THEIRS) == {CREATOR: 1, BORROWER: 1}
+
+
+def test_a_borrower_before_the_remote_call_waits_for_it(table: OwnerTable) -> None:
+    assert table.register(THEIRS, BORROWER) == [SendProbe(CREATOR, THEIRS)]
+    assert table.register(THEIRS, LENDER) == []
+    assert table.state(THEIRS) is EntryState.UNBORN
+    born = [SendRegistered(BORROWER, THEIRS), SendRegistered(LENDER, THEIRS)]
+    assert table.create(THEIRS, CREATOR) == born
+    assert table.state(THEIRS) is EntryState.LIVE
+    assert table.holders(THEIRS) == {CREATOR: 1, BORROWER: 1, LENDER: 1}
+    assert table.settled(THEIRS, CREATOR) == []  # its answer crossed the birth
+
+
+def test_what_will_never_be_made_is_gone(table: OwnerTable) -> None:
+    table.register(THEIRS, BORROWER)
+    assert table.settled(THEIRS, CREATOR) == [SendGone(BORROWER, THEIRS)]
+    assert len(table) == 0
+    assert table.settled(THEIRS, CREATOR) == []
+
+
+def test_only_the_creator_settles(table: OwnerTable) -> None:
+    table.register(THEIRS, BORROWER)
+    with pytest.raises(RemoteProtocolError, match="did not make"):
+        table.settled(THEIRS, BORROWER)
+    assert table.state(THEIRS) is EntryState.UNBORN
+
+
+def test_the_creators_death_ends_the_wait(table: OwnerTable) -> None:
+    table.pin(THEIRS)
+    table.register(THEIRS, BORROWER)
+    lost = table.worker_lost(CREATOR)
+    assert lost == [SendGone(BORROWER, THEIRS), ValueGone(THEIRS)]
+    assert table.state(THEIRS) is EntryState.GONE
+    assert table.create(THEIRS, CREATOR) == [Freed(THEIRS)]  # decoded after its death
+    assert table.unpin(THEIRS) == []
+    assert len(table) == 0
+
+
+def test_a_remote_call_that_was_settled_may_not_come(table: OwnerTable) -> None:
+    table.pin(THEIRS)
+    table.settled(THEIRS, CREATOR)
+    with pytest.raises(RemoteProtocolError, match="made twice"):
+        table.create(THEIRS, CREATOR)
+
+
+def test_what_was_made_here_is_gone_at_once(table: OwnerTable) -> None:
+    table.create(MINE)
+    table.local_release(MINE)
+    assert table.register(MINE, BORROWER) == [SendGone(BORROWER, MINE)]
+    assert table.pin(MINE) == [ValueGone(MINE)]
+    table.local_acquire(MINE)  # decoded all the same: the handle fails when used
+    with pytest.raises(RRefDeletedError, match="freed, or never made"):
+        table.hand_out(MINE, BORROWER)
+    assert table.unpin(MINE) == []
+    assert table.local_release(MINE) == []
+    assert len(table) == 0
+
+
+def test_home_again_it_is_pinned_until_decoded(table: OwnerTable) -> None:
+    table.create(THEIRS, CREATOR)
+    assert table.came_home(THEIRS, CREATOR) == []
+    assert table.release(THEIRS, CREATOR, 1) == []
+    table.local_acquire(THEIRS)
+    assert table.unpin(THEIRS) == []
+    assert table.local_release(THEIRS) == [Freed(THEIRS)]
+
+
+def test_a_loan_to_the_owner_is_returned_on_arrival(table: OwnerTable) -> None:
+    table.create(THEIRS, CREATOR)
+    returned = [SendLoanReturned(BORROWER, 7)]
+    assert table.came_home(THEIRS, BORROWER, 7) == returned
+    table.worker_lost(BORROWER)
+    assert table.came_home(THEIRS, BORROWER, 8) == []
+
+
+def test_an_unborn_value_that_nobody_awaits_is_forgotten(table: OwnerTable) -> None:
+    assert table.pin(THEIRS) == [SendProbe(CREATOR, THEIRS)]
+    assert table.unpin(THEIRS) == []
+    assert len(table) == 0
+    assert table.worker_lost(CREATOR) == []
+
+
+def test_a_death_drops_all_it_held(table: OwnerTable) -> None:
+    other = RRefId(CREATOR, 2)
+    table.create(THEIRS, CREATOR)
+    table.create(other, CREATOR)
+    table.register(other, BORROWER)
+    assert table.worker_lost(CREATOR) == [Freed(THEIRS)]
+    assert table.holders(other) == {BORROWER: 1}
+    assert table.worker_lost(BORROWER) == [Freed(other)]
+
+
+def test_the_dead_do_not_come_back(table: OwnerTable) -> None:
+    table.create(MINE)
+    table.worker_lost(BORROWER)
+    assert table.register(MINE, BORROWER) == []
+    assert table.release(MINE, BORROWER, 1) == []
+    assert table.holders(MINE) == {}
+
+
+def test_a_fork_of_the_unborn_survives_a_registration(table: OwnerTable) -> None:
+    """Handed out before birth and registered too: the death frees the wait, once."""
+    table.pin(THEIRS)
+    table.hand_out(THEIRS, BORROWER)
+    table.register(THEIRS, BORROWER)
+    assert table.undo_hand_out(THEIRS, BORROWER) == []
+    table.hand_out(THEIRS, BORROWER)
+    gone = table.settled(THEIRS, CREATOR)
+    assert gone == [SendGone(BORROWER, THEIRS), ValueGone(THEIRS)]
+    assert table.holders(THEIRS) == {BORROWER: 1}
+    table.unpin(THEIRS)
+    assert table.release(THEIRS, BORROWER, 1) == []
+    assert len(table) == 0
+
+
+def test_what_is_not_pinned_cannot_be_given_back(table: OwnerTable) -> None:
+    table.create(THEIRS, CREATOR)
+    for wrong in (table.unpin, table.local_release, table.local_acquire):
+        with pytest.raises(LocalProtocolError):
+            wrong(THEIRS)
+
+
+def test_the_memory_of_the_dead_is_bounded(table: OwnerTable) -> None:
+    for dead in range(TOMBSTONES_MAX + 10):
+        table.worker_lost(Incarnation(100 + dead))
+    table.create(MINE)
+    assert table.register(MINE, Incarnation(100)) != []  # the oldest is forgotten
+    assert table.register(MINE, Incarnation(110)) == []
