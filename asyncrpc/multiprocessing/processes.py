@@ -308,7 +308,8 @@ class Processes(Generic[T]):
         for rank in effect.ranks:
             child = self._children[rank]
             if child.exit_code is None:
-                # Not reaped yet, so the id cannot be anyone else's.
+                # We have not reaped it, so the id is not yet anyone else's.  The fork
+                # server may have, an instant ago: ids are not reused that fast.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pids[rank] or 0, signum)
 

@@ -338,7 +338,7 @@ class Link:
         deadline = Deadline.from_budget(aux, self.loop.time())
         inbound = InboundCall(self, call_id, deadline, meta)
         try:
-            self.worker.admit(inbound)
+            self.worker.admit()
             rref_id = meta.get("r")
             if rref_id is not None:
                 self._expect(inbound, rref_id)
@@ -348,7 +348,7 @@ class Link:
         except AsyncRpcError as error:
             self._refuse(inbound, record[0], error)
             return
-        if not self.served.begin(call_id, inbound):
+        if not self._begin_served(inbound):
             self._settle_loans(inbound, answered=False)
             return
         try:
@@ -387,7 +387,7 @@ class Link:
                 self._named_target(target)
             except CallError:
                 pass  # this caller is told of `error`; the next one of the name
-        self.served.begin(inbound.call_id, inbound)
+        self._begin_served(inbound)
         self.answer_error(inbound, error)
 
     def _dispatch(
@@ -554,10 +554,16 @@ class Link:
             on_sent=None if pins is None else pins.on_sent,
         )
 
+    def _begin_served(self, inbound: InboundCall) -> bool:
+        begun = self.served.begin(inbound.call_id, inbound)
+        if begun:
+            self.worker.active += 1
+        return begun
+
     def _end_served(self, inbound: InboundCall) -> None:
         inbound.end()
         self.served.end(inbound.call_id)
-        self.worker.on_served(inbound)
+        self.worker.on_served()
 
     def _settle_loans(self, inbound: InboundCall, *, answered: bool) -> list[int]:
         loans, inbound.loans = inbound.loans, None
@@ -743,7 +749,7 @@ class Link:
         record = unpack_head(head)
         deadline = Deadline.from_budget(aux, self.loop.time())
         inbound = InboundCall(self, call_id, deadline, NO_META)
-        if not self.served.begin(call_id, inbound):
+        if not self._begin_served(inbound):
             return
         try:
             service = self.worker.service(record[0])

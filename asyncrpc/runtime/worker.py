@@ -33,7 +33,7 @@ from asyncrpc.runtime.context import current_worker_var, effective_deadline
 from asyncrpc.runtime.directory import HOST_ID, Directory, check_listen_address
 from asyncrpc.runtime.extensions import Propagator, References, Service
 from asyncrpc.runtime.futures import CallFuture
-from asyncrpc.runtime.inbound import InboundCall, Target, mode_of
+from asyncrpc.runtime.inbound import Target, mode_of
 from asyncrpc.runtime.link import Link, call_site
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.peer import Peer
@@ -105,7 +105,7 @@ class Worker:
         self._targets: dict[str, Target] = {}
         self._listeners: list[Listener] = []
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._active = 0  # inbound calls admitted and not answered
+        self.active = 0  # calls that are being served
         self._idle = asyncio.Event()
         self._thread_id = 0
         self._state = "new"
@@ -207,7 +207,7 @@ class Worker:
         if waiting:
             await asyncio.wait(waiting, timeout=timeout_s)
         self._idle.clear()
-        if self._active:
+        if self.active:
             try:
                 async with asyncio.timeout_at(end_s):
                     await self._idle.wait()
@@ -216,7 +216,7 @@ class Worker:
                     "worker %r: %d calls had not ended %g s after shutdown began; they "
                     "are cancelled",
                     self.name,
-                    self._active,
+                    self.active,
                     timeout_s,
                 )
 
@@ -520,28 +520,27 @@ class Worker:
 
     # --- what links ask --------------------------------------------------------------
 
-    def admit(self, inbound: InboundCall) -> None:
+    def admit(self) -> None:
         """Take a call in, or refuse it.
 
         Raises:
             RejectedError: too many calls, or the worker is shutting down.
         """
-        self._active += 1
         if self._draining:
             raise RejectedError(
                 "the worker is shutting down", outcome=Outcome.NOT_EXECUTED
             )
-        if self._active > self.options.inbound_calls_max:
+        if self.active >= self.options.inbound_calls_max:
             raise RejectedError(
-                f"the worker has {self._active - 1} calls in hand, its limit "
+                f"the worker has {self.active} calls in hand, its limit "
                 "(Options.inbound_calls_max); try again later",
                 outcome=Outcome.NOT_EXECUTED,
             )
 
-    def on_served(self, inbound: InboundCall) -> None:
+    def on_served(self) -> None:
         """A call has been answered, or nobody waits for it."""
-        self._active -= 1
-        if self._active <= 0:
+        self.active -= 1
+        if not self.active:
             self._idle.set()
 
     def start_task(

@@ -56,6 +56,7 @@ _KNOWN: Final = frozenset(
     for bits in sizes
 ) | {"bool"}
 _CARRIERS: Final = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+_BITS: Final = {size: DTYPES[name] for size, name in _CARRIERS.items()}
 _QUANTIZED: Final = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
 _NUMPY: Final[dict[str, tuple[np.dtype[Any], torch.dtype | None]]] = {
     name: (np.dtype(name), None)
@@ -145,7 +146,12 @@ class TensorWriter:
         """Copy the elements together; strides keep their order, zero ones stay zero."""
         shape, strides = tensor.shape, tensor.stride()
         once = [size if step else 1 for size, step in zip(shape, strides, strict=True)]
-        dense = tensor.detach().as_strided(once, strides).clone()
+        core = tensor.detach().as_strided(once, strides)
+        carrier = _BITS.get(tensor.itemsize)
+        if carrier is None or tensor.is_complex():
+            dense = core.clone()
+        else:  # torch cannot copy every dtype, int4 for one; integers it can
+            dense = core.view(carrier).clone().view(tensor.dtype)
         self._outbox.bytes_copied += dense.nbytes
         return dense.expand(shape)
 
@@ -307,6 +313,8 @@ class TensorReader:
         if flags & META:
             self._check_shape(shape)
             self._check(strides)
+            if reach(shape, strides) * dtype.itemsize > SIZE_MAX:
+                raise DecodeError(f"a tensor of {shape} with strides {strides} overflows")
             return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
         if index == NO_BUFFER:
             self._check_shape(shape)

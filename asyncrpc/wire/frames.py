@@ -46,7 +46,6 @@ MAGIC: Final = b"AR"
 VERSION: Final = 1
 HEADER: Final = struct.Struct("<2sBBHHIIqQQ")
 HEADER_BYTES: Final = HEADER.size
-BUFFER_LENGTH_BITS: Final = 56
 
 # Up to here a payload travels with its message: one read on the other side, and one
 # copy out of the read buffer, which costs less than a second system call.

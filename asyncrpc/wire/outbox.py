@@ -5,7 +5,7 @@ chunks, one per transfer in turn, whenever the transport has room: so a small me
 waits for the chunks already handed to the transport and for nothing else, and a
 transfer can be given up midway.
 
-Sans-IO: `start` and `next_chunk` return what to write.
+Sans-IO: `message` and `next_chunk` return what to write.
 """
 
 from __future__ import annotations

@@ -72,6 +72,26 @@ class RRefProtocol(RuleBasedStateMachine):
         self.world.remote(src, dst, is_large=is_large, is_refused=is_refused == 7)
 
     @precondition(has_room)
+    @rule(data=st.data(), is_refused=st.booleans(), is_home=st.booleans())
+    def remote_overtaken(
+        self, data: st.DataObject, *, is_refused: bool, is_home: bool
+    ) -> None:
+        """Let the owner hear of an RRef from another worker before its remote()."""
+        src = self.draw_node(data)
+        peers = sorted(self.world.alive.keys() - {src.id})
+        owner, third = data.draw(st.permutations(peers), label="owner, third")[:2]
+        rref_id = self.world.remote(src, owner, is_large=True, is_refused=is_refused)
+        links = [(src.id, third), (third, owner)]
+        self.world.share(src, third, rref_id, is_result=True)
+        if is_home:
+            self.world.share(src, owner, rref_id)
+            links.insert(0, (src.id, owner))
+        for link in links:
+            while self.world.links.get(link):
+                self.world.deliver(link)
+                self.world.check()
+
+    @precondition(has_room)
     @rule(data=st.data())
     def own(self, data: st.DataObject) -> None:
         self.world.own(self.draw_node(data))

@@ -5,8 +5,13 @@ survive, and both must agree which without asking: it is the one dialed by the w
 with the smaller incarnation.  The acceptor of the other one answers it with a refusal
 (`DUPLICATE`); its dialer then waits for the first.
 
-A dial that repeats an earlier one (`attempt` > 0) is made by a peer that has no
-connection: it replaces whatever this side still believes in.
+If that does not come, it dials again (`attempt` > 0).  A repeated dial wins against a
+first one: the peer's may be lost in a network that can be crossed in one direction.
+
+An offer to a side whose own dial is open may be one that crossed with it, or may come
+from a peer that has lost the connection.  The first such offer is refused, unless the
+peer would not have let our dial through while it was dialing; the second is taken, for
+a peer that has the connection does not repeat its dial.
 
 Sans-IO; `C` is the service's connection, never looked into.
 """
@@ -46,37 +51,66 @@ class Verdict(Generic[C]):
 class PeerConnection(Generic[C]):
     """The connection to one peer, or the lack of it."""
 
-    __slots__ = ("_dialed", "connection", "own_incarnation", "state")
+    __slots__ = (
+        "_attempt",
+        "_dialed",
+        "_refused",
+        "connection",
+        "own_incarnation",
+        "state",
+    )
 
     def __init__(self, own_incarnation: int) -> None:
         self.own_incarnation = own_incarnation
         self.state = PeerState.IDLE
         self.connection: C | None = None
+        self._attempt = 0  # of our last dial
         self._dialed = False  # whether the open connection is one of ours
+        self._refused = False  # whether an offer was refused while it was open
 
-    def want(self) -> bool:
-        """Ask for a connection; return whether a dial is to be started."""
+    def want(self, attempt: int = 0) -> bool:
+        """Ask for a connection; return whether a dial is to be started.
+
+        Args:
+            attempt: how often in a row the peer has refused us before.
+        """
         if self.state is not PeerState.IDLE:
             return False
         self.state = PeerState.DIALING
+        self._attempt = attempt
         return True
 
     def on_offer(self, peer_incarnation: int, attempt: int) -> Verdict[C]:
-        """Decide on a connection that the peer dialed; nothing changes yet."""
-        if self.state is PeerState.IDLE or attempt:
-            return Verdict(accept=True, replaced=self.connection)
-        ours_wins = self.own_incarnation < peer_incarnation
+        """Decide on a connection that the peer dialed; `on_open` is to follow."""
+        is_smaller = self.own_incarnation < peer_incarnation
         if self.state is PeerState.DIALING:
-            return Verdict(accept=not ours_wins)
-        if self._dialed and ours_wins:
+            # The peer weighs the same two dials, and must come to the same end.
+            ours = (self._attempt > 0, is_smaller)
+            theirs = (attempt > 0, not is_smaller)
+            return Verdict(accept=theirs > ours)
+        may_have_crossed = self._dialed and (self._attempt > 0 or is_smaller)
+        if self.connection is not None and may_have_crossed and not self._refused:
+            self._refused = True
             return Verdict(accept=False)
         return Verdict(accept=True, replaced=self.connection)
+
+    def on_answer(self, peer_incarnation: int) -> Verdict[C]:
+        """Decide on a connection that we dialed and the peer took.
+
+        One of the peer's may be open meanwhile, if one of the two has been lost at its
+        other end.  Nobody can know here which, so both ends keep the same one.
+        """
+        is_smaller = self.own_incarnation < peer_incarnation
+        if self.connection is None or is_smaller:
+            return Verdict(accept=True, replaced=self.connection)
+        return Verdict(accept=False)
 
     def on_open(self, connection: C, *, dialed: bool) -> None:
         """Take note of the connection that survived."""
         self.state = PeerState.OPEN
         self.connection = connection
         self._dialed = dialed
+        self._refused = False
 
     def on_dial_failed(self) -> None:
         """A dial of ours ended without a connection."""

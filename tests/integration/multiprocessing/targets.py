@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
@@ -110,8 +111,25 @@ def clean_up(rank: int, folder: str) -> None:
         Path(folder, "cleaned").touch()
 
 
-def ignore_sigterm(rank: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def ignore_sigterm(rank: int, folder: str) -> None:
+    """Rank 1 fails once rank 0 cannot be asked to end any more."""
+    waiting = Path(folder, "waiting")
     if rank == 1:
+        while not waiting.exists():
+            time.sleep(0.01)
         raise ValueError("stop")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    waiting.touch()
     wait_forever(rank)
+
+
+def tell_pid_and_wait(rank: int) -> None:
+    print(os.getpid(), flush=True)
+    wait_forever(rank)
+
+
+def tell_pid_and_hold_the_gil(rank: int) -> None:
+    """Sleep in C, where no thread and no signal handler of Python can act."""
+    del rank
+    print(os.getpid(), flush=True)
+    ctypes.PyDLL(None).sleep(int(FOREVER_S))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from asyncrpc.errors import LocalProtocolError
 from asyncrpc.multiprocessing.supervisor import (
-    Effect,
     Elapsed,
+    Event,
     Exited,
     Failed,
     Kill,
@@ -165,35 +165,43 @@ def test_a_process_ends_once() -> None:
     assert supervisor.phase is Phase.RUNNING
 
 
-@given(data=st.data(), nprocs=st.integers(1, 5))
-def test_whatever_happens_it_comes_to_an_end(data: st.DataObject, nprocs: int) -> None:
-    """Once a stop is ordered, waiting alone reaches every process that still runs.
+MOMENTS = st.tuples(
+    st.sampled_from([0.0, 0.5, 3.0, 60.0]),
+    st.integers(0, 4),
+    st.sampled_from(["exit", "raise", "wait", "request"]),
+    st.sampled_from([0, 1, TERMINATED, KILLED]),
+)
 
-    And nobody is signalled who has ended, or is stopped without a reason.
+
+@given(nprocs=st.integers(1, 5), moments=st.lists(MOMENTS, max_size=12))
+def test_nobody_is_left_waiting(
+    nprocs: int, moments: list[tuple[float, int, str, int]]
+) -> None:
+    """Once a stop is ordered, the grace is bounded and its end reaches all that run.
+
+    And nobody is signalled who has ended, or without a reason.
     """
     supervisor = Supervisor(nprocs, grace_s=2.0, stop_at_s=50.0)
     now_s = 0.0
-    while supervisor.phase is not Phase.DONE:
-        now_s += data.draw(st.sampled_from([0.0, 0.5, 3.0, 60.0]))
-        rank = data.draw(st.sampled_from(sorted(supervisor.alive)))
-        code = data.draw(st.sampled_from([0, 1, TERMINATED, KILLED]))
-        event = data.draw(
-            st.sampled_from(
-                [
-                    Elapsed(now_s),
-                    Failed(rank, now_s, now_s),
-                    Exited(rank, code, now_s),
-                    StopRequested(now_s, 1.0),
-                ]
-            )
-        )
-        check_effects(supervisor, supervisor.advance(event))
+    for wait_s, rank, kind, exit_code in moments:
+        now_s += wait_s
+        if rank not in supervisor.alive:
+            continue
+        event: Event = {
+            "exit": Exited(rank, exit_code, now_s),
+            "raise": Failed(rank, now_s, now_s),
+            "wait": Elapsed(now_s),
+            "request": StopRequested(now_s, 1.0),
+        }[kind]
+        for effect in supervisor.advance(event):
+            assert effect.ranks == tuple(sorted(supervisor.alive))
+            assert supervisor.reason is not None
         if supervisor.phase is Phase.STOPPING:
             assert supervisor.wakes_at_s is not None
             assert supervisor.wakes_at_s <= now_s + 2.0
-
-
-def check_effects(supervisor: Supervisor, effects: list[Effect]) -> None:
-    for effect in effects:
-        assert effect.ranks == tuple(sorted(supervisor.alive))
-        assert supervisor.reason is not None
+    supervisor.advance(Elapsed(now_s + 60.0))
+    supervisor.advance(Elapsed(now_s + 70.0))
+    assert supervisor.phase in {Phase.KILLING, Phase.DONE}
+    for rank in sorted(supervisor.alive):
+        supervisor.advance(Exited(rank, KILLED, now_s + 70.0))
+    assert supervisor.phase is Phase.DONE

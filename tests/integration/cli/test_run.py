@@ -1,0 +1,178 @@
+"""`python -m asyncrpc run`: real processes of real scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncrpc.cli.main import main
+
+REPOSITORY = Path(__file__).parents[3]
+CTRL_C_S = 2.0 + 2.0  # the promise, and what a busy machine may add
+BARE = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in {"ASYNCRPC_SECRET", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
+}
+
+TELL = """
+import os, sys
+for name in ("RANK", "WORLD_SIZE", "ASYNCRPC_SECRET", "OMP_NUM_THREADS"):
+    print(name, os.environ[name])
+print("arguments", *sys.argv[1:])
+"""
+MEET = """
+from datetime import timedelta
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=timedelta(seconds=10))
+total = torch.ones(1)
+dist.all_reduce(total)
+print("met", int(total.item()))
+dist.destroy_process_group()
+"""
+FAIL = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit(7)
+time.sleep(60)
+"""
+DIE = FAIL.replace("sys.exit(7)", "os.kill(os.getpid(), 9)")
+WAIT = """
+import os, signal, sys, time
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("pid", os.getpid())
+time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "asyncrpc", *arguments],
+        env={**BARE, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run(*arguments: str) -> tuple[int, list[str], str]:
+    with running(*arguments) as process:
+        output, errors = process.communicate(timeout=18.0)
+    return process.returncode, output.splitlines(), errors
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_each_process_is_told_its_rank_and_all_one_secret(tmp_path: Path) -> None:
+    script = written(tmp_path, TELL)
+    code, lines, errors = run("run", "--nproc", "2", script, "--lr", "3")
+    assert (code, errors) == (0, "")
+    for rank in (0, 1):
+        assert f"[{rank}] RANK {rank}" in lines
+        assert f"[{rank}] WORLD_SIZE 2" in lines
+        assert f"[{rank}] arguments --lr 3" in lines
+    secrets = {line.split()[2] for line in lines if "ASYNCRPC_SECRET" in line}
+    assert len(secrets) == 1
+    assert len(secrets.pop()) == 64
+
+
+def test_a_process_alone_has_our_terminal_and_no_prefix(tmp_path: Path) -> None:
+    _, lines, _ = run("run", "--threads", "3", written(tmp_path, TELL))
+    assert "RANK 0" in lines
+    assert "OMP_NUM_THREADS 3" in lines
+
+
+def test_torch_finds_its_rendezvous(tmp_path: Path) -> None:
+    code, lines, errors = run("run", "--nproc", "2", written(tmp_path, MEET))
+    assert (code, sorted(lines)) == (0, ["[0] met 2", "[1] met 2"]), errors
+
+
+def test_a_module_runs_by_its_name() -> None:
+    code, lines, _ = run("run", "-m", "json.tool", "--help")
+    assert code == 0
+    assert lines[0].startswith("usage:")
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "words"),
+    [(FAIL, 7, "rank 1 exited with code 7"), (DIE, 137, "rank 1 was killed by SIGKILL")],
+)
+def test_the_first_failure_stops_the_others_and_is_our_exit_code(
+    tmp_path: Path, script: str, code: int, words: str
+) -> None:
+    got, _, errors = run("run", "--nproc", "2", written(tmp_path, script))
+    assert got == code
+    assert f"{words}" in errors
+    assert "the others have been stopped" in errors
+
+
+@pytest.mark.parametrize("manner", ["orderly", "stubborn"])
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_ctrl_c_ends_all_within_two_seconds(
+    tmp_path: Path, manner: str, nprocs: int
+) -> None:
+    script = written(tmp_path, WAIT)
+    with running("run", "--nproc", str(nprocs), script, manner) as process:
+        pids = read_pids(process, nprocs)
+        pressed_s = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=CTRL_C_S + 5.0)
+        assert time.monotonic() - pressed_s < CTRL_C_S
+    assert process.returncode == 130
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the tie to the parent is Linux's")
+def test_the_processes_of_a_killed_run_die(tmp_path: Path) -> None:
+    with running("run", "--nproc", "2", written(tmp_path, WAIT), "stubborn") as process:
+        read_pids(process, 2)
+        process.kill()
+        # Its pipes end when the last process that holds them has.
+        process.communicate(timeout=5.0)
+
+
+def read_pids(process: subprocess.Popen[str], nprocs: int) -> list[int]:
+    assert process.stdout is not None
+    return [int(process.stdout.readline().split()[-1]) for _ in range(nprocs)]
+
+
+def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "no/such.py"]) == 2
+    assert "there is no file 'no/such.py'" in capsys.readouterr().err
+    assert main(["run", "--nproc", "0", __file__]) == 2
+    assert "--nproc is 0" in capsys.readouterr().err
+    assert main(["run", "--threads", "0", __file__]) == 2
+    assert "at least 1 thread" in capsys.readouterr().err
+
+
+def test_the_version_names_what_matters_in_a_report(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    assert "asyncrpc-torch" in printed
+    assert "torch 2." in printed

@@ -1,0 +1,127 @@
+"""No process outlives its parent, however that ends; real ones, real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+NPROCS = 2
+# The promise is two seconds.  The rest is for a machine that does other things, too.
+CTRL_C_S = 2.0 + 2.0
+
+GUARDED = """
+import sys
+from asyncrpc.multiprocessing import launch
+from tests.integration.multiprocessing import targets
+
+if __name__ == "__main__":
+    launch(getattr(targets, sys.argv[1]), nprocs=2, method=sys.argv[2])
+"""
+UNGUARDED = """
+from asyncrpc.multiprocessing import launch
+from tests.integration.multiprocessing import targets
+
+launch(targets.square, (2,))
+"""
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="watches processes by pidfd, which is Linux's"
+)
+
+
+@contextlib.contextmanager
+def running(script: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a script in a session of its own, as a shell would in a terminal."""
+    with subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def watched_children(process: subprocess.Popen[str]) -> Iterator[list[int]]:
+    """Read the children's ids from their output; yield a pidfd of each."""
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline()) for _ in range(NPROCS)]
+    with contextlib.ExitStack() as stack:
+        pidfds = [os.pidfd_open(pid) for pid in pids]
+        for pidfd in pidfds:
+            stack.callback(os.close, pidfd)
+        yield pidfds
+
+
+def have_ended(pidfds: list[int], within_s: float) -> bool:
+    deadline_s = time.monotonic() + within_s
+    for pidfd in pidfds:
+        left_s = max(0.0, deadline_s - time.monotonic())
+        if not select.select([pidfd], [], [], left_s)[0]:
+            return False
+    return True
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(GUARDED)
+    return path
+
+
+@pytest.mark.parametrize("target", ["tell_pid_and_wait", "tell_pid_and_hold_the_gil"])
+def test_ctrl_c_ends_all_within_two_seconds(script: Path, target: str) -> None:
+    with running(script, target, "spawn") as process:
+        with watched_children(process) as children:
+            pressed_s = time.monotonic()
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            _, errors = process.communicate(timeout=CTRL_C_S + 5.0)
+            assert time.monotonic() - pressed_s < CTRL_C_S
+            assert have_ended(children, within_s=0.0)
+    assert process.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1, errors  # the parent's, none of the children
+
+
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [
+        ("tell_pid_and_wait", "spawn"),
+        ("tell_pid_and_hold_the_gil", "spawn"),
+        ("tell_pid_and_wait", "forkserver"),
+    ],
+)
+def test_the_children_of_a_killed_parent_die(
+    script: Path, target: str, method: str
+) -> None:
+    with running(script, target, method) as process:
+        with watched_children(process) as children:
+            process.kill()
+            assert have_ended(children, within_s=5.0)
+
+
+def test_an_unguarded_main_module_is_explained(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(UNGUARDED)
+    with running(script) as process:
+        _, errors = process.communicate(timeout=15.0)
+    assert process.returncode == 1
+    assert "put the call under `if __name__ == '__main__':`" in errors
+    assert "ProcessFailedError: rank 0 of 1 exited with code 1 while it started" in (
+        errors
+    )

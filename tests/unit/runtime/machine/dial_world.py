@@ -1,0 +1,213 @@
+"""Two workers, the connections between them, and everything that may happen next.
+
+The workers do with `PeerConnection` what the runtime's directory does, one event at a
+time.  Each connection delivers in order; two connections know nothing of each other.
+A world is copied and stepped, so that a test can visit every order of events.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from asyncrpc.runtime.machine.pool import DUPLICATE, PeerConnection
+
+INCARNATIONS = {"smaller": 1, "larger": 2}
+OTHER = {"smaller": "larger", "larger": "smaller"}
+TAKEN = "taken"
+LOST = "lost"
+
+
+@dataclass
+class Side:
+    """One worker: its machine, and the task that dials."""
+
+    machine: PeerConnection[str]
+    wants: int  # how many calls are still to ask for a connection
+    attempt: int | None = None  # of the dial under way
+    dialing: str = ""  # its connection, until that is answered or lost
+    is_refused: bool = False  # the dial waits for the peer's own
+    came_up: bool = False  # since the dial began
+
+
+@dataclass
+class World:
+    """Both sides, and what is on its way on each connection.
+
+    Attributes:
+        attempts_max: dials in a row before a worker gives up.
+        losses: how many connections may still break.
+        agreed: the connection on which both have been at the same time.
+        offences: what must not happen and did.
+    """
+
+    sides: dict[str, Side]
+    attempts_max: int
+    losses: int = 0
+    has_broken: bool = False
+    queues: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    dialed: int = 0
+    ended: frozenset[str] = frozenset()
+    agreed: str = ""
+    offences: tuple[str, ...] = ()
+
+    @classmethod
+    def new(cls, wants: dict[str, int], attempts_max: int, losses: int) -> World:
+        """Return two workers that have never met."""
+        sides = {
+            name: Side(PeerConnection(INCARNATIONS[name]), wants[name])
+            for name in INCARNATIONS
+        }
+        return cls(sides, attempts_max, losses)
+
+    def key(self) -> object:
+        """Return what tells this world from others."""
+        sides = tuple(
+            (
+                *(getattr(side.machine, slot) for slot in PeerConnection.__slots__),
+                *(side.wants, side.attempt, side.dialing),
+                *(side.is_refused, side.came_up),
+            )
+            for side in self.sides.values()
+        )
+        queues = tuple(sorted((at, tuple(q)) for at, q in self.queues.items()))
+        return (sides, queues, self.ended, self.losses, self.agreed, self.offences)
+
+    def successors(self) -> Iterator[World]:
+        """Return every world that one event leads to."""
+        for event in self._events():
+            world = copy.deepcopy(self)
+            event(world)
+            world._check()
+            yield world
+
+    def _events(self) -> Iterator[Callable[[World], None]]:
+        for name, side in self.sides.items():
+            if side.wants and side.attempt is None and not side.machine.connection:
+                yield lambda world, name=name: world._want(name)
+            if side.is_refused and side.came_up:
+                yield lambda world, name=name: world._go_on(name)
+            if side.is_refused and not side.came_up:
+                yield lambda world, name=name: world._time_out(name)
+        for queue in self.queues:
+            yield lambda world, queue=queue: world._deliver(*queue)
+        if self.losses:
+            for connection in sorted(self._connections()):
+                yield lambda world, lost=connection: world._break(lost, keep=False)
+                yield lambda world, lost=connection: world._break(lost, keep=True)
+
+    def _connections(self) -> set[str]:
+        under_way = {connection for connection, _ in self.queues}
+        held = {side.machine.connection for side in self.sides.values()}
+        return (under_way | {held for held in held if held}) - self.ended
+
+    # --- what a worker does ----------------------------------------------------------
+
+    def _want(self, name: str) -> None:
+        self.sides[name].wants -= 1
+        self.sides[name].came_up = False
+        self._dial(name, 0)
+
+    def _dial(self, name: str, attempt: int) -> None:
+        side = self.sides[name]
+        side.machine.want(attempt)
+        side.attempt = attempt
+        self.dialed += 1
+        side.dialing = f"{name} {self.dialed}"
+        self._send(side.dialing, OTHER[name], f"offer {attempt}")
+
+    def _go_on(self, name: str) -> None:
+        """The peer's connection came up: done, unless it is gone again."""
+        side = self.sides[name]
+        side.is_refused = False
+        if side.machine.connection is not None:
+            side.attempt = None
+        else:
+            self._again(name)
+
+    def _time_out(self, name: str) -> None:
+        """The peer's connection does not come up."""
+        self.sides[name].is_refused = False
+        self.sides[name].machine.on_dial_failed()
+        self._again(name)
+
+    def _again(self, name: str) -> None:
+        side = self.sides[name]
+        attempt = (side.attempt or 0) + 1
+        if attempt < self.attempts_max:
+            self._dial(name, attempt)
+        else:
+            side.attempt = None
+
+    def _on_offer(self, name: str, connection: str, attempt: int) -> None:
+        machine = self.sides[name].machine
+        verdict = machine.on_offer(INCARNATIONS[OTHER[name]], attempt)
+        if not verdict.accept:
+            self._send(connection, OTHER[name], DUPLICATE)
+            return
+        self._open(name, connection, dialed=False)
+        self._send(connection, OTHER[name], TAKEN)
+        self._end(verdict.replaced, keep=False)
+
+    def _on_answer(self, name: str, connection: str) -> None:
+        side = self.sides[name]
+        side.attempt, side.dialing = None, ""
+        verdict = side.machine.on_answer(INCARNATIONS[OTHER[name]])
+        if verdict.accept:
+            self._open(name, connection, dialed=True)
+        self._end(verdict.replaced if verdict.accept else connection, keep=False)
+
+    def _open(self, name: str, connection: str, *, dialed: bool) -> None:
+        self.sides[name].machine.on_open(connection, dialed=dialed)
+        self.sides[name].came_up = True
+
+    # --- what the network does -------------------------------------------------------
+
+    def _send(self, connection: str, to: str, message: str) -> None:
+        if connection not in self.ended or message == LOST:
+            self.queues.setdefault((connection, to), []).append(message)
+
+    def _deliver(self, connection: str, to: str) -> None:
+        queue = self.queues[connection, to]
+        message = queue.pop(0)
+        if not queue:
+            del self.queues[connection, to]
+        side = self.sides[to]
+        if message == TAKEN:
+            self._on_answer(to, connection)
+        elif message == DUPLICATE:
+            side.is_refused, side.dialing = True, ""
+        elif message == LOST:
+            self._on_lost(to, connection)
+        else:
+            self._on_offer(to, connection, int(message.removeprefix("offer ")))
+
+    def _on_lost(self, name: str, connection: str) -> None:
+        side = self.sides[name]
+        side.machine.on_lost(connection)
+        if connection == side.dialing:
+            side.machine.on_dial_failed()
+            side.attempt, side.dialing = None, ""
+
+    def _break(self, connection: str, *, keep: bool) -> None:
+        self.losses -= 1
+        self.has_broken = True
+        self._end(connection, keep=keep)
+
+    def _end(self, connection: str | None, *, keep: bool) -> None:
+        """End a connection; what is on its way may still arrive, or not."""
+        if connection is None or connection in self.ended:
+            return
+        self.ended |= {connection}
+        for name in self.sides:
+            if not keep:
+                self.queues.pop((connection, name), None)
+            self._send(connection, name, LOST)
+
+    def _check(self) -> None:
+        held = {side.machine.connection for side in self.sides.values()}
+        if self.agreed and not self.has_broken and held != {self.agreed}:
+            self.offences += (f"{self.agreed} was given up for {held}",)
+        if len(held) == 1:
+            self.agreed = next(iter(held)) or ""
