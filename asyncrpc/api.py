@@ -1,8 +1,8 @@
 """The worker with all its parts, and the functions that act on the current worker.
 
 Here, and only here, references, autograd and the optimizer are joined to the runtime.
-The functions have the names, the argument order and the meaning of torch.distributed.rpc;
-what waits is awaitable.
+The functions have the names, the argument order and the meaning of
+torch.distributed.rpc; what waits is awaitable.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Worker(runtime.Worker):
 def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
     """Return what runs a backward pass from a referenced tensor, on its owner."""
 
-    async def backward(handle: RRef[Any], context: Context, *, retain_graph: bool) -> None:
+    async def backward(
+        handle: RRef[Any], context: Context, *, retain_graph: bool
+    ) -> None:
         if handle.is_owner():
             root = await handle.to_here()
             await autograd.backward(context, [root], None, retain_graph=retain_graph)
@@ -68,7 +70,9 @@ def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
 
 
 async def _backward_here(
-    handle: RRef[Any], context_id: Sequence[int], retain_graph: bool  # noqa: FBT001
+    handle: RRef[Any],
+    context_id: Sequence[int],
+    retain_graph: bool,  # noqa: FBT001
 ) -> None:
     """Run a backward pass for another worker, from a tensor that is here."""
     worker = current_worker()
@@ -108,7 +112,7 @@ class _Starting:
         await self._worker.__aexit__(kind, error, traceback)
 
 
-def init_rpc(  # noqa: PLR0913  (torch's signature)
+def init_rpc(
     name: str,
     backend: None = None,
     rank: int | None = None,
@@ -182,7 +186,9 @@ async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
         if graceful and worker.world_size > 1:
             await worker.barrier(timeout)
     except CallError as error:
-        logger.warning("worker %r: shutting down without the others: %s", worker.name, error)
+        logger.warning(
+            "worker %r: shutting down without the others: %s", worker.name, error
+        )
     finally:
         await worker.shutdown(drain_timeout_s=timeout)
         current_worker_var.set(None)
@@ -305,4 +311,3 @@ def _name(worker: runtime.Worker, to: str | int | WorkerInfo) -> str:
     if isinstance(to, WorkerInfo):
         return to.name
     return to if isinstance(to, str) else worker.directory.find(to).member.name
-

@@ -11,7 +11,6 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-
 __all__ = [
     "AlreadyStartedError",
     "AsyncRpcError",

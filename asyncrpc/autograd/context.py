@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -44,7 +44,7 @@ class Context:
         """The worker's part that keeps this context's state."""
         return self._service
 
-    async def __aenter__(self) -> Context:
+    async def __aenter__(self) -> Self:
         """Make this the current context of the task."""
         self._service.open(self.id)
         self._token = current_context_var.set(self)

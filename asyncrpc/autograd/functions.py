@@ -63,9 +63,12 @@ class Recv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor, received: Received
+        ctx: Any,
+        anchor: torch.Tensor,  # noqa: ARG004  (there to require a gradient)
+        tensor: torch.Tensor,
+        received: Received,
     ) -> torch.Tensor:
-        """Return the tensor.  `anchor` requires a gradient, so the output does."""
+        """Return the tensor; `anchor` requires a gradient, so the output does."""
         ctx.received = received
         ctx.set_materialize_grads(value=False)
         return tensor.detach()

@@ -5,9 +5,9 @@ enters the local graph there, once its gradient has arrived.  A *leaf* is a tens
 this worker received: there the pass leaves for its sender.  Before any gradient flows,
 discovery has found all starts and leaves that take part (see `service`).
 
-Usually nothing that a worker sends depends on what comes back to it, and all its starts
-run in one engine call (WHOLE), so every node runs once, as in one process.  When a pass
-goes through a worker more than once (A -> B -> A -> B), some of its starts wait for
+Usually nothing that a worker sends depends on what comes back to it, and all its
+starts run in one engine call (WHOLE), so every node runs once, as in one process.  When
+a pass goes through a worker more than once (A -> B -> A -> B), some of its starts wait for
 gradients that others must produce first.  Then starts run as they come (PARTIAL): the
 gradients of a leaf add up over the runs, and it is sent when the last start that reaches
 it has run.  No wait is circular: a start waits for a leaf only if it was sent before

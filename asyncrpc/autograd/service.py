@@ -428,7 +428,7 @@ class AutogradService:
             raise MalformedError(f"autograd does not answer {method!r}")
         return await handler(link, value)
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:  # noqa: ARG002
+    def on_notice(self, link: Link, method: str, value: Any) -> None:
         """End a pass or a context."""
         if method == "release":
             self.release(ContextId(*value))
@@ -484,7 +484,9 @@ async def gather(futures: Sequence[Any]) -> list[Any]:
     return await asyncio.gather(*futures)
 
 
-def _settle(one: Pass, batch: Iterable[CrossingId], error: BaseException | None) -> None:
+def _settle(
+    one: Pass, batch: Iterable[CrossingId], error: BaseException | None
+) -> None:
     for crossing in batch:
         future = one.ran.get(crossing)
         if future is None or future.done():

@@ -25,7 +25,7 @@ from asyncrpc.multiprocessing.environment import (
     process_environment,
     threads_each,
 )
-from asyncrpc.multiprocessing.processes import describe_exit
+from asyncrpc.multiprocessing.outcome import describe_exit
 from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.multiprocessing.supervisor import (
     Effect,

@@ -26,7 +26,8 @@ from asyncrpc.multiprocessing.environment import (
     process_environment,
     threads_each,
 )
-from asyncrpc.multiprocessing.processes import Child, Processes, Task, refuse_on_loop
+from asyncrpc.multiprocessing.outcome import Child
+from asyncrpc.multiprocessing.processes import Processes, Task, refuse_on_loop
 from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.multiprocessing.supervisor import Supervisor
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pickle
 import queue
 import signal
 import threading
@@ -18,9 +17,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing import connection
-from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from asyncrpc.clock import Clock
 from asyncrpc.errors import (
@@ -29,7 +27,14 @@ from asyncrpc.errors import (
     ProcessFailedError,
     UsageError,
 )
-from asyncrpc.multiprocessing.child import STARTED, Raised, Report, Returned
+from asyncrpc.multiprocessing.child import Raised
+from asyncrpc.multiprocessing.outcome import (
+    Child,
+    name_ranks,
+    process_failed,
+    receive,
+    result_of,
+)
 from asyncrpc.multiprocessing.supervisor import (
     GRACE_S,
     Effect,
@@ -45,33 +50,11 @@ from asyncrpc.multiprocessing.supervisor import (
 )
 
 T = TypeVar("T")
-ReportReader: TypeAlias = "connection.Connection[bytes, bytes]"
 
 INTERRUPT_GRACE_S: Final = 1.0  # seconds: after Ctrl-C everything is over within two
 # A grandchild made by fork keeps its parent's end of a sentinel open, so that the end
 # of the parent is not seen there; asking the kernel this often bounds the delay.
 _POLL_S: Final = 1.0
-
-
-@dataclass(slots=True)
-class Child:
-    """A started process, as the parent sees it.
-
-    Attributes:
-        rank: its index.
-        process: the process.
-        reports: where its reports arrive; None once it is at its end.
-        has_started: it got as far as calling the function.
-        report: how the function ended; None if it has not told.
-        exit_code: None while it runs.
-    """
-
-    rank: int
-    process: BaseProcess
-    reports: ReportReader | None
-    has_started: bool = False
-    report: Report | None = None
-    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +276,7 @@ class Processes(Generic[T]):
         exit_code = child.process.exitcode
         had_report = child.report is not None
         while child.reports is not None and child.reports.poll():
-            _receive(child)
+            receive(child)
         if isinstance(child.report, Raised) and not had_report:
             events.append(Failed(child.rank, child.report.raised_at_s, now_s))
         if exit_code is not None:
@@ -334,7 +317,7 @@ class Processes(Generic[T]):
                 exit_code=child.exit_code,
                 remote_traceback="",
             )
-        return [_result_of(child) for child in self._children]
+        return [result_of(child) for child in self._children]
 
     def _finish(self) -> None:
         for child in self._running():  # only if watching itself failed
@@ -363,89 +346,3 @@ def refuse_on_loop(called: str, instead: str) -> None:
     except RuntimeError:
         return
     raise UsageError(f"{called} would block the running event loop; use {instead}")
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks for a message: `rank 3`, or `ranks 0, 2`."""
-    listed = ", ".join(map(str, ranks))
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
-
-
-def process_failed(child: Child, nprocs: int) -> ProcessFailedError:
-    """Make the error that says how a process failed, its cause attached."""
-    report = child.report if isinstance(child.report, Raised) else None
-    where = f"rank {child.rank} of {nprocs}"
-    stopped = "; the others have been stopped" if nprocs > 1 else ""
-    if report is None:
-        problem = f"{where} {describe_exit(child.exit_code)}{_hint(child)}{stopped}"
-    else:
-        problem = f"{where} raised {report.summary}{stopped}\n\n{report.traceback}"
-    error = ProcessFailedError(
-        problem,
-        rank=child.rank,
-        exit_code=child.exit_code if report is None else report.exit_code,
-        remote_traceback="" if report is None else report.traceback,
-    )
-    error.__cause__ = _load_error(report)
-    return error
-
-
-def describe_exit(exit_code: int | None) -> str:
-    """Say what an exit status means."""
-    if exit_code is None or exit_code >= 0:
-        return f"exited with code {exit_code}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
-    if name == "SIGKILL":
-        return "was killed by SIGKILL (by the kernel, if memory ran out: see dmesg)"
-    return f"was killed by {name}"
-
-
-def _hint(child: Child) -> str:
-    if child.has_started:
-        return " before its function had returned"
-    return (
-        " while it started: its own output above says why.  The usual reasons: the "
-        "call of launch() in the main module is not under "
-        "`if __name__ == '__main__':`, or the function's module cannot be imported"
-    )
-
-
-def _load_error(report: Raised | None) -> BaseException | None:
-    if report is None or report.error is None:
-        return None
-    try:
-        loaded = pickle.loads(report.error)  # noqa: S301  from our own child
-    except Exception:  # noqa: BLE001  it loads there and not here: the text must do
-        return None
-    return loaded if isinstance(loaded, BaseException) else None
-
-
-def _result_of(child: Child) -> Any:
-    assert isinstance(child.report, Returned)
-    try:
-        return pickle.loads(child.report.value)  # noqa: S301  from our own child
-    except Exception as error:
-        raise ProcessFailedError(
-            f"rank {child.rank} returned what cannot be unpickled here: {error}",
-            rank=child.rank,
-            exit_code=child.exit_code,
-            remote_traceback="",
-        ) from error
-
-
-def _receive(child: Child) -> None:
-    assert child.reports is not None
-    try:
-        message = child.reports.recv_bytes()
-    except (EOFError, OSError):  # it has ended, perhaps in the middle of a report
-        child.reports.close()
-        child.reports = None
-        return
-    if message == STARTED:
-        child.has_started = True
-        return
-    report = pickle.loads(message)  # noqa: S301  from our own child
-    child.report = report

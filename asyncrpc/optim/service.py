@@ -1,5 +1,7 @@
 """The owner's side of a distributed optimizer (placeholder until the real one lands)."""
 from asyncrpc.errors import MalformedError
+
+
 class OptimizerService:
     name = "optim"
     def __init__(self, worker, autograd): self.worker=worker

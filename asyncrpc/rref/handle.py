@@ -26,8 +26,8 @@ class RRef(Generic[T]):
 
     `RRef(value)` refers to a local value.  `remote` makes references to values on
     others.  A reference travels in calls and results like any value; the value itself
-    stays where it is until `to_here` fetches a copy, and is freed when no worker holds a
-    reference any more.
+    stays where it is until `to_here` fetches a copy, and is freed when no worker holds
+    a reference any more.
 
     Thread safety: all methods may be called from any thread; what is awaited, on the
     worker's loop.
@@ -175,4 +175,6 @@ class RRef(Generic[T]):
     def __repr__(self) -> str:
         owner = self._shared.owner.name
         kind = "OwnerRRef" if self._shared.is_here else "UserRRef"
-        return f"<{kind} {self.rref_id.creator:016x}:{self.rref_id.serial} on {owner!r}>"
+        return (
+            f"<{kind} {self.rref_id.creator:016x}:{self.rref_id.serial} on {owner!r}>"
+        )

@@ -1,4 +1,4 @@
-"""Proxies: the methods of a referenced object, called where it is.  One round trip each.
+"""Proxies: the methods of a referenced object, called where it is, in one round trip.
 
 The names are those of the remote object, which is not here to be asked: so whatever
 attribute is named is called, and the owner says if there is none.

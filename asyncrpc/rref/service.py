@@ -292,7 +292,7 @@ class RRefService:
         name = target if isinstance(target, str) else "a method"
         call = self.worker.new_call(name.rpartition(":")[2], to)
         call.add_done_callback(_Keep(keep))
-        handle = RRef._make(self, shared)  # noqa: SLF001
+        handle = RRef._make(self, shared)
         self.worker.on_loop_thread(
             lambda: self._begin_remote(shared, call, target, values, timeout_s)
         )
@@ -478,7 +478,7 @@ class RRefService:
         if form == HOME and sender != self._me:
             raise DecodeError("an RRef that claims to have stayed at home")
         if form == HOME:  # its count came with it
-            return RRef._make(self, self._shared_of(rref_id, owner))  # noqa: SLF001
+            return RRef._make(self, self._shared_of(rref_id, owner))
         if owner.incarnation == self._me:
             return self._lift_own(rref_id, sender, token)
         if form == FORK:
@@ -488,7 +488,7 @@ class RRefService:
         else:
             effects = self._user.borrow(rref_id, owner.incarnation, sender, token)
             self._loans.append((rref_id, sender, token))
-        handle = RRef._make(self, self._shared_of(rref_id, owner))  # noqa: SLF001
+        handle = RRef._make(self, self._shared_of(rref_id, owner))
         self._carry_out(effects)
         return handle
 
@@ -499,7 +499,7 @@ class RRefService:
         self._owner.local_acquire(rref_id)
         effects += self._owner.unpin(rref_id)
         shared = self._shared_of(rref_id, self.worker.id)
-        handle = RRef._make(self, shared)  # noqa: SLF001
+        handle = RRef._make(self, shared)
         self._carry_out(effects)
         return handle
 
@@ -587,7 +587,7 @@ class RRefService:
             raise MalformedError(f"there is no message {method!r} about references")
         self._carry_out(handler())
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:  # noqa: ARG002
+    async def on_request(self, link: Link, method: str, value: Any) -> Any:
         """Nothing here is asked for."""
         raise MalformedError(f"references do not answer {method!r}")
 

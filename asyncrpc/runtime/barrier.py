@@ -74,7 +74,7 @@ class Barrier:
             await self._changed.wait()
         self._heard.discard((generation, step))
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:  # noqa: ARG002
+    def on_notice(self, link: Link, method: str, value: Any) -> None:
         """Take the word of another rank."""
         if method == "failed":
             self._fail(str(value))
@@ -85,7 +85,7 @@ class Barrier:
         self._heard.add((generation, step))
         self._changed.set()
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:  # noqa: ARG002
+    async def on_request(self, link: Link, method: str, value: Any) -> Any:
         """Nothing here is asked for."""
         raise MalformedError(f"a barrier does not answer {method!r}")
 

@@ -146,7 +146,7 @@ class Connection:
 
     # --- writing ---------------------------------------------------------------------
 
-    def send(  # noqa: PLR0913  (one call per message: the frame's fields as they are)
+    def send(
         self,
         kind: int,
         call_id: int,
@@ -315,15 +315,15 @@ class Connection:
         if self._transport is not None:
             self._transport.close()
 
-    def on_message(  # noqa: PLR0913  (MessageSink)
+    def on_message(
         self,
         kind: int,
-        flags: int,  # noqa: ARG002
-        call_id: int,  # noqa: ARG002
-        aux: int,  # noqa: ARG002
-        head: bytes,  # noqa: ARG002
+        flags: int,
+        call_id: int,
+        aux: int,
+        head: bytes,
         control: bytes,
-        buffers: list[memoryview],  # noqa: ARG002
+        buffers: list[memoryview],
     ) -> None:
         """Take the peer's HELLO: until it is in, nothing else is allowed."""
         if kind != FrameKind.HELLO or self.peer is not None:

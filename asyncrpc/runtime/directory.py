@@ -398,7 +398,9 @@ def _dial_done(entry: Entry, task: asyncio.Task[Link]) -> None:
 
 def _give_up(connection: Connection, limit_s: float) -> None:
     connection.fail(
-        AuthenticationError(f"{connection.where} did not introduce itself in {limit_s:g} s")
+        AuthenticationError(
+            f"{connection.where} did not introduce itself in {limit_s:g} s"
+        )
     )
 
 

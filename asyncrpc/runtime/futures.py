@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -150,3 +151,9 @@ def thread_blocked() -> AbstractContextManager[None]:
     """Return a context in which this thread counts as waiting, not as running."""
     call = current_call_var.get()
     return call.pool.blocked() if call is not None else nullcontext()
+
+
+def call_site(depth: int) -> tuple[str, int]:
+    """Return the file and line of the caller's caller, `depth` frames up."""
+    frame = sys._getframe(depth + 1)  # noqa: SLF001  (the only cheap way to a line)
+    return frame.f_code.co_filename, frame.f_lineno

@@ -65,7 +65,9 @@ class Options:
         """
         for name in ("threads", "inbound_calls_max", "handshakes_max"):
             if getattr(self, name) < 1:
-                raise UsageError(f"Options.{name} is at least 1, not {getattr(self, name)}")
+                raise UsageError(
+                    f"Options.{name} is at least 1, not {getattr(self, name)}"
+                )
         if self.rpc_timeout_s is not None and not self.rpc_timeout_s > 0:
             raise UsageError("Options.rpc_timeout_s is positive, or None for no limit")
 

@@ -72,9 +72,7 @@ class Peer:
         """
         return await self._worker.start_call(self.name, function, args, kwargs)
 
-    def remote(
-        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Any:
+    def remote(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `function` on this peer and keep its result there; return an RRef at once.
 
         What the function raises is raised by whoever asks the reference for its value.
@@ -135,9 +133,7 @@ class Peer:
         target, values = worker.describe(function, args, kwargs)
         link = await worker.link_to(self.name)
         inflow = streams.Inflow(link, target or "a callable", self.name)
-        deadline = effective_deadline(
-            worker.options.rpc_timeout_s, worker.loop.time()
-        )
+        deadline = effective_deadline(worker.options.rpc_timeout_s, worker.loop.time())
         items = streams.consume(
             link,
             inflow,

@@ -88,7 +88,7 @@ class StaticRendezvous:
 
     addresses: Mapping[str, str | Sequence[str]]
 
-    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:  # noqa: ARG002, ASYNC109
+    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Return the list; whether anybody is there shows when he is called."""
         if member.name not in self.addresses:
             raise UsageError(
@@ -105,7 +105,7 @@ class StaticRendezvous:
             for rank, (name, where) in enumerate(self.addresses.items())
         ]
 
-    async def leave(self, timeout_s: float) -> None:  # noqa: ASYNC109
+    async def leave(self, timeout_s: float) -> None:
         """Nothing is held."""
 
 
@@ -117,7 +117,7 @@ class LocalRendezvous:
     _members: dict[str, Member] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:  # noqa: ASYNC109
+    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Publish the record in a dictionary, and wait for the others."""
         _refuse_taken(member, self._members.values())
         self._members[member.name] = member
@@ -132,7 +132,7 @@ class LocalRendezvous:
             raise _timed_out(present, self.world_size, timeout_s) from None
         return list(self._members.values())
 
-    async def leave(self, timeout_s: float) -> None:  # noqa: ASYNC109
+    async def leave(self, timeout_s: float) -> None:
         """Nothing is held."""
 
 
@@ -155,11 +155,11 @@ class StoreRendezvous:
         self._store: dist.Store | None = None
         self._thread = ThreadPoolExecutor(1, f"asyncrpc-rendezvous-{rank}")
 
-    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:  # noqa: ASYNC109
+    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Publish the record and wait for the word of the last one to arrive."""
         return await self._in_thread(self._join, member, timeout_s)
 
-    async def leave(self, timeout_s: float) -> None:  # noqa: ASYNC109
+    async def leave(self, timeout_s: float) -> None:
         """Wait until everyone has read, then let go of the store."""
         try:
             await self._in_thread(self._await_readers, timeout_s)
@@ -205,7 +205,9 @@ class StoreRendezvous:
     def _await_all(
         self, store: dist.Store, phase: str, end_s: float, timeout_s: float
     ) -> None:
-        left = timedelta(milliseconds=max(1, math.ceil((end_s - time.monotonic()) * 1e3)))
+        left = timedelta(
+            milliseconds=max(1, math.ceil((end_s - time.monotonic()) * 1e3))
+        )
         try:
             store.wait([f"{PREFIX}/{phase}/all"], left)
         except (RuntimeError, dist.DistError) as error:

@@ -29,7 +29,9 @@ class Credit:
     def __init__(self, items_max: int, bytes_max: int) -> None:
         self._items_max = items_max
         self._bytes_max = bytes_max
-        self._sizes: deque[int] = deque()  # of the items not taken yet, the oldest first
+        self._sizes: deque[int] = (
+            deque()
+        )  # of the items not taken yet, the oldest first
         self._bytes = 0
         self._room = asyncio.Event()
         self._room.set()
@@ -206,4 +208,3 @@ async def _in_threads(
             yield item
     finally:
         await in_thread(generator.close)
-

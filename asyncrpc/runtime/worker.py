@@ -32,9 +32,9 @@ from asyncrpc.runtime.barrier import Barrier
 from asyncrpc.runtime.context import current_worker_var, effective_deadline
 from asyncrpc.runtime.directory import HOST_ID, Directory, check_listen_address
 from asyncrpc.runtime.extensions import Propagator, References, Service
-from asyncrpc.runtime.futures import CallFuture
+from asyncrpc.runtime.futures import CallFuture, call_site
 from asyncrpc.runtime.inbound import Target, mode_of
-from asyncrpc.runtime.link import Link, call_site
+from asyncrpc.runtime.link import Link
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.peer import Peer
 from asyncrpc.runtime.rendezvous import Member, Rendezvous, open_rendezvous
@@ -90,7 +90,9 @@ class Worker:
             UsageError: the name is empty, or `rendezvous` is incomplete.
         """
         if not name or not isinstance(name, str):
-            raise UsageError(f"a worker's name is a text that is not empty, not {name!r}")
+            raise UsageError(
+                f"a worker's name is a text that is not empty, not {name!r}"
+            )
         self.name = name
         self.incarnation = Incarnation(secrets.randbits(64) or 1)
         self.options = (options or Options()).with_environment()
@@ -285,9 +287,7 @@ class Worker:
         """This life of this worker."""
         return WorkerId(self.name, self.incarnation)
 
-    def hello(
-        self, *, expects: str = "", attempt: int = 0, verdict: str = ""
-    ) -> Hello:
+    def hello(self, *, expects: str = "", attempt: int = 0, verdict: str = "") -> Hello:
         """Return what introduces this worker to a peer."""
         return Hello(
             name=self.name,
@@ -371,7 +371,7 @@ class Worker:
             return value, (list(args), dict(kwargs))
         return None, ([value, *args], dict(kwargs))
 
-    def start_call(  # noqa: PLR0913
+    def start_call(
         self,
         to: str,
         function: Callable[..., Any],
@@ -620,7 +620,9 @@ class Worker:
             await self.barriers.wait()
 
     def __repr__(self) -> str:
-        where = f"rank {self.rank} of {self.world_size}" if self.rank >= 0 else "no rank"
+        where = (
+            f"rank {self.rank} of {self.world_size}" if self.rank >= 0 else "no rank"
+        )
         return f"<Worker {self.name!r} ({where}), {self._state}>"
 
 
@@ -643,4 +645,3 @@ def _never_sent(call: CallFuture[Any], allowed_s: float) -> AsyncRpcError:
         outcome=Outcome.NOT_EXECUTED,
         timeout_s=allowed_s,
     )
-

@@ -18,7 +18,7 @@ import torch
 from asyncrpc.errors import DecodeError, Outcome, RejectedError
 from asyncrpc.serde import kinds, layouts, pickling
 from asyncrpc.serde.arrays import read_array
-from asyncrpc.serde.exceptions import assemble
+from asyncrpc.serde.dismantling import assemble
 from asyncrpc.serde.functions import FunctionTable
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.plain import FROM_TREE

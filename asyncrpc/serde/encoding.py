@@ -20,7 +20,7 @@ import torch
 from asyncrpc.errors import EncodeError
 from asyncrpc.serde import kinds, layouts, pickling
 from asyncrpc.serde.arrays import write_array
-from asyncrpc.serde.exceptions import dismantle
+from asyncrpc.serde.dismantling import dismantle
 from asyncrpc.serde.functions import NAMED_TYPES, FunctionTable, is_bound
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.outbox import Outbox

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from asyncrpc.errors import CallError, DecodeError, Outcome, RejectedError, RemoteError
+from asyncrpc.serde.dismantling import assemble, dismantle, slots_of
 from asyncrpc.serde.functions import FunctionTable
 
 DEPTH_MAX: Final = 16  # links of a chain of causes; a reader sees a handful
@@ -27,12 +28,11 @@ NODES_MAX: Final = 128  # exceptions in one tree, members of groups included
 TEXT_MAX: Final = 64 << 10  # characters of a traceback or a text; the middle goes
 TYPES_MAX: Final = 256  # classes made per worker; programs raise tens
 
-# Attributes every exception has, which travel by other ways or not at all.
-_COMMON: Final = frozenset(vars(BaseException)) | {"__dict__", "__weakref__"}
-_NEVER: Final = frozenset(
-    {"obj", "exceptions", "message"}
-)  # AttributeError's; a group's
-_REMOTE_FIELDS: Final = ("remote_type", "remote_message", "worker", "pid")
+# What a RemoteError says of itself.  An exception that has an attribute of such a name of
+# its own keeps it (OwnerLostError has a worker: the owner), and lists it under OWN.
+_WHERE: Final = ("function", "to", "worker", "pid")
+_REMOTE: Final = ("remote_type", "remote_message", "remote_traceback", "outcome")
+OWN: Final = "_own_fields"
 
 
 class CanEncode(Protocol):
@@ -41,80 +41,6 @@ class CanEncode(Protocol):
     functions: FunctionTable
 
     def can_encode(self, value: object) -> bool: ...
-
-
-# --- taking apart and putting together, without constructors -------------------------
-
-
-def dismantle(error: BaseException) -> list[Any]:
-    """Return `[args, __dict__, slots]`, from which `assemble` makes the exception."""
-    args: list[Any] = list(error.args)
-    if isinstance(error, BaseExceptionGroup):
-        args = [error.message, list(error.exceptions)]
-    return [args, dict(error.__dict__), dict(_slots(error))]
-
-
-def assemble(cls: type[BaseException], parts: list[Any]) -> BaseException:
-    """Make an exception of `cls` from what `dismantle` returned.
-
-    Raises:
-        TypeError, ValueError: the parts do not fit the class.
-    """
-    args, state, slots = parts
-    native = _native(cls)
-    if issubclass(cls, BaseExceptionGroup):
-        error: BaseException = BaseExceptionGroup.__new__(cls, *args)
-    else:
-        error = native.__new__(cls)
-        _initialize(error, native, args)
-    for name, value in slots.items():
-        _set(error, name, value)
-    error.__dict__.update(state)
-    return error
-
-
-def _native(cls: type[BaseException]) -> type[BaseException]:
-    """Return the builtin class whose memory layout `cls` has."""
-    found = [base for base in cls.__mro__ if base.__module__ == "builtins"]
-    first: type[BaseException] = found[0]
-    for base in found:
-        if base not in (Exception, BaseException, object):
-            return base
-    return first
-
-
-def _initialize(
-    error: BaseException, native: type[BaseException], args: list[Any]
-) -> None:
-    # OSError takes errno and strerror out of its arguments, UnicodeError insists on its
-    # five; both refuse what a subclass's author has put in `args`.
-    try:
-        native.__init__(error, *args)
-    except (TypeError, ValueError):
-        BaseException.__init__(error, *args)
-    error.args = tuple(args)
-
-
-def _slots(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that a class keeps outside of `__dict__`: errno, name..."""
-    kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
-    for cls in type(error).__mro__:
-        for name, member in vars(cls).items():
-            if name in _COMMON or name in _NEVER or not isinstance(member, kinds):
-                continue
-            try:
-                value = getattr(error, name)
-            except AttributeError:  # never set
-                continue
-            if value is not None:
-                yield name, value
-
-
-def _set(error: BaseException, name: str, value: Any) -> None:
-    try:
-        setattr(error, name, value)
-    except (AttributeError, TypeError):  # read-only: the class's own business
-        return
 
 
 # --- describing ----------------------------------------------------------------------
@@ -181,12 +107,8 @@ class _Describer:
             args: list[Any] = []
         else:
             args = list(error.args)
-        state = {
-            name: value
-            for name, value in error.__dict__.items()
-            if isinstance(name, str) and name != "__notes__"
-        }
-        slots = dict(_slots(error))
+        state = _state(error)
+        slots = dict(slots_of(error))
         lost: list[str] = []
         for index, value in enumerate(args):
             if not self._codec.can_encode(value):
@@ -203,17 +125,30 @@ class _Describer:
         return args, state, slots, lost
 
 
+def _state(error: BaseException) -> dict[str, Any]:
+    """Return the attributes that are the exception's own, not its carrier's."""
+    carried: set[str] = {"__notes__", OWN}
+    if isinstance(error, CallError):
+        carried.update(_WHERE, _REMOTE)
+        carried.difference_update(error.__dict__.get(OWN, ()))
+    return {
+        name: value
+        for name, value in error.__dict__.items()
+        if isinstance(name, str) and name not in carried
+    }
+
+
 def _relayed(error: RemoteError) -> dict[str, Any]:
     """Return the fields that name where a relayed exception came from in truth."""
-    fields = {name: error.__dict__.get(name) for name in _REMOTE_FIELDS}
+    fields = error.__dict__
     original = getattr(type(error), "remote_class", None)
-    named = _type_name(original) if original is not None else fields["remote_type"]
+    named = fields["remote_type"] if original is None else _type_name(original)
     return {
         "type": named,
         "message": fields["remote_message"],
         "worker": fields["worker"],
         "pid": fields["pid"],
-        "relayed": error.__dict__.get("remote_traceback"),
+        "relayed": fields["remote_traceback"],
     }
 
 
@@ -341,14 +276,20 @@ class _Rebuilder:
 
     def _fill(self, error: RemoteError, tree: dict[str, Any]) -> None:
         relayed = tree.get("relayed")
-        error.function = self._function
-        error.to = self._to
+        where = {
+            "function": self._function,
+            "to": self._to,
+            "worker": tree["worker"],
+            "pid": tree["pid"],
+        }
+        own = [name for name in _WHERE if name in tree["state"]]
+        error.__dict__.update(where | {name: tree["state"][name] for name in own})
+        if own:
+            error.__dict__[OWN] = own
         error.outcome = Outcome.EXECUTED
         error.remote_type = tree["type"].replace(":", ".")
         error.remote_message = tree["message"]
         error.remote_traceback = tree["traceback"] if relayed is None else relayed
-        error.worker = tree["worker"]
-        error.pid = tree["pid"]
 
 
 def _find_class(name: str, functions: FunctionTable) -> type[BaseException] | None:

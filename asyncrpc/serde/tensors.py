@@ -314,7 +314,9 @@ class TensorReader:
             self._check_shape(shape)
             self._check(strides)
             if reach(shape, strides) * dtype.itemsize > SIZE_MAX:
-                raise DecodeError(f"a tensor of {shape} with strides {strides} overflows")
+                raise DecodeError(
+                    f"a tensor of {shape} with strides {strides} overflows"
+                )
             return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
         if index == NO_BUFFER:
             self._check_shape(shape)

@@ -85,7 +85,7 @@ class Flags(enum.IntFlag):
     STREAM = 2  # REQUEST: the function is a generator
 
 
-def prefix(  # noqa: PLR0913  (the fields of the header; this is its one writer)
+def prefix(
     kind: int,
     call_id: int = 0,
     *,

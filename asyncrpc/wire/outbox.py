@@ -73,7 +73,7 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._turn)
 
-    def message(  # noqa: PLR0913
+    def message(
         self,
         kind: int,
         call_id: int,

@@ -71,7 +71,7 @@ class ReaderLimits:
 class MessageSink(Protocol):
     """Who gets the messages."""
 
-    def on_message(  # noqa: PLR0913  (a call per message: no object in between)
+    def on_message(
         self,
         kind: int,
         flags: int,
@@ -238,7 +238,9 @@ class FrameReader:
             self._refuse(magic, version, kind)
         if kind == _DATA:
             if head_bytes or control_bytes or count:
-                raise MalformedError("a DATA frame that is more than a piece of payload")
+                raise MalformedError(
+                    "a DATA frame that is more than a piece of payload"
+                )
             return self._begin_data((flags, call_id), aux, payload_bytes)
         if self._wanted == HEADER_BYTES:
             wanted = HEADER_BYTES + head_bytes + control_bytes
@@ -366,7 +368,9 @@ class FrameReader:
     def _begin_data(self, key: tuple[int, int], offset: int, nbytes: int) -> bool:
         transfer = self._transfers.get(key)
         if transfer is None or not nbytes:
-            raise MalformedError(f"{nbytes} bytes for call {key[1]}, which expects none")
+            raise MalformedError(
+                f"{nbytes} bytes for call {key[1]}, which expects none"
+            )
         self._landing = transfer.segments(offset, nbytes)
         self._landing_for = key
         transfer.missing -= nbytes

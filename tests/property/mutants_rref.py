@@ -22,7 +22,7 @@ from asyncrpc.rref.machine import owner, user
 from tests.property.test_rref_protocol import STEPS, RRefProtocol
 
 SOURCES = {"owner": owner, "user": user}
-EXAMPLES_MAX = 3000  # the hardest mutant takes a few hundred
+EXAMPLES_MAX = 3000  # the hardest mutants take about 2,000
 
 
 @dataclass(frozen=True, slots=True)

@@ -340,6 +340,7 @@ class World:
         self.check_loans_are_pinned()
         self.check_counts_add_up()
         self.check_order_protects()
+        self.check_borrowers_have_lenders()
 
     def find_exposed(self) -> None:
         """Find borrowers whose every lender died: they may lose their race."""
@@ -386,6 +387,13 @@ class World:
         for (lender, token), (rref_id, _) in self.loans.items():
             if lender in self.alive:
                 assert self.alive[lender].held.get(rref_id) is not None, (lender, token)
+
+    def check_borrowers_have_lenders(self) -> None:  # G2, from the other side
+        for node in self.alive.values():
+            for rref_id in node.handles:
+                holding = node.held.get(rref_id)
+                if holding is not None and holding.state.name == "BORROWED":
+                    assert holding.debts, (node.id, rref_id)
 
     def check_counts_add_up(self) -> None:  # G1
         """Compare the owner's count with the forks at the holder and on the way."""

@@ -208,7 +208,7 @@ class UserTable:
     def confirmed(self, rref_id: RRefId) -> list[Effect]:
         """Note that our remote() has reached the owner, which counts us.
 
-        That the function then fails is another matter: the owner counts us all the same.
+        Call it too if the function then raised: the owner counts us all the same.
         """
         holding = self._advance(rref_id, HoldingEvent.CONFIRM)
         holding.forks += 1

@@ -5,13 +5,12 @@ survive, and both must agree which without asking: it is the one dialed by the w
 with the smaller incarnation.  The acceptor of the other one answers it with a refusal
 (`DUPLICATE`); its dialer then waits for the first.
 
-If that does not come, it dials again (`attempt` > 0).  A repeated dial wins against a
-first one: the peer's may be lost in a network that can be crossed in one direction.
+If that does not come, it dials again (`attempt` > 0), and is let through: the peer's
+own dial may be lost in a network that can be crossed in one direction only.
 
-An offer to a side whose own dial is open may be one that crossed with it, or may come
-from a peer that has lost the connection.  The first such offer is refused, unless the
-peer would not have let our dial through while it was dialing; the second is taken, for
-a peer that has the connection does not repeat its dial.
+An offer to a side whose own dial is open may have crossed with that, or may come from a
+peer that has lost the connection.  If it may have crossed, it is refused once; the next
+one is taken, for a peer that has the connection does not repeat its dial.
 
 Sans-IO; `C` is the service's connection, never looked into.
 """
@@ -84,10 +83,7 @@ class PeerConnection(Generic[C]):
         """Decide on a connection that the peer dialed; `on_open` is to follow."""
         is_smaller = self.own_incarnation < peer_incarnation
         if self.state is PeerState.DIALING:
-            # The peer weighs the same two dials, and must come to the same end.
-            ours = (self._attempt > 0, is_smaller)
-            theirs = (attempt > 0, not is_smaller)
-            return Verdict(accept=theirs > ours)
+            return Verdict(accept=attempt > 0 or not is_smaller)
         may_have_crossed = self._dialed and (self._attempt > 0 or is_smaller)
         if self.connection is not None and may_have_crossed and not self._refused:
             self._refused = True

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from asyncrpc.cli.main import main
+from tests.integration.multiprocessing.pidfds import have_ended, opened
 
 REPOSITORY = Path(__file__).parents[3]
 CTRL_C_S = 2.0 + 2.0  # the promise, and what a busy machine may add
@@ -115,14 +116,17 @@ def test_a_module_runs_by_its_name() -> None:
 
 @pytest.mark.parametrize(
     ("script", "code", "words"),
-    [(FAIL, 7, "rank 1 exited with code 7"), (DIE, 137, "rank 1 was killed by SIGKILL")],
+    [
+        (FAIL, 7, "rank 1 exited with code 7"),
+        (DIE, 137, "rank 1 was killed by SIGKILL"),
+    ],
 )
 def test_the_first_failure_stops_the_others_and_is_our_exit_code(
     tmp_path: Path, script: str, code: int, words: str
 ) -> None:
     got, _, errors = run("run", "--nproc", "2", written(tmp_path, script))
     assert got == code
-    assert f"{words}" in errors
+    assert words in errors
     assert "the others have been stopped" in errors
 
 
@@ -144,13 +148,12 @@ def test_ctrl_c_ends_all_within_two_seconds(
             os.kill(pid, 0)
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the tie to the parent is Linux's")
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the tie is Linux's")
 def test_the_processes_of_a_killed_run_die(tmp_path: Path) -> None:
     with running("run", "--nproc", "2", written(tmp_path, WAIT), "stubborn") as process:
-        read_pids(process, 2)
-        process.kill()
-        # Its pipes end when the last process that holds them has.
-        process.communicate(timeout=5.0)
+        with opened(read_pids(process, 2)) as children:
+            process.kill()
+            assert have_ended(children, within_s=5.0)
 
 
 def read_pids(process: subprocess.Popen[str], nprocs: int) -> list[int]:

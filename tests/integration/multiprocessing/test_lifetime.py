@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.integration.multiprocessing.pidfds import have_ended, opened
 
 REPOSITORY = Path(__file__).parents[3]
 NPROCS = 2
@@ -57,25 +58,9 @@ def running(script: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@contextlib.contextmanager
-def watched_children(process: subprocess.Popen[str]) -> Iterator[list[int]]:
-    """Read the children's ids from their output; yield a pidfd of each."""
+def read_pids(process: subprocess.Popen[str]) -> list[int]:
     assert process.stdout is not None
-    pids = [int(process.stdout.readline()) for _ in range(NPROCS)]
-    with contextlib.ExitStack() as stack:
-        pidfds = [os.pidfd_open(pid) for pid in pids]
-        for pidfd in pidfds:
-            stack.callback(os.close, pidfd)
-        yield pidfds
-
-
-def have_ended(pidfds: list[int], within_s: float) -> bool:
-    deadline_s = time.monotonic() + within_s
-    for pidfd in pidfds:
-        left_s = max(0.0, deadline_s - time.monotonic())
-        if not select.select([pidfd], [], [], left_s)[0]:
-            return False
-    return True
+    return [int(process.stdout.readline()) for _ in range(NPROCS)]
 
 
 @pytest.fixture
@@ -88,7 +73,7 @@ def script(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("target", ["tell_pid_and_wait", "tell_pid_and_hold_the_gil"])
 def test_ctrl_c_ends_all_within_two_seconds(script: Path, target: str) -> None:
     with running(script, target, "spawn") as process:
-        with watched_children(process) as children:
+        with opened(read_pids(process)) as children:
             pressed_s = time.monotonic()
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
             _, errors = process.communicate(timeout=CTRL_C_S + 5.0)
@@ -110,7 +95,7 @@ def test_the_children_of_a_killed_parent_die(
     script: Path, target: str, method: str
 ) -> None:
     with running(script, target, method) as process:
-        with watched_children(process) as children:
+        with opened(read_pids(process)) as children:
             process.kill()
             assert have_ended(children, within_s=5.0)
 

@@ -29,7 +29,9 @@ def test_it_is_what_torchrun_tells() -> None:
 
 def test_without_a_store_the_rendezvous_is_left_alone() -> None:
     told = process_environment(rank=0, nprocs=1, secret="s", store_port=None)
-    assert not {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"} & set(told)
+    assert not {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"} & set(
+        told
+    )
 
 
 def test_secrets_are_256_bits_and_never_the_same() -> None:

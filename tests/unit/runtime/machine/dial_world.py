@@ -45,7 +45,7 @@ class World:
     sides: dict[str, Side]
     attempts_max: int
     losses: int = 0
-    has_broken: bool = False
+    broken: str = ""
     queues: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     dialed: int = 0
     ended: frozenset[str] = frozenset()
@@ -72,7 +72,8 @@ class World:
             for side in self.sides.values()
         )
         queues = tuple(sorted((at, tuple(q)) for at, q in self.queues.items()))
-        return (sides, queues, self.ended, self.losses, self.agreed, self.offences)
+        fate = (self.broken, self.agreed, self.offences)
+        return (sides, queues, self.ended, self.losses, fate)
 
     def successors(self) -> Iterator[World]:
         """Return every world that one event leads to."""
@@ -192,7 +193,7 @@ class World:
 
     def _break(self, connection: str, *, keep: bool) -> None:
         self.losses -= 1
-        self.has_broken = True
+        self.broken = connection
         self._end(connection, keep=keep)
 
     def _end(self, connection: str | None, *, keep: bool) -> None:
@@ -207,7 +208,7 @@ class World:
 
     def _check(self) -> None:
         held = {side.machine.connection for side in self.sides.values()}
-        if self.agreed and not self.has_broken and held != {self.agreed}:
+        if self.agreed and not self.broken and held != {self.agreed}:
             self.offences += (f"{self.agreed} was given up for {held}",)
         if len(held) == 1:
             self.agreed = next(iter(held)) or ""

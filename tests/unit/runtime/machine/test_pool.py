@@ -123,6 +123,25 @@ class TestOneSide:
         assert machine.state is PeerState.IDLE
         assert machine.connection is None
 
+    def test_a_crossed_offer_is_refused_once_per_connection(self) -> None:
+        machine = PeerConnection[str](1)
+        for connection in ("one", "two"):
+            machine.want()
+            machine.on_open(connection, dialed=True)
+            assert not machine.on_offer(2, 0).accept
+            assert machine.on_offer(2, 0).accept
+            machine.on_lost(connection)
+
+    def test_of_two_that_were_taken_both_ends_keep_the_same(self) -> None:
+        """The one that the smaller dialed: its own here, the accepted one there."""
+        smaller, larger = PeerConnection[str](1), PeerConnection[str](2)
+        for machine in (smaller, larger):
+            machine.want()
+            machine.on_open("the peer's", dialed=False)
+        assert smaller.on_answer(2).accept
+        assert smaller.on_answer(2).replaced == "the peer's"
+        assert not larger.on_answer(1).accept
+
     def test_a_repeated_dial_wins_against_a_first_one(self) -> None:
         """The first one may be lost on a way that only the peer can go."""
         machine = PeerConnection[str](1)

@@ -1,0 +1,374 @@
+"""The callee's side of a link: requests in, answers out.
+
+A request is decoded, its function found, and an `InboundCall` runs it; that calls back
+here with the answer.  Everything runs on the event loop, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import (
+    AsyncRpcError,
+    CallError,
+    MalformedError,
+    Outcome,
+    RejectedError,
+    RemoteProtocolError,
+)
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime import streams
+from asyncrpc.runtime.core import NO_META, LinkCore
+from asyncrpc.runtime.inbound import InboundCall, Mode, Target, mode_of
+from asyncrpc.serde import Encoded, describe_exception
+from asyncrpc.wire.frames import Flags, FrameKind
+from asyncrpc.wire.messages import Meta, pack_head, unpack_head
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.connection import Connection
+    from asyncrpc.runtime.extensions import Pins
+    from asyncrpc.runtime.worker import Worker
+
+
+# Functions one peer may name here: more than any program has, few enough to hold.
+NAMES_MAX: Final = 1 << 16
+
+
+class CalleeSide(LinkCore):
+    """What the peer asks of this worker."""
+
+    def __init__(self, worker: Worker, peer: WorkerId, connection: Connection) -> None:
+        super().__init__(worker, peer, connection)
+        self._targets: dict[int, Target] = {}
+
+    def _on_request(
+        self,
+        flags: int,
+        call_id: int,
+        aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        record = unpack_head(head)
+        meta = (record[1] if len(record) > 1 else None) or NO_META
+        deadline = Deadline.from_budget(aux, self.loop.time())
+        inbound = InboundCall(self, call_id, deadline, meta)
+        try:
+            self.worker.admit()
+            rref_id = meta.get("r")
+            if rref_id is not None:
+                self._expect(inbound, rref_id)
+            (args, kwargs), inbound.loans = self._arguments(control, buffers, meta)
+        except RemoteProtocolError:
+            raise
+        except AsyncRpcError as error:
+            self._refuse(inbound, record[0], error)
+            return
+        if not self._begin_served(inbound):
+            self._settle_loans(inbound, answered=False)
+            return
+        try:
+            self._dispatch(inbound, record[0], args, kwargs, flags)
+        except RemoteProtocolError:
+            raise
+        except AsyncRpcError as error:
+            self.answer_error(inbound, error)
+
+    def _expect(self, inbound: InboundCall, rref_id: list[int]) -> None:
+        references = self.worker.references
+        if references is None:
+            raise RejectedError("this worker has no remote references")
+        inbound.rref_id = (int(rref_id[0]), int(rref_id[1]))
+        references.expect(self, inbound.rref_id)
+
+    def _arguments(
+        self, control: bytes, buffers: list[memoryview], meta: Meta
+    ) -> tuple[tuple[list[Any], dict[str, Any]], Any]:
+        try:
+            value, loans = self._decode(control, buffers, meta)
+        except CallError as error:
+            error.outcome = Outcome.NOT_EXECUTED
+            raise
+        if type(value) is not list or len(value) != 2:  # noqa: PLR2004
+            raise MalformedError("a request without arguments")
+        args, kwargs = value
+        if type(args) is not list or type(kwargs) is not dict:
+            raise MalformedError("a request whose arguments are no list and no map")
+        return (args, kwargs), loans
+
+    def _refuse(self, inbound: InboundCall, target: Any, error: AsyncRpcError) -> None:
+        """Answer a request that cannot be run, and keep its name for those to come."""
+        if type(target) is list and target and type(target[0]) is int:
+            try:
+                self._named_target(target)
+            except CallError:
+                pass  # this caller is told of `error`; the next one of the name
+        self._begin_served(inbound)
+        self.answer_error(inbound, error)
+
+    def _dispatch(
+        self,
+        inbound: InboundCall,
+        target: Any,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        flags: int,
+    ) -> None:
+        """Find what is to run, and run it."""
+        if type(target) is int:
+            found = self._targets.get(target)
+            if found is None:
+                raise MalformedError(f"function {target} has not been named")
+        elif target is None:
+            found = self._value_target(args)
+        elif type(target) is list and target and type(target[0]) is int:
+            found = self._named_target(target)
+        else:
+            self._resolve(inbound, target, args, kwargs)
+            return
+        self._run(inbound, found, args, kwargs, flags)
+
+    def _run(
+        self,
+        inbound: InboundCall,
+        target: Target,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        flags: int,
+    ) -> None:
+        is_stream = target.mode in (Mode.ASYNC_GENERATOR, Mode.GENERATOR)
+        if is_stream != bool(flags & Flags.STREAM):
+            inbound.target = target
+            raise RejectedError(
+                "it is a generator: use `stream`, not `call`"
+                if is_stream
+                else "it is no generator: use `call`, not `stream`",
+                function=target.name,
+                to=self.worker.name,
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        if is_stream:
+            streams.serve(inbound, target, args, kwargs)
+        else:
+            inbound.run(target, args, kwargs)
+
+    def _named_target(self, target: list[Any]) -> Target:
+        if len(target) != 2 or type(target[1]) is not str:  # noqa: PLR2004
+            raise MalformedError("a function is named by a number and a text")
+        number, name = target
+        if len(self._targets) >= NAMES_MAX and number:
+            raise MalformedError(f"more than {NAMES_MAX} functions have been named")
+        found = self.worker.target(name)
+        if number:
+            self._targets[number] = found
+        return found
+
+    def _value_target(self, args: list[Any]) -> Target:
+        if not args or not callable(args[0]):
+            raise MalformedError("a request whose first argument is not callable")
+        function = args.pop(0)
+        if not self.worker.functions.is_allowed(function):
+            raise RejectedError(
+                f"{function!r} is not exposed here; mark it with @asyncrpc.expose",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        return Target(name, function, mode_of(function))
+
+    def _resolve(
+        self,
+        inbound: InboundCall,
+        target: Any,
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        references = self.worker.references
+        if references is None or type(target) is not list:
+            raise MalformedError(f"a request for {target!r}, which nothing resolves")
+
+        def ready(function: Callable[..., Any]) -> None:
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            try:
+                found = Target(name, function, mode_of(function))
+                self._run(inbound, found, args, kwargs, 0)
+            except AsyncRpcError as error:
+                self.answer_error(inbound, error)
+
+        references.resolve(self, target, ready)
+
+    def answer(self, inbound: InboundCall, value: Any) -> None:
+        """Send a function's result, or keep it where it is to stay."""
+        if self.served.get(inbound.call_id) is not inbound:
+            return  # cancelled, expired or lost meanwhile
+        references = self.worker.references
+        if inbound.rref_id is not None and references is not None:
+            references.fulfil(inbound.rref_id, value)
+            value = None
+        try:
+            encoded, pins, meta = inbound.in_context(self._encode, value)
+        except AsyncRpcError as error:
+            self.answer_error(inbound, error)
+            return
+        self._send_answer(inbound, FrameKind.RESPONSE, encoded, meta, pins)
+
+    def answer_error(
+        self, inbound: InboundCall, error: BaseException, *, items: int = 0
+    ) -> None:
+        """Send what a function raised, or keep it for those who ask for the value.
+
+        Args:
+            inbound: the call.
+            error: what was raised.
+            items: how many items a stream sent before.
+        """
+        if self.served.get(inbound.call_id) is not inbound:
+            return
+        references = self.worker.references
+        if inbound.rref_id is not None and references is not None:
+            # The value failed, which those are told who ask for it; the call did not.
+            references.fail(inbound.rref_id, error)
+            inbound.rref_id = None
+            self.answer(inbound, None)
+            return
+        if isinstance(error, CallError) and not error.function:
+            error.function, error.to = inbound.function_name, self.worker.name
+        tree = describe_exception(
+            error, self.codec, worker=self.worker.name, pid=os.getpid()
+        )
+        encoded = self.codec.encode(tree)
+        self._send_answer(inbound, FrameKind.ERROR, encoded, None, None, items)
+
+    def forget(self, inbound: InboundCall) -> None:
+        """Nobody waits for this call any more: no answer."""
+        if self.served.get(inbound.call_id) is inbound:
+            self._end_served(inbound)
+            self._settle_loans(inbound, answered=False)
+
+    def send_item(self, inbound: InboundCall, serial: int, value: Any) -> int:
+        """Send one item of a stream; return the bytes of its buffers.
+
+        Raises:
+            EncodeError: the item cannot travel.
+        """
+        encoded, pins, meta = inbound.in_context(self._encode, value)
+        self.connection.send(
+            FrameKind.STREAM_ITEM,
+            inbound.call_id,
+            head=pack_head([serial, meta]),
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if pins is None else pins.on_sent,
+        )
+        return sum(buffer.nbytes for buffer in encoded.buffers)
+
+    def end_stream(self, inbound: InboundCall, items: int) -> None:
+        """Tell the consumer that the generator has returned."""
+        if self.served.get(inbound.call_id) is inbound:
+            self._end_served(inbound)
+            returned = self._settle_loans(inbound, answered=True)
+            self.connection.send(
+                FrameKind.STREAM_END,
+                inbound.call_id,
+                aux=items,
+                head=pack_head([{"l": returned}]) if returned else b"",
+            )
+
+    def _send_answer(
+        self,
+        inbound: InboundCall,
+        kind: FrameKind,
+        encoded: Encoded,
+        meta: dict[str, Any] | None,
+        pins: Pins | None,
+        aux: int = 0,
+    ) -> None:
+        self._end_served(inbound)
+        returned = self._settle_loans(inbound, answered=True)
+        if returned:
+            meta = meta or {}
+            meta["l"] = returned
+        self.connection.send(
+            kind,
+            inbound.call_id,
+            aux=aux,
+            head=pack_head([meta]) if meta else b"",
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if pins is None else pins.on_sent,
+        )
+
+    def _begin_served(self, inbound: InboundCall) -> bool:
+        begun = self.served.begin(inbound.call_id, inbound)
+        if begun:
+            self.worker.active += 1
+        return begun
+
+    def _end_served(self, inbound: InboundCall) -> None:
+        inbound.end()
+        self.served.end(inbound.call_id)
+        self.worker.on_served()
+
+    def _settle_loans(self, inbound: InboundCall, *, answered: bool) -> list[int]:
+        loans, inbound.loans = inbound.loans, None
+        references = self.worker.references
+        if loans is None or references is None:
+            return []
+        return references.settle_loans(self, loans, answered=answered)
+
+    def _on_cancel(self, _flags: int, call_id: int, _aux: int, *_rest: object) -> None:
+        awaited = self.connection.forget_transfer(FrameKind.REQUEST, call_id)
+        inbound = self.served.cancel(call_id, awaited=False)
+        if inbound is not None and not awaited:
+            inbound.cancel()
+
+    def _on_stream_credit(
+        self, _flags: int, call_id: int, aux: int, *_rest: object
+    ) -> None:
+        inbound = self.served.get(call_id)
+        if inbound is not None and inbound.credit is not None:
+            inbound.credit.grant(aux)
+
+    def _on_service(
+        self,
+        _flags: int,
+        call_id: int,
+        aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        record = unpack_head(head)
+        deadline = Deadline.from_budget(aux, self.loop.time())
+        inbound = InboundCall(self, call_id, deadline, NO_META)
+        if not self._begin_served(inbound):
+            return
+        try:
+            service = self.worker.service(record[0])
+            value, inbound.loans = self._decode(control, buffers, NO_META)
+        except AsyncRpcError as error:
+            self.answer_error(inbound, error)
+            return
+        name = f"{record[0]}.{record[1]}"
+        target = Target(name, service.on_request, Mode.COROUTINE)
+        inbound.run(target, [self, str(record[1]), value], {})
+
+    def _on_notice(
+        self,
+        _flags: int,
+        _call_id: int,
+        _aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        record = unpack_head(head)
+        try:
+            service = self.worker.service(record[0])
+            value = self.codec.decode(control, buffers)
+        except CallError as error:
+            raise MalformedError(f"a notice that cannot be read: {error}") from error
+        service.on_notice(self, str(record[1]), value)

@@ -1,0 +1,333 @@
+"""The caller's side of a link: calls out, answers in.
+
+Everything here runs on the event loop, and nothing waits: who does, waits for a future.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncrpc.clock import NO_LIMIT_NS, Deadline
+from asyncrpc.errors import (
+    CallError,
+    DeadlineExceededError,
+    Outcome,
+    RejectedError,
+    WorkerLostError,
+)
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime import streams
+from asyncrpc.runtime.core import NO_META, LinkCore
+from asyncrpc.runtime.futures import CallFuture
+from asyncrpc.serde import rebuild_exception
+from asyncrpc.wire.frames import Flags, FrameKind
+from asyncrpc.wire.messages import Meta, pack_head, unpack_head
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.connection import Connection
+    from asyncrpc.runtime.worker import Worker
+
+
+# Functions one connection gives numbers to: more than any program has.
+NAMES_MAX: Final = 1 << 16
+
+
+class CallerSide(LinkCore):
+    """What this worker asks of the peer."""
+
+    def __init__(self, worker: Worker, peer: WorkerId, connection: Connection) -> None:
+        super().__init__(worker, peer, connection)
+        self._sent_names: dict[str, int] = {}
+
+    def start(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        value: tuple[list[Any], dict[str, Any]],
+        *,
+        deadline: Deadline | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        """Send a call; its future completes when the answer comes.
+
+        Args:
+            call: the future; its `function` and `to` are set.
+            target: name of a function; None if the callable is the first argument; a
+                list for what an extension resolves.
+            value: arguments and keyword arguments.
+            deadline: when the caller stops waiting, and the callee working.
+            meta: what travels beside the arguments.
+
+        Raises:
+            EncodeError: an argument cannot travel.  Nothing was sent.
+            DeadlineExceededError: the deadline has passed.  Nothing was sent.
+            RejectedError: the peer is shutting down.  Nothing was sent.
+        """
+        budget_ns = self._budget_ns(call, deadline)
+        encoded, call.pins, meta = self._encode(list(value), meta)
+        call_id = call.call_id = self.pending.open(call)
+        call.link = self
+        stats = call.stats
+        stats.bytes_copied += encoded.bytes_copied
+        for buffer in encoded.buffers:
+            stats.bytes_sent += buffer.nbytes
+        if deadline is not None:
+            self._watch(call, deadline, meta)
+        self.connection.send(
+            FrameKind.REQUEST,
+            call_id,
+            aux=budget_ns,
+            head=self._head(target, meta),
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if call.pins is None else call.pins.on_sent,
+        )
+
+    def request_service(
+        self, service: str, method: str, value: Any, *, deadline: Deadline | None = None
+    ) -> CallFuture[Any]:
+        """Send a message to a part of the peer; the future holds its answer.
+
+        Raises:
+            EncodeError: the value cannot travel.  Nothing was sent.
+        """
+        name = f"{service}.{method}"
+        call: CallFuture[Any] = CallFuture(
+            loop=self.loop, function=name, to=self.peer.name
+        )
+        if self.is_lost:
+            call.fail(self._lost_error(name, Outcome.NOT_EXECUTED))
+            return call
+        budget_ns = self._budget_ns(call, deadline)
+        encoded, call.pins, _ = self._encode(value, None)
+        call.call_id = self.pending.open(call)
+        call.link = self
+        if deadline is not None:
+            call.allowed_s = deadline.allowed_s
+            call.timer = self.loop.call_at(deadline.at_s, self._expire, call)
+        self.connection.send(
+            FrameKind.SERVICE,
+            call.call_id,
+            aux=budget_ns,
+            head=pack_head([service, method]),
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if call.pins is None else call.pins.on_sent,
+        )
+        return call
+
+    def notify(self, service: str, method: str, value: Any) -> None:
+        """Send a message to a part of the peer that wants no answer.
+
+        The value is plain (numbers, text, lists): no tensors, no references.
+        """
+        control = self.codec.encode(value).control
+        self.connection.send(
+            FrameKind.NOTICE, 0, head=pack_head([service, method]), control=control
+        )
+
+    def start_stream(
+        self,
+        inflow: streams.Inflow,
+        target: str | None,
+        value: tuple[list[Any], dict[str, Any]],
+        deadline: Deadline | None,
+    ) -> None:
+        """Ask for a stream; its items arrive in `inflow`.
+
+        Raises:
+            EncodeError: an argument cannot travel.  Nothing was sent.
+        """
+        encoded, inflow.pins, meta = self._encode(list(value), None)
+        inflow.call_id = self.pending.open(inflow)
+        self.connection.send(
+            FrameKind.REQUEST,
+            inflow.call_id,
+            flags=Flags.STREAM,
+            aux=NO_LIMIT_NS
+            if deadline is None
+            else deadline.budget_ns(self.loop.time()),
+            head=self._head(target, meta),
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if inflow.pins is None else inflow.pins.on_sent,
+        )
+
+    def send_credit(self, call_id: int, items: int) -> None:
+        """Tell a stream's producer that items have been taken."""
+        self.connection.send(FrameKind.STREAM_CREDIT, call_id, aux=items)
+
+    def cancel(self, call: CallFuture[Any] | streams.Inflow) -> None:
+        """Tell the callee that nobody waits any more."""
+        if self.pending.get(call.call_id) is not call:
+            return
+        self.pending.take(call.call_id)
+        call.settle()
+        never_read = self.connection.drop(FrameKind.REQUEST, call.call_id)
+        if never_read and call.pins is not None:
+            call.pins.undo()
+        self.connection.send(FrameKind.CANCEL, call.call_id)
+
+    def _budget_ns(self, call: CallFuture[Any], deadline: Deadline | None) -> int:
+        if self.peer_drains:
+            raise RejectedError(
+                "the worker is shutting down",
+                function=call.function,
+                to=call.to,
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        if deadline is None:
+            return NO_LIMIT_NS
+        budget_ns = deadline.budget_ns(self.loop.time())
+        if not budget_ns:
+            raise DeadlineExceededError(
+                function=call.function,
+                to=call.to,
+                outcome=Outcome.NOT_EXECUTED,
+                timeout_s=deadline.allowed_s,
+            )
+        return budget_ns
+
+    def _watch(
+        self, call: CallFuture[Any], deadline: Deadline, meta: Meta | None
+    ) -> None:
+        """Fail the call at its deadline; of a remote(), the owner fails the value."""
+        call.allowed_s = deadline.allowed_s
+        if not meta or "r" not in meta:
+            call.timer = self.loop.call_at(deadline.at_s, self._expire, call)
+
+    def _expire(self, call: CallFuture[Any]) -> None:
+        call.timer = None
+        self.cancel(call)
+        call.fail(
+            DeadlineExceededError(
+                function=call.function,
+                to=call.to,
+                outcome=Outcome.UNKNOWN,
+                timeout_s=call.allowed_s,
+            )
+        )
+
+    def _head(self, target: str | list[Any] | None, meta: Meta | None) -> bytes:
+        """Route a request; a function's name travels once per connection."""
+        if type(target) is not str:
+            return pack_head([target, meta])
+        known = self._sent_names.get(target)
+        if known is not None:
+            return pack_head([known, meta] if meta else [known])
+        if len(self._sent_names) >= NAMES_MAX:
+            return pack_head([[0, target], meta])
+        number = self._sent_names[target] = len(self._sent_names) + 1
+        return pack_head([[number, target], meta])
+
+    def _on_response(
+        self,
+        _flags: int,
+        call_id: int,
+        _aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        call = self.pending.take(call_id)
+        meta = self._answer_meta(head)
+        if not isinstance(call, CallFuture):
+            self._discard(control, buffers, meta)
+            return
+        call.settle()
+        self._release_pins(call, meta)
+        for buffer in buffers:
+            call.stats.bytes_received += buffer.nbytes
+        try:
+            value, loans = self._decode(control, buffers, meta)
+        except CallError as error:
+            error.function, error.to = call.function, call.to
+            error.outcome = Outcome.EXECUTED
+            call.fail(error)
+            return
+        call.succeed(value)
+        self._take_over(loans)
+
+    def _on_error(
+        self,
+        _flags: int,
+        call_id: int,
+        aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        call = self.pending.take(call_id)
+        if call is None:
+            return
+        meta = self._answer_meta(head)
+        call.settle()
+        self._release_pins(call, meta)
+        try:
+            tree = self.codec.decode(control, buffers)
+            error: BaseException = rebuild_exception(
+                tree, self.worker.functions, function=call.function, to=call.to
+            )
+        except CallError as undecodable:
+            undecodable.function, undecodable.to = call.function, call.to
+            error = undecodable
+        if isinstance(call, CallFuture):
+            call.fail(error)
+        else:
+            call.on_error(error, aux)
+
+    def _on_stream_item(
+        self,
+        _flags: int,
+        call_id: int,
+        _aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        inflow = self.pending.get(call_id)
+        if not isinstance(inflow, streams.Inflow):
+            return
+        record = unpack_head(head)
+        meta = record[1] if len(record) > 1 and record[1] else NO_META
+        try:
+            value, loans = self._decode(control, buffers, meta)
+        except CallError as error:
+            self.cancel(inflow)
+            inflow.on_error(error, 0)
+            return
+        inflow.on_item(int(record[0]), value)
+        self._take_over(loans)
+
+    def _on_stream_end(
+        self, _flags: int, call_id: int, aux: int, head: bytes, *_rest: object
+    ) -> None:
+        inflow = self.pending.take(call_id)
+        if isinstance(inflow, streams.Inflow):
+            self._release_pins(inflow, self._answer_meta(head))
+            inflow.on_end(aux)
+
+    def _release_pins(self, call: CallFuture[Any] | streams.Inflow, meta: Meta) -> None:
+        """The answer is here: the request need not be kept up any more."""
+        if call.pins is not None:
+            call.pins.release(list(meta.get("l", ())))
+            call.pins = None
+
+    def _discard(self, control: bytes, buffers: list[memoryview], meta: Meta) -> None:
+        """Take an answer nobody waits for: what it lends must be given back."""
+        if self.worker.references is None:
+            return
+        try:
+            value, loans = self._decode(control, buffers, meta)
+        except CallError:
+            return
+        del value
+        self._take_over(loans)
+
+    def _lost_error(self, function: str, outcome: Outcome) -> WorkerLostError:
+        return WorkerLostError(
+            f"the worker is gone: {self.lost_because}",
+            function=function,
+            to=self.peer.name,
+            outcome=outcome,
+        )
