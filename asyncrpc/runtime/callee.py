@@ -6,6 +6,7 @@ here with the answer.  Everything runs on the event loop, and nothing waits.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -103,10 +104,8 @@ class CalleeSide(LinkCore):
     def _refuse(self, inbound: InboundCall, target: Any, error: AsyncRpcError) -> None:
         """Answer a request that cannot be run, and keep its name for those to come."""
         if type(target) is list and target and type(target[0]) is int:
-            try:
+            with contextlib.suppress(CallError):  # this caller is told of `error`
                 self._named_target(target)
-            except CallError:
-                pass  # this caller is told of `error`; the next one of the name
         self._begin_served(inbound)
         self.answer_error(inbound, error)
 

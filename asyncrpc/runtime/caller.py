@@ -258,9 +258,10 @@ class CallerSide(LinkCore):
         buffers: list[memoryview],
     ) -> None:
         call = self.pending.take(call_id)
-        if call is None:
-            return
         meta = self._answer_meta(head)
+        if call is None:
+            self._take_back(meta)
+            return
         call.settle()
         self._release_pins(call, meta)
         try:
@@ -313,8 +314,15 @@ class CallerSide(LinkCore):
             call.pins.release(list(meta.get("l", ())))
             call.pins = None
 
+    def _take_back(self, meta: Meta) -> None:
+        """Take back the loans of a request that has been given up meanwhile."""
+        references = self.worker.references
+        if references is not None and "l" in meta:
+            references.take_back(self.peer.incarnation, meta["l"])
+
     def _discard(self, control: bytes, buffers: list[memoryview], meta: Meta) -> None:
         """Take an answer nobody waits for: what it lends must be given back."""
+        self._take_back(meta)
         if self.worker.references is None:
             return
         try:

@@ -214,7 +214,7 @@ class Connection:
         return True
 
     def forget_transfer(self, kind: int, call_id: int) -> bool:
-        """Do not deliver a message whose payload is arriving; was there one?"""
+        """Do not deliver a message whose payload is arriving; say if there was one."""
         return self._reader.drop_transfer(kind, call_id)
 
     async def writable(self) -> None:

@@ -1,4 +1,4 @@
-"""What both sides of a link share: the connection, and how values are put into messages.
+"""What both sides of a link share: the connection, and values in messages.
 
 Here references and propagators (`extensions`) take part in every message.
 """

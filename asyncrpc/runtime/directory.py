@@ -418,7 +418,9 @@ def _host_id() -> str:
     """Return what two workers share if Unix sockets and loopback reach one another."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        net, mount = (os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt"))
+        net, mount = (
+            Path(f"/proc/self/ns/{kind}").readlink() for kind in ("net", "mnt")
+        )
     except OSError:  # no Linux
         return socket.gethostname()
     return f"{boot}/{net}/{mount}"

@@ -6,12 +6,12 @@ know them.  A `Worker` is given its extensions when it is made; `asyncrpc` joins
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from asyncrpc.ids import WorkerId
+from asyncrpc.ids import Incarnation, WorkerId
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.link import Link
@@ -71,6 +71,9 @@ class References(Protocol):
             The tokens that go back with the answer; empty if there is none, the loans
             then go back by messages of their own.
         """
+
+    def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
+        """A worker has returned these loans."""
 
     def resolve(
         self, link: Link, target: list[Any], ready: Callable[[Callable[..., Any]], None]

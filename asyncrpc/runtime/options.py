@@ -55,7 +55,7 @@ class Options:
     handshakes_max: int = 256
     stream_items_max: int = 16
     stream_bytes_max: int = 32 << 20
-    limits: ReaderLimits = ReaderLimits()
+    limits: ReaderLimits = field(default_factory=ReaderLimits)
 
     def __post_init__(self) -> None:
         """Refuse what could never work.

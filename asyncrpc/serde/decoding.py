@@ -185,8 +185,8 @@ class Decoder:
         return functools.partial(function, *args, **kwargs)
 
     def _enum(self, entry: list[Any]) -> Any:
-        cls = self._functions.resolve_type(_text(entry[1]))
-        if not issubclass(cls, enum.Enum):
+        cls = self._functions.resolve_argument(_text(entry[1]))
+        if not isinstance(cls, type) or not issubclass(cls, enum.Enum):
             raise DecodeError(f"{entry[1]!r} names no enum")
         return cls.__members__[entry[2]]
 

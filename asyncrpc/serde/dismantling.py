@@ -1,7 +1,7 @@
 """Exceptions taken apart and put together again, without their constructors.
 
-A constructor takes what arguments it likes, and `args` need not be those: calling it with
-them, as pickle does, fails for every exception with two arguments and one message.
+A constructor takes what arguments it likes, and `args` need not be those: calling it
+with them, as pickle does, fails for every exception with two arguments and one message.
 """
 
 from __future__ import annotations

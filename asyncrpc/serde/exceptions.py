@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from asyncrpc.errors import CallError, DecodeError, Outcome, RejectedError, RemoteError
@@ -28,8 +28,8 @@ NODES_MAX: Final = 128  # exceptions in one tree, members of groups included
 TEXT_MAX: Final = 64 << 10  # characters of a traceback or a text; the middle goes
 TYPES_MAX: Final = 256  # classes made per worker; programs raise tens
 
-# What a RemoteError says of itself.  An exception that has an attribute of such a name of
-# its own keeps it (OwnerLostError has a worker: the owner), and lists it under OWN.
+# What a RemoteError says of itself.  An exception that has an attribute of such a name
+# of its own keeps it (OwnerLostError has a worker: the owner), and lists it under OWN.
 _WHERE: Final = ("function", "to", "worker", "pid")
 _REMOTE: Final = ("remote_type", "remote_message", "remote_traceback", "outcome")
 OWN: Final = "_own_fields"

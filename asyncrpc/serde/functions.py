@@ -45,7 +45,7 @@ NAMES_MAX: Final = 4096  # names kept per worker; programs call tens of function
 _PLAIN_TYPES: Final = {
     f"builtins:{plain.__name__}": plain
     for plain in (bool, int, float, complex, str, bytes, list, tuple, dict, set)
-}
+} | {"asyncrpc.errors:Outcome": Outcome}
 # What is a function or a class and nothing else: it travels by name or not at all.
 NAMED_TYPES: Final = (
     type,

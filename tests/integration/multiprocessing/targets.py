@@ -58,13 +58,13 @@ def fail_at(rank: int, failing: int) -> None:
     wait_forever(rank)
 
 
-class Unpicklable(RuntimeError):
+class UnpicklableError(RuntimeError):
     def __init__(self, *, keyword: str) -> None:
         super().__init__(keyword)
 
 
 def raise_unpicklable(rank: int) -> None:
-    raise Unpicklable(keyword="kept as text")
+    raise UnpicklableError(keyword="kept as text")
 
 
 def return_unpicklable(rank: int) -> object:
@@ -87,7 +87,7 @@ def exit_hard(rank: int, code: int) -> None:
 
 def follow_the_dead(rank: int) -> None:
     """Rank 0 is killed; rank 1 notices first and complains."""
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
     )
     if rank == 0:
@@ -124,12 +124,14 @@ def ignore_sigterm(rank: int, folder: str) -> None:
 
 
 def tell_pid_and_wait(rank: int) -> None:
-    print(os.getpid(), flush=True)
+    sys.stdout.write(f"{os.getpid()}\n")
+    sys.stdout.flush()
     wait_forever(rank)
 
 
 def tell_pid_and_hold_the_gil(rank: int) -> None:
     """Sleep in C, where no thread and no signal handler of Python can act."""
     del rank
-    print(os.getpid(), flush=True)
+    sys.stdout.write(f"{os.getpid()}\n")
+    sys.stdout.flush()
     ctypes.PyDLL(None).sleep(int(FOREVER_S))

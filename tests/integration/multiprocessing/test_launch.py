@@ -68,7 +68,7 @@ def test_threads_are_an_equal_share_or_what_is_asked_for() -> None:
 
 
 def test_tensors_go_in_shared_and_come_back_as_copies() -> None:
-    shared = torch.zeros(2).share_memory_()
+    shared = torch.zeros(2)  # `launch` moves it to shared memory
     returned = quick(targets.add_to, (shared,), nprocs=2)
     assert shared.tolist() == [1.0, 2.0]
     assert [tensor[rank].item() for rank, tensor in enumerate(returned)] == [1.0, 2.0]
@@ -145,7 +145,9 @@ def test_it_runs_in_any_thread_and_outlives_it() -> None:
     """The kernel ties a child to the thread that made it: only the main one will do."""
     handles = []
     thread = threading.Thread(
-        target=lambda: handles.append(quick(targets.square, (2,), 2, join=False))
+        target=lambda: handles.append(
+            launch(targets.square, (2,), 2, method="forkserver", join=False)
+        )
     )
     thread.start()
     thread.join()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from functools import partial
 
 import pytest
 
@@ -12,15 +11,15 @@ from asyncrpc.errors import ProcessFailedError, UsageError
 from asyncrpc.multiprocessing import Processes, launch
 from tests.integration.multiprocessing import targets
 
-quick = partial(launch, method="forkserver", join=False)
-
 
 def start_waiting(nprocs: int = 2) -> Processes[None]:
-    return quick(targets.wait_forever, nprocs=nprocs)
+    return launch(targets.wait_forever, nprocs=nprocs, method="forkserver", join=False)
 
 
 async def test_it_is_awaited_while_the_loop_runs() -> None:
-    async with quick(targets.square, (2,), nprocs=2) as processes:
+    async with launch(
+        targets.square, (2,), nprocs=2, method="forkserver", join=False
+    ) as processes:
         waiting = asyncio.create_task(processes.wait_async())
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -29,13 +28,13 @@ async def test_it_is_awaited_while_the_loop_runs() -> None:
 
 
 async def test_a_failure_is_raised_where_it_is_awaited() -> None:
-    processes = quick(targets.fail_at, (0,), nprocs=2)
+    processes = launch(targets.fail_at, (0,), nprocs=2, method="forkserver", join=False)
     with pytest.raises(ProcessFailedError, match="rank 0 of 2"):
         await processes.wait_async()
 
 
 async def test_cancelling_the_wait_leaves_the_processes_alone() -> None:
-    processes = quick(targets.square, (2,), nprocs=2)
+    processes = launch(targets.square, (2,), nprocs=2, method="forkserver", join=False)
     waiting = asyncio.create_task(processes.wait_async())
     await asyncio.sleep(0)
     waiting.cancel()
@@ -60,7 +59,7 @@ def test_an_exception_in_a_plain_block_stops_them() -> None:
 def test_a_block_waits_for_their_failure() -> None:
     with (
         pytest.raises(ProcessFailedError, match="no luck"),
-        quick(targets.fail_at, (1,), nprocs=2),
+        launch(targets.fail_at, (1,), nprocs=2, method="forkserver", join=False),
     ):
         pass
 

@@ -29,7 +29,7 @@ KILLED = -signal.SIGKILL
 def test_all_succeed() -> None:
     supervisor = Supervisor(2)
     assert supervisor.advance(Exited(1, 0, 1.0)) == []
-    assert supervisor.phase is Phase.RUNNING
+    assert supervisor.alive == {0}
     assert supervisor.advance(Exited(0, 0, 2.0)) == []
     assert supervisor.phase is Phase.DONE
     assert supervisor.first_failed is None
@@ -187,13 +187,13 @@ def test_nobody_is_left_waiting(
         now_s += wait_s
         if rank not in supervisor.alive:
             continue
-        event: Event = {
+        events: dict[str, Event] = {
             "exit": Exited(rank, exit_code, now_s),
             "raise": Failed(rank, now_s, now_s),
             "wait": Elapsed(now_s),
             "request": StopRequested(now_s, 1.0),
-        }[kind]
-        for effect in supervisor.advance(event):
+        }
+        for effect in supervisor.advance(events[kind]):
             assert effect.ranks == tuple(sorted(supervisor.alive))
             assert supervisor.reason is not None
         if supervisor.phase is Phase.STOPPING:

@@ -371,6 +371,8 @@ def test_an_exception_as_a_value_needs_no_pickle() -> None:
     back = round_trip([KeyError("x"), ExceptionGroup("g", [ValueError(1)])], STRICT)
     assert back[0].args == ("x",)
     assert back[1].exceptions[0].args == (1,)
+    error = CallError("x", outcome=Outcome.EXECUTED)
+    assert round_trip([error], STRICT)[0].outcome is Outcome.EXECUTED
     with pytest.raises(EncodeError):
         STRICT.encode([at_caller(KeyError("x"))])
 

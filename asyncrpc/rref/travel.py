@@ -1,0 +1,181 @@
+"""How references travel in messages: counted when encoded, counted when decoded.
+
+A reference goes as [creator, serial, owner, owner's name, form, token].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from asyncrpc.errors import (
+    DecodeError,
+    EncodeError,
+)
+from asyncrpc.ids import Incarnation, RRefId, WorkerId
+from asyncrpc.rref import machine as m
+from asyncrpc.rref.handle import RRef
+from asyncrpc.rref.pins import MessagePins, Shared
+from asyncrpc.rref.table import RRefTable
+from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.worker import Worker
+
+FORK, LOAN, HOME = 0, 1, 2  # from its owner; from another holder; to this worker itself
+
+
+class Travel(RRefTable):
+    """A `runtime.extensions.References`, as far as messages go."""
+
+    handled: tuple[type, ...] = (RRef,)
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self._link: Link | None = None  # of the message at hand
+        self._pins: MessagePins | None = None
+        self._loans: list[tuple[RRefId, Incarnation, int]] = []
+
+    def begin_encode(self, link: Link) -> None:
+        """A message to the other end of `link` is about to be encoded."""
+        self._link = link
+
+    def end_encode(self, *, sent: bool) -> MessagePins | None:
+        """It has been, or could not be."""
+        pins, self._pins, self._link = self._pins, None, None
+        if pins is not None and not sent:
+            pins.undo()
+            return None
+        return pins
+
+    def lower(self, value: RRef[Any]) -> object:
+        """Return what travels in place of a reference, and count it."""
+        link, shared = self._link, value._shared  # noqa: SLF001
+        if link is None:
+            raise EncodeError("an RRef can only travel in a call or its result")
+        if self._notes:
+            self.settle_notes()  # a handle made in a thread may not be counted yet
+        if value._service is not self:  # noqa: SLF001
+            raise EncodeError(f"{value!r} belongs to another worker of this process")
+        to = link.peer.incarnation
+        if self._pins is None:
+            self._pins = MessagePins(self, to)
+        owner = shared.owner
+        form, token = HOME, 0
+        if to == self._me:
+            self._count_handle(shared)
+            self._pins.add_at_home(shared)
+        elif shared.is_here:
+            form = FORK
+            self._owner.hand_out(value.rref_id, to)
+            self._pins.add_fork(value.rref_id)
+        else:
+            form = LOAN
+            token = self._pins.add_loan(self._user.lend(value.rref_id, to))
+        return [*value.rref_id, owner.incarnation, owner.name, form, token]
+
+    def begin_decode(self, link: Link) -> None:
+        """A message from the other end of `link` is about to be decoded."""
+        self._link = link
+        self._loans = []
+
+    def end_decode(self) -> Any:
+        """It has been; return the loans that it brought."""
+        self._link = None
+        loans, self._loans = self._loans, []
+        return loans or None
+
+    def lift(self, tree: Any) -> RRef[Any]:
+        """Make a handle of a reference that has arrived, and count it."""
+        link = self._link
+        rref_id, owner, form, token = _read_reference(tree)
+        if link is None:
+            raise DecodeError("an RRef outside of a call")
+        sender = link.peer.incarnation
+        self._names[owner.incarnation] = owner.name
+        if form == HOME and sender != self._me:
+            raise DecodeError("an RRef that claims to have stayed at home")
+        if form == HOME:  # its count came with it
+            return RRef._make(self, self._shared_of(rref_id, owner))
+        if owner.incarnation == self._me:
+            return self._lift_own(rref_id, sender, token)
+        if form == FORK:
+            if owner.incarnation != sender:
+                raise DecodeError("an RRef that its owner did not send")
+            effects = self._user.receive_fork(rref_id, sender)
+        else:
+            effects = self._user.borrow(rref_id, owner.incarnation, sender, token)
+            self._loans.append((rref_id, sender, token))
+        handle = RRef._make(self, self._shared_of(rref_id, owner))
+        self._carry_out(effects)
+        return handle
+
+    def _lift_own(self, rref_id: RRefId, sender: Incarnation, token: int) -> RRef[Any]:
+        """A reference to a value of this worker has come back to it."""
+        effects = self._owner.came_home(rref_id, sender, token)
+        self._value(rref_id)
+        self._owner.local_acquire(rref_id)
+        effects += self._owner.unpin(rref_id)
+        shared = self._shared_of(rref_id, self.worker.id)
+        handle = RRef._make(self, shared)
+        self._carry_out(effects)
+        return handle
+
+    def _count_handle(self, shared: Shared) -> None:
+        if shared.is_here:
+            self._owner.local_acquire(shared.rref_id)
+        else:
+            self._user.add_handle(shared.rref_id)
+
+    def drop_all(self, at_home: Iterable[Shared]) -> None:
+        """Drop the counts of references that were to go to this worker itself."""
+        for shared in at_home:
+            drop = self._drop_owned if shared.is_here else self._drop_held
+            drop(shared.rref_id)
+
+    def settle_loans(self, link: Link, loans: Any, *, answered: bool) -> list[int]:
+        """The call is over: return the loans that go back with its answer."""
+        self.settle_notes()
+        effects: list[m.Effect] = []
+        for rref_id, lender, token in loans:
+            effects += self._user.settle(rref_id, lender, token)
+        to = link.peer.incarnation if answered else None
+        here = [
+            effect
+            for effect in effects
+            if isinstance(effect, m.SendLoanReturned) and effect.to == to
+        ]
+        self._carry_out(effect for effect in effects if effect not in here)
+        return [effect.token for effect in here]
+
+    def end_loans(self, tokens: Iterable[int]) -> None:
+        """End loans that need no return."""
+        effects: list[m.Effect] = []
+        for token in tokens:
+            effects += self._user.loan_over(token)
+        self._carry_out(effects)
+
+    def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
+        """Take back loans that came with an answer."""
+        effects: list[m.Effect] = []
+        for token in tokens:
+            effects += self._user.loan_returned(int(token), from_)
+        self._carry_out(effects)
+
+    def undo(self, to: Incarnation, forks: list[RRefId], loans: list[int]) -> None:
+        """Take back what a message counted that nobody has read."""
+        effects: list[m.Effect] = []
+        for rref_id in forks:
+            effects += self._owner.undo_hand_out(rref_id, to)
+        for token in loans:
+            effects += self._user.loan_over(token)
+        self._carry_out(effects)
+
+
+def _read_reference(tree: Any) -> tuple[RRefId, WorkerId, int, int]:
+    types = (int, int, int, str, int, int)
+    if type(tree) is not list or len(tree) != len(types):
+        raise DecodeError("an RRef that is no array of six")
+    if any(type(value) is not kind for value, kind in zip(tree, types, strict=True)):
+        raise DecodeError("an RRef with fields of the wrong types")
+    creator, serial, incarnation, name, form, token = tree
+    owner = WorkerId(name, Incarnation(incarnation))
+    return RRefId(Incarnation(creator), serial), owner, form, token

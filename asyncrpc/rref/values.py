@@ -1,0 +1,141 @@
+"""Values that are here: made by remote(), fetched, and called by their references."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from asyncrpc.errors import (
+    MalformedError,
+    Outcome,
+    RejectedError,
+    RRefDeletedError,
+    UsageError,
+)
+from asyncrpc.ids import RRefId
+from asyncrpc.rref import machine as m
+from asyncrpc.rref.handle import RRef
+from asyncrpc.rref.table import RRefTable
+from asyncrpc.runtime.inbound import MODE_ATTRIBUTE, Mode
+from asyncrpc.runtime.link import Link
+
+
+class _Returned:
+    """A function that gives a value which is here."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __call__(self) -> Any:
+        return self._value
+
+
+setattr(_Returned, MODE_ATTRIBUTE, Mode.ON_LOOP)
+
+
+class OwnedValues(RRefTable):
+    """The owner's side of calls on references."""
+
+    def expect(self, link: Link, rref_id: tuple[int, int]) -> None:
+        """A function is about to make a value for the other end of `link`."""
+        key = RRefId(*rref_id)
+        if link.peer.incarnation == self._me:
+            return  # our own remote(): the entry is there
+        if key.creator != link.peer.incarnation:
+            raise MalformedError("a reference in the name of another worker")
+        self._value(key)
+        self._carry_out(self._owner.create(key, link.peer.incarnation))
+
+    def fulfil(self, rref_id: tuple[int, int], value: Any) -> None:
+        """The function that makes a value has returned it."""
+        future = self._values.get(RRefId(*rref_id))
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def fail(self, rref_id: tuple[int, int], error: BaseException) -> None:
+        """The function that makes a value has raised."""
+        future = self._values.get(RRefId(*rref_id))
+        if future is not None and not future.done():
+            future.set_exception(error)
+            future.exception()  # whoever asks is told; nobody may ever ask
+
+    def resolve(
+        self, link: Link, target: list[Any], ready: Callable[[Callable[..., Any]], None]
+    ) -> None:
+        """Call `ready` with a method of a value that is here, once it is made."""
+        if len(target) != 4 or target[0] != "=" or type(target[3]) is not str:  # noqa: PLR2004
+            raise MalformedError(f"{target!r} is no method of a reference")
+        rref_id = RRefId(int(target[1]), int(target[2]))
+        self._carry_out(self._owner.pin(rref_id))
+        if self._owner.state(rref_id) is m.EntryState.GONE:
+            self._carry_out(self._owner.unpin(rref_id))
+            raise RRefDeletedError("the value of this RRef has been freed")
+        future = self._value(rref_id)
+
+        def on_value(done: asyncio.Future[Any]) -> None:
+            try:
+                ready(self._method(done, target[3]))
+            finally:
+                self._carry_out(self._owner.unpin(rref_id))
+
+        if future.done():
+            on_value(future)
+        else:
+            future.add_done_callback(on_value)
+
+    def _method(self, done: asyncio.Future[Any], name: str) -> Callable[..., Any]:
+        """Return what to call; what is wrong with it is raised by calling it."""
+        error = done.exception()
+        if error is not None:
+            return _raiser(error)
+        value = done.result()
+        if not name:
+            return _Returned(value)
+        try:
+            method: Callable[..., Any] = getattr(value, name)
+        except AttributeError as missing:
+            return _raiser(missing)
+        declared = getattr(type(value), name, method)
+        if not self.worker.functions.is_allowed(declared):
+            kind = type(value).__qualname__
+            return _raiser(
+                RejectedError(
+                    f"{kind}.{name} is not exposed here; mark {kind} with "
+                    "@asyncrpc.expose, or list it in Options.allow",
+                    outcome=Outcome.NOT_EXECUTED,
+                )
+            )
+        return method
+
+    def _value(self, rref_id: RRefId) -> asyncio.Future[Any]:
+        """Return the future of a value that is here, or is to be."""
+        future = self._values.get(rref_id)
+        if future is None:
+            future = self._values[rref_id] = self.worker.loop.create_future()
+        return future
+
+    def local_value(self, handle: RRef[Any]) -> Any:
+        """Return a value that is here; see `RRef.local_value`."""
+        shared = handle._shared  # noqa: SLF001
+        if not shared.is_here:
+            raise UsageError(
+                f"the value of {handle!r} is on worker {shared.owner.name!r}, not on "
+                f"{self.worker.name!r}; fetch a copy with `await rref.to_here()`"
+            )
+        future = self._values.get(handle.rref_id)
+        if future is None or not future.done():
+            raise UsageError(
+                f"the value of {handle!r} is still being made; `await rref.to_here()`"
+            )
+        return future.result()
+
+
+def _raiser(error: BaseException) -> Callable[..., Any]:
+    def fail(*_args: Any, **_kwargs: Any) -> Any:
+        raise error
+
+    setattr(fail, MODE_ATTRIBUTE, Mode.ON_LOOP)
+    return fail
