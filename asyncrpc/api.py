@@ -148,8 +148,8 @@ def init_rpc(
     present = current_worker_var.get()
     if present is not None and not present.is_closed:
         raise AlreadyStartedError(
-            f"worker {present.name!r} runs already in this task; shut it down first, or "
-            "use asyncrpc.Worker for several in one process"
+            f"worker {present.name!r} runs already in this task; shut it down first, "
+            "or use asyncrpc.Worker for several in one process"
         )
     return _Starting(
         Worker(
@@ -173,7 +173,7 @@ async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
 
     Raises:
         NotStartedError: there is no current worker.
-        TimeoutError: the others did not come in time; the worker has ended all the same.
+        TimeoutError: the others did not come in time; the worker has ended anyway.
 
     Cancellation:
         The worker is ended at once, then it is passed on.

@@ -11,11 +11,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 
-from asyncrpc.autograd.functions import Received, Region
+from asyncrpc.autograd.functions import CrossingId, Received, Region
 
 Gradients = dict[torch.Tensor, torch.Tensor]
 
@@ -67,7 +68,7 @@ class Engine:
         with self.lock, _hooks_off(parameters):
             found = torch.autograd.grad(
                 [edge for edge, _ in starts],
-                [*parameters, *nodes],
+                [*parameters, *nodes],  # type: ignore[arg-type]
                 [gradient for _, gradient in starts],
                 retain_graph=retain_graph,
                 allow_unused=True,
@@ -109,21 +110,21 @@ def gradients_set_aside(parameters: Sequence[torch.Tensor]) -> Iterator[Gradient
 @contextmanager
 def _hooks_off(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
     """Keep the hooks of leaf tensors from running on parts of their gradients."""
-    kept: list[tuple[Mapping[int, object], torch.Tensor]] = []
+    kept: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for parameter in parameters:
         hooks = parameter._backward_hooks  # noqa: SLF001  (torch has no public way)
         if hooks:
-            kept.append((dict(hooks), parameter))
+            kept.append((hooks, dict(hooks)))
             hooks.clear()
     try:
         yield
     finally:
-        for hooks, parameter in kept:
-            parameter._backward_hooks.update(hooks)  # noqa: SLF001
+        for hooks, were in kept:
+            hooks.update(were)
 
 
 def reach_of(
-    starts: Mapping[object, GradientEdge],
-) -> dict[object, list[Received]]:
+    starts: Mapping[CrossingId, GradientEdge],
+) -> dict[CrossingId, list[Received]]:
     """Return which received tensors each start reaches."""
     return {key: Region().extend([edge]) for key, edge in starts.items()}

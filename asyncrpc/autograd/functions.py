@@ -25,7 +25,7 @@ class CrossingId(NamedTuple):
     """One tensor in one message."""
 
     message: MessageId
-    index: int
+    position: int
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +80,7 @@ class Recv(torch.autograd.Function):
         return None, None, None
 
 
-_RECV_NODE: type = Recv._backward_cls  # type: ignore[attr-defined]  # noqa: SLF001
+_RECV_NODE: type = Recv._backward_cls  # noqa: SLF001
 
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge:

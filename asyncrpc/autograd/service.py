@@ -162,7 +162,9 @@ class AutogradService:
             one = Received(crossing, link.peer)
             received.append(one)
             with torch.enable_grad():
-                result: torch.Tensor = Recv.apply(state.anchor, tensor, one)
+                result: torch.Tensor = Recv.apply(  # type: ignore[no-untyped-call]
+                    state.anchor, tensor, one
+                )
             return result
 
         return receive
@@ -271,7 +273,7 @@ class AutogradService:
         requests = []
         for sender, crossings in _by_sender(reached).items():
             edges.add((self.worker.incarnation, sender.incarnation))
-            wanted = [[key.message.serial, key.index] for key in crossings]
+            wanted = [[key.message.serial, key.position] for key in crossings]
             link = await self._link_to(sender)
             requests.append(
                 link.request_service(
@@ -292,7 +294,7 @@ class AutogradService:
             message = MessageId(self.worker.incarnation, int(serial))
             crossing = CrossingId(message, int(index))
             try:
-                edge = state.sent[message][crossing.index]
+                edge = state.sent[message][crossing.position]
             except LookupError:
                 raise MalformedError(f"nothing was sent as {crossing}") from None
             one.machine.add_start(crossing)
@@ -395,7 +397,7 @@ class AutogradService:
                 *flow.pass_id,
                 flow.retain_graph,
                 list(flow.cyclic),
-                [[key.message.serial, key.index] for key in crossings],
+                [[key.message.serial, key.position] for key in crossings],
                 [gradients[key] for key in crossings],
             ]
             requests.append(link.request_service(SERVICE, "gradients", value))
@@ -515,13 +517,13 @@ def _by_sender(received: Iterable[Received]) -> dict[WorkerId, list[CrossingId]]
 
 def _root_gradients(
     roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
-) -> list[torch.Tensor]:
+) -> list[torch.Tensor | None]:
     """Check the roots; return the gradient that each starts with."""
     if not roots:
         raise UsageError("backward needs at least one root")
     if gradients is not None and len(gradients) != len(roots):
         raise UsageError(f"{len(gradients)} gradients for {len(roots)} roots")
-    found = []
+    found: list[torch.Tensor | None] = []
     for index, root in enumerate(roots):
         if not isinstance(root, torch.Tensor):
             raise UsageError(f"root {index} is a {type(root).__name__}, not a tensor")

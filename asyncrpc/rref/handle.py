@@ -16,7 +16,8 @@ from asyncrpc.runtime.context import current_worker
 from asyncrpc.runtime.worker import UNSET
 
 if TYPE_CHECKING:
-    from asyncrpc.rref.service import RRefService, Shared
+    from asyncrpc.rref.pins import Shared
+    from asyncrpc.rref.service import RRefService
 
 T = TypeVar("T")
 
@@ -95,7 +96,8 @@ class RRef(Generic[T]):
                 `await rref.to_here()`.
             Exception: what the function that was to make it raised.
         """
-        return self._service.local_value(self)
+        value: T = self._service.local_value(self)
+        return value
 
     async def to_here(self, timeout: Any = UNSET, *, timeout_s: Any = UNSET) -> T:  # noqa: ASYNC109
         """Return the value: a copy of it, or the value itself on its owner.
@@ -119,7 +121,8 @@ class RRef(Generic[T]):
         Source: torch.distributed.rpc.RRef.to_here.
         """
         limit = timeout if timeout_s is UNSET else timeout_s
-        return await self._service.fetch(self, limit)
+        value: T = await self._service.fetch(self, limit)
+        return value
 
     def __await__(self) -> Generator[Any, None, T]:
         """Await the value: the same as `to_here()`."""

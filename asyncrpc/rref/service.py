@@ -36,7 +36,7 @@ class RRefService(Travel, OwnedValues):
         shared = handle._shared  # noqa: SLF001
         if not shared.is_here:
             return await self.start_method(handle, "", (), {}, timeout_s)
-        future = self._value(handle.rref_id)
+        future = self.value(handle.rref_id)
         if timeout_s is UNSET:
             timeout_s = self.worker.options.rpc_timeout_s
         async with asyncio.timeout(timeout_s):
@@ -101,7 +101,7 @@ class RRefService(Travel, OwnedValues):
         name = target if isinstance(target, str) else "a method"
         call = self.worker.new_call(name.rpartition(":")[2], to)
         call.add_done_callback(_Keep(keep))
-        handle = RRef._make(self, shared)
+        handle = RRef._make(self.whole, shared)
         self.worker.on_loop_thread(
             lambda: self._begin_remote(shared, call, target, values, timeout_s)
         )
@@ -119,7 +119,7 @@ class RRefService(Travel, OwnedValues):
         self._names[shared.owner.incarnation] = shared.owner.name
         if shared.is_here:
             self._carry_out(self._owner.create(rref_id))
-            self._value(rref_id)
+            self.value(rref_id)
         else:
             self._carry_out(self._user.create(rref_id, shared.owner.incarnation))
         call.add_done_callback(lambda done: self._on_remote_answered(shared, done))

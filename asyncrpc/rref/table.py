@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from asyncrpc.errors import (
     CallError,
@@ -28,6 +28,9 @@ from asyncrpc.rref.pins import Shared
 from asyncrpc.runtime.link import Link
 from asyncrpc.runtime.worker import Worker
 
+if TYPE_CHECKING:
+    from asyncrpc.rref.service import RRefService
+
 SERVICE: Final = "rref"
 
 
@@ -38,6 +41,7 @@ class RRefTable:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+        self.whole = cast("RRefService", self)  # of which this is the base
         self._me = worker.incarnation
         self._owner = m.OwnerTable(self._me)
         self._user = m.UserTable()
@@ -50,7 +54,6 @@ class RRefTable:
         self._names: dict[Incarnation, str] = {self._me: worker.name}
         self._notes: deque[Callable[[], Iterable[m.Effect]]] = deque()
         self._noted = False
-        self._pins: MessagePins | None = None
         self._waiting: dict[Incarnation, list[tuple[str, list[Any]]]] = {}
 
     # --- handles ---
@@ -74,7 +77,7 @@ class RRefTable:
 
     def attach(self, handle: RRef[Any], shared: Shared) -> None:
         """Tie a counted handle to what it refers to, until it is collected."""
-        handle._service, handle._shared = self, shared  # noqa: SLF001
+        handle._service, handle._shared = self.whole, shared  # noqa: SLF001
         handle.rref_id = shared.rref_id
         drop = self._drop_owned if shared.is_here else self._drop_held
         final = weakref.finalize(handle, drop, shared.rref_id)
@@ -134,7 +137,7 @@ class RRefTable:
         from_ = link.peer.incarnation
         self._names[from_] = link.peer.name
         if method == "returned":
-            self.take_back(from_, value)
+            self.whole.take_back(from_, value)
             return
         if method == "release":
             for creator, serial, forks in value:
@@ -198,7 +201,9 @@ class RRefTable:
                 case m.Freed(rref_id):
                     self._values.pop(rref_id, None)
                 case m.ValueGone(rref_id):
-                    self.fail(rref_id, RRefDeletedError("the value will never be made"))
+                    self.whole.fail(
+                        rref_id, RRefDeletedError("the value will never be made")
+                    )
                     self._values.pop(rref_id, None)
                 case m.HandlesLost(rref_id, cause):
                     self._lose_handles(rref_id, cause)

@@ -94,7 +94,7 @@ class Travel(RRefTable):
         if form == HOME and sender != self._me:
             raise DecodeError("an RRef that claims to have stayed at home")
         if form == HOME:  # its count came with it
-            return RRef._make(self, self._shared_of(rref_id, owner))
+            return RRef._make(self.whole, self._shared_of(rref_id, owner))
         if owner.incarnation == self._me:
             return self._lift_own(rref_id, sender, token)
         if form == FORK:
@@ -104,18 +104,18 @@ class Travel(RRefTable):
         else:
             effects = self._user.borrow(rref_id, owner.incarnation, sender, token)
             self._loans.append((rref_id, sender, token))
-        handle = RRef._make(self, self._shared_of(rref_id, owner))
+        handle = RRef._make(self.whole, self._shared_of(rref_id, owner))
         self._carry_out(effects)
         return handle
 
     def _lift_own(self, rref_id: RRefId, sender: Incarnation, token: int) -> RRef[Any]:
         """A reference to a value of this worker has come back to it."""
         effects = self._owner.came_home(rref_id, sender, token)
-        self._value(rref_id)
+        self.whole.value(rref_id)
         self._owner.local_acquire(rref_id)
         effects += self._owner.unpin(rref_id)
         shared = self._shared_of(rref_id, self.worker.id)
-        handle = RRef._make(self, shared)
+        handle = RRef._make(self.whole, shared)
         self._carry_out(effects)
         return handle
 

@@ -13,7 +13,7 @@ from asyncrpc.errors import (
     RRefDeletedError,
     UsageError,
 )
-from asyncrpc.ids import RRefId
+from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.table import RRefTable
@@ -41,23 +41,23 @@ class OwnedValues(RRefTable):
 
     def expect(self, link: Link, rref_id: tuple[int, int]) -> None:
         """A function is about to make a value for the other end of `link`."""
-        key = RRefId(*rref_id)
+        key = _id(rref_id)
         if link.peer.incarnation == self._me:
             return  # our own remote(): the entry is there
         if key.creator != link.peer.incarnation:
             raise MalformedError("a reference in the name of another worker")
-        self._value(key)
+        self.value(key)
         self._carry_out(self._owner.create(key, link.peer.incarnation))
 
     def fulfil(self, rref_id: tuple[int, int], value: Any) -> None:
         """The function that makes a value has returned it."""
-        future = self._values.get(RRefId(*rref_id))
+        future = self._values.get(_id(rref_id))
         if future is not None and not future.done():
             future.set_result(value)
 
     def fail(self, rref_id: tuple[int, int], error: BaseException) -> None:
         """The function that makes a value has raised."""
-        future = self._values.get(RRefId(*rref_id))
+        future = self._values.get(_id(rref_id))
         if future is not None and not future.done():
             future.set_exception(error)
             future.exception()  # whoever asks is told; nobody may ever ask
@@ -68,12 +68,12 @@ class OwnedValues(RRefTable):
         """Call `ready` with a method of a value that is here, once it is made."""
         if len(target) != 4 or target[0] != "=" or type(target[3]) is not str:  # noqa: PLR2004
             raise MalformedError(f"{target!r} is no method of a reference")
-        rref_id = RRefId(int(target[1]), int(target[2]))
+        rref_id = _id((int(target[1]), int(target[2])))
         self._carry_out(self._owner.pin(rref_id))
         if self._owner.state(rref_id) is m.EntryState.GONE:
             self._carry_out(self._owner.unpin(rref_id))
             raise RRefDeletedError("the value of this RRef has been freed")
-        future = self._value(rref_id)
+        future = self.value(rref_id)
 
         def on_value(done: asyncio.Future[Any]) -> None:
             try:
@@ -110,7 +110,7 @@ class OwnedValues(RRefTable):
             )
         return method
 
-    def _value(self, rref_id: RRefId) -> asyncio.Future[Any]:
+    def value(self, rref_id: RRefId) -> asyncio.Future[Any]:
         """Return the future of a value that is here, or is to be."""
         future = self._values.get(rref_id)
         if future is None:
@@ -139,3 +139,7 @@ def _raiser(error: BaseException) -> Callable[..., Any]:
 
     setattr(fail, MODE_ATTRIBUTE, Mode.ON_LOOP)
     return fail
+
+
+def _id(pair: tuple[int, int]) -> RRefId:
+    return RRefId(Incarnation(pair[0]), pair[1])

@@ -45,7 +45,7 @@ class CalleeSide(LinkCore):
         super().__init__(worker, peer, connection)
         self._targets: dict[int, Target] = {}
 
-    def _on_request(
+    def _on_request(  # noqa: PLR0917
         self,
         flags: int,
         call_id: int,
@@ -57,7 +57,7 @@ class CalleeSide(LinkCore):
         record = unpack_head(head)
         meta = (record[1] if len(record) > 1 else None) or NO_META
         deadline = Deadline.from_budget(aux, self.loop.time())
-        inbound = InboundCall(self, call_id, deadline, meta)
+        inbound = InboundCall(self.link, call_id, deadline, meta)
         try:
             self.worker.admit()
             rref_id = meta.get("r")
@@ -84,7 +84,7 @@ class CalleeSide(LinkCore):
         if references is None:
             raise RejectedError("this worker has no remote references")
         inbound.rref_id = (int(rref_id[0]), int(rref_id[1]))
-        references.expect(self, inbound.rref_id)
+        references.expect(self.link, inbound.rref_id)
 
     def _arguments(
         self, control: bytes, buffers: list[memoryview], meta: Meta
@@ -197,7 +197,7 @@ class CalleeSide(LinkCore):
             except AsyncRpcError as error:
                 self.answer_error(inbound, error)
 
-        references.resolve(self, target, ready)
+        references.resolve(self.link, target, ready)
 
     def answer(self, inbound: InboundCall, value: Any) -> None:
         """Send a function's result, or keep it where it is to stay."""
@@ -316,7 +316,7 @@ class CalleeSide(LinkCore):
         references = self.worker.references
         if loans is None or references is None:
             return []
-        return references.settle_loans(self, loans, answered=answered)
+        return references.settle_loans(self.link, loans, answered=answered)
 
     def _on_cancel(self, _flags: int, call_id: int, _aux: int, *_rest: object) -> None:
         awaited = self.connection.forget_transfer(FrameKind.REQUEST, call_id)
@@ -342,7 +342,7 @@ class CalleeSide(LinkCore):
     ) -> None:
         record = unpack_head(head)
         deadline = Deadline.from_budget(aux, self.loop.time())
-        inbound = InboundCall(self, call_id, deadline, NO_META)
+        inbound = InboundCall(self.link, call_id, deadline, NO_META)
         if not self._begin_served(inbound):
             return
         try:
@@ -353,7 +353,7 @@ class CalleeSide(LinkCore):
             return
         name = f"{record[0]}.{record[1]}"
         target = Target(name, service.on_request, Mode.COROUTINE)
-        inbound.run(target, [self, str(record[1]), value], {})
+        inbound.run(target, [self.link, str(record[1]), value], {})
 
     def _on_notice(
         self,
@@ -370,4 +370,4 @@ class CalleeSide(LinkCore):
             value = self.codec.decode(control, buffers)
         except CallError as error:
             raise MalformedError(f"a notice that cannot be read: {error}") from error
-        service.on_notice(self, str(record[1]), value)
+        service.on_notice(self.link, str(record[1]), value)

@@ -66,7 +66,7 @@ class CallerSide(LinkCore):
         budget_ns = self._budget_ns(call, deadline)
         encoded, call.pins, meta = self._encode(list(value), meta)
         call_id = call.call_id = self.pending.open(call)
-        call.link = self
+        call.link = self.link
         stats = call.stats
         stats.bytes_copied += encoded.bytes_copied
         for buffer in encoded.buffers:
@@ -101,7 +101,7 @@ class CallerSide(LinkCore):
         budget_ns = self._budget_ns(call, deadline)
         encoded, call.pins, _ = self._encode(value, None)
         call.call_id = self.pending.open(call)
-        call.link = self
+        call.link = self.link
         if deadline is not None:
             call.allowed_s = deadline.allowed_s
             call.timer = self.loop.call_at(deadline.at_s, self._expire, call)

@@ -5,7 +5,7 @@ Here references and propagators (`extensions`) take part in every message.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime import streams
@@ -18,6 +18,7 @@ from asyncrpc.wire.messages import Meta, unpack_head
 if TYPE_CHECKING:
     from asyncrpc.runtime.connection import Connection
     from asyncrpc.runtime.extensions import OnGradient, Pins
+    from asyncrpc.runtime.link import Link
     from asyncrpc.runtime.worker import Worker
 
 NO_META: Final[dict[str, Any]] = {}
@@ -31,6 +32,7 @@ class LinkCore:
         self.peer = peer
         self.connection = connection
         self.loop = worker.loop
+        self.link = cast("Link", self)  # the whole, of which this is the base
         self.pending: PendingCalls[CallFuture[Any] | streams.Inflow] = PendingCalls()
         self.served: ServedCalls[InboundCall] = ServedCalls()
         self.lost_because = ""
@@ -50,7 +52,7 @@ class LinkCore:
         if references is None:
             encoded, pins = self.codec.encode(value), None
         else:
-            references.begin_encode(self)
+            references.begin_encode(self.link)
             sent = False
             try:
                 encoded = self.codec.encode(value)
@@ -58,7 +60,7 @@ class LinkCore:
             finally:
                 pins = references.end_encode(sent=sent)
         for propagator in self.worker.propagators:
-            part = propagator.outgoing(self, encoded.gradient_tensors)
+            part = propagator.outgoing(self.link, encoded.gradient_tensors)
             if part is not None:
                 meta = meta or {}
                 meta[propagator.key] = part
@@ -71,12 +73,12 @@ class LinkCore:
         on_gradient: OnGradient | None = None
         for propagator in self.worker.propagators:
             if propagator.key in meta:
-                found = propagator.incoming(self, meta[propagator.key])
+                found = propagator.incoming(self.link, meta[propagator.key])
                 on_gradient = found or on_gradient
         references = self.worker.references
         if references is None:
             return self.codec.decode(control, buffers, on_gradient=on_gradient), None
-        references.begin_decode(self)
+        references.begin_decode(self.link)
         try:
             value = self.codec.decode(control, buffers, on_gradient=on_gradient)
         finally:
@@ -92,4 +94,4 @@ class LinkCore:
         """Give back what a result lent, or register it; both go as notices."""
         references = self.worker.references
         if loans is not None and references is not None:
-            references.settle_loans(self, loans, answered=False)
+            references.settle_loans(self.link, loans, answered=False)

@@ -235,7 +235,7 @@ class InboundCall:
             self.link.answer(self, result)
 
     def _on_task_cancelled(self, error: asyncio.CancelledError) -> None:
-        """Answer for a task that was cancelled: by its caller, its deadline or itself."""
+        """Answer for a task cancelled by its caller, its deadline or itself."""
         if self.is_cancelled:
             self.link.forget(self)
         else:
@@ -338,6 +338,7 @@ def _no_future(result: Any) -> RuntimeError:
     kind = type(result).__name__
     return RuntimeError(
         "Functions decorated with @rpc.async_function must return a "
-        f"torch.futures.Future object, or an awaitable, but this one returned a {kind}; "
+        f"torch.futures.Future object, or an awaitable, but this one returned a {kind};"
+        " "
         "return the future itself, or drop the decorator"
     )

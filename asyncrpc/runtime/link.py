@@ -41,7 +41,7 @@ class Link(CallerSide, CalleeSide):
             FrameKind.GOODBYE: self._on_goodbye,
         }
 
-    def on_message(
+    def on_message(  # noqa: PLR0917  (a call per message: no object in between)
         self,
         kind: int,
         flags: int,

@@ -7,19 +7,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 try:
-    import uvloop
+    from uvloop import new_event_loop
 except ImportError:  # uvloop has no build for this platform
-    uvloop = None
+    from asyncio import new_event_loop
 
 T = TypeVar("T")
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     """Return what makes the fastest event loop of this platform."""
-    if uvloop is None:
-        return asyncio.new_event_loop
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+    return new_event_loop
 
 
 def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:

@@ -73,7 +73,7 @@ class Peer:
         return await self._worker.start_call(self.name, function, args, kwargs)
 
     def remote(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run `function` on this peer and keep its result there; return an RRef at once.
+        """Run `function` on this peer, keep its result there, return an RRef at once.
 
         What the function raises is raised by whoever asks the reference for its value.
 
@@ -144,7 +144,7 @@ class Peer:
             async for item in items:
                 yield item
         finally:
-            await items.aclose()  # type: ignore[attr-defined]  (an async generator)
+            await items.aclose()
 
     def __repr__(self) -> str:
         return f"<Peer {self.name!r} of {self._worker.name!r}>"

@@ -21,14 +21,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import msgpack
-import torch.distributed as dist
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 from asyncrpc.errors import RendezvousTimeoutError, UsageError
 from asyncrpc.ids import Incarnation
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
 PREFIX: Final = "asyncrpc/rpc"
@@ -140,7 +143,7 @@ class StoreRendezvous:
     """A meeting at a torch store."""
 
     def __init__(
-        self, open_store: Callable[[float], dist.Store], rank: int, world_size: int
+        self, open_store: Callable[[float], Store], rank: int, world_size: int
     ) -> None:
         """Prepare to meet.
 
@@ -152,7 +155,7 @@ class StoreRendezvous:
         self._open_store = open_store
         self.rank = rank
         self.world_size = world_size
-        self._store: dist.Store | None = None
+        self._store: Store | None = None
         self._thread = ThreadPoolExecutor(1, f"asyncrpc-rendezvous-{rank}")
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
@@ -177,7 +180,7 @@ class StoreRendezvous:
             store = self._open_store(timeout_s)
         except (RuntimeError, OSError) as error:
             raise RendezvousTimeoutError(
-                f"the store for the rendezvous cannot be reached within {timeout_s:g} s "
+                f"the store for the rendezvous cannot be reached in {timeout_s:g} s "
                 f"({error}); is the worker of rank 0, or the launcher, running?",
                 missing=(0,),
             ) from error
@@ -197,20 +200,20 @@ class StoreRendezvous:
         self._count_in(store, "read")
         return members
 
-    def _count_in(self, store: dist.Store, phase: str) -> None:
+    def _count_in(self, store: Store, phase: str) -> None:
         """Add one to a phase; the last one sets its key."""
         if store.add(f"{PREFIX}/{phase}/count", 1) == self.world_size:
             store.set(f"{PREFIX}/{phase}/all", b"1")
 
     def _await_all(
-        self, store: dist.Store, phase: str, end_s: float, timeout_s: float
+        self, store: Store, phase: str, end_s: float, timeout_s: float
     ) -> None:
         left = timedelta(
             milliseconds=max(1, math.ceil((end_s - time.monotonic()) * 1e3))
         )
         try:
             store.wait([f"{PREFIX}/{phase}/all"], left)
-        except (RuntimeError, dist.DistError) as error:
+        except RuntimeError as error:
             present = {
                 rank
                 for rank in range(self.world_size)
@@ -228,7 +231,7 @@ class StoreRendezvous:
             time.sleep(_POLL_S)
 
 
-def _get_all(store: dist.Store, keys: list[str]) -> list[bytes]:
+def _get_all(store: Store, keys: list[str]) -> list[bytes]:
     try:
         found: list[bytes] = store.multi_get(keys)
     except (RuntimeError, NotImplementedError):  # a store without it
@@ -285,7 +288,7 @@ def open_rendezvous(
     if isinstance(where, Mapping):
         return StaticRendezvous(where), -1 if rank is None else rank, len(where)
     if not isinstance(where, str):
-        size = world_size or getattr(where, "world_size", 0)
+        size: int = world_size or getattr(where, "world_size", 0)
         return where, -1 if rank is None else rank, size
     url = urlsplit(where)
     query = {key: values[0] for key, values in parse_qs(url.query).items()}
@@ -323,13 +326,13 @@ def _number(
 
 def _store_opener(
     where: str, rank: int, environ: Mapping[str, str]
-) -> Callable[[float], dist.Store]:
+) -> Callable[[float], Store]:
     url = urlsplit(where)
     if url.scheme == "file":
         path = url.path
         if not path:
             raise UsageError(f"{where!r} names no file; use file:///path")
-        return lambda _timeout_s: dist.FileStore(path)
+        return lambda _timeout_s: FileStore(path)
     if url.scheme == "env":
         host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
         if not host or not port:
@@ -347,11 +350,9 @@ def _store_opener(
     )
 
 
-def _tcp_opener(
-    host: str, port: int, *, is_master: bool
-) -> Callable[[float], dist.Store]:
-    def open_store(timeout_s: float) -> dist.Store:
-        return dist.TCPStore(
+def _tcp_opener(host: str, port: int, *, is_master: bool) -> Callable[[float], Store]:
+    def open_store(timeout_s: float) -> Store:
+        return TCPStore(
             host,
             port,
             is_master=is_master,

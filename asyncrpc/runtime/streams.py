@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
@@ -127,7 +127,7 @@ async def consume(
     inflow: Inflow,
     start: Callable[[Deadline | None], None],
     deadline: Deadline | None,
-) -> AsyncIterator[Any]:
+) -> AsyncGenerator[Any, None]:
     """Yield the items of a stream; closing this early closes the remote generator."""
     start(deadline)
     try:

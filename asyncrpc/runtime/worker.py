@@ -392,7 +392,7 @@ class Worker:
             NotStartedError: this worker does not run.
         """
         target, values = self.describe(function, args, kwargs or {})
-        name = target or getattr(function, "__qualname__", repr(function))
+        name: str = target or getattr(function, "__qualname__", repr(function))
         call = self.new_call(name.rpartition(":")[2], to, with_site=with_site)
         self.begin(call, target, values, timeout_s=timeout_s)
         return call

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import torch
 
 from asyncrpc.errors import DecodeError, Outcome, RejectedError

@@ -168,13 +168,6 @@ class FunctionTable:
         """Return the function or class that was sent as a value; raises alike."""
         return _PLAIN_TYPES.get(name) or self.resolve(name)
 
-    def resolve_type(self, name: str) -> type:
-        """Return the class that a peer named; raises like `resolve`."""
-        found = self._find(name)
-        if not isinstance(found, type):
-            raise DecodeError(f"{name!r} names a {type(found).__name__}, no class")
-        return found
-
     def resolve_error(self, name: str) -> type[BaseException]:
         """Return the exception class that a peer named.
 

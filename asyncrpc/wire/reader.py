@@ -71,7 +71,7 @@ class ReaderLimits:
 class MessageSink(Protocol):
     """Who gets the messages."""
 
-    def on_message(
+    def on_message(  # noqa: PLR0917  (a call per message: no object in between)
         self,
         kind: int,
         flags: int,

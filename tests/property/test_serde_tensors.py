@@ -1,4 +1,4 @@
-"""Any view of any tensor reads back the same, with its aliases, in as few bytes as allowed.
+"""Any view of any tensor reads back the same, aliases too, in as few bytes as may be.
 
 The views are drawn as users make them: slices, transposes, expansions and casts in any
 order.  The rule of which bytes travel is checked against a count done the slow way.
@@ -122,9 +122,7 @@ def test_large_views_are_gathered_by_the_rule(data: st.DataObject) -> None:
         view = view.T
     encoded = CODEC.encode(view)
     sent = sum(map(len, encoded.buffers))
-    offsets = {
-        int(element) * 4 + byte for element in view.flatten() for byte in (0, 3)
-    }
+    offsets = {int(element) * 4 + byte for element in view.flatten() for byte in (0, 3)}
     span = max(offsets) + 1 - min(offsets)
     if span <= max(RAW_BYTES_MAX, 2 * view.nbytes):
         assert (sent, encoded.bytes_copied) == (span, 0)
@@ -150,7 +148,9 @@ spans = st.tuples(st.integers(0, 1 << 20), st.integers(1, 1 << 19)).map(
 @given(st.lists(spans, max_size=8))
 def test_clusters_part_the_views_and_keep_overlaps_together(found: list[Span]) -> None:
     parted = clusters(found)
-    assert sorted(i for _, members in parted for i in members) == list(range(len(found)))
+    assert sorted(i for _, members in parted for i in members) == list(
+        range(len(found))
+    )
     previous_stop = -1
     for union, members in parted:
         assert union.start == min(found[i].start for i in members)

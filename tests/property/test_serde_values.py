@@ -193,7 +193,8 @@ def test_true_messages_with_bytes_changed_are_harmless(
 
 @given(st.binary(max_size=60))
 def test_arbitrary_pickles_fail_as_decode_errors(pickled: bytes) -> None:
-    # No opcode that finds a class: this is about failures, not about what pickle may do.
+    # No opcode that finds a class: this is about failures, not about what pickle may
+    # do.
     harmless = bytes(byte for byte in pickled if byte not in b"ci\x93\x82\x83\x84")
     table = msgpack.packb([[kinds.ENTRY_PICKLE, harmless, []]])
     tree = msgpack.packb(msgpack.ExtType(kinds.REFERENCE, b"\0"))

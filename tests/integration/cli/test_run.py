@@ -150,10 +150,13 @@ def test_ctrl_c_ends_all_within_two_seconds(
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the tie is Linux's")
 def test_the_processes_of_a_killed_run_die(tmp_path: Path) -> None:
-    with running("run", "--nproc", "2", written(tmp_path, WAIT), "stubborn") as process:
-        with opened(read_pids(process, 2)) as children:
-            process.kill()
-            assert have_ended(children, within_s=5.0)
+    script = written(tmp_path, WAIT)
+    with (
+        running("run", "--nproc", "2", script, "stubborn") as process,
+        opened(read_pids(process, 2)) as children,
+    ):
+        process.kill()
+        assert have_ended(children, within_s=5.0)
 
 
 def read_pids(process: subprocess.Popen[str], nprocs: int) -> list[int]:

@@ -72,13 +72,15 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("target", ["tell_pid_and_wait", "tell_pid_and_hold_the_gil"])
 def test_ctrl_c_ends_all_within_two_seconds(script: Path, target: str) -> None:
-    with running(script, target, "spawn") as process:
-        with opened(read_pids(process)) as children:
-            pressed_s = time.monotonic()
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-            _, errors = process.communicate(timeout=CTRL_C_S + 5.0)
-            assert time.monotonic() - pressed_s < CTRL_C_S
-            assert have_ended(children, within_s=0.0)
+    with (
+        running(script, target, "spawn") as process,
+        opened(read_pids(process)) as children,
+    ):
+        pressed_s = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, errors = process.communicate(timeout=CTRL_C_S + 5.0)
+        assert time.monotonic() - pressed_s < CTRL_C_S
+        assert have_ended(children, within_s=0.0)
     assert process.returncode == -signal.SIGINT
     assert errors.count("Traceback") == 1, errors  # the parent's, none of the children
 
@@ -94,10 +96,12 @@ def test_ctrl_c_ends_all_within_two_seconds(script: Path, target: str) -> None:
 def test_the_children_of_a_killed_parent_die(
     script: Path, target: str, method: str
 ) -> None:
-    with running(script, target, method) as process:
-        with opened(read_pids(process)) as children:
-            process.kill()
-            assert have_ended(children, within_s=5.0)
+    with (
+        running(script, target, method) as process,
+        opened(read_pids(process)) as children,
+    ):
+        process.kill()
+        assert have_ended(children, within_s=5.0)
 
 
 def test_an_unguarded_main_module_is_explained(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +17,7 @@ from asyncrpc.cli.output import LinePrefixer, rank_prefix
 def test_the_cuts_of_a_stream_do_not_show(stream: bytes, cuts: list[int]) -> None:
     prefixer = LinePrefixer(b"> ")
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    pieces = [stream[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [stream[a:b] for a, b in pairwise(edges)]
     written = b"".join(map(prefixer.feed, pieces)) + prefixer.flush()
     lines = stream.split(b"\n")
     if lines[-1] == b"":

@@ -34,7 +34,9 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (
-        one.dtype == other.dtype and one.shape == other.shape and bits(one) == bits(other)
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and bits(one) == bits(other)
     )
 
 
@@ -319,7 +321,7 @@ pytestmark = pytest.mark.filterwarnings(
 COMPOSITES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "coo": lambda dense: dense.to_sparse(),
     "coo uncoalesced": lambda dense: torch.sparse_coo_tensor(
-        [[0, 0], [1, 1]], [1.0, 2.0], (2, 3), check_invariants=True
+        torch.tensor([[0, 0], [1, 1]]), dense[0, :2], (2, 3), check_invariants=True
     ),
     "coo hybrid": lambda dense: dense.to_sparse(1),
     "coo grad": lambda dense: dense.to_sparse().requires_grad_(),
@@ -416,7 +418,7 @@ def crafted(*entries: list[Any], root: int = 0) -> tuple[bytes, list[memoryview]
 
 
 def test_a_crafted_tensor_is_taken_if_it_is_true() -> None:
-    """The other cases are refused for what is wrong with them, then, and not for form."""
+    """So the other cases are refused for what is wrong with them, not for form."""
     for entry in (
         [kinds.ENTRY_TENSOR, 0, "float32", [16], 0],
         [kinds.ENTRY_TENSOR, 0, "float32", [2, 2], 0, 12, [1, 2]],

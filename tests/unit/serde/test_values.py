@@ -231,7 +231,7 @@ def test_strict_refuses_functions_that_were_not_exposed() -> None:
 
 
 def test_an_ext_of_the_users_own_cannot_smuggle_a_pickle() -> None:
-    """A web client's msgpack, passed on as an argument, has no power over the callee."""
+    """A web client's msgpack, passed on, has no power over the callee."""
     inner = TRUSTED.encode([decimal.Decimal(1)]).control
     for code in range(128):
         forged = msgpack.ExtType(code, inner)

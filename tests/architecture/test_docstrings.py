@@ -1,0 +1,97 @@
+"""What is exported is described in full; every module says what it decides."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import asyncrpc
+from tests.architecture.sources import PACKAGE, name_of, parse, python_files
+from tests.architecture.test_public_names import PINNED_NAMES
+
+WORDS_MIN = 4  # fewer say nothing: "Package.", "The module."
+# In the order of the house rules; a section that is empty is left out.
+SECTIONS = [
+    "Args:",
+    "Returns:",
+    "Yields:",
+    "Raises:",
+    "Cancellation:",
+    "Thread safety:",
+    "Attributes:",
+    "Example:",
+    "Source:",
+]
+
+
+def public_objects() -> Iterator[tuple[str, Any]]:
+    """Yield what the package and its public modules export: functions and classes."""
+    for name in PINNED_NAMES:
+        public = getattr(asyncrpc, name, None)
+        if isinstance(public, types.ModuleType):
+            for inner in getattr(public, "__all__", ()):
+                yield f"{name}.{inner}", getattr(public, inner)
+        elif callable(public):
+            yield name, public
+
+
+def is_ours(public: object) -> bool:
+    return str(getattr(public, "__module__", "")).startswith("asyncrpc")
+
+
+def methods_of(name: str, public: type) -> Iterator[tuple[str, Any]]:
+    for attribute, value in vars(public).items():
+        unwrapped = getattr(value, "__func__", value)  # of static and class methods
+        if attribute.startswith("_") or not inspect.isfunction(unwrapped):
+            continue
+        yield f"{name}.{attribute}", unwrapped
+
+
+def described() -> list[tuple[str, Any]]:
+    found: dict[str, Any] = {}
+    for name, public in public_objects():
+        if is_ours(public):
+            found[name] = public
+            if inspect.isclass(public):
+                found.update(methods_of(name, public))
+    return sorted(found.items())
+
+
+OBJECTS = described()
+COROUTINES = [(name, one) for name, one in OBJECTS if inspect.iscoroutinefunction(one)]
+
+
+@pytest.mark.parametrize("path", python_files(PACKAGE), ids=name_of)
+def test_a_module_says_what_it_is_about(path: Path) -> None:
+    docstring = ast.get_docstring(parse(path)) or ""
+    assert len(docstring.split()) >= WORDS_MIN, docstring
+
+
+@pytest.mark.parametrize(("name", "public"), OBJECTS, ids=[name for name, _ in OBJECTS])
+def test_what_is_public_has_a_docstring(name: str, public: Any) -> None:
+    # A class inherits its base's by `getdoc`: its own is asked for.
+    assert vars(public).get("__doc__") if inspect.isclass(public) else public.__doc__
+
+
+@pytest.mark.parametrize(
+    ("name", "coroutine"), COROUTINES, ids=[name for name, _ in COROUTINES]
+)
+def test_a_public_coroutine_says_what_it_raises_and_how_it_is_cancelled(
+    name: str, coroutine: Any
+) -> None:
+    docstring = inspect.getdoc(coroutine) or ""
+    missing = [one for one in ("Raises:", "Cancellation:") if one not in docstring]
+    assert missing == [], name
+
+
+@pytest.mark.parametrize(("name", "public"), OBJECTS, ids=[name for name, _ in OBJECTS])
+def test_sections_come_in_one_order(name: str, public: Any) -> None:
+    lines = (inspect.getdoc(public) or "").splitlines()
+    found = [line for line in lines if line in SECTIONS]
+    assert found == sorted(found, key=SECTIONS.index), name

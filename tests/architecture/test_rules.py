@@ -1,0 +1,93 @@
+"""Rules of the house that neither ruff, mypy nor the import contracts can state."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.sources import (
+    PACKAGE,
+    TESTS,
+    dotted_uses,
+    name_of,
+    parse,
+    python_files,
+)
+
+# Names that say nothing of what is in the file.
+EMPTY_NAMES = {
+    "common",
+    "data",
+    "helper",
+    "helpers",
+    "info",
+    "manager",
+    "misc",
+    "utils",
+}
+# Spelled apart, so that this file does not find itself.
+UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + r"XX)\b")
+# Where the environment may be read: the command line, what a program is started with,
+# and the defaults of arguments that a caller can give instead.
+MAY_READ_ENVIRONMENT = {
+    "asyncrpc/multiprocessing/child.py",
+    "asyncrpc/runtime/options.py",
+    "asyncrpc/runtime/rendezvous.py",
+}
+
+PACKAGE_FILES = python_files(PACKAGE)
+ALL_FILES = python_files(PACKAGE, TESTS)
+
+
+@pytest.mark.parametrize("path", ALL_FILES, ids=name_of)
+def test_nothing_is_left_unfinished(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert UNFINISHED.findall(text) == []
+    raised = {
+        node.exc.func.id if isinstance(node.exc, ast.Call) else node.exc.id
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Raise)
+        and isinstance(getattr(node.exc, "func", node.exc), ast.Name)
+    }
+    assert "NotImplementedError" not in raised
+
+
+@pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
+def test_a_module_is_named_for_what_it_is(path: Path) -> None:
+    parts = set(path.relative_to(PACKAGE).with_suffix("").parts)
+    assert parts & EMPTY_NAMES == set()
+
+
+@pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
+def test_the_environment_is_read_at_the_edge_only(path: Path) -> None:
+    if "cli" in path.parts or name_of(path) in MAY_READ_ENVIRONMENT:
+        return
+    assert {"os.environ", "os.getenv"} & set(dotted_uses(parse(path))) == set()
+
+
+@pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
+def test_devices_are_known_in_one_package_only(path: Path) -> None:
+    if path.relative_to(PACKAGE).parts[0] == "devices":
+        return
+    uses = set(dotted_uses(parse(path)))
+    assert [one for one in uses if one.startswith(("torch.cuda", "torch_xla"))] == []
+
+
+@pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
+def test_no_finalizer_does_work(path: Path) -> None:
+    """`__del__` runs at any time, in any thread: `weakref.finalize` queues instead."""
+    names = {
+        node.name for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef)
+    }
+    assert "__del__" not in names
+
+
+@pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
+def test_time_is_read_through_the_clock(path: Path) -> None:
+    if name_of(path) == "asyncrpc/clock.py":
+        return
+    readings = {"time.time", "time.monotonic", "time.perf_counter", "time.sleep"}
+    assert readings & set(dotted_uses(parse(path))) == set()

@@ -1,0 +1,227 @@
+"""Both ends prove that they know the secret, or both learn why they could not."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from asyncrpc.errors import (
+    AuthenticationError,
+    LocalProtocolError,
+    MalformedError,
+    VersionMismatchError,
+)
+from asyncrpc.wire.handshake import (
+    PREFACE,
+    PREFACE_MAGIC,
+    PROOF_BYTES,
+    REFUSAL,
+    Handshake,
+    Role,
+    State,
+)
+
+SECRETS = (b"secret", b"other secret", None)
+
+
+class End:
+    """One end, its inbox, and how it failed."""
+
+    def __init__(self, role: Role, secret: bytes | None, nonce: int) -> None:
+        self.machine = Handshake(role, secret, bytes([nonce]) * 32)
+        self.inbox = bytearray()
+        self.error: Exception | None = None
+
+    @property
+    def can_step(self) -> bool:
+        """Whether a record is here in full."""
+        wanted = self.machine.wanted
+        return self.error is None and 0 < wanted <= len(self.inbox)
+
+    def step(self) -> bytes:
+        """Take one record; return what to send."""
+        wanted = self.machine.wanted
+        record = bytes(self.inbox[:wanted])
+        del self.inbox[:wanted]
+        try:
+            return self.machine.receive(record)
+        except (AuthenticationError, VersionMismatchError, MalformedError) as error:
+            self.error = error
+            return self.machine.farewell
+
+
+def meet(dialer: End, acceptor: End) -> None:
+    """Let the two talk until nothing moves."""
+    acceptor.inbox += dialer.machine.start()
+    assert acceptor.machine.start() == b""
+    talk(dialer, acceptor)
+
+
+def talk(dialer: End, acceptor: End) -> None:
+    while dialer.can_step or acceptor.can_step:
+        if dialer.can_step:
+            acceptor.inbox += dialer.step()
+        if acceptor.can_step:
+            dialer.inbox += acceptor.step()
+
+
+def make_pair(
+    dialers: bytes | None = b"secret", acceptors: bytes | None = b"secret"
+) -> tuple[End, End]:
+    return End(Role.DIALER, dialers, 1), End(Role.ACCEPTOR, acceptors, 2)
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_equal_secrets_meet(secret: bytes | None) -> None:
+    ends = make_pair(secret, secret)
+    meet(*ends)
+    for end in ends:
+        assert end.machine.state is State.PROVED
+        assert end.machine.wanted == 0
+        assert end.error is None
+        assert not end.inbox
+
+
+@pytest.mark.parametrize(
+    ("dialers", "acceptors"), list(itertools.permutations(SECRETS, 2))
+)
+def test_unequal_secrets_tell_both_ends(
+    dialers: bytes | None, acceptors: bytes | None
+) -> None:
+    ends = make_pair(dialers, acceptors)
+    meet(*ends)
+    for end, own, others in zip(
+        ends, (dialers, acceptors), (acceptors, dialers), strict=True
+    ):
+        assert type(end.error) is AuthenticationError
+        assert end.machine.state is State.FAILED
+        assert end.machine.wanted == 0
+        text = str(end.error)
+        assert "ASYNCRPC_SECRET" in text
+        if own and others:
+            assert "different secrets" in text
+        else:
+            assert ("this worker has none" if others else "peer has no secret") in text
+
+
+def test_an_empty_secret_is_none() -> None:
+    ends = make_pair(b"", None)
+    meet(*ends)
+    assert all(end.machine.state is State.PROVED for end in ends)
+
+
+def test_the_secret_does_not_travel() -> None:
+    ends = make_pair()
+    preface = ends[0].machine.start()
+    answer = ends[1].machine.receive(preface)
+    proof = ends[0].machine.receive(answer[: PREFACE.size])
+    proof += ends[0].machine.receive(answer[PREFACE.size :])
+    assert b"secret" not in preface + answer + proof
+
+
+class TestAttacks:
+    def test_a_proof_cannot_be_reflected(self) -> None:
+        """Sent back to its maker it names the wrong role."""
+        _, acceptor = make_pair()
+        liar = PREFACE.pack(PREFACE_MAGIC, 1, 1, 0, b"\x07" * 32)
+        answer = acceptor.machine.receive(liar)
+        with pytest.raises(AuthenticationError, match="proof is wrong"):
+            acceptor.machine.receive(answer[PREFACE.size :])
+        assert acceptor.machine.farewell == REFUSAL
+
+    def test_a_preface_cannot_be_reflected(self) -> None:
+        dialer, _ = make_pair()
+        with pytest.raises(AuthenticationError, match="a reflection"):
+            dialer.machine.receive(dialer.machine.start())
+        assert dialer.machine.state is State.FAILED
+
+    def test_a_dialers_proof_cannot_be_replayed(self) -> None:
+        dialer, acceptor = make_pair()
+        recorded = dialer.machine.start()
+        answer = acceptor.machine.receive(recorded)
+        dialer.machine.receive(answer[: PREFACE.size])
+        proof = dialer.machine.receive(answer[PREFACE.size :])
+        again = End(Role.ACCEPTOR, b"secret", 3)
+        again.machine.receive(recorded)
+        with pytest.raises(AuthenticationError, match="proof is wrong"):
+            again.machine.receive(proof)
+
+    def test_an_acceptors_proof_cannot_be_replayed(self) -> None:
+        dialer, acceptor = make_pair()
+        answer = acceptor.machine.receive(dialer.machine.start())
+        again = End(Role.DIALER, b"secret", 3)
+        again.machine.receive(answer[: PREFACE.size])
+        with pytest.raises(AuthenticationError, match="proof is wrong"):
+            again.machine.receive(answer[PREFACE.size :])
+
+    @pytest.mark.parametrize("bit", range(8 * PREFACE.size))
+    def test_a_preface_changed_on_the_way_is_noticed(self, bit: int) -> None:
+        dialer, acceptor = make_pair()
+        preface = bytearray(dialer.machine.start())
+        preface[bit // 8] ^= 1 << bit % 8
+        acceptor.inbox += preface
+        talk(dialer, acceptor)
+        assert acceptor.error or dialer.error
+        assert acceptor.machine.state is not State.PROVED
+        assert dialer.machine.state is not State.PROVED
+
+    @pytest.mark.parametrize("bit", range(0, 8 * PROOF_BYTES, 5))
+    def test_a_proof_changed_on_the_way_is_noticed(self, bit: int) -> None:
+        dialer, acceptor = make_pair()
+        answer = bytearray(acceptor.machine.receive(dialer.machine.start()))
+        answer[PREFACE.size + bit // 8] ^= 1 << bit % 8
+        dialer.machine.receive(bytes(answer[: PREFACE.size]))
+        with pytest.raises(AuthenticationError, match="different secrets"):
+            dialer.machine.receive(bytes(answer[PREFACE.size :]))
+
+
+class TestOtherPeers:
+    @pytest.mark.parametrize("old_role", Role)
+    def test_another_version_is_named_at_both_ends(self, old_role: Role) -> None:
+        """The end of the other version is played here by its preface alone."""
+        preface = PREFACE.pack(PREFACE_MAGIC, 9, 1, 0, bytes(32))
+        ends = dict(zip(Role, make_pair(), strict=True))
+        ours = ends[Role.ACCEPTOR if old_role is Role.DIALER else Role.DIALER].machine
+        with pytest.raises(VersionMismatchError, match="version 9 .*, we 1"):
+            ours.receive(preface)
+        assert ours.state is State.FAILED
+        told = PREFACE.unpack_from((ours.start() or ours.farewell))
+        assert told[:2] == (PREFACE_MAGIC, 1)
+
+    def test_a_stranger_is_told_nothing(self) -> None:
+        _, acceptor = make_pair()
+        stranger = b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n".ljust(40)
+        with pytest.raises(MalformedError, match="b'GET ': not a worker"):
+            acceptor.machine.receive(stranger)
+        assert acceptor.machine.farewell == b""
+        assert acceptor.machine.wanted == 0
+
+    def test_whoever_was_refused_says_no_more(self) -> None:
+        dialer, acceptor = make_pair(b"one", b"other")
+        meet(dialer, acceptor)
+        assert dialer.machine.farewell == REFUSAL
+        assert acceptor.machine.farewell == b""
+        assert "refused our proof" in str(acceptor.error)
+
+
+class TestUse:
+    @pytest.mark.parametrize("nbytes", [0, PREFACE.size - 1, PREFACE.size + 1])
+    def test_a_record_has_the_wanted_length(self, nbytes: int) -> None:
+        _, acceptor = make_pair()
+        with pytest.raises(LocalProtocolError, match=f"{nbytes} bytes .* takes 40"):
+            acceptor.machine.receive(bytes(nbytes))
+        assert acceptor.machine.state is State.PREFACE
+
+    @pytest.mark.parametrize("secret", [b"secret", b"wrong"])
+    def test_nothing_follows_the_end(self, secret: bytes) -> None:
+        dialer, acceptor = make_pair(secret)
+        meet(dialer, acceptor)
+        for end in (dialer, acceptor):
+            for record in (b"", bytes(PROOF_BYTES)):
+                with pytest.raises(LocalProtocolError, match="takes 0"):
+                    end.machine.receive(record)
+
+    def test_a_nonce_has_its_length(self) -> None:
+        with pytest.raises(LocalProtocolError, match="32 bytes"):
+            Handshake(Role.DIALER, None, b"short")
