@@ -24,7 +24,7 @@ from asyncrpc.runtime.context import current_worker, current_worker_var
 from asyncrpc.runtime.futures import CallFuture, refuse_on_loop
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.rendezvous import Rendezvous
-from asyncrpc.runtime.worker import UNSET
+from asyncrpc.runtime.starting import UNSET
 
 logger = logging.getLogger("asyncrpc")
 

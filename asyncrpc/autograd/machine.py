@@ -10,8 +10,8 @@ starts run in one engine call (WHOLE), so every node runs once, as in one proces
 a pass goes through a worker more than once (A -> B -> A -> B), some of its starts wait
 for gradients that others must produce first.  Then starts run as they come (PARTIAL):
 the gradients of a leaf add up over the runs, and it is sent when the last start that
-reaches it has run.  No wait is circular: a start waits for a leaf only if it was sent before
-that leaf was received, and reaches it only if it was sent after.
+reaches it has run.  No wait is circular: a start waits for a leaf only if it was sent
+before that leaf was received, and reaches it only if it was sent after.
 
 Sans-IO, and without torch: starts and leaves are keys.
 """

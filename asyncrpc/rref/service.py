@@ -21,7 +21,8 @@ from asyncrpc.rref.pins import Shared
 from asyncrpc.rref.travel import Travel
 from asyncrpc.rref.values import OwnedValues
 from asyncrpc.runtime.futures import CallFuture
-from asyncrpc.runtime.worker import UNSET, Worker
+from asyncrpc.runtime.starting import UNSET
+from asyncrpc.runtime.worker import Worker
 
 
 class RRefService(Travel, OwnedValues):

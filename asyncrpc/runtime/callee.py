@@ -276,7 +276,7 @@ class CalleeSide(LinkCore):
                 head=pack_head([{"l": returned}]) if returned else b"",
             )
 
-    def _send_answer(
+    def _send_answer(  # noqa: PLR0917
         self,
         inbound: InboundCall,
         kind: FrameKind,

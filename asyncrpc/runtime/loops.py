@@ -6,17 +6,19 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-try:
-    from uvloop import new_event_loop
-except ImportError:  # uvloop has no build for this platform
-    from asyncio import new_event_loop
-
 T = TypeVar("T")
+
+try:
+    import uvloop
+except ImportError:  # it has no build for this platform
+    _FACTORY: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+else:
+    _FACTORY = uvloop.new_event_loop
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     """Return what makes the fastest event loop of this platform."""
-    return new_event_loop
+    return _FACTORY
 
 
 def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:

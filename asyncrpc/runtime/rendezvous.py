@@ -192,7 +192,7 @@ class StoreRendezvous:
             )
         if store.add(f"{PREFIX}/rank/{self.rank}", 1) > 1:
             raise UsageError(f"two workers of this group have rank {self.rank}")
-        store.set(f"{PREFIX}/member/{self.rank}", member.encode())
+        store.set(f"{PREFIX}/member/{self.rank}", member.encode())  # type: ignore[arg-type]
         self._count_in(store, "joined")
         self._await_all(store, "joined", end_s, timeout_s)
         keys = [f"{PREFIX}/member/{rank}" for rank in range(self.world_size)]
@@ -203,7 +203,7 @@ class StoreRendezvous:
     def _count_in(self, store: Store, phase: str) -> None:
         """Add one to a phase; the last one sets its key."""
         if store.add(f"{PREFIX}/{phase}/count", 1) == self.world_size:
-            store.set(f"{PREFIX}/{phase}/all", b"1")
+            store.set(f"{PREFIX}/{phase}/all", "1")
 
     def _await_all(
         self, store: Store, phase: str, end_s: float, timeout_s: float
@@ -288,7 +288,7 @@ def open_rendezvous(
     if isinstance(where, Mapping):
         return StaticRendezvous(where), -1 if rank is None else rank, len(where)
     if not isinstance(where, str):
-        size: int = world_size or getattr(where, "world_size", 0)
+        size = int(world_size or getattr(where, "world_size", 0))
         return where, -1 if rank is None else rank, size
     url = urlsplit(where)
     query = {key: values[0] for key, values in parse_qs(url.query).items()}

@@ -12,34 +12,32 @@ import os
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from asyncrpc.errors import (
     AlreadyStartedError,
-    AsyncRpcError,
-    DeadlineExceededError,
     MalformedError,
-    NotStartedError,
     Outcome,
     RejectedError,
     UsageError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.barrier import Barrier
-from asyncrpc.runtime.context import current_worker_var, effective_deadline
+from asyncrpc.runtime.context import current_worker_var
 from asyncrpc.runtime.directory import HOST_ID, Directory, check_listen_address
 from asyncrpc.runtime.extensions import Propagator, References, Service
-from asyncrpc.runtime.futures import CallFuture, call_site
-from asyncrpc.runtime.inbound import Target, mode_of
+from asyncrpc.runtime.futures import CallFuture
+from asyncrpc.runtime.inbound import Target
 from asyncrpc.runtime.link import Link
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.peer import Peer
 from asyncrpc.runtime.rendezvous import Member, Rendezvous, open_rendezvous
+from asyncrpc.runtime.starting import CallStarter
 from asyncrpc.runtime.threads import ThreadPool
-from asyncrpc.serde import Codec, FunctionTable, Policy, describe_callable
+from asyncrpc.serde import Codec, FunctionTable, Policy
 from asyncrpc.transport.abc import Connector, Listener
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.tcp import TcpConnector
@@ -49,10 +47,8 @@ from asyncrpc.wire.messages import Hello
 T = TypeVar("T")
 logger = logging.getLogger("asyncrpc")
 
-UNSET: Final = object()  # "the worker's own default", where None means "no limit"
 
-
-class Worker:
+class Worker(CallStarter):
     """A participant: it calls functions on others and runs functions for them.
 
     Attributes:
@@ -252,11 +248,6 @@ class Worker:
         """Add references, autograd and what else is built on calls; see `asyncrpc`."""
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it has been shut down, or was never started."""
-        return self._state not in ("running", "starting")
-
-    @property
     def is_draining(self) -> bool:
         """Whether shutdown has begun."""
         return self._draining
@@ -340,183 +331,8 @@ class Worker:
             UnknownWorkerError: there is none; the message lists those there are.
             NotStartedError: this worker does not run.
         """
-        self._check_running()
+        self.check_running()
         return Peer(self, self.directory.find(to).member.name)
-
-    async def link_to(self, to: str) -> Link:
-        """Return the open link to a worker, connecting if need be.
-
-        Raises:
-            WorkerLostError: it cannot be reached.
-            UnknownWorkerError: there is none of the name.
-        """
-        entry = self.directory.find(to)
-        return entry.link or await self.directory.connect(entry)
-
-    def describe(
-        self,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> tuple[str | None, tuple[list[Any], dict[str, Any]]]:
-        """Return the name of a function, and the values that travel with it.
-
-        A callable without a name (a bound method, a partial) travels as a value.
-
-        Raises:
-            EncodeError: neither can be sent.
-        """
-        form, value = describe_callable(self.functions, function)
-        if form == "name":
-            return value, (list(args), dict(kwargs))
-        return None, ([value, *args], dict(kwargs))
-
-    def start_call(
-        self,
-        to: str,
-        function: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        timeout_s: Any = UNSET,
-        with_site: bool = False,
-    ) -> CallFuture[Any]:
-        """Start a call and return its future; see `Peer.call`.
-
-        May be called from any thread.  On the loop's own, and connected, the request
-        is written before this returns, and an argument that cannot travel raises here.
-
-        Raises:
-            EncodeError: as said.
-            UnknownWorkerError: there is no worker `to`.
-            NotStartedError: this worker does not run.
-        """
-        target, values = self.describe(function, args, kwargs or {})
-        name: str = target or getattr(function, "__qualname__", repr(function))
-        call = self.new_call(name.rpartition(":")[2], to, with_site=with_site)
-        self.begin(call, target, values, timeout_s=timeout_s)
-        return call
-
-    def new_call(
-        self, function: str, to: str, *, with_site: bool = False
-    ) -> CallFuture[Any]:
-        """Make the future of a call that is to be started by `begin`."""
-        self._check_running()
-        call: CallFuture[Any] = CallFuture(loop=self.loop, function=function, to=to)
-        if with_site:
-            call.site = call_site(3)
-        return call
-
-    def begin(
-        self,
-        call: CallFuture[Any],
-        target: str | list[Any] | None,
-        values: tuple[list[Any], dict[str, Any]],
-        *,
-        timeout_s: Any = UNSET,
-        meta: dict[str, Any] | None = None,
-    ) -> None:
-        """Send a call, from any thread; its future completes when the answer comes."""
-        if threading.get_ident() != self._thread_id:
-            self.loop.call_soon_threadsafe(
-                self._begin_later, call, target, values, timeout_s, meta
-            )
-            return
-        if timeout_s is UNSET:
-            timeout_s = self.options.rpc_timeout_s
-        deadline = effective_deadline(timeout_s, self.loop.time())
-        link = self.directory.find(call.to).link
-        if link is not None:
-            link.start(call, target, values, deadline=deadline, meta=meta)
-        else:
-            connecting = self._connect_and_start(call, target, values, deadline, meta)
-            call.begun = self.start_task(connecting)
-
-    def _begin_later(
-        self,
-        call: CallFuture[Any],
-        target: str | list[Any] | None,
-        values: tuple[list[Any], dict[str, Any]],
-        timeout_s: Any,
-        meta: dict[str, Any] | None,
-    ) -> None:
-        """Begin a call for another thread, in that thread's context."""
-        if call.done():
-            return
-        try:
-            self.begin(call, target, values, timeout_s=timeout_s, meta=meta)
-        except AsyncRpcError as error:
-            call.fail(error)
-
-    async def _connect_and_start(
-        self,
-        call: CallFuture[Any],
-        target: str | list[Any] | None,
-        values: tuple[list[Any], dict[str, Any]],
-        deadline: Any,
-        meta: dict[str, Any] | None,
-    ) -> None:
-        try:
-            async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
-                link = await self.link_to(call.to)
-            call.begun = None
-            if not call.done():
-                link.start(call, target, values, deadline=deadline, meta=meta)
-        except AsyncRpcError as error:
-            call.fail(_named(error, call))
-        except TimeoutError:
-            call.fail(_never_sent(call, deadline.allowed_s))
-        except Exception as error:  # noqa: BLE001  (a value's own code; the caller's)
-            call.fail(error)
-
-    def on_loop_thread(self, action: Callable[[], None]) -> None:
-        """Run `action` on the loop: now if this is its thread, else soon."""
-        if threading.get_ident() == self._thread_id:
-            action()
-        else:
-            self.loop.call_soon_threadsafe(action)
-
-    def start_remote(
-        self,
-        to: str,
-        function: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        timeout_s: Any = UNSET,
-    ) -> Any:
-        """Start a call whose result stays on the callee; return the reference to it.
-
-        Raises:
-            EncodeError: as for `start_call`.
-        """
-        if self.references is None:
-            raise UsageError("this worker was made without remote references")
-        self._check_running()
-        target, values = self.describe(function, args, kwargs or {})
-        return self.references.start_remote(to, target, values, timeout_s)
-
-    def target(self, name: str) -> Target:
-        """Return what a peer may call by this name.
-
-        Raises:
-            DecodeError: there is no such function here.
-            RejectedError: the policy does not allow it.
-        """
-        found = self._targets.get(name)
-        if found is None:
-            function = self.functions.resolve(name)
-            found = Target(name.rpartition(":")[2], function, mode_of(function))
-            self._targets[name] = found
-        return found
-
-    def _check_running(self) -> None:
-        if self.is_closed:
-            raise NotStartedError(
-                f"worker {self.name!r} does not run: it has been shut down"
-                if self._state in ("closing", "closed")
-                else f"worker {self.name!r} has not been started; use `async with`"
-            )
 
     # --- what links ask --------------------------------------------------------------
 
@@ -542,18 +358,6 @@ class Worker:
         self.active -= 1
         if not self.active:
             self._idle.set()
-
-    def start_task(
-        self,
-        coroutine: Coroutine[Any, Any, T],
-        *,
-        context: contextvars.Context | None = None,
-    ) -> asyncio.Task[T]:
-        """Run a coroutine as a task that this worker owns: it ends with the worker."""
-        task = self.loop.create_task(coroutine, context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def run_in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run `job` in a thread of the pool; called on the loop."""
@@ -615,7 +419,7 @@ class Worker:
         Cancellation:
             The others are told, and their barrier fails too.
         """
-        self._check_running()
+        self.check_running()
         async with asyncio.timeout(timeout_s):
             await self.barriers.wait()
 
@@ -629,19 +433,3 @@ class Worker:
 def has_ipv6() -> bool:
     """Say whether this host speaks IPv6 at all."""
     return Path("/proc/net/if_inet6").exists()
-
-
-def _named(error: AsyncRpcError, call: CallFuture[Any]) -> AsyncRpcError:
-    """Say in an error which call it befell."""
-    if hasattr(error, "function") and hasattr(error, "to"):
-        error.function, error.to = call.function, call.to
-    return error
-
-
-def _never_sent(call: CallFuture[Any], allowed_s: float) -> AsyncRpcError:
-    return DeadlineExceededError(
-        function=call.function,
-        to=call.to,
-        outcome=Outcome.NOT_EXECUTED,
-        timeout_s=allowed_s,
-    )

@@ -283,7 +283,7 @@ def _explode() -> None:
 
 
 def test_an_error_says_where_the_value_is() -> None:
-    value = ([0, {"x": Batch(torch.ones(1), lambda: 0)}], {})
+    value: Any = ([0, {"x": Batch(torch.ones(1), lambda: 0)}], {})
     with pytest.raises(EncodeError) as caught:
         TRUSTED.encode(value, labels=("args", "kwargs"))
     text = str(caught.value)

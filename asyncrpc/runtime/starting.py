@@ -1,0 +1,260 @@
+"""Starting calls: from a function and its arguments to a request on a link.
+
+From any thread: calls made in the threads that run functions are handed to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    DeadlineExceededError,
+    NotStartedError,
+    Outcome,
+    UsageError,
+)
+from asyncrpc.runtime.context import effective_deadline
+from asyncrpc.runtime.directory import Directory
+from asyncrpc.runtime.extensions import References
+from asyncrpc.runtime.futures import CallFuture, call_site
+from asyncrpc.runtime.inbound import Target, mode_of
+from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.options import Options
+from asyncrpc.serde import FunctionTable, describe_callable
+
+T = TypeVar("T")
+
+UNSET: Final = object()  # "the worker's own default", where None means "no limit"
+
+
+class CallStarter:
+    """The part of a `Worker` that starts calls."""
+
+    functions: FunctionTable
+    options: Options
+    loop: asyncio.AbstractEventLoop
+    directory: Directory
+    references: References | None
+    name: str
+    _state: str
+    _tasks: set[asyncio.Task[Any]]
+    _thread_id: int
+    _targets: dict[str, Target]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been shut down, or was never started."""
+        return self._state not in ("running", "starting")
+
+    async def link_to(self, to: str) -> Link:
+        """Return the open link to a worker, connecting if need be.
+
+        Raises:
+            WorkerLostError: it cannot be reached.
+            UnknownWorkerError: there is none of the name.
+        """
+        entry = self.directory.find(to)
+        return entry.link or await self.directory.connect(entry)
+
+    def describe(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[str | None, tuple[list[Any], dict[str, Any]]]:
+        """Return the name of a function, and the values that travel with it.
+
+        A callable without a name (a bound method, a partial) travels as a value.
+
+        Raises:
+            EncodeError: neither can be sent.
+        """
+        form, value = describe_callable(self.functions, function)
+        if form == "name":
+            return value, (list(args), dict(kwargs))
+        return None, ([value, *args], dict(kwargs))
+
+    def start_call(
+        self,
+        to: str,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: Any = UNSET,
+        with_site: bool = False,
+    ) -> CallFuture[Any]:
+        """Start a call and return its future; see `Peer.call`.
+
+        May be called from any thread.  On the loop's own, and connected, the request
+        is written before this returns, and an argument that cannot travel raises here.
+
+        Raises:
+            EncodeError: as said.
+            UnknownWorkerError: there is no worker `to`.
+            NotStartedError: this worker does not run.
+        """
+        target, values = self.describe(function, args, kwargs or {})
+        name = target or str(getattr(function, "__qualname__", function))
+        call = self.new_call(name.rpartition(":")[2], to, with_site=with_site)
+        self.begin(call, target, values, timeout_s=timeout_s)
+        return call
+
+    def new_call(
+        self, function: str, to: str, *, with_site: bool = False
+    ) -> CallFuture[Any]:
+        """Make the future of a call that is to be started by `begin`."""
+        self.check_running()
+        call: CallFuture[Any] = CallFuture(loop=self.loop, function=function, to=to)
+        if with_site:
+            call.site = call_site(3)
+        return call
+
+    def begin(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        values: tuple[list[Any], dict[str, Any]],
+        *,
+        timeout_s: Any = UNSET,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        """Send a call, from any thread; its future completes when the answer comes."""
+        if threading.get_ident() != self._thread_id:
+            self.loop.call_soon_threadsafe(
+                self._begin_later, call, target, values, timeout_s, meta
+            )
+            return
+        if timeout_s is UNSET:
+            timeout_s = self.options.rpc_timeout_s
+        deadline = effective_deadline(timeout_s, self.loop.time())
+        link = self.directory.find(call.to).link
+        if link is not None:
+            link.start(call, target, values, deadline=deadline, meta=meta)
+        else:
+            connecting = self._connect_and_start(call, target, values, deadline, meta)
+            call.begun = self.start_task(connecting)
+
+    def _begin_later(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        values: tuple[list[Any], dict[str, Any]],
+        timeout_s: Any,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        """Begin a call for another thread, in that thread's context."""
+        if call.done():
+            return
+        try:
+            self.begin(call, target, values, timeout_s=timeout_s, meta=meta)
+        except AsyncRpcError as error:
+            call.fail(error)
+
+    async def _connect_and_start(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        values: tuple[list[Any], dict[str, Any]],
+        deadline: Any,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        try:
+            async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
+                link = await self.link_to(call.to)
+            call.begun = None
+            if not call.done():
+                link.start(call, target, values, deadline=deadline, meta=meta)
+        except AsyncRpcError as error:
+            call.fail(_named(error, call))
+        except TimeoutError:
+            call.fail(_never_sent(call, deadline.allowed_s))
+        except Exception as error:  # noqa: BLE001  (a value's own code; the caller's)
+            call.fail(error)
+
+    def on_loop_thread(self, action: Callable[[], None]) -> None:
+        """Run `action` on the loop: now if this is its thread, else soon."""
+        if threading.get_ident() == self._thread_id:
+            action()
+        else:
+            self.loop.call_soon_threadsafe(action)
+
+    def start_remote(
+        self,
+        to: str,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: Any = UNSET,
+    ) -> Any:
+        """Start a call whose result stays on the callee; return the reference to it.
+
+        Raises:
+            EncodeError: as for `start_call`.
+        """
+        if self.references is None:
+            raise UsageError("this worker was made without remote references")
+        self.check_running()
+        target, values = self.describe(function, args, kwargs or {})
+        return self.references.start_remote(to, target, values, timeout_s)
+
+    def target(self, name: str) -> Target:
+        """Return what a peer may call by this name.
+
+        Raises:
+            DecodeError: there is no such function here.
+            RejectedError: the policy does not allow it.
+        """
+        found = self._targets.get(name)
+        if found is None:
+            function = self.functions.resolve(name)
+            found = Target(name.rpartition(":")[2], function, mode_of(function))
+            self._targets[name] = found
+        return found
+
+    def start_task(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        *,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[T]:
+        """Run a coroutine as a task that this worker owns: it ends with the worker."""
+        task = self.loop.create_task(coroutine, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def check_running(self) -> None:
+        """Raise if this worker does not run.
+
+        Raises:
+            NotStartedError: it has not been started, or has been shut down.
+        """
+        if self.is_closed:
+            raise NotStartedError(
+                f"worker {self.name!r} does not run: it has been shut down"
+                if self._state in ("closing", "closed")
+                else f"worker {self.name!r} has not been started; use `async with`"
+            )
+
+
+def _named(error: AsyncRpcError, call: CallFuture[Any]) -> AsyncRpcError:
+    """Say in an error which call it befell."""
+    if hasattr(error, "function") and hasattr(error, "to"):
+        error.function, error.to = call.function, call.to
+    return error
+
+
+def _never_sent(call: CallFuture[Any], allowed_s: float) -> AsyncRpcError:
+    return DeadlineExceededError(
+        function=call.function,
+        to=call.to,
+        outcome=Outcome.NOT_EXECUTED,
+        timeout_s=allowed_s,
+    )

@@ -1,0 +1,204 @@
+"""A worker inside an aiohttp application: it lives and ends with the application.
+
+The worker shares the application's event loop, takes no signal handlers, and is found
+under a typed key, so one application, and one process, may hold several.
+
+Start the application with `handler_cancellation=True` (`web.run_app`, `AppRunner`):
+then a client that disconnects cancels its handler, and with it the calls that the
+handler awaits, on every worker that they have reached.  Without it, aiohttp lets
+handlers run on, for nobody.
+
+Source: https://docs.aiohttp.org/en/stable/web_advanced.html, "Cleanup Context" and
+"Web Handler Cancellation".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, TypeAlias
+
+from aiohttp import web
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    DeadlineExceededError,
+    NotStartedError,
+    OwnerLostError,
+    RejectedError,
+    RemoteError,
+    UsageError,
+    WorkerLostError,
+)
+from asyncrpc.runtime.context import current_worker_var, deadline
+from asyncrpc.runtime.worker import Worker
+
+logger = logging.getLogger("asyncrpc")
+
+WORKER: Final = web.AppKey("asyncrpc_worker", Worker)
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Middleware: TypeAlias = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
+CleanupContext: TypeAlias = Callable[[web.Application], AsyncIterator[None]]
+
+# What a client may try again.  An error that came from a worker further on is of a
+# class made at run time, so the client is told the name of the kind.
+_UNAVAILABLE: Final[tuple[type[AsyncRpcError], ...]] = (
+    RejectedError,
+    WorkerLostError,
+    OwnerLostError,
+)
+
+
+def worker_context(
+    worker: Worker | Callable[[], Worker], *, key: web.AppKey[Worker] = WORKER
+) -> CleanupContext:
+    """Return what starts a worker with an application, and ends it with it.
+
+    Append it to `app.cleanup_ctx`.  The startup hooks that follow find the worker under
+    `app[key]`, and as the current worker, the last one started if there are several;
+    so do the tasks they start.  At the end, aiohttp stops listening and waits for its
+    handlers; then the worker drains (`Options.drain_timeout_s`).
+
+    Args:
+        worker: one that has not been started; or what makes one, for an application
+            that is set up more than once; or one that runs, which is left running.
+        key: where the application keeps it.
+
+    Returns:
+        A function for `app.cleanup_ctx`.
+
+    Raises:
+        UsageError: when the application starts: another worker is under `key`.
+        RendezvousTimeoutError: likewise: not every worker of the group appeared.
+
+    Cancellation:
+        A start that is cancelled leaves nothing behind.
+
+    Example:
+        >>> app.cleanup_ctx.append(serving.worker_context(Worker("front", rank=0)))
+        >>> app.cleanup_ctx.append(serving.worker_context(make_other, key=OTHER))
+    """
+
+    async def context(app: web.Application) -> AsyncIterator[None]:
+        if app.get(key) is not None and not app[key].is_closed:
+            raise UsageError(
+                f"the application has worker {app[key].name!r} under this key already; "
+                "give each of several workers its own web.AppKey"
+            )
+        chosen = worker if isinstance(worker, Worker) else worker()
+        app[key] = chosen
+        if not chosen.is_closed:
+            yield
+            return
+        async with chosen:
+            yield
+
+    return context
+
+
+def middleware(
+    *,
+    timeout_s: float | None = None,
+    retry_after_s: float = 1.0,
+    key: web.AppKey[Worker] = WORKER,
+) -> Middleware:
+    """Return a middleware: handlers have a current worker, a deadline, mapped errors.
+
+    Inside a handler `asyncrpc.rpc_async`, `remote` and `autograd` act on the worker.
+    What it answers, as JSON `{"error": class, "message": text}`, where the handler has
+    not begun a response of its own:
+
+    - 504: the deadline passed (`DeadlineExceededError`, or `timeout_s` itself);
+    - 503 with Retry-After: `RejectedError`, `WorkerLostError`, `OwnerLostError`, or
+      this application's worker has ended.
+
+    Every other error passes on, so a function that raised gives aiohttp's 500.
+    The texts name functions and workers: keep them from clients that must not know.
+
+    Args:
+        timeout_s: seconds that a request may take; every call made for it inherits
+            what is left.  It holds for websockets and streams too.  None: no limit.
+        retry_after_s: seconds after which a client may try again; rounded up.
+        key: the worker, in this application or one that it is mounted in.
+
+    Returns:
+        A middleware for `web.Application(middlewares=[...])`.
+
+    Raises:
+        UsageError: a number is out of its range.
+
+    Cancellation:
+        The handler's calls are cancelled where they run.
+    """
+    _refuse_negative(timeout_s=timeout_s, retry_after_s=retry_after_s)
+
+    @web.middleware
+    async def use_worker(request: web.Request, handler: Handler) -> web.StreamResponse:
+        worker = request.config_dict[key]
+        loop = asyncio.get_running_loop()
+        end_s = math.inf if timeout_s is None else loop.time() + timeout_s
+        token = current_worker_var.set(worker)
+        try:
+            async with deadline(timeout_s):
+                return await handler(request)
+        except (AsyncRpcError, TimeoutError) as error:
+            answer = _answer_to(
+                error,
+                retry_after_s=retry_after_s,
+                is_over=loop.time() >= end_s,
+                is_closed=worker.is_closed,
+            )
+            if answer is None or request.writer.output_size:
+                raise  # not ours, or too late: the client has half a response
+            logger.warning("%s %s: %s", request.method, request.path, error)
+            return answer
+        finally:
+            current_worker_var.reset(token)
+
+    return use_worker
+
+
+def _refuse_negative(**numbers: float | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and (not number >= 0 or math.isinf(number)):
+            raise UsageError(f"{name} is a number of seconds >= 0, not {number!r}")
+
+
+def _answer_to(
+    error: AsyncRpcError | TimeoutError,
+    *,
+    retry_after_s: float,
+    is_over: bool,
+    is_closed: bool,
+) -> web.Response | None:
+    """Return the response that stands for an error; None if there is none."""
+    if isinstance(error, DeadlineExceededError):
+        return _error_response(504, DeadlineExceededError, str(error))
+    headers = {"Retry-After": str(math.ceil(retry_after_s))}
+    for kind in _UNAVAILABLE:
+        if isinstance(error, kind):
+            return _error_response(503, kind, str(error), headers)
+    if isinstance(error, NotStartedError) and is_closed:
+        return _error_response(503, NotStartedError, str(error), headers)
+    # The deadline's own TimeoutError, not one that a called function raised.
+    if (
+        isinstance(error, TimeoutError)
+        and is_over
+        and not isinstance(error, RemoteError)
+    ):
+        text = "the request took longer than it may"
+        return _error_response(504, DeadlineExceededError, text)
+    return None
+
+
+def _error_response(
+    status: int,
+    kind: type[AsyncRpcError],
+    message: str,
+    headers: dict[str, str] | None = None,
+) -> web.Response:
+    body = {"error": kind.__name__, "message": message}
+    return web.json_response(body, status=status, headers=headers)

@@ -1,0 +1,340 @@
+"""Write docs/reference/api.md from the docstrings of the public names.
+
+    $ python docs/make_api.py            writes the page
+    $ python docs/make_api.py --check    fails if the page is not what would be written
+
+The sources are parsed, not imported: the page is the same on every Python and torch,
+and needs neither.  What is public is what `asyncrpc/__init__.py` and the listed
+packages import and name in `__all__`.
+"""  # noqa: INP001  (a script beside the pages it makes)
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PAGE: Final = ROOT / "docs" / "reference" / "api.md"
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Definition: TypeAlias = Function | ast.ClassDef
+
+# Parts of the page: title, package, and names if not all of its `__all__`.
+PARTS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
+    (
+        "Workers and calls",
+        "asyncrpc",
+        ("Worker", "Peer", "CallFuture", "CallStats", "Options", "Policy")
+        + ("LocalRendezvous", "WorkerInfo", "run"),
+    ),
+    (
+        "Around a call",
+        "asyncrpc",
+        ("deadline", "cancelled", "current_worker", "on_loop", "async_execution")
+        + ("expose",),
+    ),
+    (
+        "The names of torch.distributed.rpc",
+        "asyncrpc",
+        ("init_rpc", "rpc_async", "rpc_sync", "remote", "shutdown", "get_worker_info"),
+    ),
+    ("Remote references", "asyncrpc", ("RRef",)),
+    ("Distributed autograd", "asyncrpc.autograd", ()),
+    ("Distributed optimizers", "asyncrpc.optim", ()),
+    ("Remote modules", "asyncrpc.nn", ()),
+    ("Workers in an aiohttp application", "asyncrpc.serving", ()),
+    ("Processes of one host", "asyncrpc.multiprocessing", ("launch", "Processes")),
+)
+
+# Sections of a docstring that are lists of names; the others are prose.
+LISTS: Final = ("Args", "Attributes", "Raises")
+SECTIONS: Final = (
+    *LISTS,
+    "Returns",
+    "Yields",
+    "Cancellation",
+    "Thread safety",
+    "Example",
+    "Source",
+)
+HEADING: Final = re.compile(rf"^({'|'.join(SECTIONS)}):(?: +(\S.*))?$")
+ITEM: Final = re.compile(r"^(\*{0,2}[\w.]+(?:, \w+)*): +(.*)$", re.DOTALL)
+SIGNATURE_COLUMNS: Final = 80
+
+
+@dataclass(frozen=True)
+class Named:
+    """A public name and the definitions behind it: several if it is overloaded."""
+
+    name: str
+    module: str
+    found: Sequence[Definition]
+
+
+# --- from names to definitions -------------------------------------------------------
+
+
+def source_of(module: str) -> Path:
+    """Return the file of a module or package."""
+    path = ROOT.joinpath(*module.split("."))
+    package = path / "__init__.py"
+    return package if package.exists() else path.with_suffix(".py")
+
+
+def parse(module: str) -> ast.Module:
+    """Return the syntax tree of a module."""
+    return ast.parse(source_of(module).read_text(encoding="utf-8"))
+
+
+def public_names(module: str) -> list[str]:
+    """Return the module's `__all__`, sorted; empty if it has none."""
+    for node in parse(module).body:
+        if not isinstance(node, ast.Assign):
+            continue
+        if any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            return sorted(ast.literal_eval(node.value))
+    return []
+
+
+def find(module: str, name: str) -> Named | None:
+    """Return the definitions of a name, following imports; None for other objects."""
+    tree = parse(module)
+    found = [
+        node
+        for node in tree.body
+        if isinstance(node, Definition) and node.name == name
+    ]
+    if found:
+        return Named(name, module, found)
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    target = f"{node.module}.{alias.name}"
+                    if source_of(target).exists():  # a module of its own
+                        return None
+                    return find(node.module, alias.name)
+    return None
+
+
+# --- signatures ----------------------------------------------------------------------
+
+
+def is_decorated(node: Definition, name: str) -> bool:
+    """Say whether a definition has a decorator of this name, called or not."""
+    decorators = (
+        each.func if isinstance(each, ast.Call) else each
+        for each in node.decorator_list
+    )
+    return any(ast.unparse(each).rpartition(".")[2] == name for each in decorators)
+
+
+def parameters(node: Function, *, is_method: bool) -> list[str]:
+    """Return the parameters as they are written, without self and cls."""
+    args = node.args
+    positional = [*args.posonlyargs, *args.args]
+    defaults = [None] * (len(positional) - len(args.defaults)) + list(args.defaults)
+    written = [_written(*pair) for pair in zip(positional, defaults, strict=True)]
+    if args.posonlyargs:
+        written.insert(len(args.posonlyargs), "/")
+    if is_method and not is_decorated(node, "staticmethod"):
+        written = written[1:]
+    if args.vararg is not None:
+        written.append("*" + _written(args.vararg, None))
+    elif args.kwonlyargs:
+        written.append("*")
+    keywords = zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    written += [_written(*pair) for pair in keywords]
+    if args.kwarg is not None:
+        written.append("**" + _written(args.kwarg, None))
+    return [one for index, one in enumerate(written) if index or one != "/"]
+
+
+def _written(argument: ast.arg, default: ast.expr | None) -> str:
+    text = argument.arg
+    if argument.annotation is not None:
+        text += f": {ast.unparse(argument.annotation)}"
+        return text if default is None else f"{text} = {ast.unparse(default)}"
+    return text if default is None else f"{text}={ast.unparse(default)}"
+
+
+def signature(name: str, node: Function, *, is_method: bool = False) -> str:
+    """Return a function's signature, broken into lines if it is long."""
+    listed = parameters(node, is_method=is_method)
+    kind = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
+    result = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
+    if is_decorated(node, "asynccontextmanager"):
+        kind, result = "async with ", ""
+    short = f"{kind}{name}({', '.join(listed)}){result}"
+    if len(short) <= SIGNATURE_COLUMNS:
+        return short
+    lines = "".join(f"    {one},\n" for one in listed)
+    return f"{kind}{name}(\n{lines}){result}"
+
+
+def class_signature(named: Named, node: ast.ClassDef) -> str:
+    """Return how a class is called: by its constructor, its fields or its members."""
+    for one in node.body:
+        if isinstance(one, ast.FunctionDef) and one.name == "__init__":
+            one.returns = None
+            return signature(named.name, one, is_method=True)
+    fields = [
+        ast.unparse(one)
+        for one in node.body
+        if isinstance(one, ast.AnnAssign) and not ast.unparse(one.target)[0] == "_"
+    ]
+    is_record = is_decorated(node, "dataclass") or "NamedTuple" in _bases(node)
+    if not fields or not is_record:
+        return f"class {named.name}"
+    lines = "".join(f"    {field},\n" for field in fields)
+    return f"{named.name}(\n{lines})"
+
+
+def _bases(node: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base) for base in node.bases]
+
+
+# --- docstrings ----------------------------------------------------------------------
+
+
+def render(docstring: str) -> Iterator[str]:
+    """Yield the paragraphs of a docstring as Markdown."""
+    prose: list[str] = []
+    section, body = "", prose
+    for line in [*docstring.splitlines(), "Source:"]:
+        heading = HEADING.match(line)
+        if heading is None:
+            body.append(line)
+            continue
+        if section:
+            yield from _section(section, textwrap.dedent("\n".join(body)).strip())
+        elif text := "\n".join(prose).strip():
+            yield _prose(text)
+        section, body = heading[1], [heading[2] or ""]
+        if heading[2]:  # what follows on the same line is not indented
+            body = [f"    {heading[2]}"]
+
+
+def _section(title: str, body: str) -> Iterator[str]:
+    if not body:
+        return
+    if title == "Example":
+        yield f"**Example**\n\n```pycon\n{body}\n```"
+    elif title in LISTS:
+        items = re.split(r"\n(?=\S)", body)
+        yield f"**{title}**\n\n" + "\n".join(_item(item) for item in items)
+    else:
+        yield f"**{title}:** {_prose(body)}"
+
+
+def _item(text: str) -> str:
+    joined = " ".join(text.split())
+    match = ITEM.match(joined)
+    return f"- `{match[1]}`: {match[2]}" if match else f"- {joined}"
+
+
+def _prose(text: str) -> str:
+    """Keep indented blocks as code, join the lines of paragraphs."""
+    blocks = []
+    for block in re.split(r"\n\s*\n", text):
+        if all(line.startswith("    ") for line in block.splitlines()):
+            blocks.append(f"```text\n{textwrap.dedent(block)}\n```")
+        else:
+            blocks.append(" ".join(block.split()))
+    return "\n\n".join(blocks)
+
+
+# --- the page ------------------------------------------------------------------------
+
+
+def entry(named: Named, prefix: str) -> Iterator[str]:
+    """Yield the paragraphs about one public name."""
+    yield f"### {prefix}.{named.name}"
+    first, last = named.found[0], named.found[-1]
+    if isinstance(first, ast.ClassDef):
+        yield f"```text\n{class_signature(named, first)}\n```"
+        yield from _documented(first)
+        for one in first.body:
+            if isinstance(one, Function) and one.name == "__init__":
+                yield from _documented(one)
+        yield from members(named, first)
+        return
+    shown = [node for node in named.found if not isinstance(node, ast.ClassDef)]
+    overloads = [node for node in shown if is_decorated(node, "overload")] or shown
+    lines = "\n".join(signature(named.name, node) for node in overloads[:4])
+    yield f"```text\n{lines}\n```"
+    yield from _documented(last)
+
+
+def members(named: Named, node: ast.ClassDef) -> Iterator[str]:
+    """Yield the paragraphs about a class's public methods, its own and inherited."""
+    seen: set[str] = set()
+    for owner in _with_bases(named.module, node):
+        for one in owner.body:
+            if not isinstance(one, Function) or one.name in seen:
+                continue
+            if one.name.startswith("_") or ast.get_docstring(one) is None:
+                continue  # an overload has no docstring: its implementation has
+            seen.add(one.name)
+            yield f"#### {named.name}.{one.name}"
+            if not is_decorated(one, "property"):
+                yield f"```text\n{signature(one.name, one, is_method=True)}\n```"
+            yield from _documented(one)
+
+
+def _with_bases(module: str, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
+    """Yield a class, then those of its bases that are asyncrpc's."""
+    yield node
+    for base in _bases(node):
+        package, _, name = base.partition("[")[0].rpartition(".")
+        where = f"asyncrpc.{package}" if package else module
+        found = find(where, name) if source_of(where).exists() else None
+        if found is not None and isinstance(found.found[0], ast.ClassDef):
+            yield from _with_bases(found.module, found.found[0])
+
+
+def _documented(node: Definition) -> Iterator[str]:
+    docstring = ast.get_docstring(node)
+    if docstring is not None:
+        yield from render(docstring)
+
+
+def page() -> str:
+    """Return the whole page."""
+    paragraphs = [
+        "# API",
+        "<!-- Made by docs/make_api.py from the docstrings: change those. -->",
+        "Every public name, from its docstring. Errors have [a page of their own]"
+        "(errors.md), and so have [limits](limits.md).",
+    ]
+    for title, package, names in PARTS:
+        listed = names or public_names(package)
+        entries = [find(package, name) for name in listed]
+        present = [one for one in entries if one is not None]
+        if present:
+            paragraphs.append(f"## {title}")
+        for one in present:
+            paragraphs += entry(one, package)
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page, or check it."""
+    wanted = page()
+    if "--check" not in arguments:
+        PAGE.write_text(wanted, encoding="utf-8")
+        return 0
+    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == wanted:
+        return 0
+    sys.stderr.write(f"{PAGE} is not what the docstrings say: run `make docs`\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

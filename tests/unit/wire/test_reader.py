@@ -1,0 +1,357 @@
+"""What a reader accepts, where it has it land, and how it refuses the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncrpc.errors import (
+    FrameTooLargeError,
+    MalformedError,
+    RemoteProtocolError,
+    VersionMismatchError,
+)
+from asyncrpc.wire import reader as module
+from asyncrpc.wire.frames import (
+    HEADER,
+    HEADER_BYTES,
+    INLINE_BYTES_MAX,
+    Flags,
+    FrameKind,
+    data_prefix,
+    prefix,
+)
+from asyncrpc.wire.reader import ALIGNMENT, SCRATCH_BYTES, ReaderLimits
+from tests.unit.wire.recorder import Message, Recorder, feed
+
+REQUEST, RESPONSE = FrameKind.REQUEST, FrameKind.RESPONSE
+PING = prefix(FrameKind.PING, 9)
+PINGED = Message(FrameKind.PING, 0, 9, 0, b"", b"")
+
+
+def opening(call_id: int, *lengths: int, kind: int = REQUEST) -> bytes:
+    """Return a message whose payload is to come in DATA frames."""
+    total = sum(lengths)
+    flags = Flags.DEFERRED
+    return prefix(kind, call_id, flags=flags, lengths=lengths, payload_bytes=total)
+
+
+def piece(call_id: int, offset: int, payload: bytes, *, kind: int = REQUEST) -> bytes:
+    return data_prefix(kind, call_id, offset, len(payload)) + payload
+
+
+class TestMessages:
+    def test_every_field_arrives(self) -> None:
+        sink = Recorder()
+        stream = prefix(
+            REQUEST,
+            (1 << 64) - 1,
+            flags=Flags.STREAM,
+            aux=-(1 << 63),
+            head=b"head",
+            control=b"control",
+            lengths=(3, 0, 2),
+            payload_bytes=5,
+        )
+        feed(sink.reader(), stream + b"abcde" + PING)
+        assert sink.messages == [
+            Message(
+                REQUEST,
+                Flags.STREAM,
+                (1 << 64) - 1,
+                -(1 << 63),
+                b"head",
+                b"control",
+                (b"abc", b"", b"de"),
+            ),
+            PINGED,
+        ]
+
+    def test_many_small_ones_cost_one_read(self) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        stream = PING * 1000
+        reader.get_buffer()[: len(stream)] = stream
+        reader.advance(len(stream))
+        assert sink.messages == [PINGED] * 1000
+
+    @pytest.mark.parametrize("step", [1, 39, 40, 41])
+    def test_they_may_come_in_any_pieces(self, step: int) -> None:
+        sink = Recorder()
+        stream = prefix(REQUEST, 1, head=b"h", control=b"c" * 50) + PING
+        feed(sink.reader(), stream * 3, at_most=(step,))
+        assert [message.kind for message in sink.messages] == [REQUEST, PING[3]] * 3
+
+    def test_the_sink_may_change_between_two_messages(self) -> None:
+        """As it does when the HELLO is in."""
+        second = Recorder()
+
+        class First(Recorder):
+            def on_message(self, *_message: object) -> None:
+                reader.sink = second
+
+        first = First()
+        reader = first.reader()
+        feed(reader, PING * 2)
+        assert second.messages == [PINGED]
+
+    def test_inline_buffers_are_aligned_and_counted_as_copied(self) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        lengths = (1, 64, 65)
+        stream = prefix(REQUEST, 1, lengths=lengths, payload_bytes=130) + bytes(130)
+        feed(reader, stream)
+        assert sink.allocated == [4 * ALIGNMENT]
+        assert reader.bytes_copied == 130
+
+
+class TestLongFrames:
+    @pytest.mark.parametrize("step", [1 << 12, 1 << 30])
+    def test_one_that_does_not_fit_gets_room_for_its_time(self, step: int) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        control = bytes(range(256)) * (SCRATCH_BYTES // 128)
+        feed(reader, PING + prefix(REQUEST, 1, control=control) + PING, (step,))
+        assert [message.control for message in sink.messages] == [b"", control, b""]
+        assert reader.get_buffer().nbytes == SCRATCH_BYTES
+
+    def test_one_at_the_end_of_the_scratch_buffer_moves_to_its_front(self) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        message = prefix(REQUEST, 1, control=b"c" * 1000)
+        count = 2 * SCRATCH_BYTES // len(message)
+        feed(reader, message * count)
+        assert len(sink.messages) == count
+        assert {message.control for message in sink.messages} == {b"c" * 1000}
+
+
+class TestTransfers:
+    def test_a_payload_lands_in_its_buffers(self) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        feed(reader, opening(1, 3, 0, 4))
+        assert sink.allocated == [3, 0, 4]
+        assert reader.transfers == 1
+        feed(reader, piece(1, 0, b"abcd"))
+        feed(reader, PING)
+        feed(reader, piece(1, 4, b"efg"))
+        assert sink.messages == [
+            PINGED,
+            Message(REQUEST, 0, 1, 0, b"", b"", (b"abc", b"", b"defg")),
+        ]
+        assert reader.bytes_copied == 0
+        assert reader.transfers == 0
+
+    def test_bytes_that_came_with_the_header_are_moved(self) -> None:
+        """A peer may send faster than the reader asks for exactly what it wants."""
+        sink = Recorder()
+        reader = sink.reader()
+        stream = opening(1, 3, 4) + piece(1, 0, b"abcdefg") + PING
+        reader.get_buffer()[: len(stream)] = stream
+        reader.advance(len(stream))
+        assert sink.messages[0].buffers == (b"abc", b"defg")
+        assert sink.messages[1] == PINGED
+        assert reader.bytes_copied == 7
+
+    @pytest.mark.parametrize("cut", range(1, 8))
+    def test_strays_and_the_rest_make_the_whole(self, cut: int) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        stream = opening(1, 3, 4) + piece(1, 0, b"abcdefg")
+        nbytes = len(stream) - cut
+        reader.get_buffer()[:nbytes] = stream[:nbytes]
+        reader.advance(nbytes)
+        assert sink.messages == []
+        feed(reader, stream[nbytes:], (1,))
+        assert sink.messages[0].buffers == (b"abc", b"defg")
+        assert reader.bytes_copied == 7 - cut
+
+    def test_two_calls_may_alternate(self) -> None:
+        sink = Recorder()
+        stream = opening(1, 4) + opening(2, 4) + opening(1, 4, kind=RESPONSE)
+        stream += piece(1, 0, b"ab") + piece(2, 0, b"AB") + piece(1, 2, b"cd")
+        stream += piece(1, 0, b"1234", kind=RESPONSE) + piece(2, 2, b"CD")
+        feed(sink.reader(), stream)
+        arrived = [(one.kind, one.call_id, one.buffers) for one in sink.messages]
+        assert arrived == [
+            (REQUEST, 1, (b"abcd",)),
+            (RESPONSE, 1, (b"1234",)),
+            (REQUEST, 2, (b"ABCD",)),
+        ]
+
+    def test_what_the_peer_drops_is_never_delivered(self) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        drop = prefix(FrameKind.DROP, 1, flags=REQUEST)
+        feed(reader, opening(1, 4) + piece(1, 0, b"ab") + drop + PING)
+        assert sink.dropped == [(REQUEST, 1)]
+        assert sink.messages == [PINGED]
+        assert reader.transfers == 0
+        feed(reader, opening(1, 1) + piece(1, 0, b"x"))  # the key is free again
+        assert sink.messages[-1].buffers == (b"x",)
+
+    def test_what_we_drop_goes_on_arriving_and_is_not_delivered(self) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        feed(reader, opening(1, 4) + piece(1, 0, b"ab"))
+        assert reader.drop_transfer(REQUEST, 1)
+        assert not reader.drop_transfer(RESPONSE, 1)
+        feed(reader, piece(1, 2, b"cd") + PING)
+        assert sink.messages == [PINGED]
+        assert not reader.drop_transfer(REQUEST, 1)
+
+    @pytest.mark.parametrize(
+        "kind", [kind for kind in FrameKind if kind in module._MAY_DEFER]
+    )
+    def test_whatever_has_a_value_may_be_deferred(self, kind: FrameKind) -> None:
+        sink = Recorder()
+        stream = opening(1, 2, kind=kind) + piece(1, 0, b"ab", kind=kind)
+        feed(sink.reader(), stream)
+        assert sink.messages[0].buffers == (b"ab",)
+
+
+def header(  # noqa: PLR0913
+    *,
+    magic: bytes = b"AR",
+    version: int = 1,
+    kind: int = REQUEST,
+    flags: int = 0,
+    head: int = 0,
+    control: int = 0,
+    count: int = 0,
+    aux: int = 0,
+    call_id: int = 1,
+    payload: int = 0,
+) -> bytes:
+    sizes = (head, control, count, aux, call_id, payload)
+    return HEADER.pack(magic, version, kind, flags, *sizes)
+
+
+LIMITS = ReaderLimits(
+    control_bytes_max=100, payload_bytes_max=1000, buffers_max=4, transfers_max=2
+)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("stream", "error", "text"),
+        [
+            (header(magic=b"HT"), MalformedError, "begins with b'HT'"),
+            (header(version=2), VersionMismatchError, "version 2 of .*, we 1"),
+            (header(kind=0), MalformedError, "0 is no kind"),
+            (header(kind=16), MalformedError, "16 is no kind"),
+            (header(control=101), FrameTooLargeError, "control part of 101 bytes"),
+            (header(payload=1001, count=1), FrameTooLargeError, "payload of 1001"),
+            (header(count=5), FrameTooLargeError, "5 buffers; the limit is 4"),
+            (header(payload=1), MalformedError, "1 bytes in no buffer"),
+            (
+                header(payload=9, count=1, flags=Flags.DEFERRED, kind=FrameKind.PING),
+                MalformedError,
+                "a deferred PING",
+            ),
+            (
+                header(count=1, flags=Flags.DEFERRED),
+                MalformedError,
+                "a deferred REQUEST of 0 bytes",
+            ),
+            (header(flags=Flags.DEFERRED), MalformedError, "a deferred REQUEST"),
+            (
+                header(kind=FrameKind.DROP, flags=REQUEST, count=1),
+                MalformedError,
+                "a DROP with buffers",
+            ),
+            (
+                header(kind=FrameKind.DROP, flags=REQUEST),
+                MalformedError,
+                "call 1 drops a transfer it never began",
+            ),
+            (
+                prefix(REQUEST, 1, lengths=(3, 2), payload_bytes=6) + bytes(6),
+                MalformedError,
+                "does not add up",
+            ),
+            (  # a codec that this version does not know
+                prefix(REQUEST, 1, lengths=(1 << 56 | 3,), payload_bytes=3) + bytes(3),
+                MalformedError,
+                "does not add up",
+            ),
+            (opening(1, 9) * 2, MalformedError, "two transfers at once for call 1"),
+            (
+                opening(1, 9) + opening(2, 9) + opening(3, 9),
+                FrameTooLargeError,
+                "more than 2 transfers",
+            ),
+        ],
+    )
+    def test_a_frame_that_breaks_the_protocol(
+        self, stream: bytes, error: type[RemoteProtocolError], text: str
+    ) -> None:
+        sink = Recorder()
+        with pytest.raises(error, match=text) as caught:
+            feed(sink.reader(LIMITS), stream)
+        assert type(caught.value) is error
+        assert sink.messages == []
+
+    @pytest.mark.parametrize(
+        ("stream", "text"),
+        [
+            (piece(2, 0, b"a"), "1 bytes for call 2, which expects none"),
+            (piece(1, 0, b"a", kind=RESPONSE), "which expects none"),
+            (data_prefix(REQUEST, 1, 0, 0), "0 bytes for call 1"),
+            (piece(1, 1, b"a"), "1 bytes at 1 of a payload of 4"),
+            (piece(1, -1, b"a"), "1 bytes at -1"),
+            (piece(1, 0, b"abcde"), "5 bytes at 0"),
+            (piece(1, 0, b"ab") + piece(1, 0, b"ab"), "2 bytes at 0"),
+            (piece(1, 0, b"ab") + piece(1, 2, b"cde"), "the last 2 of which"),
+            (
+                HEADER.pack(b"AR", 1, FrameKind.DATA, REQUEST, 1, 0, 0, 0, 1, 4),
+                "more than a piece of payload",
+            ),
+        ],
+    )
+    def test_bytes_that_belong_nowhere(self, stream: bytes, text: str) -> None:
+        """A gap, above all, would hand out what our memory held before."""
+        sink = Recorder()
+        with pytest.raises(MalformedError, match=text):
+            feed(sink.reader(), opening(1, 4) + stream)
+        assert sink.messages == []
+
+    def test_an_inline_payload_has_its_limit(self) -> None:
+        most = prefix(
+            REQUEST,
+            1,
+            lengths=(INLINE_BYTES_MAX,),
+            payload_bytes=INLINE_BYTES_MAX,
+        ) + bytes(INLINE_BYTES_MAX)
+        sink = Recorder()
+        feed(sink.reader(), most)
+        assert sink.messages[0].buffers == (bytes(INLINE_BYTES_MAX),)
+        with pytest.raises(FrameTooLargeError, match="65537 bytes inline"):
+            feed(sink.reader(), header(count=1, payload=INLINE_BYTES_MAX + 1))
+
+    @pytest.mark.parametrize("deferred", [True, False])
+    def test_a_payload_for_which_there_is_no_memory(self, *, deferred: bool) -> None:
+        sink = Recorder(allocated_max=10)
+        inline = prefix(REQUEST, 1, lengths=(11,), payload_bytes=11) + bytes(11)
+        with pytest.raises(FrameTooLargeError, match="no memory here"):
+            feed(sink.reader(), opening(1, 11) if deferred else inline)
+
+    def test_nothing_is_allocated_for_what_is_refused(self) -> None:
+        sink = Recorder()
+        huge = header(flags=Flags.DEFERRED, count=1, payload=1001)
+        for stream in (huge, header(control=101), header(count=5)):
+            reader = sink.reader(LIMITS)
+            with pytest.raises(FrameTooLargeError):
+                feed(reader, stream)
+            assert len(reader._scratch) == SCRATCH_BYTES
+        assert sink.allocated == []
+
+
+def test_a_reader_asks_for_one_byte_at_least_and_a_header_at_most() -> None:
+    """While a payload is on its way: its bytes must not land in the scratch buffer."""
+    reader = Recorder().reader()
+    feed(reader, opening(1, 9))
+    assert reader.get_buffer().nbytes == HEADER_BYTES
+    feed(reader, PING[:39])
+    assert reader.get_buffer().nbytes == 1
+    feed(reader, PING[39:] + data_prefix(REQUEST, 1, 0, 5))
+    assert reader.get_buffer().nbytes == 5
