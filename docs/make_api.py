@@ -11,6 +11,7 @@ packages import and name in `__all__`.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import textwrap
@@ -26,31 +27,38 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Definition: TypeAlias = Function | ast.ClassDef
 
 # Parts of the page: title, package, and names if not all of its `__all__`.
-PARTS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
+PARTS: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "Workers and calls",
         "asyncrpc",
-        ("Worker", "Peer", "CallFuture", "CallStats", "Options", "Policy")
-        + ("LocalRendezvous", "WorkerInfo", "run"),
+        "Worker Peer CallFuture CallStats Options Policy LocalRendezvous WorkerInfo",
     ),
     (
-        "Around a call",
+        "Around calls",
         "asyncrpc",
-        ("deadline", "cancelled", "current_worker", "on_loop", "async_execution")
-        + ("expose",),
+        "run deadline cancelled current_worker on_loop async_execution expose",
     ),
     (
         "The names of torch.distributed.rpc",
         "asyncrpc",
-        ("init_rpc", "rpc_async", "rpc_sync", "remote", "shutdown", "get_worker_info"),
+        "init_rpc rpc_async rpc_sync remote shutdown get_worker_info",
     ),
-    ("Remote references", "asyncrpc", ("RRef",)),
-    ("Distributed autograd", "asyncrpc.autograd", ()),
-    ("Distributed optimizers", "asyncrpc.optim", ()),
-    ("Remote modules", "asyncrpc.nn", ()),
-    ("Workers in an aiohttp application", "asyncrpc.serving", ()),
-    ("Processes of one host", "asyncrpc.multiprocessing", ("launch", "Processes")),
+    ("Remote references", "asyncrpc", "RRef"),
+    ("Distributed autograd", "asyncrpc.autograd", ""),
+    ("Distributed optimizers", "asyncrpc.optim", ""),
+    ("Remote modules", "asyncrpc.nn", ""),
+    ("Workers in an aiohttp application", "asyncrpc.serving", ""),
+    ("Processes of one host", "asyncrpc.multiprocessing", "launch Processes"),
 )
+
+# Members to list of classes that have others for the runtime's own use, too.
+MEMBERS: Final = {
+    "Worker": "__aenter__ peer barrier shutdown addresses id is_closed is_draining",
+    "CallFuture": "cancel wait",
+    "Options": "",
+    "LocalRendezvous": "",
+    "Context": "",
+}
 
 # Sections of a docstring that are lists of names; the others are prose.
 LISTS: Final = ("Args", "Attributes", "Raises")
@@ -87,8 +95,11 @@ def source_of(module: str) -> Path:
     return package if package.exists() else path.with_suffix(".py")
 
 
+@functools.cache
 def parse(module: str) -> ast.Module:
-    """Return the syntax tree of a module."""
+    """Return the syntax tree of a module; an empty one if it is not in the package."""
+    if not source_of(module).exists():
+        return ast.Module(body=[], type_ignores=[])
     return ast.parse(source_of(module).read_text(encoding="utf-8"))
 
 
@@ -106,9 +117,7 @@ def find(module: str, name: str) -> Named | None:
     """Return the definitions of a name, following imports; None for other objects."""
     tree = parse(module)
     found = [
-        node
-        for node in tree.body
-        if isinstance(node, Definition) and node.name == name
+        node for node in tree.body if isinstance(node, Definition) and node.name == name
     ]
     if found:
         return Named(name, module, found)
@@ -180,20 +189,29 @@ def signature(name: str, node: Function, *, is_method: bool = False) -> str:
 
 def class_signature(named: Named, node: ast.ClassDef) -> str:
     """Return how a class is called: by its constructor, its fields or its members."""
-    for one in node.body:
-        if isinstance(one, ast.FunctionDef) and one.name == "__init__":
-            one.returns = None
-            return signature(named.name, one, is_method=True)
+    constructor = constructor_of(named, node)
+    if constructor is not None:
+        constructor.returns = None
+        return signature(named.name, constructor, is_method=True)
     fields = [
         ast.unparse(one)
         for one in node.body
-        if isinstance(one, ast.AnnAssign) and not ast.unparse(one.target)[0] == "_"
+        if isinstance(one, ast.AnnAssign) and ast.unparse(one.target)[0] != "_"
     ]
     is_record = is_decorated(node, "dataclass") or "NamedTuple" in _bases(node)
     if not fields or not is_record:
         return f"class {named.name}"
     lines = "".join(f"    {field},\n" for field in fields)
     return f"{named.name}(\n{lines})"
+
+
+def constructor_of(named: Named, node: ast.ClassDef) -> ast.FunctionDef | None:
+    """Return a class's documented `__init__`, its own or an inherited one."""
+    for owner in _with_bases(named.module, node):
+        for one in owner.body:
+            if isinstance(one, ast.FunctionDef) and one.name == "__init__":
+                return one if ast.get_docstring(one) else None
+    return None
 
 
 def _bases(node: ast.ClassDef) -> list[str]:
@@ -260,9 +278,8 @@ def entry(named: Named, prefix: str) -> Iterator[str]:
     if isinstance(first, ast.ClassDef):
         yield f"```text\n{class_signature(named, first)}\n```"
         yield from _documented(first)
-        for one in first.body:
-            if isinstance(one, Function) and one.name == "__init__":
-                yield from _documented(one)
+        if (constructor := constructor_of(named, first)) is not None:
+            yield from _documented(constructor)
         yield from members(named, first)
         return
     shown = [node for node in named.found if not isinstance(node, ast.ClassDef)]
@@ -274,18 +291,27 @@ def entry(named: Named, prefix: str) -> Iterator[str]:
 
 def members(named: Named, node: ast.ClassDef) -> Iterator[str]:
     """Yield the paragraphs about a class's public methods, its own and inherited."""
+    listed = MEMBERS.get(named.name)
     seen: set[str] = set()
     for owner in _with_bases(named.module, node):
         for one in owner.body:
             if not isinstance(one, Function) or one.name in seen:
                 continue
-            if one.name.startswith("_") or ast.get_docstring(one) is None:
-                continue  # an overload has no docstring: its implementation has
+            if not _is_listed(one, listed):
+                continue
             seen.add(one.name)
             yield f"#### {named.name}.{one.name}"
             if not is_decorated(one, "property"):
                 yield f"```text\n{signature(one.name, one, is_method=True)}\n```"
             yield from _documented(one)
+
+
+def _is_listed(node: Function, listed: str | None) -> bool:
+    if ast.get_docstring(node) is None:  # an overload; its implementation has one
+        return False
+    if listed is None:
+        return not node.name.startswith("_")
+    return node.name in listed.split()
 
 
 def _with_bases(module: str, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
@@ -294,7 +320,7 @@ def _with_bases(module: str, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
     for base in _bases(node):
         package, _, name = base.partition("[")[0].rpartition(".")
         where = f"asyncrpc.{package}" if package else module
-        found = find(where, name) if source_of(where).exists() else None
+        found = find(where, name)
         if found is not None and isinstance(found.found[0], ast.ClassDef):
             yield from _with_bases(found.module, found.found[0])
 
@@ -310,11 +336,10 @@ def page() -> str:
     paragraphs = [
         "# API",
         "<!-- Made by docs/make_api.py from the docstrings: change those. -->",
-        "Every public name, from its docstring. Errors have [a page of their own]"
-        "(errors.md), and so have [limits](limits.md).",
+        "See also [errors](errors.md) and [limits](limits.md).",
     ]
     for title, package, names in PARTS:
-        listed = names or public_names(package)
+        listed = names.split() or public_names(package)
         entries = [find(package, name) for name in listed]
         present = [one for one in entries if one is not None]
         if present:

@@ -8,12 +8,12 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 import torch
 
+from asyncrpc import __version__
 from asyncrpc.cli.launch import Command, run_command
 from asyncrpc.errors import UsageError
 
@@ -87,9 +87,5 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _version() -> str:
-    try:
-        own = metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        own = "(not installed)"
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    return f"{DISTRIBUTION} {own}, {versions}"
+    torch_and_python = f"torch {torch.__version__}, Python {platform.python_version()}"
+    return f"{DISTRIBUTION} {__version__}, {torch_and_python}"

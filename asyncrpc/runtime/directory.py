@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
+import platform
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -422,7 +422,7 @@ def _host_id() -> str:
             Path(f"/proc/self/ns/{kind}").readlink() for kind in ("net", "mnt")
         )
     except OSError:  # no Linux
-        return socket.gethostname()
+        return platform.node()
     return f"{boot}/{net}/{mount}"
 
 

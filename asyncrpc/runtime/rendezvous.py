@@ -288,7 +288,7 @@ def open_rendezvous(
     if isinstance(where, Mapping):
         return StaticRendezvous(where), -1 if rank is None else rank, len(where)
     if not isinstance(where, str):
-        size = int(world_size or getattr(where, "world_size", 0))
+        size: int = world_size or getattr(where, "world_size", 0) or 0
         return where, -1 if rank is None else rank, size
     url = urlsplit(where)
     query = {key: values[0] for key, values in parse_qs(url.query).items()}

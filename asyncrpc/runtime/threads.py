@@ -67,7 +67,7 @@ class ThreadPool:
             if self._closed:
                 raise RejectedError("the worker is closing")
             self._jobs.append((job, done))
-            if self._idle:
+            if len(self._jobs) <= self._idle:  # each waiting job has an idle thread
                 self._ready.notify()
             elif len(self._threads) - self._blocked < self._limit:
                 self._start_thread()
@@ -86,7 +86,7 @@ class ThreadPool:
             return
         with self._lock:
             self._blocked += 1
-            if self._jobs and not self._idle:
+            if len(self._jobs) > self._idle:
                 self._start_thread()
         try:
             yield

@@ -13,6 +13,7 @@ from typing import Final
 from asyncrpc.errors import UsageError
 
 SCHEMES: Final = ("tcp", "uds", "mem")
+PORT_MAX: Final = 0xFFFF
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -62,6 +63,7 @@ class Address:
         if scheme != "tcp":
             return cls(scheme, rest)
         host, colon, port = rest.rpartition(":")
-        if not colon or not port.isascii() or not port.isdigit() or int(port) > 0xFFFF:
+        is_number = port.isascii() and port.isdigit()
+        if not colon or not is_number or int(port) > PORT_MAX:
             raise UsageError(f"{text!r}: a tcp address ends in a port from 0 to 65535")
         return cls(scheme, host.removeprefix("[").removesuffix("]"), int(port))

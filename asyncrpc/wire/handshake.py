@@ -146,8 +146,8 @@ class Handshake:
                 "ASYNCRPC_SECRET or Options(secret=...)"
             )
         raise AuthenticationError(
-            "the peer demands a secret and this worker has none; set ASYNCRPC_SECRET or "
-            "Options(secret=...) to the cluster's"
+            "the peer demands a secret and this worker has none; set ASYNCRPC_SECRET "
+            "or Options(secret=...) to the cluster's"
         )
 
     def _on_proof(self, record: bytes) -> bytes:

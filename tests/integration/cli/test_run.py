@@ -161,7 +161,10 @@ def test_the_processes_of_a_killed_run_die(tmp_path: Path) -> None:
 
 def read_pids(process: subprocess.Popen[str], nprocs: int) -> list[int]:
     assert process.stdout is not None
-    return [int(process.stdout.readline().split()[-1]) for _ in range(nprocs)]
+    assert process.stderr is not None
+    lines = [process.stdout.readline() for _ in range(nprocs)]
+    assert all(lines), process.stderr.read()
+    return [int(line.split()[-1]) for line in lines]
 
 
 def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

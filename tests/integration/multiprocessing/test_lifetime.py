@@ -60,7 +60,10 @@ def running(script: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def read_pids(process: subprocess.Popen[str]) -> list[int]:
     assert process.stdout is not None
-    return [int(process.stdout.readline()) for _ in range(NPROCS)]
+    assert process.stderr is not None
+    lines = [process.stdout.readline() for _ in range(NPROCS)]
+    assert all(lines), process.stderr.read()
+    return [int(line) for line in lines]
 
 
 @pytest.fixture

@@ -1,0 +1,32 @@
+"""Every example runs, alone and on the CPU, as a reader would run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+EXAMPLE_S = 60.0
+
+
+@pytest.mark.timeout(EXAMPLE_S + 10.0)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    # Those that take long say themselves how to be quick; tests/ must not.
+    quick = ["--quick"] if "--quick" in example.read_text("utf-8") else []
+    done = subprocess.run(
+        [sys.executable, str(example), *quick],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=EXAMPLE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
