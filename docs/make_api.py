@@ -243,7 +243,7 @@ def _section(title: str, body: str) -> Iterator[str]:
     if not body:
         return
     if title == "Example":
-        yield f"**Example**\n\n```pycon\n{body}\n```"
+        yield f"**Example**\n\n```text\n{body}\n```"
     elif title in LISTS:
         items = re.split(r"\n(?=\S)", body)
         yield f"**{title}**\n\n" + "\n".join(_item(item) for item in items)

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
+import hypothesis
 import pytest
 import pytest_asyncio
 import uvloop
@@ -27,6 +28,13 @@ LOOPS: Mapping[str, LoopFactory] = {
 
 def pytest_configure(config: pytest.Config) -> None:
     del config
+    # Machines are shared and slow at times; what hangs, the limit of each test ends.
+    hypothesis.settings.register_profile(
+        "asyncrpc",
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("asyncrpc")
     # libuv keeps the pipe for signals that its first loop makes.
     uvloop.new_event_loop().close()
 

@@ -70,7 +70,15 @@ class ContextState:
         passes: backward passes under way.
     """
 
-    __slots__ = ("anchor", "gradients", "passes", "peers", "received", "sent")
+    __slots__ = (
+        "_pass_ended",
+        "anchor",
+        "gradients",
+        "passes",
+        "peers",
+        "received",
+        "sent",
+    )
 
     def __init__(self) -> None:
         self.sent: dict[MessageId, list[GradientEdge]] = {}
@@ -79,6 +87,18 @@ class ContextState:
         self.gradients: dict[torch.Tensor, torch.Tensor] = {}
         self.passes: dict[tuple[int, int], Pass] = {}
         self.anchor = torch.zeros((), requires_grad=True)
+        self._pass_ended = asyncio.Event()
+
+    def end_pass(self, pass_id: tuple[int, int]) -> Pass | None:
+        """Forget a backward pass, and return it if it was known."""
+        self._pass_ended.set()
+        return self.passes.pop(pass_id, None)
+
+    async def settled(self) -> None:
+        """Wait until no backward pass runs here."""
+        while self.passes:
+            self._pass_ended.clear()
+            await self._pass_ended.wait()
 
     def commit(self, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
         """Add the gradients of a pass that has succeeded everywhere."""

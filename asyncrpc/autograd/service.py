@@ -103,8 +103,10 @@ class AutogradService:
         if state is None:
             return
         self._ended.append(context_id)
-        for one in state.passes.values():
-            _abort(one, "the autograd context was left")
+        for pass_id in list(state.passes):
+            one = state.end_pass(pass_id)
+            if one is not None:
+                _abort(one, "the autograd context was left")
         for peer in state.peers:
             link = self.worker.directory.link_of(peer.incarnation)
             if link is not None:
@@ -124,6 +126,25 @@ class AutogradService:
                 f"{self.worker.name!r}: it has ended, or no call brought it here"
             )
         return state
+
+    async def gathered(self, context_id: ContextId) -> dict[torch.Tensor, torch.Tensor]:
+        """Return the gradients here of a context; none if it never came here.
+
+        Passes that run here are waited for: when `backward` returns at the worker that
+        started it, its commit may still be on the way to this one.
+
+        Raises:
+            InvalidContextError: the context has ended.
+        """
+        state = self._contexts.get(context_id)
+        if state is not None:
+            await state.settled()
+        if context_id in self._ended:
+            raise InvalidContextError(
+                f"autograd context {context_id} has ended on worker "
+                f"{self.worker.name!r}"
+            )
+        return {} if state is None else state.gradients
 
     @property
     def open_contexts(self) -> int:
@@ -239,7 +260,7 @@ class AutogradService:
         self, context_id: ContextId, pass_id: tuple[int, int], *, commit: bool
     ) -> None:
         state = self._contexts.get(context_id)
-        one = None if state is None else state.passes.pop(pass_id, None)
+        one = None if state is None else state.end_pass(pass_id)
         if state is None or one is None:
             return
         if commit:
@@ -446,6 +467,10 @@ class AutogradService:
         for context_id in list(self._contexts):
             if context_id.creator == peer.incarnation:
                 self.release(context_id)
+                continue
+            for pass_id in list(self._contexts[context_id].passes):
+                if pass_id[0] == peer.incarnation:
+                    self._finish(context_id, pass_id, commit=False)
 
     async def close(self) -> None:
         """Let go of every graph."""

@@ -14,9 +14,9 @@ time at which its process reported it, and a process that died of a signal we di
 send comes before any exception: an exception follows from such a death, seldom the
 reverse.
 
-Source: torchrun's rule is the earliest timestamp of an error file
-(torch/distributed/elastic/multiprocessing/errors); processes without one are last
-there, and first here.
+Source: torchrun takes the earliest timestamp, that of a process's error file or else
+the time at which its end was seen (torch/distributed/elastic/multiprocessing/errors).
+It has no rule for signals.
 """
 
 from __future__ import annotations

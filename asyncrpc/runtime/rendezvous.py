@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import time
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgpack
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
+from asyncrpc.clock import Clock
 from asyncrpc.errors import RendezvousTimeoutError, UsageError
 from asyncrpc.ids import Incarnation
 
@@ -37,6 +38,7 @@ T = TypeVar("T")
 PREFIX: Final = "asyncrpc/rpc"
 UNKNOWN_INCARNATION: Final = Incarnation(0)
 _POLL_S: Final = 0.02
+_now_s: Final = Clock().now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,15 @@ class LocalRendezvous:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
-        """Publish the record in a dictionary, and wait for the others."""
+        """Publish the record in a dictionary, and wait for the others.
+
+        Raises:
+            RendezvousTimeoutError: some are missing; it names their ranks.
+            UsageError: the name or the rank is taken.
+
+        Cancellation:
+            The record stays published.
+        """
         _refuse_taken(member, self._members.values())
         self._members[member.name] = member
         self._changed.set()
@@ -136,7 +146,14 @@ class LocalRendezvous:
         return list(self._members.values())
 
     async def leave(self, timeout_s: float) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held.
+
+        Raises:
+            Nothing.
+
+        Cancellation:
+            There is nothing to undo.
+        """
 
 
 class StoreRendezvous:
@@ -175,7 +192,7 @@ class StoreRendezvous:
         return await loop.run_in_executor(self._thread, function, *args)
 
     def _join(self, member: Member, timeout_s: float) -> list[Member]:
-        end_s = time.monotonic() + timeout_s
+        end_s = _now_s() + timeout_s
         try:
             store = self._open_store(timeout_s)
         except (RuntimeError, OSError) as error:
@@ -208,9 +225,7 @@ class StoreRendezvous:
     def _await_all(
         self, store: Store, phase: str, end_s: float, timeout_s: float
     ) -> None:
-        left = timedelta(
-            milliseconds=max(1, math.ceil((end_s - time.monotonic()) * 1e3))
-        )
+        left = timedelta(milliseconds=max(1, math.ceil((end_s - _now_s()) * 1e3)))
         try:
             store.wait([f"{PREFIX}/{phase}/all"], left)
         except RuntimeError as error:
@@ -224,11 +239,12 @@ class StoreRendezvous:
     def _await_readers(self, timeout_s: float) -> None:
         """Keep a store alive that this worker hosts until all have read it."""
         store = self._store
-        end_s = time.monotonic() + timeout_s
+        end_s = _now_s() + timeout_s
         if store is None or self.rank != 0:
             return
-        while not store.check([f"{PREFIX}/read/all"]) and time.monotonic() < end_s:
-            time.sleep(_POLL_S)
+        poll = threading.Event()  # never set: a way to wait
+        while not store.check([f"{PREFIX}/read/all"]) and _now_s() < end_s:
+            poll.wait(_POLL_S)
 
 
 def _get_all(store: Store, keys: list[str]) -> list[bytes]:

@@ -98,7 +98,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is queued, then end in order (`connection_lost(None)`).  Idempotent."""
+        """Write what is queued, then end: `connection_lost(None)`.  Idempotent."""
 
     @abstractmethod
     def abort(self) -> None:

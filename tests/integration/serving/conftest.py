@@ -25,8 +25,8 @@ Serving: TypeAlias = Callable[
 async def serve(app: web.Application) -> AsyncIterator[aiohttp.ClientSession]:
     """Serve on loopback; the client's paths are relative to the server."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
-    await runner.setup()
     try:
+        await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
         async with aiohttp.ClientSession(f"http://{host}:{port}") as client:
@@ -45,7 +45,7 @@ class Group:
     """Two workers: `front` belongs to the application, `back` runs already."""
 
     name: str
-    meeting: LocalRendezvous = field(default_factory=lambda: LocalRendezvous(None))
+    meeting: LocalRendezvous = field(default_factory=lambda: LocalRendezvous(1))
     back: Worker = field(init=False)
 
     def front(self, name: str = "front", rank: int = 1) -> Worker:

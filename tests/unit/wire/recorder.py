@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from asyncrpc.wire.frames import Flags
+from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.reader import FrameReader, ReaderLimits
+
+# What carries a value, and so may have a payload.
+WITH_VALUE: Final = (
+    FrameKind.REQUEST,
+    FrameKind.RESPONSE,
+    FrameKind.ERROR,
+    FrameKind.STREAM_ITEM,
+    FrameKind.SERVICE,
+    FrameKind.NOTICE,
+)
 
 
 class Message(NamedTuple):
@@ -38,7 +48,7 @@ class Recorder:
     allocated: list[int] = field(default_factory=list)
     allocated_max: int = 1 << 30
 
-    def on_message(  # noqa: PLR0913, PLR0917  (MessageSink)
+    def on_message(  # noqa: PLR0917  (MessageSink)
         self,
         kind: int,
         flags: int,
@@ -50,9 +60,7 @@ class Recorder:
     ) -> None:
         flags &= ~int(Flags.DEFERRED)
         copies = tuple(bytes(buffer) for buffer in buffers)
-        self.messages.append(
-            Message(kind, flags, call_id, aux, head, control, copies)
-        )
+        self.messages.append(Message(kind, flags, call_id, aux, head, control, copies))
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
         self.dropped.append((kind, call_id))
@@ -70,7 +78,7 @@ class Recorder:
 
 
 def feed(reader: FrameReader, stream: bytes, at_most: Sequence[int] = ()) -> None:
-    """Let a stream arrive, cut into pieces of `at_most` bytes each (in turn, if any)."""
+    """Let a stream arrive, cut into pieces of `at_most` bytes each, in turn."""
     rest, turn = memoryview(stream), 0
     while rest:
         buffer = reader.get_buffer()

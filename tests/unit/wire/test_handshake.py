@@ -183,10 +183,10 @@ class TestOtherPeers:
         preface = PREFACE.pack(PREFACE_MAGIC, 9, 1, 0, bytes(32))
         ends = dict(zip(Role, make_pair(), strict=True))
         ours = ends[Role.ACCEPTOR if old_role is Role.DIALER else Role.DIALER].machine
-        with pytest.raises(VersionMismatchError, match="version 9 .*, we 1"):
+        with pytest.raises(VersionMismatchError, match=r"version 9 .*, we 1"):
             ours.receive(preface)
         assert ours.state is State.FAILED
-        told = PREFACE.unpack_from((ours.start() or ours.farewell))
+        told = PREFACE.unpack_from(ours.start() or ours.farewell)
         assert told[:2] == (PREFACE_MAGIC, 1)
 
     def test_a_stranger_is_told_nothing(self) -> None:
@@ -209,7 +209,7 @@ class TestUse:
     @pytest.mark.parametrize("nbytes", [0, PREFACE.size - 1, PREFACE.size + 1])
     def test_a_record_has_the_wanted_length(self, nbytes: int) -> None:
         _, acceptor = make_pair()
-        with pytest.raises(LocalProtocolError, match=f"{nbytes} bytes .* takes 40"):
+        with pytest.raises(LocalProtocolError, match=rf"{nbytes} bytes .* takes 40"):
             acceptor.machine.receive(bytes(nbytes))
         assert acceptor.machine.state is State.PREFACE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -44,9 +45,7 @@ def joined(parts: Sequence[bytes | memoryview]) -> bytes:
 class TestMessage:
     def test_without_buffers_is_one_piece(self) -> None:
         parts = Outbox().message(REQUEST, 1, flags=2, aux=3, head=b"h", control=b"c")
-        assert parts == (
-            prefix(REQUEST, 1, flags=2, aux=3, head=b"h", control=b"c"),
-        )
+        assert parts == (prefix(REQUEST, 1, flags=2, aux=3, head=b"h", control=b"c"),)
 
     def test_a_little_payload_is_joined_to_it(self) -> None:
         parts = Outbox().message(REQUEST, 1, buffers=views(b"ab", b"", b"cd"))
@@ -173,7 +172,7 @@ class TestOnSent:
                 ITEM,
                 1,
                 buffers=views(bytes(9)),
-                on_sent=lambda serial=serial: sent.append(serial),
+                on_sent=partial(sent.append, serial),
             )
         outbox.message(ITEM, 1, buffers=views(bytes(9)))
         outbox.next_chunk()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from asyncrpc.runtime.machine.pool import DUPLICATE, PeerConnection
 
@@ -80,23 +81,23 @@ class World:
         for event in self._events():
             world = copy.deepcopy(self)
             event(world)
-            world._check()
+            world.watch()
             yield world
 
     def _events(self) -> Iterator[Callable[[World], None]]:
         for name, side in self.sides.items():
             if side.wants and side.attempt is None and not side.machine.connection:
-                yield lambda world, name=name: world._want(name)
+                yield partial(World._want, name=name)
             if side.is_refused and side.came_up:
-                yield lambda world, name=name: world._go_on(name)
+                yield partial(World._go_on, name=name)
             if side.is_refused and not side.came_up:
-                yield lambda world, name=name: world._time_out(name)
-        for queue in self.queues:
-            yield lambda world, queue=queue: world._deliver(*queue)
+                yield partial(World._time_out, name=name)
+        for connection, to in self.queues:
+            yield partial(World._deliver, connection=connection, to=to)
         if self.losses:
             for connection in sorted(self._connections()):
-                yield lambda world, lost=connection: world._break(lost, keep=False)
-                yield lambda world, lost=connection: world._break(lost, keep=True)
+                yield partial(World._break, connection=connection, keep=False)
+                yield partial(World._break, connection=connection, keep=True)
 
     def _connections(self) -> set[str]:
         under_way = {connection for connection, _ in self.queues}
@@ -206,7 +207,8 @@ class World:
                 self.queues.pop((connection, name), None)
             self._send(connection, name, LOST)
 
-    def _check(self) -> None:
+    def watch(self) -> None:
+        """Note what both hold, and whether they ever give it up."""
         held = {side.machine.connection for side in self.sides.values()}
         if self.agreed and not self.broken and held != {self.agreed}:
             self.offences += (f"{self.agreed} was given up for {held}",)

@@ -1,4 +1,4 @@
-"""The books of one connection's calls: nobody is answered twice, and no one forgotten."""
+"""The books of one connection: no call is answered twice, and none forgotten."""
 
 from __future__ import annotations
 

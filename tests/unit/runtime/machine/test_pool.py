@@ -58,7 +58,7 @@ class TestWithoutLosses:
         assert held(world) == {f"{name} 1"}
 
     def test_first_dials_that_cross_leave_the_smaller_ones(self) -> None:
-        """Either dial may survive if it comes first; if both are under way, one does."""
+        """Either may survive if it comes first; if both are under way, one does."""
         smaller, larger = PeerConnection[str](1), PeerConnection[str](2)
         assert smaller.want()
         assert larger.want()
@@ -81,7 +81,7 @@ class TestWithALoss:
 
     @pytest.mark.parametrize("dialed_again", ["smaller", "larger"])
     def test_who_has_lost_it_gets_another(self, dialed_again: str) -> None:
-        """Even if the peer believes in the old one for ever: a second offer is taken."""
+        """Even if the peer believes in the old one: a second offer is taken."""
         one, other = (1, 2) if dialed_again == "smaller" else (2, 1)
         for attempt_of_the_old in (0, 1):
             believer = PeerConnection[str](other)
@@ -118,10 +118,10 @@ class TestOneSide:
         machine = PeerConnection[str](1)
         machine.on_open("one", dialed=False)
         assert not machine.on_lost("other")
-        assert machine.state is PeerState.OPEN
+        assert machine.connection == "one"
         assert machine.on_lost("one")
-        assert machine.state is PeerState.IDLE
         assert machine.connection is None
+        assert machine.state is PeerState.IDLE
 
     def test_a_crossed_offer_is_refused_once_per_connection(self) -> None:
         machine = PeerConnection[str](1)

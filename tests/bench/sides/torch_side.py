@@ -1,0 +1,128 @@
+"""torch.distributed.rpc on TensorPipe: the rival, used as its tutorials use it.
+
+Source: https://docs.pytorch.org/tutorials/intermediate/rpc_tutorial.html.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
+from torch.distributed.optim import DistributedOptimizer
+
+from tests.bench import workloads as w
+from tests.bench.harness import WARM_UPS, Budget, measure, p50_p99_us, per_second
+from tests.bench.sides.side import Arguments, parse, report
+
+Measured = Callable[[Budget], list[float]]
+
+
+def latency(function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Measured:
+    def run(budget: Budget) -> list[float]:
+        call = partial(rpc.rpc_sync, w.CALLEE, function, args=args)
+        return p50_p99_us(measure(call, budget))
+
+    return run
+
+
+def outstanding(function: Callable[..., Any]) -> Measured:
+    def run(budget: Budget) -> list[float]:
+        start = partial(rpc.rpc_async, w.CALLEE, function)
+        calls = deque(start() for _ in range(w.OUTSTANDING))
+
+        def one_more() -> None:
+            calls.popleft().wait()
+            calls.append(start())
+
+        times_s = measure(one_more, budget, warm_ups=w.OUTSTANDING)
+        for call in calls:
+            call.wait()
+        return [per_second(times_s)]
+
+    return run
+
+
+def bandwidth(function: Callable[..., Any], size_mib: int) -> Measured:
+    def run(budget: Budget) -> list[float]:
+        tensor = torch.ones((size_mib << 20) // 4)
+        call = partial(rpc.rpc_sync, w.CALLEE, function, args=(tensor,))
+        times_s = measure(call, budget, warm_ups=1 if size_mib > 100 else 3)
+        return [per_second(times_s, tensor.nbytes / 1e9)]
+
+    return run
+
+
+def references(budget: Budget) -> list[float]:
+    def one() -> None:
+        rref = rpc.remote(w.CALLEE, w.Counter)
+        assert rref.rpc_sync().add(2) == 2
+        rref.to_here()
+
+    return [per_second(measure(one, budget))]
+
+
+def parameter_rrefs(rref: rpc.RRef[w.Layer]) -> list[rpc.RRef[torch.Tensor]]:
+    return [rpc.RRef(parameter) for parameter in rref.local_value().parameters()]
+
+
+def training(budget: Budget) -> list[float]:
+    layer = rpc.remote(w.CALLEE, w.Layer)
+    parameters = rpc.rpc_sync(w.CALLEE, parameter_rrefs, args=(layer,))
+    optimizer = DistributedOptimizer(torch.optim.SGD, parameters, lr=w.LEARNING_RATE)
+    rows = torch.randn(w.BATCH, w.FEATURES)
+
+    def step() -> None:
+        with dist_autograd.context() as context_id:
+            loss = layer.rpc_sync().forward(rows).pow(2).mean()
+            dist_autograd.backward(context_id, [loss])
+            optimizer.step(context_id)
+
+    return [per_second(measure(step, budget))]
+
+
+def measured() -> Mapping[str, Measured]:
+    add = latency(w.add_one, (torch.ones(w.KIB_FLOATS),))
+    found: dict[str, Measured] = {
+        "call_async": latency(w.nothing),
+        "call_def": latency(w.nothing),
+        "tensor_add": add,
+        "many_async": outstanding(w.nothing),
+        "many_def": outstanding(w.nothing),
+        "rref": references,
+        "autograd": training,
+    }
+    for size in w.SIZES_MIB:
+        found[f"send_{size}"] = bandwidth(w.shape_of, size)
+        found[f"echo_{size}"] = bandwidth(w.echo, size)
+    return found
+
+
+def main(arguments: Arguments) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+    warnings.simplefilter("ignore")  # of what it deprecates in itself
+    rpc.init_rpc(
+        (w.CALLER, w.CALLEE)[arguments.rank],
+        rank=arguments.rank,
+        world_size=2,
+        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
+            init_method=f"tcp://127.0.0.1:{arguments.port}"
+        ),
+    )
+    if arguments.rank == 0:
+        found = measured()
+        for name in arguments.workloads:
+            report(name, found[name](arguments.budget_for(name)))
+    rpc.shutdown()
+
+
+if __name__ == "__main__":
+    assert WARM_UPS < w.OUTSTANDING
+    main(parse())

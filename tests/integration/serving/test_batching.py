@@ -1,0 +1,258 @@
+"""Batches: what they gather, and that members do not hurt one another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from asyncrpc import (
+    NotStartedError,
+    Outcome,
+    RejectedError,
+    UsageError,
+    current_worker,
+    deadline,
+    serving,
+)
+from asyncrpc.serving import Batcher
+from tests.integration.serving import remote
+from tests.integration.serving.conftest import Group, Serving
+
+FOREVER_S = 60.0
+
+
+class Gate:
+    """A function of many numbers that answers when it is let."""
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.batches: list[list[int]] = []
+        self.called = asyncio.Event()
+        self.open = asyncio.Event()
+        self.was_cancelled = False
+        if is_open:
+            self.open.set()
+
+    async def __call__(self, numbers: list[int]) -> list[int]:
+        self.batches.append(numbers)
+        self.called.set()
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+        return [2 * number for number in numbers]
+
+
+async def test_a_full_batch_goes_at_once() -> None:
+    gate = Gate()
+    async with Batcher(gate, 3, FOREVER_S) as batched:
+        assert await asyncio.gather(*map(batched, range(6))) == [0, 2, 4, 6, 8, 10]
+    assert gate.batches == [[0, 1, 2], [3, 4, 5]]
+
+
+async def test_a_batch_that_does_not_fill_goes_after_its_wait() -> None:
+    gate = Gate()
+    async with Batcher(gate, 100, 0.02) as batched:
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        assert await asyncio.gather(*map(batched, range(3))) == [0, 2, 4]
+        assert loop.time() - start_s > 0.015
+    assert gate.batches == [[0, 1, 2]]
+
+
+async def test_batches_grow_while_one_runs() -> None:
+    gate = Gate(is_open=False)
+    async with Batcher(gate, 4, 0.0) as batched:
+        answers = asyncio.gather(*map(batched, range(5)))
+        await gate.called.wait()
+        gate.open.set()
+        assert await answers == [0, 2, 4, 6, 8]
+    assert gate.batches == [[0], [1, 2, 3, 4]]
+
+
+async def test_two_batches_may_run_at_once() -> None:
+    gate = Gate(is_open=False)
+    async with Batcher(gate, 1, 0.0, batches_max=2) as batched:
+        answers = asyncio.gather(*map(batched, range(3)))
+        while len(gate.batches) < 2:
+            await asyncio.sleep(0)
+        assert batched.waiting == 1
+        gate.open.set()
+        assert await answers == [0, 2, 4]
+
+
+async def test_a_cancelled_member_leaves_the_others() -> None:
+    gate = Gate(is_open=False)
+    async with Batcher(gate, 3, FOREVER_S) as batched:
+        tasks = [asyncio.ensure_future(batched(number)) for number in range(3)]
+        await gate.called.wait()
+        tasks[1].cancel()
+        await asyncio.wait(tasks[1:2])
+        gate.open.set()
+        assert await asyncio.gather(tasks[0], tasks[2]) == [0, 4]
+    assert not gate.was_cancelled
+
+
+async def test_a_member_that_leaves_before_the_call_is_not_sent() -> None:
+    gate = Gate()
+    async with Batcher(gate, 2, FOREVER_S) as batched:
+        gone = asyncio.ensure_future(batched(1))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert batched.waiting == 0
+        assert await asyncio.gather(batched(2), batched(3)) == [4, 6]
+    assert gate.batches == [[2, 3]]
+
+
+async def test_a_batch_that_nobody_waits_for_is_cancelled(group: Group) -> None:
+    """And so the remote coroutine, on the other worker."""
+
+    async def call(names: list[str]) -> list[str]:
+        await current_worker().peer("back").call(remote.wait_forever, names[0])
+        return names
+
+    async with group.front(), Batcher(call, 2, FOREVER_S) as batched:
+        tasks = [asyncio.ensure_future(batched(group.name)) for _ in range(2)]
+        async with asyncio.timeout(5.0):
+            await group.watch.begun.wait()
+            tasks[0].cancel()
+            await asyncio.wait(tasks[:1])
+            assert not group.watch.cancelled.is_set()
+            tasks[1].cancel()
+            await group.watch.cancelled.wait()
+
+
+async def test_an_error_is_given_to_every_member() -> None:
+    async def fail(numbers: list[int]) -> list[int]:
+        raise ValueError(f"no luck with {len(numbers)}")
+
+    async with Batcher(fail, 3, FOREVER_S) as batched:
+        errors = await asyncio.gather(*map(batched, range(3)), return_exceptions=True)
+    assert [str(error) for error in errors] == ["no luck with 3"] * 3
+
+
+async def test_the_wrong_number_of_answers_is_named() -> None:
+    async def lose_one(numbers: list[int]) -> list[int]:
+        return numbers[1:]
+
+    async with Batcher(lose_one, 2, FOREVER_S) as batched:
+        errors = await asyncio.gather(*map(batched, range(2)), return_exceptions=True)
+    for error in errors:
+        assert isinstance(error, UsageError)
+        assert "1 answers to 2 items" in str(error)
+
+
+async def test_a_function_that_cancels_itself_does_not_cancel_its_members() -> None:
+    async def give_up(numbers: list[int]) -> list[int]:
+        raise asyncio.CancelledError
+
+    async with Batcher(give_up, 1, 0.0) as batched:
+        with pytest.raises(RejectedError, match="the batch was cancelled") as caught:
+            await batched(1)
+    assert caught.value.outcome is Outcome.UNKNOWN
+
+
+async def test_too_many_that_wait_are_rejected() -> None:
+    gate = Gate(is_open=False)
+    async with Batcher(gate, 1, 0.0, waiting_max=2) as batched:
+        tasks = [asyncio.ensure_future(batched(number)) for number in range(3)]
+        await gate.called.wait()
+        with pytest.raises(RejectedError, match="2 items wait") as caught:
+            await batched(9)
+        assert caught.value.outcome is Outcome.NOT_EXECUTED
+        gate.open.set()
+        assert await asyncio.gather(*tasks) == [0, 2, 4]
+
+
+async def test_the_end_answers_what_has_come() -> None:
+    gate = Gate()
+    async with Batcher(gate, 2, FOREVER_S) as batched:
+        tasks = [asyncio.ensure_future(batched(number)) for number in range(3)]
+        await asyncio.sleep(0)
+    assert [task.result() for task in tasks] == [0, 2, 4]
+    with pytest.raises(RejectedError, match="closed"):
+        await batched(1)
+
+
+async def test_a_block_that_raises_ends_everything_at_once() -> None:
+    gate = Gate(is_open=False)
+    tasks: list[asyncio.Future[int]] = []
+    with pytest.raises(ZeroDivisionError):
+        async with Batcher(gate, 1, 0.0) as batched:
+            tasks += [asyncio.ensure_future(batched(number)) for number in range(2)]
+            await gate.called.wait()
+            raise ZeroDivisionError
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    outcomes = [error.outcome for error in errors if isinstance(error, RejectedError)]
+    assert outcomes == [Outcome.UNKNOWN, Outcome.NOT_EXECUTED]
+    assert gate.was_cancelled
+
+
+async def test_one_members_deadline_is_not_the_others() -> None:
+    gate = Gate(is_open=False)
+
+    async def hurried() -> None:
+        with pytest.raises(TimeoutError):
+            async with deadline(0.02):
+                await batched(1)
+
+    async with Batcher(gate, 2, FOREVER_S) as batched:
+        patient = asyncio.ensure_future(batched(2))
+        await hurried()
+        assert not patient.done()
+        gate.open.set()
+        assert await patient == 4
+    assert not gate.was_cancelled
+
+
+async def test_before_it_is_entered_it_says_so() -> None:
+    with pytest.raises(NotStartedError, match="async with"):
+        await Batcher(remote.double, 1, 0.0)(1)
+
+
+@pytest.mark.parametrize(
+    ("max_size", "max_wait_s", "waiting_max"), [(0, 0.0, 1), (1, -1.0, 1), (1, 0.0, 0)]
+)
+def test_impossible_numbers_are_refused(
+    max_size: int, max_wait_s: float, waiting_max: int
+) -> None:
+    with pytest.raises(UsageError, match="max_size"):
+        Batcher(remote.double, max_size, max_wait_s, waiting_max=waiting_max)
+
+
+async def test_requests_share_a_remote_call(group: Group, serving_app: Serving) -> None:
+    """Through HTTP: as many answers as requests, each to its own."""
+    sizes: list[int] = []
+
+    async def double(numbers: list[int]) -> list[int]:
+        sizes.append(len(numbers))
+        return await current_worker().peer("back").call(remote.double, numbers)
+
+    batched = Batcher(double, 8, 0.05)
+
+    async def enter(app: web.Application) -> AsyncIterator[None]:
+        async with batched:
+            yield
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(await batched(int(request.query["number"])))
+
+    app = web.Application(middlewares=[serving.middleware(timeout_s=5.0)])
+    app.cleanup_ctx.extend([serving.worker_context(group.front), enter])
+    app.router.add_get("/", handler)
+
+    async def ask(client: aiohttp.ClientSession, number: int) -> int:
+        async with client.get("/", params={"number": number}) as response:
+            answer: int = await response.json()
+            return answer
+
+    async with serving_app(app) as client:
+        answers = await asyncio.gather(*(ask(client, number) for number in range(16)))
+    assert answers == [2 * number for number in range(16)]
+    assert max(sizes) > 1
+    assert sum(sizes) == 16
