@@ -63,7 +63,8 @@ integration: $(STAMP) ## Test real sockets and processes
 numerics: $(STAMP) ## Test that gradients and steps equal those of one process
 	$(PYTEST) tests/numerics
 
-docs: $(STAMP) ## Run every code block of the documentation
+docs: $(STAMP) ## Make api.md; run every code block and follow every link
+	$(RUN) docs/make_api.py
 	$(PYTEST) tests/docs
 
 examples: $(STAMP) ## Run every example

@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge
 
 from asyncrpc.autograd.functions import CrossingId, Received, Region
 from asyncrpc.autograd.machine import PassMachine
-from asyncrpc.ids import ContextId, MessageId, WorkerId
+from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 
 if TYPE_CHECKING:
     from asyncrpc.autograd.service import AutogradService
@@ -114,6 +114,7 @@ class Pass:
     Attributes:
         machine: what may run.
         region: the local graph that takes part.
+        onward: the workers that this one asked to take part; it tells them the end.
         starts: where gradients enter, by crossing; roots have negative indices.
         arrived: gradients that have come and have not run.
         ran: by start, done when it has run and all that follows from it.
@@ -125,6 +126,7 @@ class Pass:
     __slots__ = (
         "arrived",
         "machine",
+        "onward",
         "ran",
         "reach_is_set",
         "region",
@@ -137,6 +139,7 @@ class Pass:
     def __init__(self) -> None:
         self.machine: PassMachine[CrossingId, CrossingId] = PassMachine()
         self.region = Region()
+        self.onward: set[Incarnation] = set()
         self.starts: dict[CrossingId, GradientEdge] = {}
         self.arrived: dict[CrossingId, torch.Tensor | None] = {}
         self.ran: dict[CrossingId, asyncio.Future[None]] = {}

@@ -210,11 +210,9 @@ class AutogradService:
         given = _root_gradients(roots, gradients)
         pass_id = (self.worker.incarnation, self._next())
         one = state.passes[pass_id] = Pass()
-        workers: set[int] = set()
         try:
             entries = self._add_roots(one, roots)
             edges = await self._discover(state, context.id, pass_id, one, entries)
-            workers = {worker for edge in edges for worker in edge}
             cyclic = workers_in_cycles(edges)
             arrived = dict(zip(entries, given, strict=True))
             await self._arrive(
@@ -224,11 +222,11 @@ class AutogradService:
                 arrived,
             )
         except BaseException as error:
-            self._end_pass(context.id, pass_id, workers, "abort")
+            self._finish(context.id, pass_id, commit=False)
             if isinstance(error, AsyncRpcError | RuntimeError):
                 raise self._failed(context, error) from error
             raise
-        self._end_pass(context.id, pass_id, workers, "commit")
+        self._finish(context.id, pass_id, commit=True)
 
     def _add_roots(
         self, one: Pass, roots: Sequence[torch.Tensor]
@@ -241,24 +239,10 @@ class AutogradService:
             one.machine.add_start(crossing)
         return dict.fromkeys(entries)
 
-    def _end_pass(
-        self,
-        context_id: ContextId,
-        pass_id: tuple[int, int],
-        workers: Iterable[int],
-        how: str,
-    ) -> None:
-        """Commit or abort a pass on every worker that takes part."""
-        value = [*context_id, *pass_id]
-        for worker in workers:
-            link = self.worker.directory.link_of(Incarnation(worker))
-            if link is not None and worker != self.worker.incarnation:
-                link.notify(SERVICE, how, value)
-        self._finish(context_id, pass_id, commit=how == "commit")
-
     def _finish(
         self, context_id: ContextId, pass_id: tuple[int, int], *, commit: bool
     ) -> None:
+        """Commit or abort a pass here, and on the workers that this one asked."""
         state = self._contexts.get(context_id)
         one = None if state is None else state.end_pass(pass_id)
         if state is None or one is None:
@@ -267,6 +251,13 @@ class AutogradService:
             state.commit(one.staged)
         else:
             _abort(one, "the pass has failed on another worker")
+        # The way the discovery took, so those whom only others know learn of it too;
+        # on each link it comes after the request that made them take part.
+        for peer in one.onward - {self.worker.incarnation, Incarnation(pass_id[0])}:
+            link = self.worker.directory.link_of(peer)
+            if link is not None:
+                how = "commit" if commit else "abort"
+                link.notify(SERVICE, how, [*context_id, *pass_id])
 
     def _failed(self, context: Context, error: BaseException) -> AutogradError:
         if isinstance(error, AutogradError) and not isinstance(error, RemoteError):
@@ -296,6 +287,9 @@ class AutogradService:
             edges.add((self.worker.incarnation, sender.incarnation))
             wanted = [[key.message.serial, key.position] for key in crossings]
             link = await self._link_to(sender)
+            if pass_id not in state.passes:  # after its end nobody may be asked
+                raise AutogradError("the pass has been aborted")
+            one.onward.add(sender.incarnation)
             requests.append(
                 link.request_service(
                     SERVICE, "discover", [*context_id, *pass_id, wanted]

@@ -18,22 +18,17 @@ from __future__ import annotations
 import asyncio
 import math
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self
 
 from asyncrpc.autograd.context import Context
 from asyncrpc.errors import OptimizerError, UsageError
 from asyncrpc.ids import WorkerId
+from asyncrpc.optim.groups import Parameters, groups_of, owners_of, part_of
 from asyncrpc.optim.local import scale_for
-from asyncrpc.optim.service import SERVICE, OptimizerService
-from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.context import current_worker, effective_deadline
-from asyncrpc.runtime.worker import Worker
-
-T = TypeVar("T")
-Group = dict[str, Any]
-Parameters = Sequence[RRef[Any]] | Sequence[Mapping[str, Any]]
+from asyncrpc.optim.owners import Owners, named, try_each
+from asyncrpc.runtime.context import current_worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +87,15 @@ class DistributedOptimizer:
             NotStartedError: there is no running worker here.
             UsageError: there are no parameters, or they are no RRefs.
         """
-        self._worker: Worker = current_worker()
-        # Only this package makes services of the name.
-        service: Any = self._worker.service(SERVICE)
-        self._service: OptimizerService = service
-        self._serial = self._service.next_serial()
+        self._worker = current_worker()
         self._class = optimizer_class
-        self._groups = _groups_of(params_rref)
+        self._groups = groups_of(params_rref)
         self._args, self._kwargs = list(args), dict(kwargs)
-        self._owners = _owners_of(self._groups)
-        self._unmade = set(self._owners)  # those without their local optimizer yet
+        self._owners = Owners(self._worker, owners_of(self._groups))
+        self._unmade = set(self._owners.listed)  # without a local optimizer yet
         self._making = asyncio.Lock()
-        finalizer = weakref.finalize(
-            self, _let_go, self._worker, self._service, self._serial, self._owners
-        )
-        finalizer.atexit = False  # the owners learn of our end by themselves
+        # The owners learn of our end by themselves.
+        weakref.finalize(self, self._owners.let_go).atexit = False
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Make the local optimizers now; return this object.
@@ -157,15 +146,15 @@ class DistributedOptimizer:
         if self._unmade:
             await self._made()
         step = _Step(list(context.id), clip_grad_norm, skip_nonfinite=skip_nonfinite)
-        if len(self._owners) == 1:
+        if len(self._owners.listed) == 1:
             return await self._step_one(step)
         return await self._step_many(step)
 
     async def _step_one(self, step: _Step) -> StepResult:
         """Prepare and commit by one message: a round trip less."""
-        (owner,) = self._owners
+        (owner,) = self._owners.listed
         try:
-            count, norm, is_applied = await self._ask(
+            count, norm, is_applied = await self._owners.ask(
                 owner, "step", step.context_id, step.clip_norm, step.skip_nonfinite
             )
         except Exception as error:  # any optimizer's code runs there
@@ -175,7 +164,7 @@ class DistributedOptimizer:
         return StepResult(is_applied, count, norm)
 
     async def _step_many(self, step: _Step) -> StepResult:
-        found = await self._ask_each(
+        found = await self._owners.each(
             "prepare",
             step.context_id,
             step.needs_norm,
@@ -195,13 +184,13 @@ class DistributedOptimizer:
     async def _commit(
         self, owners: Sequence[WorkerId], context_id: list[int], scale: float
     ) -> None:
-        applied, failed = await _try_each(
-            owners, lambda one: self._ask(one, "commit", context_id, scale)
+        applied, failed = await try_each(
+            owners, lambda one: self._owners.ask(one, "commit", context_id, scale)
         )
         if failed:
             names = ", ".join(repr(one.name) for one in applied) or "no worker"
             raise OptimizerError(
-                f"the step was applied on {names}, and failed on {_listed(failed)}; "
+                f"the step was applied on {names}, and failed on {named(failed)}; "
                 "load the last checkpoint on all of them"
             ) from next(iter(failed.values()))
 
@@ -223,15 +212,14 @@ class DistributedOptimizer:
         Source: torch.optim.Optimizer.add_param_group.
         """
         await self._made()
-        added = _groups_of([group])[0]
-        old = list(self._owners)
+        added = groups_of([group])[0]
+        old = list(self._owners.listed)
         self._groups.append(added)
-        for owner in _owners_of([added]):
-            if owner not in self._owners:
-                self._owners[owner] = None
-                self._unmade.add(owner)
-        await self._gather(
-            old, lambda one: self._ask(one, "add_group", _part(added, one))
+        self._unmade.update(self._owners.add(owners_of([added])))
+        await self._owners.gather(
+            old,
+            lambda one: self._owners.ask(one, "add_group", part_of(added, one)),
+            problem="the group was not added everywhere",
         )
         await self._made()
 
@@ -249,7 +237,9 @@ class DistributedOptimizer:
             Some owners may have set it.
         """
         await self._made()
-        await self._ask_each("set_rate", lr, group)
+        await self._owners.each(
+            "set_rate", lr, group, problem="the rate was not set everywhere"
+        )
 
     async def get_lr(self) -> list[float]:
         """Return the learning rate of each group.
@@ -261,8 +251,9 @@ class DistributedOptimizer:
             Nothing changes.
         """
         await self._made()
-        rates: list[float] = await self._ask(next(iter(self._owners)), "rates")
-        return rates
+        rates = await self._owners.each("rates", problem="the rates could not be had")
+        first: list[float] = next(iter(rates.values()))  # the same everywhere
+        return first
 
     async def lr_scheduler(
         self, scheduler_class: Callable[..., Any], *args: Any, **kwargs: Any
@@ -287,10 +278,14 @@ class DistributedOptimizer:
             >>> schedule = await optimizer.lr_scheduler(StepLR, step_size=10)
         """
         await self._made()
-        made = await self._ask_each(
-            "add_scheduler", scheduler_class, list(args), kwargs
+        made = await self._owners.each(
+            "add_scheduler",
+            scheduler_class,
+            list(args),
+            kwargs,
+            problem="the scheduler was not made everywhere",
         )
-        return DistributedScheduler(self, made)
+        return DistributedScheduler(self, self._owners, made)
 
     async def state_dict(self) -> dict[str, Any]:
         """Return a copy of the state of each local optimizer, by its owner's name.
@@ -302,7 +297,7 @@ class DistributedOptimizer:
             Nothing changes.
         """
         await self._made()
-        states = await self._ask_each("state")
+        states = await self._owners.each("state", problem="the state could not be had")
         return {owner.name: state for owner, state in states.items()}
 
     async def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -319,103 +314,57 @@ class DistributedOptimizer:
             Some owners may have taken up theirs.
         """
         await self._made()
-        names = {owner.name for owner in self._owners}
+        names = {owner.name for owner in self._owners.listed}
         if names != set(state_dict):
             raise UsageError(
                 f"the state is of the workers {sorted(state_dict)}, and the parameters "
                 f"are on {sorted(names)}"
             )
-        await self._gather(
-            list(self._owners),
-            lambda one: self._ask(one, "load_state", state_dict[one.name]),
+        await self._owners.gather(
+            self._owners.listed,
+            lambda one: self._owners.ask(one, "load_state", state_dict[one.name]),
+            problem="the state was not loaded everywhere",
         )
 
     def __repr__(self) -> str:
         name = getattr(self._class, "__name__", repr(self._class))
-        owners = ", ".join(repr(one.name) for one in _owners_of(self._groups))
+        owners = ", ".join(repr(one.name) for one in self._owners.listed)
         return f"<DistributedOptimizer {name} on {owners}>"
 
-    # --- asking owners ---------------------------------------------------------------
-
     async def _made(self) -> Self:
-        """Make what is not made yet."""
+        """Make the local optimizers that are not made yet."""
 
         async def create(owner: WorkerId) -> None:
             # Every owner has every group, if need be an empty one, so that an index
             # means the same group everywhere.
-            groups = [_part(group, owner) for group in self._groups]
-            await self._ask(
-                owner, "create", self._class, groups, self._args, self._kwargs
-            )
+            groups = [part_of(group, owner) for group in self._groups]
+            values = (self._class, groups, self._args, self._kwargs)
+            await self._owners.ask(owner, "create", *values)
             self._unmade.discard(owner)
 
         async with self._making:
-            await self._gather(
-                [one for one in self._owners if one in self._unmade],
+            await self._owners.gather(
+                [one for one in self._owners.listed if one in self._unmade],
                 create,
                 problem=f"{self!r} could not be made",
             )
         return self
 
-    async def _ask_each(
-        self, method: str, *values: Any, problem: str = ""
-    ) -> dict[WorkerId, Any]:
-        return await self._gather(
-            list(self._owners),
-            lambda one: self._ask(one, method, *values),
-            problem=problem,
-        )
-
-    async def _gather(
-        self,
-        owners: Sequence[WorkerId],
-        ask: Callable[[WorkerId], Coroutine[Any, Any, T]],
-        *,
-        problem: str = "",
-    ) -> dict[WorkerId, T]:
-        """Ask owners at once, wait for all, and name those that fail.
-
-        Raises:
-            OptimizerError: one or more did.
-        """
-        answers, failed = await _try_each(owners, ask)
-        if failed:
-            named = problem or f"{self!r} failed, maybe after others had done it"
-            raise OptimizerError(f"{named}: {_listed(failed)}") from next(
-                iter(failed.values())
-            )
-        return answers
-
-    async def _ask(self, owner: WorkerId, method: str, *values: Any) -> Any:
-        """Send one message about this optimizer to an owner; return the answer."""
-        worker = self._worker
-        if owner.incarnation == worker.incarnation:
-            mine = [self._serial, *values]
-            return await self._service.answer(owner.incarnation, method, mine)
-        link = worker.directory.link_of(owner.incarnation)
-        if link is None:
-            link = await worker.link_to(owner.name)
-            if link.peer != owner:
-                raise OptimizerError(
-                    f"worker {owner.name!r} has been restarted, and its parameters are "
-                    "gone; make them again, and a new optimizer"
-                )
-        limit = effective_deadline(worker.options.rpc_timeout_s, worker.loop.time())
-        return await link.request_service(
-            SERVICE, method, [self._serial, *values], deadline=limit
-        )
-
 
 class DistributedScheduler:
     """Changes the learning rates of an optimizer; from `lr_scheduler`."""
 
-    __slots__ = ("_indices", "_optimizer")
+    __slots__ = ("_indices", "_optimizer", "_owners")
 
     def __init__(
-        self, optimizer: DistributedOptimizer, indices: Mapping[WorkerId, int]
+        self,
+        optimizer: DistributedOptimizer,
+        owners: Owners,
+        indices: Mapping[WorkerId, int],
     ) -> None:
-        self._optimizer = optimizer
-        self._indices = dict(indices)
+        self._optimizer = optimizer  # which must not be let go while this is used
+        self._owners = owners
+        self._indices = indices
 
     async def step(self, *args: Any) -> None:
         """Step the scheduler of each owner.
@@ -429,12 +378,11 @@ class DistributedScheduler:
         Cancellation:
             Some owners may have stepped.
         """
-        optimizer, indices = self._optimizer, self._indices
-        await optimizer._gather(  # noqa: SLF001  (its other half)
+        owners, indices = self._owners, self._indices
+        await owners.gather(
             list(indices),
-            lambda one: optimizer._ask(  # noqa: SLF001
-                one, "step_scheduler", indices[one], list(args)
-            ),
+            lambda one: owners.ask(one, "step_scheduler", indices[one], list(args)),
+            problem="the scheduler did not step everywhere",
         )
 
 
@@ -450,88 +398,3 @@ class _Step:
         self.clip_norm = clip_norm
         self.skip_nonfinite = skip_nonfinite
         self.needs_norm = clip_norm is not None or skip_nonfinite
-
-
-async def _try_each(
-    owners: Sequence[WorkerId], ask: Callable[[WorkerId], Coroutine[Any, Any, T]]
-) -> tuple[dict[WorkerId, T], dict[WorkerId, BaseException]]:
-    """Ask owners at once and wait for all; return their answers, and their errors."""
-    results = await asyncio.gather(
-        *(ask(owner) for owner in owners), return_exceptions=True
-    )
-    answers: dict[WorkerId, T] = {}
-    failed: dict[WorkerId, BaseException] = {}
-    for owner, result in zip(owners, results, strict=True):
-        if isinstance(result, BaseException):
-            failed[owner] = result
-        else:
-            answers[owner] = result
-    return answers, failed
-
-
-def _let_go(
-    worker: Worker,
-    service: OptimizerService,
-    serial: int,
-    owners: Mapping[WorkerId, None],
-) -> None:
-    """Queue a note to the owners; runs wherever the collector does."""
-
-    def tell() -> None:
-        for owner in owners:
-            link = worker.directory.link_of(owner.incarnation)
-            if owner.incarnation == worker.incarnation:
-                service.drop(owner.incarnation, serial)
-            elif link is not None:
-                link.notify(SERVICE, "drop", serial)
-
-    if not worker.is_closed and not worker.loop.is_closed():
-        worker.loop.call_soon_threadsafe(tell)
-
-
-_GROUP_KEY: Final = "params"
-
-
-def _groups_of(parameters: Parameters) -> list[Group]:
-    """Check parameters, and return them as groups.
-
-    Raises:
-        UsageError: there are none, or they are no RRefs.
-    """
-    listed: list[Any] = list(parameters)
-    if not listed:
-        raise UsageError("an optimizer needs at least one parameter; it was given none")
-    if isinstance(listed[0], Mapping):
-        groups = [dict(group) for group in listed]
-    else:
-        groups = [{_GROUP_KEY: listed}]
-    for group in groups:
-        given = group.get(_GROUP_KEY)
-        group[_GROUP_KEY] = [given] if isinstance(given, RRef) else list(given or ())
-        for index, one in enumerate(group[_GROUP_KEY]):
-            if not isinstance(one, RRef):
-                raise UsageError(
-                    f"parameter {index} is a {type(one).__name__}; an optimizer takes "
-                    "RRefs: asyncrpc.RRef(parameter), made on the worker that has it"
-                )
-    if not any(group[_GROUP_KEY] for group in groups):
-        raise UsageError(
-            "an optimizer needs at least one parameter; its groups are empty"
-        )
-    return groups
-
-
-def _owners_of(groups: Sequence[Group]) -> dict[WorkerId, None]:
-    """Return the owners of the parameters, each once, in the order of the parameters."""
-    listed = [one.owner_id for group in groups for one in group[_GROUP_KEY]]
-    return dict.fromkeys(listed)
-
-
-def _part(group: Group, owner: WorkerId) -> Group:
-    """Return a group with the parameters of one owner only."""
-    own = [one for one in group[_GROUP_KEY] if one.owner_id == owner]
-    return {**group, _GROUP_KEY: own}
-
-
-def _listed(failed: Mapping[WorkerId, BaseException]) -> str:
-    return "; ".join(f"worker {one.name!r}: {error}" for one, error in failed.items())

@@ -148,4 +148,4 @@ def scale_for(
     if clip_norm is None:
         return 1.0
     scale = clip_norm / (norm + _SMALLEST_NORM)
-    return min(scale, 1.0)  # not min(): a NaN stays one
+    return min(scale, 1.0)  # in this order a NaN stays one

@@ -97,7 +97,7 @@ class OptimizerService:
         self._optimizers.pop((maker, serial), None)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        """Let go of the optimizers that a dead worker made: nobody else can use them."""
+        """Let go of what a dead worker made: nobody else can use it."""
         for key in [key for key in self._optimizers if key[0] == peer.incarnation]:
             del self._optimizers[key]
 

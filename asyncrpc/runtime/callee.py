@@ -69,9 +69,7 @@ class CalleeSide(LinkCore):
         except AsyncRpcError as error:
             self._refuse(inbound, record[0], error)
             return
-        if not self._begin_served(inbound):
-            self._settle_loans(inbound, answered=False)
-            return
+        self._begin_served(inbound)
         try:
             self._dispatch(inbound, record[0], args, kwargs, flags)
         except RemoteProtocolError:
@@ -300,11 +298,9 @@ class CalleeSide(LinkCore):
             on_sent=None if pins is None else pins.on_sent,
         )
 
-    def _begin_served(self, inbound: InboundCall) -> bool:
-        begun = self.served.begin(inbound.call_id, inbound)
-        if begun:
-            self.worker.active += 1
-        return begun
+    def _begin_served(self, inbound: InboundCall) -> None:
+        self.served.begin(inbound.call_id, inbound)
+        self.worker.active += 1
 
     def _end_served(self, inbound: InboundCall) -> None:
         inbound.end()
@@ -319,10 +315,11 @@ class CalleeSide(LinkCore):
         return references.settle_loans(self.link, loans, answered=answered)
 
     def _on_cancel(self, _flags: int, call_id: int, _aux: int, *_rest: object) -> None:
-        awaited = self.connection.forget_transfer(FrameKind.REQUEST, call_id)
-        inbound = self.served.cancel(call_id, awaited=False)
-        if inbound is not None and not awaited:
-            inbound.cancel()
+        # A cancel may overtake its request, whose payload is still on its way.
+        if not self.connection.forget_transfer(FrameKind.REQUEST, call_id):
+            inbound = self.served.get(call_id)
+            if inbound is not None:
+                inbound.cancel()
 
     def _on_stream_credit(
         self, _flags: int, call_id: int, aux: int, *_rest: object
@@ -343,8 +340,7 @@ class CalleeSide(LinkCore):
         record = unpack_head(head)
         deadline = Deadline.from_budget(aux, self.loop.time())
         inbound = InboundCall(self.link, call_id, deadline, NO_META)
-        if not self._begin_served(inbound):
-            return
+        self._begin_served(inbound)
         try:
             service = self.worker.service(record[0])
             value, inbound.loans = self._decode(control, buffers, NO_META)

@@ -22,6 +22,7 @@ from asyncrpc.runtime.futures import CallFuture
 from asyncrpc.serde import rebuild_exception
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.messages import Meta, pack_head, unpack_head
+from asyncrpc.wire.outbox import INLINE_BYTES_MAX
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.connection import Connection
@@ -77,7 +78,7 @@ class CallerSide(LinkCore):
             FrameKind.REQUEST,
             call_id,
             aux=budget_ns,
-            head=self._head(target, meta),
+            head=self._head(target, meta, stats.bytes_sent),
             control=encoded.control,
             buffers=encoded.buffers,
             on_sent=None if call.pins is None else call.pins.on_sent,
@@ -147,7 +148,7 @@ class CallerSide(LinkCore):
             aux=NO_LIMIT_NS
             if deadline is None
             else deadline.budget_ns(self.loop.time()),
-            head=self._head(target, meta),
+            head=self._head(target, meta, sum(one.nbytes for one in encoded.buffers)),
             control=encoded.control,
             buffers=encoded.buffers,
             on_sent=None if inflow.pins is None else inflow.pins.on_sent,
@@ -208,17 +209,25 @@ class CallerSide(LinkCore):
             )
         )
 
-    def _head(self, target: str | list[Any] | None, meta: Meta | None) -> bytes:
-        """Route a request; a function's name travels once per connection."""
+    def _head(
+        self, target: str | list[Any] | None, meta: Meta | None, payload_bytes: int
+    ) -> bytes:
+        """Route a request; a function's name travels once per connection.
+
+        Only a request that nothing can overtake gives its function a number: one with
+        a deferred payload may come last, or be given up.
+        """
         if type(target) is not str:
             return pack_head([target, meta])
         known = self._sent_names.get(target)
         if known is not None:
             return pack_head([known, meta] if meta else [known])
-        if len(self._sent_names) >= NAMES_MAX:
+        if payload_bytes > INLINE_BYTES_MAX or len(self._sent_names) >= NAMES_MAX:
             return pack_head([[0, target], meta])
-        number = self._sent_names[target] = len(self._sent_names) + 1
-        return pack_head([[number, target], meta])
+        number = len(self._sent_names) + 1
+        head = pack_head([[number, target], meta])
+        self._sent_names[target] = number  # only now: packing may have refused
+        return head
 
     def _on_response(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -30,6 +31,8 @@ from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.wire.messages import Hello
 from asyncrpc.wire.outbox import Outbox
 from asyncrpc.wire.reader import FrameReader, MessageSink, ReaderLimits
+
+logger = logging.getLogger("asyncrpc")
 
 # Chunks written in one go: 2 MiB, 0.4 ms at 5 GB/s.  Then the loop gets its turn.
 CHUNKS_PER_TURN: Final = 4
@@ -116,10 +119,15 @@ class Connection:
                 self._on_record(nbytes)
             else:
                 self._reader.advance(nbytes)
-        except RemoteProtocolError as error:
-            self.fail(error)
-        except AuthenticationError as error:
-            self._refuse(error)
+        except (AuthenticationError, RemoteProtocolError) as error:
+            if self.state is ConnectionState.HANDSHAKE:
+                self._refuse(error)
+            else:
+                self.fail(error)
+        except Exception as error:
+            # Whatever a message of a peer sets off here must not stop the loop.
+            logger.exception("a message from %s could not be handled", self.where)
+            self.fail(MalformedError(f"a message that could not be handled: {error!r}"))
 
     def connection_lost(self, error: TransportError | None, /) -> None:
         """Tell whoever waits; called once by the transport."""
@@ -347,9 +355,9 @@ class Connection:
             self.state = ConnectionState.HELLO
             self._on_proved(self)
 
-    def _refuse(self, error: AuthenticationError) -> None:
-        """Tell the peer that its proof was wrong, then end."""
-        self._cause = AuthenticationError(f"{self.where}: {error}")
+    def _refuse(self, error: AuthenticationError | RemoteProtocolError) -> None:
+        """Tell the peer that the handshake has failed, then end."""
+        self._cause = type(error)(f"{self.where}: {error}")
         if self._transport is not None:
             if farewell := self._handshake.farewell:
                 self._transport.send((farewell,))

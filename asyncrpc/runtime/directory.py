@@ -133,7 +133,7 @@ class Directory:
         for attempt in range(DIALS_MAX):
             if entry.link is not None:
                 return entry.link
-            entry.machine.want()
+            entry.machine.want(attempt)
             try:
                 connection = await self._dial_once(entry, attempt)
             except AuthenticationError:
@@ -144,9 +144,10 @@ class Directory:
                 if entry.link is not None:
                     return entry.link
                 raise self._unreachable(entry, error) from error
-            if connection is not None:
-                return self._links[connection]
-            await self._await_winner(entry)
+            if connection is None:
+                await self._await_winner(entry)
+        if entry.link is not None:
+            return entry.link
         raise self._unreachable(entry, ConnectError("both sides kept dialing"))
 
     async def _dial_once(self, entry: Entry, attempt: int) -> Connection | None:
@@ -269,6 +270,12 @@ class Directory:
         if hello.verdict:
             connection.open_to(_Silent())
             return
+        verdict = entry.machine.on_answer(hello.incarnation)
+        if not verdict.accept:
+            connection.fail(ConnectError("the peer's own connection survives"))
+            return
+        if verdict.replaced is not None:
+            verdict.replaced.fail(ConnectError("replaced by a newer connection"))
         self._open(entry, connection, hello, dialed=True)
 
     def _on_offer(self, connection: Connection, hello: Hello) -> None:
@@ -370,9 +377,11 @@ class Directory:
         entry = self._entries.get(link.peer.name)
         if entry is not None and entry.machine.on_lost(connection):
             entry.link = None
-            self._by_incarnation.pop(link.peer.incarnation, None)
+        if self._by_incarnation.get(link.peer.incarnation) is link:
+            del self._by_incarnation[link.peer.incarnation]
         link.on_lost(reason)
-        if link.peer.name != self._worker.name:
+        is_elsewhere = link.peer.incarnation in self._by_incarnation
+        if link.peer.name != self._worker.name and not is_elsewhere:
             self._worker.on_peer_lost(link.peer, reason or "it closed the connection")
 
     async def close(self, timeout_s: float) -> None:

@@ -58,9 +58,9 @@ class Link(CallerSide, CalleeSide):
         handler(flags, call_id, aux, head, control, buffers)
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
-        """The peer gave up a message: a request that it cancels, or an answer."""
-        if kind == FrameKind.REQUEST:
-            self.served.cancel(call_id, awaited=False)
+        """Take note that the peer gave up a request; it had not begun here."""
+        if kind != FrameKind.REQUEST:
+            raise MalformedError(f"the answer to call {call_id} was begun and given up")
 
     def _on_ping(self, _flags: int, call_id: int, aux: int, *_rest: object) -> None:
         self.connection.send(FrameKind.PONG, call_id, aux=aux)

@@ -131,7 +131,7 @@ class Worker(CallStarter):
         self._state = "starting"
         self.loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        self.pool = ThreadPool(self.name, self.options.threads, self.loop)
+        self.pool = self._make_pool()
         self.context = contextvars.Context()
         self.context.run(current_worker_var.set, self)
         self.directory = Directory(self)
@@ -243,6 +243,10 @@ class Worker(CallStarter):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=2.0)
+
+    def _make_pool(self) -> ThreadPool:
+        """Return the threads for plain functions; a simulation has others."""
+        return ThreadPool(self.name, self.options.threads, self.loop)
 
     def _extend(self) -> None:
         """Add references, autograd and what else is built on calls; see `asyncrpc`."""

@@ -87,6 +87,8 @@ class Codec:
             path = path_to(value, error.value, labels)
             cause = error.__cause__
             raise _unencodable(f"{path}: {error.problem}") from cause or error
+        except EncodeError:  # of the stager: it has the words
+            raise
         except Exception as error:  # the values' own code runs here
             raise _unencodable(f"{type(error).__name__}: {error}") from error
         outbox = encoder.outbox

@@ -17,10 +17,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, TypeAlias
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, TypeAlias
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -39,8 +40,8 @@ logger = logging.getLogger("asyncrpc")
 
 WORKER: Final = web.AppKey("asyncrpc_worker", Worker)
 
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware: TypeAlias = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
+# Of `Worker` or of a class derived from it: an AppKey is invariant in its type.
+WorkerKey: TypeAlias = web.AppKey[Any]
 CleanupContext: TypeAlias = Callable[[web.Application], AsyncIterator[None]]
 
 # What a client may try again.  An error that came from a worker further on is of a
@@ -53,7 +54,7 @@ _UNAVAILABLE: Final[tuple[type[AsyncRpcError], ...]] = (
 
 
 def worker_context(
-    worker: Worker | Callable[[], Worker], *, key: web.AppKey[Worker] = WORKER
+    worker: Worker | Callable[[], Worker], *, key: WorkerKey = WORKER
 ) -> CleanupContext:
     """Return what starts a worker with an application, and ends it with it.
 
@@ -103,7 +104,7 @@ def middleware(
     *,
     timeout_s: float | None = None,
     retry_after_s: float = 1.0,
-    key: web.AppKey[Worker] = WORKER,
+    key: WorkerKey = WORKER,
 ) -> Middleware:
     """Return a middleware: handlers have a current worker, a deadline, mapped errors.
 

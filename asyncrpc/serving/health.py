@@ -13,7 +13,7 @@ import dataclasses
 from aiohttp import web
 
 from asyncrpc.runtime.worker import Worker
-from asyncrpc.serving.app import WORKER
+from asyncrpc.serving.app import WORKER, WorkerKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def status_of(worker: Worker) -> WorkerStatus:
 
 
 def health_routes(
-    *keys: web.AppKey[Worker], live: str = "/healthz", ready: str = "/readyz"
+    *keys: WorkerKey, live: str = "/healthz", ready: str = "/readyz"
 ) -> list[web.RouteDef]:
     """Return the routes of the two checks, for `app.add_routes`.
 

@@ -193,8 +193,7 @@ class FrameReader:
             return
         self._end += nbytes
         while self._end - self._start >= self._wanted:
-            if not self._parse_frame():
-                return
+            self._parse_frame()
 
     def drop_transfer(self, kind: int, call_id: int) -> bool:
         """Forget a message whose payload is arriving; say whether there was one."""
@@ -214,13 +213,8 @@ class FrameReader:
         self._view[: len(rest)] = rest
         self._start, self._end = 0, len(rest)
 
-    def _parse_frame(self) -> bool:
-        """Read the frame at `_start`, if all of it is here; if not, learn its length.
-
-        Returns:
-            Whether to look at what follows; False in a DATA body that has not arrived
-            in full.
-        """
+    def _parse_frame(self) -> None:
+        """Read the frame at `_start` if it is here in full; else learn its length."""
         start = self._start
         (
             magic,
@@ -241,7 +235,8 @@ class FrameReader:
                 raise MalformedError(
                     "a DATA frame that is more than a piece of payload"
                 )
-            return self._begin_data((flags, call_id), aux, payload_bytes)
+            self._begin_data((flags, call_id), aux, payload_bytes)
+            return
         if self._wanted == HEADER_BYTES:
             wanted = HEADER_BYTES + head_bytes + control_bytes
             if control_bytes > self._control_bytes_max:
@@ -250,7 +245,7 @@ class FrameReader:
                 wanted += self._body_bytes(kind, flags, count, payload_bytes)
             self._wanted = wanted
             if self._end - start < wanted:
-                return True  # the loop in `advance` sees that bytes are missing
+                return
         control_at = start + HEADER_BYTES + head_bytes
         table_at = control_at + control_bytes
         head = self._view[start + HEADER_BYTES : control_at].tobytes()
@@ -264,7 +259,6 @@ class FrameReader:
             self._with_buffers(message, table_at, count, payload_bytes)
         else:
             self.sink.on_message(kind, flags, call_id, aux, head, control, [])
-        return True
 
     def _refuse(self, magic: bytes, version: int, kind: int) -> None:
         if magic != MAGIC:
@@ -365,7 +359,7 @@ class FrameReader:
                 f"a payload of {nbytes} bytes, for which there is no memory here"
             ) from error
 
-    def _begin_data(self, key: tuple[int, int], offset: int, nbytes: int) -> bool:
+    def _begin_data(self, key: tuple[int, int], offset: int, nbytes: int) -> None:
         transfer = self._transfers.get(key)
         if transfer is None or not nbytes:
             raise MalformedError(
@@ -375,9 +369,9 @@ class FrameReader:
         self._landing_for = key
         transfer.missing -= nbytes
         self._start += HEADER_BYTES
-        return self._land_strays()
+        self._land_strays()
 
-    def _land_strays(self) -> bool:
+    def _land_strays(self) -> None:
         """Move what came with the header to where it belongs."""
         while self._landing and self._start < self._end:
             segment = self._landing[-1]
@@ -386,7 +380,6 @@ class FrameReader:
             self._start += nbytes
             self.bytes_copied += nbytes
             self._landed(nbytes)
-        return not self._landing
 
     def _landed(self, nbytes: int) -> None:
         segment = self._landing.pop()

@@ -59,7 +59,7 @@ def process(
 ) -> Iterator[subprocess.Popen[str]]:
     module = f"tests.bench.sides.{side}_side"
     command = [sys.executable, "-m", module, "--rank", str(rank), *options]
-    started = subprocess.Popen(  # noqa: S603
+    started = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         text=True,
@@ -163,7 +163,7 @@ def main() -> int:
         say(f"bench_{script}.py")
         subprocess.run(
             [sys.executable, "-m", f"tests.bench.bench_{script}"], check=False
-        )  # noqa: S603
+        )
     say(f"{time.monotonic() - begun_s:.0f} s")
     return 0
 

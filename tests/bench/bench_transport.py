@@ -140,7 +140,7 @@ async def connected(address: Address) -> AsyncIterator[Source]:
         source.transport.close()
         return
     command = [sys.executable, "-m", "tests.bench.bench_transport", "--serve"]
-    with subprocess.Popen(  # noqa: ASYNC220, S603  (nothing else runs yet)
+    with subprocess.Popen(  # noqa: ASYNC220  (nothing else runs yet)
         [*command, str(address)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as server:
         assert server.stdout is not None

@@ -37,6 +37,8 @@ class Figure(NamedTuple):
 
     def __str__(self) -> str:
         least, most = short(self.least), short(self.most)
+        if least == most:
+            return short(self.median)
         return f"{short(self.median)} ({least}-{most})"
 
 
@@ -101,9 +103,14 @@ def p50_p99_us(times_s: Sequence[float]) -> list[float]:
     return [statistics.median(times_s) * 1e6, p99_s * 1e6]
 
 
-def per_second(times_s: Sequence[float], amount: float = 1.0) -> float:
-    """Return how much of `amount` each action moves per second, over all of them."""
-    return amount * len(times_s) / sum(times_s)
+def per_second(times_s: Sequence[float]) -> float:
+    """Return how many actions there were per second, over all of them."""
+    return len(times_s) / sum(times_s)
+
+
+def gb_per_second(times_s: Sequence[float], nbytes: int) -> float:
+    """Return what an action of the median time moves, in 10^9 bytes per second."""
+    return nbytes / statistics.median(times_s) / 1e9
 
 
 def short(value: float) -> str:

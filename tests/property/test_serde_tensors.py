@@ -161,3 +161,4 @@ def test_clusters_part_the_views_and_keep_overlaps_together(found: list[Span]) -
 
 def test_a_span_counts_expanded_elements_once() -> None:
     assert span_of((1000, 3), (0, 1), 5, 4) == Span(20, 32, 12)
+    assert span_of((1000, 3), (0, 1000), 0, 4) == Span(0, 8004, 12)

@@ -7,15 +7,11 @@ the record that the service keeps for a call: here it is never looked into.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from asyncrpc.errors import MalformedError
 
 R = TypeVar("R")
-
-# A cancel may overtake its request, whose payload is still on its way, but not by more
-# calls than this: older tombstones are dropped.
-TOMBSTONES_MAX: Final = 1024
 
 
 class PendingCalls(Generic[R]):
@@ -64,11 +60,10 @@ class PendingCalls(Generic[R]):
 class ServedCalls(Generic[R]):
     """Calls that a peer has sent and that have not been answered."""
 
-    __slots__ = ("_early_cancels", "_running")
+    __slots__ = ("_running",)
 
     def __init__(self) -> None:
         self._running: dict[int, R] = {}
-        self._early_cancels: dict[int, None] = {}  # a set, the oldest first
 
     def __len__(self) -> int:
         return len(self._running)
@@ -76,37 +71,15 @@ class ServedCalls(Generic[R]):
     def __iter__(self) -> Iterator[R]:
         return iter(tuple(self._running.values()))
 
-    def begin(self, call_id: int, record: R) -> bool:
+    def begin(self, call_id: int, record: R) -> None:
         """Add a call.
-
-        Returns:
-            False if it was cancelled before it came: it must not run.
 
         Raises:
             MalformedError: the peer uses an id twice.
         """
         if call_id in self._running:
             raise MalformedError(f"call {call_id} was made twice")
-        if call_id in self._early_cancels:
-            del self._early_cancels[call_id]
-            return False
         self._running[call_id] = record
-        return True
-
-    def cancel(self, call_id: int, *, awaited: bool) -> R | None:
-        """Return the call to be cancelled; None if it is not running.
-
-        Args:
-            call_id: which one.
-            awaited: whether its request is known to be on its way still: then the
-                cancel is remembered.  If not, it has been answered already.
-        """
-        record = self._running.get(call_id)
-        if record is None and awaited:
-            self._early_cancels[call_id] = None
-            if len(self._early_cancels) > TOMBSTONES_MAX:
-                del self._early_cancels[next(iter(self._early_cancels))]
-        return record
 
     def get(self, call_id: int) -> R | None:
         """Return the call, or None if it is not running."""

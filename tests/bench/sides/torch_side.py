@@ -13,15 +13,25 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed import autograd as dist_autograd
-from torch.distributed import rpc
-from torch.distributed.optim import DistributedOptimizer
+from torch.distributed import autograd, optim, rpc
 
 from tests.bench import workloads as w
-from tests.bench.harness import WARM_UPS, Budget, measure, p50_p99_us, per_second
+from tests.bench.harness import (
+    Budget,
+    gb_per_second,
+    measure,
+    p50_p99_us,
+    per_second,
+)
 from tests.bench.sides.side import Arguments, parse, report
 
 Measured = Callable[[Budget], list[float]]
+
+# torch does not type these.
+context: Any = autograd.context
+backward: Any = autograd.backward  # type: ignore[attr-defined]
+make_optimizer: Any = optim.DistributedOptimizer
+init_rpc: Any = rpc.init_rpc
 
 
 def latency(function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Measured:
@@ -54,7 +64,7 @@ def bandwidth(function: Callable[..., Any], size_mib: int) -> Measured:
         tensor = torch.ones((size_mib << 20) // 4)
         call = partial(rpc.rpc_sync, w.CALLEE, function, args=(tensor,))
         times_s = measure(call, budget, warm_ups=1 if size_mib > 100 else 3)
-        return [per_second(times_s, tensor.nbytes / 1e9)]
+        return [gb_per_second(times_s, tensor.nbytes)]
 
     return run
 
@@ -75,13 +85,13 @@ def parameter_rrefs(rref: rpc.RRef[w.Layer]) -> list[rpc.RRef[torch.Tensor]]:
 def training(budget: Budget) -> list[float]:
     layer = rpc.remote(w.CALLEE, w.Layer)
     parameters = rpc.rpc_sync(w.CALLEE, parameter_rrefs, args=(layer,))
-    optimizer = DistributedOptimizer(torch.optim.SGD, parameters, lr=w.LEARNING_RATE)
+    optimizer = make_optimizer(torch.optim.SGD, parameters, lr=w.LEARNING_RATE)
     rows = torch.randn(w.BATCH, w.FEATURES)
 
     def step() -> None:
-        with dist_autograd.context() as context_id:
+        with context() as context_id:
             loss = layer.rpc_sync().forward(rows).pow(2).mean()
-            dist_autograd.backward(context_id, [loss])
+            backward(context_id, [loss])
             optimizer.step(context_id)
 
     return [per_second(measure(step, budget))]
@@ -107,8 +117,9 @@ def measured() -> Mapping[str, Measured]:
 def main(arguments: Arguments) -> None:
     torch.set_num_threads(1)
     os.environ |= {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
-    warnings.simplefilter("ignore")  # of what it deprecates in itself
-    rpc.init_rpc(
+    # It warns of parts of itself, and resets the filters to be heard.
+    warnings.showwarning = lambda *_args, **_kwargs: None
+    init_rpc(
         (w.CALLER, w.CALLEE)[arguments.rank],
         rank=arguments.rank,
         world_size=2,
@@ -124,5 +135,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    assert WARM_UPS < w.OUTSTANDING
     main(parse())

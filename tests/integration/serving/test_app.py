@@ -38,9 +38,11 @@ async def test_a_handler_calls_other_workers(
         doubled = await asyncrpc.rpc_async("back", remote.double, args=([1, 2],))
         return web.json_response({"name": worker.name, "doubled": doubled})
 
-    async with serving_app(app_with(group, handler)) as client:
-        async with client.get("/") as response:
-            assert await response.json() == {"name": "front", "doubled": [2, 4]}
+    async with (
+        serving_app(app_with(group, handler)) as client,
+        client.get("/") as response,
+    ):
+        assert await response.json() == {"name": "front", "doubled": [2, 4]}
 
 
 async def test_the_worker_ends_with_the_application(
@@ -123,9 +125,11 @@ async def answer_to(
         await asyncrpc.rpc_async("back", function)
         return web.Response()
 
-    async with serving_app(app_with(group, handler)) as client:
-        async with client.get("/") as response:
-            text = await response.text()
+    async with (
+        serving_app(app_with(group, handler)) as client,
+        client.get("/") as response,
+    ):
+        text = await response.text()
     return response, json.loads(text) if text.startswith("{") else {}
 
 
@@ -136,10 +140,12 @@ async def test_the_deadline_is_504_and_travels(
         await asyncrpc.rpc_async("back", remote.wait_forever, args=(group.name,))
         return web.Response()
 
-    async with serving_app(app_with(group, handler, timeout_s=0.1)) as client:
-        async with client.get("/") as response:
-            assert response.status == 504
-            assert (await response.json())["error"] == "DeadlineExceededError"
+    async with (
+        serving_app(app_with(group, handler, timeout_s=0.1)) as client,
+        client.get("/") as response,
+    ):
+        assert response.status == 504
+        assert (await response.json())["error"] == "DeadlineExceededError"
     async with asyncio.timeout(5.0):
         await group.watch.cancelled.wait()
 
@@ -151,10 +157,12 @@ async def test_a_deadline_outside_any_call_is_504(
         await asyncio.Event().wait()
         return web.Response()
 
-    async with serving_app(app_with(group, handler, timeout_s=0.05)) as client:
-        async with client.get("/") as response:
-            assert response.status == 504
-            assert (await response.json())["error"] == "DeadlineExceededError"
+    async with (
+        serving_app(app_with(group, handler, timeout_s=0.05)) as client,
+        client.get("/") as response,
+    ):
+        assert response.status == 504
+        assert (await response.json())["error"] == "DeadlineExceededError"
 
 
 async def test_a_refused_call_is_503_with_retry_after(
@@ -171,11 +179,13 @@ async def test_a_lost_worker_is_503(group: Group, serving_app: Serving) -> None:
         await asyncrpc.rpc_async("back", remote.fail)
         return web.Response()
 
-    async with serving_app(app_with(group, handler)) as client:
-        async with client.get("/") as response:
-            assert response.status == 503
-            assert (await response.json())["error"] == "WorkerLostError"
-            assert "Retry-After" in response.headers
+    async with (
+        serving_app(app_with(group, handler)) as client,
+        client.get("/") as response,
+    ):
+        assert response.status == 503
+        assert (await response.json())["error"] == "WorkerLostError"
+        assert "Retry-After" in response.headers
 
 
 async def test_an_application_whose_worker_has_ended_is_503(
@@ -186,10 +196,12 @@ async def test_an_application_whose_worker_has_ended_is_503(
         request.app[serving.WORKER].peer("back")
         return web.Response()
 
-    async with serving_app(app_with(group, handler)) as client:
-        async with client.get("/") as response:
-            assert response.status == 503
-            assert (await response.json())["error"] == "NotStartedError"
+    async with (
+        serving_app(app_with(group, handler)) as client,
+        client.get("/") as response,
+    ):
+        assert response.status == 503
+        assert (await response.json())["error"] == "NotStartedError"
 
 
 async def test_an_error_of_the_function_is_500(
@@ -217,11 +229,13 @@ async def test_a_response_that_has_begun_is_cut_off_not_answered_twice(
         await asyncrpc.rpc_async("back", remote.refuse)
         return response
 
-    async with serving_app(app_with(group, handler)) as client:
-        async with client.get("/") as response:
-            assert response.status == 200
-            with pytest.raises(aiohttp.ClientPayloadError):
-                await response.read()
+    async with (
+        serving_app(app_with(group, handler)) as client,
+        client.get("/") as response,
+    ):
+        assert response.status == 200
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
 
 
 @pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf")])

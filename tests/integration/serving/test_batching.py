@@ -30,7 +30,7 @@ class Gate:
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.batches: list[list[int]] = []
-        self.called = asyncio.Event()
+        self.called = asyncio.Semaphore(0)
         self.open = asyncio.Event()
         self.was_cancelled = False
         if is_open:
@@ -38,7 +38,7 @@ class Gate:
 
     async def __call__(self, numbers: list[int]) -> list[int]:
         self.batches.append(numbers)
-        self.called.set()
+        self.called.release()
         try:
             await self.open.wait()
         except asyncio.CancelledError:
@@ -68,7 +68,7 @@ async def test_batches_grow_while_one_runs() -> None:
     gate = Gate(is_open=False)
     async with Batcher(gate, 4, 0.0) as batched:
         answers = asyncio.gather(*map(batched, range(5)))
-        await gate.called.wait()
+        await gate.called.acquire()
         gate.open.set()
         assert await answers == [0, 2, 4, 6, 8]
     assert gate.batches == [[0], [1, 2, 3, 4]]
@@ -78,8 +78,8 @@ async def test_two_batches_may_run_at_once() -> None:
     gate = Gate(is_open=False)
     async with Batcher(gate, 1, 0.0, batches_max=2) as batched:
         answers = asyncio.gather(*map(batched, range(3)))
-        while len(gate.batches) < 2:
-            await asyncio.sleep(0)
+        for _ in range(2):
+            await gate.called.acquire()
         assert batched.waiting == 1
         gate.open.set()
         assert await answers == [0, 2, 4]
@@ -89,11 +89,11 @@ async def test_a_cancelled_member_leaves_the_others() -> None:
     gate = Gate(is_open=False)
     async with Batcher(gate, 3, FOREVER_S) as batched:
         tasks = [asyncio.ensure_future(batched(number)) for number in range(3)]
-        await gate.called.wait()
+        await gate.called.acquire()
         tasks[1].cancel()
         await asyncio.wait(tasks[1:2])
         gate.open.set()
-        assert await asyncio.gather(tasks[0], tasks[2]) == [0, 4]
+        assert await asyncio.gather(*tasks[::2]) == [0, 4]
     assert not gate.was_cancelled
 
 
@@ -105,7 +105,7 @@ async def test_a_member_that_leaves_before_the_call_is_not_sent() -> None:
         gone.cancel()
         await asyncio.wait([gone])
         assert batched.waiting == 0
-        assert await asyncio.gather(batched(2), batched(3)) == [4, 6]
+        assert await asyncio.gather(*map(batched, (2, 3))) == [4, 6]
     assert gate.batches == [[2, 3]]
 
 
@@ -161,7 +161,7 @@ async def test_too_many_that_wait_are_rejected() -> None:
     gate = Gate(is_open=False)
     async with Batcher(gate, 1, 0.0, waiting_max=2) as batched:
         tasks = [asyncio.ensure_future(batched(number)) for number in range(3)]
-        await gate.called.wait()
+        await gate.called.acquire()
         with pytest.raises(RejectedError, match="2 items wait") as caught:
             await batched(9)
         assert caught.value.outcome is Outcome.NOT_EXECUTED
@@ -182,11 +182,15 @@ async def test_the_end_answers_what_has_come() -> None:
 async def test_a_block_that_raises_ends_everything_at_once() -> None:
     gate = Gate(is_open=False)
     tasks: list[asyncio.Future[int]] = []
-    with pytest.raises(ZeroDivisionError):
+
+    async def block() -> None:
         async with Batcher(gate, 1, 0.0) as batched:
-            tasks += [asyncio.ensure_future(batched(number)) for number in range(2)]
-            await gate.called.wait()
+            tasks.extend(asyncio.ensure_future(batched(number)) for number in (1, 2))
+            await gate.called.acquire()
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await block()
     errors = await asyncio.gather(*tasks, return_exceptions=True)
     outcomes = [error.outcome for error in errors if isinstance(error, RejectedError)]
     assert outcomes == [Outcome.UNKNOWN, Outcome.NOT_EXECUTED]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrpc.errors import DecodeError, EncodeError, RejectedError
-from asyncrpc.serde import Codec, FunctionTable, Policy, kinds
+from asyncrpc.errors import DecodeError, EncodeError, Outcome, RejectedError
+from asyncrpc.serde import Codec, FunctionTable, HostStager, Policy, kinds
 from asyncrpc.serde.tensors import DTYPES
 from tests.unit.serde.loopback import STRICT, TRUSTED, received, round_trip, sent_bytes
 
@@ -172,6 +172,18 @@ def test_aliases_share_one_buffer_and_one_storage() -> None:
     assert len(storages) == 1
 
 
+def test_aliases_of_several_dtypes_stay_aligned() -> None:
+    whole = torch.arange(32, dtype=torch.uint8)
+    value = [whole[3:20], whole[4:12].view(torch.float32)]
+    encoded = TRUSTED.encode(value)
+    assert [view.nbytes for view in encoded.buffers] == [20]  # from byte 0, for floats
+    narrow, wide = round_trip(value)
+    assert alike(narrow, value[0])
+    assert alike(wide, value[1])
+    narrow.zero_()
+    assert wide.tolist() == [0, 0]
+
+
 def test_views_far_apart_travel_apart() -> None:
     whole = torch.zeros(1 << 20)
     encoded = TRUSTED.encode([whole[:1], whole[-1:]])
@@ -307,6 +319,14 @@ class Elsewhere:
     def to_device(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
         self.devices.append(device)
         return tensor
+
+
+def test_a_host_has_no_way_to_a_device() -> None:
+    tensor = torch.ones(2)
+    assert HostStager().to_host(tensor) is tensor
+    with pytest.raises(EncodeError, match=r"tensor\.cpu\(\)") as caught:
+        HostStager().to_host(torch.empty(2, device="meta"))
+    assert caught.value.outcome is Outcome.NOT_EXECUTED
 
 
 # --- sparse and quantized ------------------------------------------------------------
@@ -475,6 +495,23 @@ def test_a_hostile_tensor_is_refused(fields: list[Any]) -> None:
             continue
         with pytest.raises(DecodeError):
             STRICT.decode(control, buffers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ([[2, 2], 0, 13, [1, 2]], "reaches byte 68 of a buffer of 64"),
+        ([[17], 0, 0, [1]], "reaches byte 68 of a buffer of 64"),
+        ([[1 << 32, 1 << 32], 0, 0, [0, 0]], "sizes overflow"),
+        ([[2, 2], 0, 0, [-1, 2]], "is -1"),
+    ],
+)
+def test_a_hostile_tensor_is_refused_before_torch_sees_it(
+    fields: list[Any], text: str
+) -> None:
+    control, buffers = crafted([kinds.ENTRY_TENSOR, 0, "float32", *fields])
+    with pytest.raises(DecodeError, match=text):
+        STRICT.decode(control, buffers)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,26 @@ class Handle:
         self.serial = serial
 
 
+class Bulky(Handle):
+    """Of a size that nothing else has, so that the next one gets the same address."""
+
+    __slots__ = tuple(f"slot_{n}" for n in range(40))
+
+
+class Fresh:
+    """Pickles as a handle that lives no longer than that takes."""
+
+    def __init__(self, serial: int) -> None:
+        self.serial = serial
+
+    def __reduce__(self) -> Any:
+        return _serial_of, (Bulky(self.serial),)
+
+
+def _serial_of(handle: Handle) -> int:
+    return handle.serial
+
+
 class HandleHooks:
     handled: tuple[type, ...] = (Handle,)
 
@@ -250,6 +270,12 @@ def test_references_go_through_the_hooks_once_each() -> None:
     assert hooks.lowered == [7]
     assert first.serial == 7
     assert first is second is batch.note
+
+
+def test_a_short_lived_object_is_not_taken_for_one_before_it() -> None:
+    codec, _ = with_hooks()
+    numbers = list(range(20))
+    assert round_trip([Fresh(n) for n in numbers], codec) == numbers
 
 
 def test_trying_an_encoding_calls_no_hook() -> None:

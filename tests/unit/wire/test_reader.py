@@ -177,12 +177,14 @@ class TestTransfers:
             (REQUEST, 2, (b"ABCD",)),
         ]
 
-    def test_what_the_peer_drops_is_never_delivered(self) -> None:
+    @pytest.mark.parametrize("kind", WITH_VALUE)
+    def test_what_the_peer_drops_is_never_delivered(self, kind: FrameKind) -> None:
         sink = Recorder()
         reader = sink.reader()
-        drop = prefix(FrameKind.DROP, 1, flags=REQUEST)
-        feed(reader, opening(1, 4) + piece(1, 0, b"ab") + drop + PING)
-        assert sink.dropped == [(REQUEST, 1)]
+        drop = prefix(FrameKind.DROP, 1, flags=kind)
+        begun = opening(1, 4, kind=kind) + piece(1, 0, b"ab", kind=kind)
+        feed(reader, begun + drop + PING)
+        assert sink.dropped == [(kind, 1)]
         assert sink.messages == [PINGED]
         assert reader.transfers == 0
         feed(reader, opening(1, 1) + piece(1, 0, b"x"))  # the key is free again

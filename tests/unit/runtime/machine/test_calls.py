@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.runtime.machine import calls
 from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
 
 
@@ -56,7 +55,7 @@ class TestPendingCalls:
 class TestServedCalls:
     def test_a_call_runs_until_it_ends(self) -> None:
         served = ServedCalls[str]()
-        assert served.begin(7, "a")
+        served.begin(7, "a")
         assert served.get(7) == "a"
         assert list(served) == ["a"]
         served.end(7)
@@ -70,37 +69,6 @@ class TestServedCalls:
         with pytest.raises(MalformedError, match="call 7 was made twice"):
             served.begin(7, "b")
         assert served.get(7) == "a"
-
-    def test_a_cancel_finds_the_running_call(self) -> None:
-        served = ServedCalls[str]()
-        served.begin(7, "a")
-        assert served.cancel(7, awaited=True) == "a"
-        assert served.cancel(7, awaited=False) == "a"
-
-    def test_a_cancel_that_overtakes_its_call_wins_once(self) -> None:
-        served = ServedCalls[str]()
-        assert served.cancel(7, awaited=True) is None
-        assert not served.begin(7, "a")
-        assert len(served) == 0
-        assert served.begin(7, "a")
-
-    def test_a_cancel_that_comes_too_late_is_not_remembered(self) -> None:
-        served = ServedCalls[str]()
-        assert served.cancel(7, awaited=False) is None
-        assert served.begin(7, "a")
-
-    def test_only_the_oldest_early_cancel_is_forgotten(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(calls, "TOMBSTONES_MAX", 2)
-        served = ServedCalls[str]()
-        for call_id in (1, 2, 2, 3):
-            served.cancel(call_id, awaited=True)
-        assert [served.begin(call_id, "a") for call_id in (1, 2, 3)] == [
-            True,
-            False,
-            False,
-        ]
 
     def test_a_call_may_end_while_they_are_gone_through(self) -> None:
         served = ServedCalls[int]()

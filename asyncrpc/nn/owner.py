@@ -1,0 +1,128 @@
+"""What a remote module does on the worker that has it.
+
+Each function is called there with a reference to the module, which is at home.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from asyncrpc.autograd.service import AutogradService
+from asyncrpc.errors import UsageError
+from asyncrpc.rref.handle import RRef
+from asyncrpc.runtime.context import current_worker
+
+
+def create(
+    module_cls: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device: str,
+) -> nn.Module:
+    """Make a module on a device of this worker.
+
+    Raises:
+        UsageError: what was made is no module, or there is no such device here.
+    """
+    module = module_cls(*args, **kwargs)
+    if not isinstance(module, nn.Module):
+        name = getattr(module_cls, "__name__", repr(module_cls))
+        raise UsageError(
+            f"{name} made a {type(module).__name__}; a RemoteModule needs a class or "
+            "function that returns a torch.nn.Module"
+        )
+    if device == "cpu":
+        return module
+    try:
+        return module.to(torch.device(device))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UsageError(
+            f"worker {current_worker().name!r} cannot put a module on {device!r}: "
+            f"{error}"
+        ) from error
+
+
+async def ready(rref: RRef[nn.Module]) -> None:
+    """Return when the module has been made; raise if it could not be."""
+    await rref.to_here()
+
+
+async def parameters(
+    rref: RRef[nn.Module],
+    recurse: bool,  # noqa: FBT001  (travels in a call)
+) -> list[RRef[nn.Parameter]]:
+    """Return a reference to each parameter."""
+    module = await rref.to_here()
+    return [RRef(parameter) for parameter in module.parameters(recurse)]
+
+
+async def train(
+    rref: RRef[nn.Module],
+    mode: bool,  # noqa: FBT001  (travels in a call)
+) -> None:
+    """Set the mode."""
+    (await rref.to_here()).train(mode)
+
+
+async def state(rref: RRef[nn.Module]) -> dict[str, torch.Tensor]:
+    """Return a copy of the state, of one moment, in the host's memory."""
+    module = await rref.to_here()
+
+    def copy() -> dict[str, torch.Tensor]:
+        with _steps_held_off():
+            return {
+                name: value.to("cpu", copy=True)
+                for name, value in module.state_dict().items()
+            }
+
+    return await current_worker().run_in_thread(copy)
+
+
+async def load_state(
+    rref: RRef[nn.Module],
+    state_dict: Mapping[str, Any],
+    strict: bool,  # noqa: FBT001  (travels in a call)
+) -> tuple[list[str], list[str]]:
+    """Take up a state; return the keys that were missing, and those unexpected."""
+    module = await rref.to_here()
+
+    def load() -> tuple[list[str], list[str]]:
+        with _steps_held_off():
+            found = module.load_state_dict(state_dict, strict=strict)
+        return list(found.missing_keys), list(found.unexpected_keys)
+
+    return await current_worker().run_in_thread(load)
+
+
+async def forward(
+    rref: RRef[nn.Module], device: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Run a module that is on a device: values go there first, and come back after."""
+    module = await rref.to_here()
+    placed = torch.device(device)
+
+    def run() -> Any:
+        here, named = pytree.tree_map_only(
+            torch.Tensor, lambda value: value.to(placed), (tuple(args), dict(kwargs))
+        )
+        result = module(*here, **named)
+        return pytree.tree_map_only(torch.Tensor, lambda value: value.cpu(), result)
+
+    # Modules may call on: in the caller's autograd context, and within its deadline.
+    context = contextvars.copy_context()
+    return await current_worker().run_in_thread(lambda: context.run(run))
+
+
+def _steps_held_off() -> AbstractContextManager[Any]:
+    """Return what keeps optimizer steps of this worker from changing parameters."""
+    # Only this package makes services of the name.
+    service: Any = current_worker().service(AutogradService.name)
+    autograd: AutogradService = service
+    return autograd.engine.lock

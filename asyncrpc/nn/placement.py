@@ -1,0 +1,60 @@
+"""Where a remote module is to be: `"trainer0/cpu"`, parsed by our own rules.
+
+    <worker>            the worker of this name, on its CPU
+    <worker>/<device>   a device of it: `ps/cuda:0`
+    <rank>/<device>     the worker of this rank; `rank:0/cpu` is torch's spelling
+
+A name wins over a rank.  Whether the worker has the device is its own business.
+
+Source: torch.distributed._remote_device, which takes a device without a worker too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from asyncrpc.errors import UsageError
+
+_FORM: Final = re.compile(
+    r"(?P<worker>[^/\s]+)(?:/(?P<device>[a-z][a-z_0-9]*(?::[0-9]+)?))?"
+)
+_RANK: Final = re.compile(r"(?:rank:)?(?P<rank>[0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A worker and a device of it.
+
+    Attributes:
+        worker: name, or text that may be a rank.
+        device: as torch names it: `cpu`, `cuda:0`.
+    """
+
+    worker: str
+    device: str
+
+    @classmethod
+    def parse(cls, text: str) -> Placement:
+        """Read `"worker"`, `"worker/device"` or `"rank/device"`.
+
+        Raises:
+            UsageError: it is none of them.
+        """
+        found = _FORM.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise UsageError(
+                f"remote device {text!r} is not understood; write 'worker', "
+                "'worker/device' or 'rank/device', such as 'ps/cpu' or '0/cuda:1'"
+            )
+        return cls(found["worker"], found["device"] or "cpu")
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that the worker part may be; None if it is no number."""
+        found = _RANK.fullmatch(self.worker)
+        return None if found is None else int(found["rank"])
+
+    def __str__(self) -> str:
+        return f"{self.worker}/{self.device}"

@@ -1,0 +1,340 @@
+"""A module that lives on another worker.
+
+    m = asyncrpc.nn.RemoteModule("ps/cpu", torch.nn.Linear, args=(4, 2))
+    y = await m.forward_async(x)
+    optimizer = DistributedOptimizer(torch.optim.SGD, await m.remote_parameters(), 0.1)
+
+It is no `nn.Module`.  One promises that its parameters are here: `parameters()`,
+`state_dict()` and `to()` of a model that contains this one would pass over them in
+silence.  What such a method would have to lie about is refused, by name.
+
+Source: torch.distributed.nn.api.remote_module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final, NoReturn, Self
+
+import torch
+from torch import nn
+
+from asyncrpc.errors import UsageError
+from asyncrpc.nn import owner
+from asyncrpc.nn.placement import Placement
+from asyncrpc.rref.handle import RRef
+from asyncrpc.runtime.context import current_worker
+from asyncrpc.runtime.futures import CallFuture, refuse_on_loop
+from asyncrpc.runtime.worker import Worker
+
+_ON_OWNER: Final = "do it in a function that is called on the owner with `module_rref`"
+_PARAMETERS: Final = "use `await m.remote_parameters()`"
+_PLACED: Final = "make a new RemoteModule there, and load the state"
+
+
+class _Refused:
+    """A method of `nn.Module` that a remote one cannot honestly have."""
+
+    __slots__ = ("_instead", "_name")
+
+    def __init__(self, instead: str) -> None:
+        self._instead = instead
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, _module: object, _owner: type) -> Callable[..., NoReturn]:
+        return self._refuse
+
+    def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise UsageError(
+            f"RemoteModule has no {self._name}(): the module is on another worker; "
+            f"{self._instead}"
+        )
+
+
+class RemoteModule:
+    """A handle of a module on another worker, which it is made on.
+
+    Any number of workers may hold one: it travels in calls like a reference.  The
+    module is freed when no handle is left.
+
+    Thread safety: all methods from any thread; what is awaited, on the worker's loop.
+
+    Example:
+        >>> m = asyncrpc.nn.RemoteModule("ps", torch.nn.Linear, args=(4, 2))
+        >>> y = await m.forward_async(torch.ones(1, 4))
+
+    Source: torch.distributed.nn.RemoteModule.
+    """
+
+    __slots__ = ("_device", "_rref")
+
+    def __init__(
+        self,
+        remote_device: str,
+        module_cls: Callable[..., nn.Module],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin to make a module on another worker; return at once.
+
+        Args:
+            remote_device: `"worker"`, `"worker/device"` or `"rank/device"`.
+            module_cls: makes the module there; travels by name.
+            args: of `module_cls`.
+            kwargs: likewise.
+
+        Raises:
+            NotStartedError: there is no running worker here.
+            UnknownWorkerError: there is no such worker.
+            UsageError: `remote_device` is not understood.
+
+        What goes wrong there, a device it does not have for instance, is raised by
+        whoever uses the module, or awaits it.
+        """
+        placement = Placement.parse(remote_device)
+        worker = current_worker()
+        values = (module_cls, list(args or ()), dict(kwargs or {}), placement.device)
+        to = _name_of(worker, placement)
+        self._rref: RRef[nn.Module] = worker.start_remote(to, owner.create, values)
+        self._device = placement.device
+
+    @classmethod
+    def init_from_module_rref(
+        cls, remote_device: str, module_rref: RRef[nn.Module]
+    ) -> RemoteModule:
+        """Return a handle of a module that exists already.
+
+        Args:
+            remote_device: where it is, as for the constructor.
+            module_rref: a reference to it.
+
+        Raises:
+            UsageError: the reference is to another worker than `remote_device` says.
+
+        Source: torch.distributed.nn.RemoteModule.init_from_module_rref.
+        """
+        placement = Placement.parse(remote_device)
+        name = _name_of(_worker_of(module_rref), placement)
+        if name != module_rref.owner_name():
+            raise UsageError(
+                f"remote device {remote_device!r} is on worker {name!r}, and the "
+                f"module is on {module_rref.owner_name()!r}"
+            )
+        return _restore(placement.device, module_rref)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Wait until the module has been made; return this object.
+
+        Raises:
+            Exception: what its constructor raised.
+        """
+        return self._ready().__await__()
+
+    async def _ready(self) -> Self:
+        await self._call(owner.ready)
+        return self
+
+    # --- running it ------------------------------------------------------------------
+
+    def forward_async(self, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+        """Start the module's forward pass; return its future.
+
+        Inside an autograd context the result is differentiable.  On a device, tensors
+        are moved there, and the results back to the host's memory.
+
+        Args:
+            *args: of the module.
+            **kwargs: likewise.
+
+        Returns:
+            A future of what the module returns.
+
+        Raises:
+            EncodeError: an argument cannot travel.
+
+        Source: torch.distributed.nn.RemoteModule.forward_async.
+        """
+        if self._device == "cpu":
+            return self._rref.rpc_async()(*args, **kwargs)
+        return self._call(owner.forward, self._device, args, kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module and block this thread until the result is there.
+
+        Args:
+            *args: of the module.
+            **kwargs: likewise.
+
+        Raises:
+            UsageError: called on an event loop: `await m.forward_async(...)`.
+            Exception: what the module raises.
+
+        Source: torch.distributed.nn.RemoteModule.forward.
+        """
+        refuse_on_loop("RemoteModule.forward()", "use `await m.forward_async(...)`")
+        return self.forward_async(*args, **kwargs).wait()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, as `forward` does."""
+        return self.forward(*args, **kwargs)
+
+    # --- the module ------------------------------------------------------------------
+
+    @property
+    def module_rref(self) -> RRef[nn.Module]:
+        """A reference to the module."""
+        return self._rref
+
+    def get_module_rref(self) -> RRef[nn.Module]:
+        """Return a reference to the module."""
+        return self._rref
+
+    async def remote_parameters(self, recurse: bool = True) -> list[RRef[nn.Parameter]]:  # noqa: FBT001, FBT002  (torch's)
+        """Return references to the parameters, for a `DistributedOptimizer`.
+
+        Args:
+            recurse: also those of the modules inside.
+
+        Raises:
+            OwnerLostError: the owner is gone.
+            Exception: what the module's constructor raised.
+
+        Cancellation:
+            Nothing changes.
+
+        Source: torch.distributed.nn.RemoteModule.remote_parameters.
+        """
+        found: list[RRef[nn.Parameter]] = await self._call(owner.parameters, recurse)
+        return found
+
+    async def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  (torch's)
+        """Set the module's mode; for all who share it.
+
+        Args:
+            mode: training, or evaluation.
+
+        Raises:
+            OwnerLostError: the owner is gone.
+
+        Cancellation:
+            The mode may have been set.
+        """
+        await self._call(owner.train, mode)
+        return self
+
+    async def eval(self) -> Self:
+        """Set the module's mode to evaluation; as `train(False)`."""
+        return await self.train(mode=False)
+
+    async def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the module's state, in the host's memory.
+
+        No step of an optimizer falls between two of its tensors.
+
+        Raises:
+            OwnerLostError: the owner is gone.
+
+        Cancellation:
+            Nothing changes.
+        """
+        found: dict[str, torch.Tensor] = await self._call(owner.state)
+        return found
+
+    async def load_state_dict(
+        self, state_dict: Mapping[str, torch.Tensor], *, strict: bool = True
+    ) -> tuple[list[str], list[str]]:
+        """Copy a state into the module.
+
+        Args:
+            state_dict: tensors of the shapes that the module has, by name.
+            strict: the names must be exactly the module's.
+
+        Returns:
+            The names that were missing, and those that were unexpected.
+
+        Raises:
+            RuntimeError: names or shapes do not fit; tensors that do may be changed.
+
+        Cancellation:
+            The state may have been loaded.
+        """
+        missing, unexpected = await self._call(
+            owner.load_state, dict(state_dict), strict
+        )
+        return missing, unexpected
+
+    # --- what it cannot be -----------------------------------------------------------
+
+    add_module = _Refused(_ON_OWNER)
+    apply = _Refused(_ON_OWNER)
+    bfloat16 = _Refused(_ON_OWNER)
+    buffers = _Refused("use `await m.state_dict()`")
+    children = _Refused(_ON_OWNER)
+    cpu = _Refused(_PLACED)
+    cuda = _Refused(_PLACED)
+    double = _Refused(_ON_OWNER)
+    extra_repr = _Refused(_ON_OWNER)
+    float = _Refused(_ON_OWNER)
+    half = _Refused(_ON_OWNER)
+    modules = _Refused(_ON_OWNER)
+    named_buffers = _Refused("use `await m.state_dict()`")
+    named_children = _Refused(_ON_OWNER)
+    named_modules = _Refused(_ON_OWNER)
+    named_parameters = _Refused(_PARAMETERS)
+    parameters = _Refused(_PARAMETERS)
+    register_backward_hook = _Refused(_ON_OWNER)
+    register_buffer = _Refused(_ON_OWNER)
+    register_forward_hook = _Refused(_ON_OWNER)
+    register_forward_pre_hook = _Refused(_ON_OWNER)
+    register_full_backward_hook = _Refused(_ON_OWNER)
+    register_parameter = _Refused(_ON_OWNER)
+    requires_grad_ = _Refused(_ON_OWNER)
+    share_memory = _Refused("its memory is on another worker")
+    to = _Refused(_PLACED)
+    type = _Refused(_ON_OWNER)
+    zero_grad = _Refused(
+        "gradients gather in autograd contexts; there is nothing to do"
+    )
+
+    # --- travel ----------------------------------------------------------------------
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel in calls as the reference, which refuses any other pickle."""
+        return _restore, (self._device, self._rref)
+
+    def __repr__(self) -> str:
+        return f"<RemoteModule on '{self._rref.owner_name()}/{self._device}'>"
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> CallFuture[Any]:
+        """Start a function on the owner, with the module's reference."""
+        return _worker_of(self._rref).start_call(
+            self._rref.owner_name(), function, (self._rref, *args)
+        )
+
+
+def _restore(device: str, rref: RRef[nn.Module]) -> RemoteModule:
+    """Make a handle of a module that exists."""
+    module = RemoteModule.__new__(RemoteModule)
+    module._device = device  # noqa: SLF001  (its other constructor)
+    module._rref = rref  # noqa: SLF001
+    return module
+
+
+def _worker_of(rref: RRef[Any]) -> Worker:
+    """Return the worker that holds this handle; not always the current one."""
+    return rref._service.worker  # noqa: SLF001  (the handle's other half)
+
+
+def _name_of(worker: Worker, placement: Placement) -> str:
+    """Return the name of the worker that is meant.
+
+    Raises:
+        UnknownWorkerError: there is none.
+    """
+    directory, rank = worker.directory, placement.rank
+    names = {member.name for member in directory.members}
+    if placement.worker in names or rank is None:
+        return directory.find(placement.worker).member.name
+    return directory.find(rank).member.name

@@ -1,0 +1,118 @@
+"""The owners of one optimizer's parameters, as its maker asks them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from asyncrpc.errors import OptimizerError
+from asyncrpc.ids import WorkerId
+from asyncrpc.optim.service import SERVICE, OptimizerService
+from asyncrpc.runtime.context import effective_deadline
+from asyncrpc.runtime.worker import Worker
+
+T = TypeVar("T")
+Ask = Callable[[WorkerId], Coroutine[Any, Any, T]]
+
+
+class Owners:
+    """Sends messages about one optimizer.
+
+    Attributes:
+        listed: the owners, each once.
+    """
+
+    def __init__(self, worker: Worker, listed: Sequence[WorkerId]) -> None:
+        # Only this package makes services of the name.
+        service: Any = worker.service(SERVICE)
+        self._service: OptimizerService = service
+        self._worker = worker
+        self._serial = self._service.next_serial()
+        self.listed = list(listed)
+
+    def add(self, owners: Sequence[WorkerId]) -> list[WorkerId]:
+        """Add owners; return those that are new."""
+        fresh = [owner for owner in owners if owner not in self.listed]
+        self.listed += fresh
+        return fresh
+
+    async def ask(self, owner: WorkerId, method: str, *values: Any) -> Any:
+        """Send one message to an owner; return the answer."""
+        worker, value = self._worker, [self._serial, *values]
+        if owner == worker.id:
+            return await self._service.answer(owner.incarnation, method, value)
+        link = worker.directory.link_of(owner.incarnation)
+        if link is None:
+            link = await worker.link_to(owner.name)
+            if link.peer != owner:
+                raise OptimizerError(
+                    f"worker {owner.name!r} has been restarted, and its parameters are "
+                    "gone; make them again, and a new optimizer"
+                )
+        limit = effective_deadline(worker.options.rpc_timeout_s, worker.loop.time())
+        return await link.request_service(SERVICE, method, value, deadline=limit)
+
+    async def each(
+        self, method: str, *values: Any, problem: str
+    ) -> dict[WorkerId, Any]:
+        """Send one message to every owner; return the answers.
+
+        Raises:
+            OptimizerError: one or more failed.
+        """
+        return await self.gather(
+            list(self.listed),
+            lambda one: self.ask(one, method, *values),
+            problem=problem,
+        )
+
+    async def gather(
+        self, owners: Sequence[WorkerId], ask: Ask[T], *, problem: str
+    ) -> dict[WorkerId, T]:
+        """Ask owners at once, wait for all, and name those that fail.
+
+        Raises:
+            OptimizerError: one or more did; its text begins with `problem`.
+        """
+        answers, failed = await try_each(owners, ask)
+        if failed:
+            first = next(iter(failed.values()))
+            raise OptimizerError(f"{problem}: {named(failed)}") from first
+        return answers
+
+    def let_go(self) -> None:
+        """Queue a note to every owner that the optimizer is gone; from any thread."""
+        worker = self._worker
+        if not worker.is_closed and not worker.loop.is_closed():
+            worker.loop.call_soon_threadsafe(self._tell_all)
+
+    def _tell_all(self) -> None:
+        for owner in self.listed:
+            link = self._worker.directory.link_of(owner.incarnation)
+            if owner == self._worker.id:
+                self._service.drop(owner.incarnation, self._serial)
+            elif link is not None:
+                link.notify(SERVICE, "drop", self._serial)
+
+
+async def try_each(
+    owners: Sequence[WorkerId], ask: Ask[T]
+) -> tuple[dict[WorkerId, T], dict[WorkerId, BaseException]]:
+    """Ask owners at once and wait for all; return their answers, and their errors."""
+    results = await asyncio.gather(
+        *(ask(owner) for owner in owners), return_exceptions=True
+    )
+    answers: dict[WorkerId, T] = {}
+    failed: dict[WorkerId, BaseException] = {}
+    for owner, result in zip(owners, results, strict=True):
+        if isinstance(result, BaseException):
+            failed[owner] = result
+        else:
+            answers[owner] = result
+    return answers, failed
+
+
+def named(failed: Mapping[WorkerId, BaseException]) -> str:
+    """Say which owners failed, and why."""
+    return "; ".join(f"worker {one.name!r}: {error}" for one, error in failed.items())

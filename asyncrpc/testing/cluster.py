@@ -1,0 +1,373 @@
+"""Groups of workers for tests: all in this process, in a simulation, or in processes.
+
+`Cluster` starts full workers, each with its own directory and threads, on one event
+loop.  They are connected by memory, by real sockets, or by a `testing.network.Network`
+on a `SimLoop`: then a run is a function of the network's seed, each worker is a host of
+its name, and plain functions run on the loop, as a simulation has no threads.
+
+`ProcessCluster` starts each worker but one in a process of its own; the one that is
+left belongs to the test, which calls the others, and may kill them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, TypeAlias
+
+from asyncrpc.api import Worker
+from asyncrpc.errors import MalformedError, ProcessFailedError, UsageError
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.multiprocessing import Processes, launch
+from asyncrpc.runtime.context import current_worker_var
+from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.rendezvous import LocalRendezvous
+from asyncrpc.runtime.threads import Done, Job, ThreadPool
+from asyncrpc.testing.network import Network
+from asyncrpc.transport.abc import Connector
+from asyncrpc.transport.memory import MemoryHub
+
+Wires: TypeAlias = Literal["mem", "uds", "tcp"]
+
+LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
+_SECRET: Final = "a secret that every test knows"  # noqa: S105  (that is what it is)
+
+
+class InlinePool(ThreadPool):
+    """Runs functions on the loop itself, one a turn: for loops without threads."""
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(name, 1, loop)
+        self._turns: set[asyncio.Handle] = set()
+
+    def submit(self, job: Job, done: Done) -> None:
+        """Run `job` in the next turn of the loop, then `done`."""
+        handle = self._loop.call_soon(lambda: self._run_one(handle, job, done))
+        self._turns.add(handle)
+
+    def _run_one(self, handle: asyncio.Handle, job: Job, done: Done) -> None:
+        self._turns.discard(handle)
+        try:
+            result = job()
+        except Exception as error:  # noqa: BLE001  (the caller gets it)
+            done(None, error)
+        else:
+            done(result, None)
+
+    async def close(self, timeout_s: float) -> list[str]:
+        """Drop what has not begun; nothing can be left running.
+
+        Cancellation:
+            It never waits.
+        """
+        for handle in self._turns:
+            handle.cancel()
+        self._turns.clear()
+        return []
+
+
+class SimWorker(Worker):
+    """A worker whose every choice comes from its network's seed."""
+
+    def __init__(self, name: str, network: Network, **given: Any) -> None:
+        super().__init__(name, network=network.connector(name), **given)
+        self.incarnation = Incarnation(network.rng.getrandbits(64) | 1)
+
+    def _make_pool(self) -> ThreadPool:
+        return InlinePool(self.name, self.loop)
+
+
+class Cluster:
+    """Workers of one group in this process: `async with Cluster(3) as (a, b, c)`.
+
+    Attributes:
+        workers: in the order of their names; empty before the start.
+        names: `a`, `b`, `c`, ... unless given.
+
+    Example:
+        >>> async with Cluster(2, network="uds") as (a, b):
+        ...     assert await a.peer("b").call(max, 1, 2) == 2
+    """
+
+    def __init__(
+        self,
+        count: int | None = None,
+        *,
+        names: Sequence[str] = (),
+        network: Wires | Network = "mem",
+        options: Options | None = None,
+    ) -> None:
+        """Describe a group; `async with` starts it.
+
+        Args:
+            count: how many workers; left out, as many as there are names.
+            names: of the workers, by rank.
+            network: `mem`, `uds`, `tcp`, or a simulated network.
+            options: of every worker.  With `tcp` and no secret, a secret is added.
+
+        Raises:
+            UsageError: neither names nor a count, or they disagree.
+        """
+        self.names = tuple(names) or tuple(LETTERS[: count or 0])
+        if not self.names or count not in (None, len(self.names)):
+            raise UsageError(f"{count} workers cannot have the names {self.names}")
+        self.workers: list[Worker] = []
+        self._network = network
+        self._options = options or Options()
+        self._meeting = LocalRendezvous(len(self.names))
+        self._make = self._maker()
+
+    async def __aenter__(self) -> list[Worker]:
+        """Start every worker.  None becomes the current one: see `acting_as`.
+
+        Raises:
+            AsyncRpcError: as `Worker.__aenter__`; those that started are ended.
+
+        Cancellation:
+            Those that started are ended.
+        """
+        made = [self._make(name, rank) for rank, name in enumerate(self.names)]
+        self.workers = made
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for worker in made:
+                    starting.create_task(worker.__aenter__())
+        except BaseException:
+            await self._shut_down(0.0)
+            raise
+        return made
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End every worker: in order if the block ended well, at once if not."""
+        await self._shut_down(None if error is None else 0.0)
+
+    async def _shut_down(self, drain_timeout_s: float | None) -> None:
+        await asyncio.gather(
+            *(one.shutdown(drain_timeout_s=drain_timeout_s) for one in self.workers)
+        )
+
+    def _maker(self) -> Callable[[str, int], Worker]:
+        network, options = self._network, self._options
+        if isinstance(network, Network):
+            return lambda name, rank: SimWorker(
+                name, network, rank=rank, rendezvous=self._meeting, options=options
+            )
+        connector: Connector | None = None
+        if network == "mem":
+            connector = MemoryHub().connector()
+        elif network == "tcp":
+            options = _for_tcp(options)
+        return lambda name, rank: Worker(
+            name,
+            rank=rank,
+            rendezvous=self._meeting,
+            options=options,
+            network=connector,
+        )
+
+
+def _for_tcp(options: Options) -> Options:
+    return replace(
+        options,
+        secret=options.secret or _SECRET,
+        listen=options.listen or ("tcp://127.0.0.1:0",),
+    )
+
+
+@contextmanager
+def acting_as(worker: Worker) -> Iterator[Worker]:
+    """Make `worker` the current one of this task, for functions that act on it."""
+    token = current_worker_var.set(worker)
+    try:
+        yield worker
+    finally:
+        current_worker_var.reset(token)
+
+
+# --- processes -----------------------------------------------------------------------
+
+
+class ProcessCluster:
+    """A worker here, and others in processes of their own.
+
+    Attributes:
+        worker: the one here, of rank 0.
+        names: of the others.
+
+    Example:
+        >>> async with ProcessCluster(["b"]) as worker:
+        ...     assert await worker.peer("b").call(os.getpid) != os.getpid()
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        name: str = "a",
+        transport: Literal["uds", "tcp"] = "uds",
+        options: Options | None = None,
+        method: Literal["spawn", "forkserver"] = "spawn",
+    ) -> None:
+        """Describe a group; `async with` starts it.
+
+        Args:
+            names: of the workers in processes.
+            name: of the worker here.
+            transport: how they reach each other.
+            options: of every worker; secret and addresses are filled in.
+            method: how the processes start; see `multiprocessing.launch`.
+        """
+        self.names = tuple(names)
+        self._own_name = name
+        self._transport = transport
+        self._given = options or Options()
+        self._method = method
+        self._killed: set[str] = set()
+        self._processes: dict[str, Processes[None]] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Worker:
+        """Start the processes, and the worker here.
+
+        Raises:
+            RendezvousTimeoutError: a process did not come up in time.
+
+        Cancellation:
+            What was started is ended.
+        """
+        async with AsyncExitStack() as stack:
+            folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrpc-"))
+            )
+            options = replace(
+                self._given, secret=self._given.secret or secrets.token_hex()
+            )
+            for rank, name in enumerate(self.names, 1):
+                where = self._seat(folder, name, rank, options)
+                await stack.enter_async_context(self._process(name, where))
+            own = _worker_at(self._seat(folder, self._own_name, 0, options))
+            self.worker = await stack.enter_async_context(own)
+            stack.push_async_callback(self._stop_others)
+            self._stack = stack.pop_all()
+        return self.worker
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Tell the processes to end, and wait for them.
+
+        Raises:
+            ProcessFailedError: one failed that was not killed by this object.
+        """
+        await self._stack.__aexit__(kind, error, trace)
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a worker."""
+        found = self._processes[name].pids[0]
+        assert found is not None
+        return int(found)
+
+    def kill(self, name: str, signal_number: int = signal.SIGKILL) -> None:
+        """Send a signal to a worker's process, which may end it."""
+        self._killed.add(name)
+        os.kill(self.pid(name), signal_number)
+
+    def _seat(self, folder: Path, name: str, rank: int, options: Options) -> _Seat:
+        where = "tcp://127.0.0.1:0" if self._transport == "tcp" else f"uds://{folder}"
+        if self._transport == "uds":
+            where += f"/{name}"
+        options = replace(options, listen=options.listen or (where,))
+        return name, rank, len(self.names) + 1, f"file://{folder}/store", options
+
+    @asynccontextmanager
+    async def _process(self, name: str, seat: _Seat) -> AsyncIterator[None]:
+        """Run a process; at the end, wait for it, or stop it after an error."""
+        processes = launch(
+            _serve,
+            (seat,),
+            secret=str(seat[-1].secret),
+            method=self._method,
+            host_store=False,
+            join=False,
+        )
+        self._processes[name] = processes
+        try:
+            yield
+        except BaseException:
+            processes.terminate()
+            with contextlib.suppress(ProcessFailedError):
+                await processes.wait_async()
+            raise
+        try:
+            await processes.wait_async()
+        except ProcessFailedError:
+            if name not in self._killed:
+                raise
+
+    async def _stop_others(self) -> None:
+        """Tell every process that lives to end."""
+        for name in self.names:
+            if name in self._killed:
+                self._processes[name].terminate(0.1)
+                continue
+            link = await self.worker.link_to(name)
+            link.notify(_Stopping.name, "stop", None)
+
+
+_Seat: TypeAlias = tuple[str, int, int, str, Options]
+
+
+def _worker_at(seat: _Seat) -> Worker:
+    name, rank, world_size, where, options = seat
+    return Worker(
+        name, rank=rank, world_size=world_size, rendezvous=where, options=options
+    )
+
+
+class _Stopping:
+    """Ends a worker's process when it is told to; a `runtime.extensions.Service`."""
+
+    name = "testing"
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+
+    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+        """Nothing here is asked for."""
+        raise MalformedError(f"a test's process does not answer {method!r}")
+
+    def on_notice(self, link: Link, method: str, value: Any) -> None:
+        """Take the word that the test is over."""
+        self.told.set()
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Do nothing: the process ends with its parent anyway."""
+
+    async def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+
+async def _serve(_rank: int, seat: _Seat) -> None:
+    """Be a worker until the test is over."""
+    async with _worker_at(seat) as worker:
+        stopping = _Stopping()
+        worker.add_service(stopping)
+        await stopping.told.wait()

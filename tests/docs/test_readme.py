@@ -1,0 +1,35 @@
+"""The program that the README starts with `asyncrpc run` does start with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAM = re.compile(r"^```python no-run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN_S = 60.0
+
+
+@pytest.mark.timeout(RUN_S + 10.0)
+def test_the_program_for_a_launcher_runs_under_ours(tmp_path: Path) -> None:
+    readme = (REPOSITORY / "README.md").read_text("utf-8")
+    (source,) = PROGRAM.findall(readme)
+    (tmp_path / "hello.py").write_text(source)
+    (command,) = re.findall(r"^\$ python -m (asyncrpc run .*)$", readme, re.MULTILINE)
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "[0] 2\n"

@@ -1,0 +1,122 @@
+"""The reference pages say what the code says."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrpc import errors
+from asyncrpc.runtime.options import Options
+from asyncrpc.serde import kinds
+from asyncrpc.wire.frames import CHUNK_BYTES, INLINE_BYTES_MAX, FrameKind
+from asyncrpc.wire.messages import Hello
+from asyncrpc.wire.reader import ReaderLimits
+
+DOCS = Path(__file__).parents[2] / "docs"
+REFERENCE = DOCS / "reference"
+
+
+def rows(page: str, heading: str = "") -> list[list[str]]:
+    """Return the cells of all tables of a page, or of one of its sections."""
+    text = (REFERENCE / page).read_text("utf-8")
+    if heading:
+        text = re.split(rf"^#+ {heading}$", text, flags=re.MULTILINE)[1]
+        text = re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def numbered(found: list[list[str]]) -> dict[int, str]:
+    """Return the second cell of each row that begins with a number, by number."""
+    return {int(row[0]): row[1] for row in found if row[0].isdigit()}
+
+
+def test_api_is_made_from_the_docstrings_as_they_are() -> None:
+    done = subprocess.run(
+        [sys.executable, str(DOCS / "make_api.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_is_described_with_its_code(name: str) -> None:
+    error = getattr(errors, name)
+    found = [row for row in rows("errors.md") if f"`{name}`" in row[0]]
+    assert len(found) == 1
+    if error in errors.AsyncRpcError.by_code.values():
+        assert found[0][1] == f"`{error.code}`"
+
+
+def test_errors_are_indented_below_their_bases() -> None:
+    above: list[str] = []
+    for row in rows("errors.md"):
+        match = re.fullmatch(r"((?:· )*)`(\w+Error)`(?: \(`\w+`\))?", row[0])
+        if match is None:
+            continue
+        depth, name = match[1].count("·"), match[2]
+        del above[depth:]
+        bases = [base.__name__ for base in getattr(errors, name).__mro__[1:]]
+        assert set(above) <= set(bases), name
+        above.append(name)
+
+
+@pytest.mark.parametrize(
+    ("record", "heading"), [(Options, "Options"), (ReaderLimits, "One message")]
+)
+def test_every_option_is_listed_with_its_default(record: type, heading: str) -> None:
+    listed = {row[0]: row[1].strip("`") for row in rows("limits.md", heading)}
+    made = record()
+    assert dataclasses.is_dataclass(made)
+    for field in dataclasses.fields(made):
+        default = getattr(made, field.name)
+        text = listed[f"`{field.name}`"]
+        if text.startswith(("Policy.", "ReaderLimits")):
+            assert text.split(".")[0].rstrip("()") == type(default).__name__
+            continue
+        assert eval(text, {}) == default, field.name  # noqa: S307  our own page
+
+
+def test_every_kind_of_frame_has_its_number() -> None:
+    assert numbered(rows("wire-protocol.md", "Kinds")) == {
+        kind.value: kind.name for kind in FrameKind
+    }
+
+
+def test_a_hello_has_the_fields_it_is_said_to_have() -> None:
+    listed = numbered(rows("wire-protocol.md", "Handshake"))
+    names = [field.name.replace("_", " ") for field in dataclasses.fields(Hello)]
+    # The preface's table comes before, and is numbered by offset: HELLO's rows win.
+    assert [listed[index] for index in range(len(names))] == names
+
+
+def test_every_code_of_a_value_is_described() -> None:
+    source = Path(kinds.__file__).read_text("utf-8")
+    codes = dict(re.findall(r"^([A-Z_]+): Final = (\d+)$", source, re.MULTILINE))
+    entries = {int(n) for name, n in codes.items() if name.startswith("ENTRY_")}
+    flags = {"REQUIRES_GRAD", "PARAMETER", "LEAF", "CONJUGATE", "NEGATIVE", "META"}
+    others = flags | {"LENGTH_BYTES"}
+    values = {
+        int(n)
+        for name, n in codes.items()
+        if not name.startswith("ENTRY_") and name not in others
+    }
+    found = [row for row in rows("wire-protocol.md", "Values") if row[0].isdigit()]
+    entry_rows = [row for row in found if row[1].startswith("`[")]
+    assert {int(row[0]) for row in entry_rows} == entries
+    assert {int(row[0]) for row in found if row not in entry_rows} == values
+    for row in entry_rows:
+        assert row[1].startswith(f"`[{row[0]}, "), row
+
+
+def test_sizes_on_the_wire_are_those_of_the_code() -> None:
+    page = (REFERENCE / "wire-protocol.md").read_text("utf-8")
+    assert f"more than {INLINE_BYTES_MAX >> 10} KiB MUST be deferred" in page
+    assert f"SHOULD be at most\n{CHUNK_BYTES >> 10} KiB" in page
