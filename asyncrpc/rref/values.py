@@ -98,8 +98,7 @@ class OwnedValues(RRefTable):
             method: Callable[..., Any] = getattr(value, name)
         except AttributeError as missing:
             return _raiser(missing)
-        declared = getattr(type(value), name, method)
-        if not self.worker.functions.is_allowed(declared):
+        if not self.worker.functions.is_allowed_method(type(value), name):
             kind = type(value).__qualname__
             return _raiser(
                 RejectedError(

@@ -208,6 +208,8 @@ class CalleeSide(LinkCore):
         try:
             encoded, pins, meta = inbound.in_context(self._encode, value)
         except AsyncRpcError as error:
+            if isinstance(error, CallError):
+                error.outcome = Outcome.EXECUTED
             self.answer_error(inbound, error)
             return
         self._send_answer(inbound, FrameKind.RESPONSE, encoded, meta, pins)

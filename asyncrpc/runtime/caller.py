@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # Functions one connection gives numbers to: more than any program has.
 NAMES_MAX: Final = 1 << 16
 
+_LABELS: Final = ("args", "kwargs")  # how errors name the parts of a request
+
 
 class CallerSide(LinkCore):
     """What this worker asks of the peer."""
@@ -65,7 +67,7 @@ class CallerSide(LinkCore):
             RejectedError: the peer is shutting down.  Nothing was sent.
         """
         budget_ns = self._budget_ns(call, deadline)
-        encoded, call.pins, meta = self._encode(list(value), meta)
+        encoded, call.pins, meta = self._encode(list(value), meta, _LABELS)
         call_id = call.call_id = self.pending.open(call)
         call.link = self.link
         stats = call.stats
@@ -139,7 +141,7 @@ class CallerSide(LinkCore):
         Raises:
             EncodeError: an argument cannot travel.  Nothing was sent.
         """
-        encoded, inflow.pins, meta = self._encode(list(value), None)
+        encoded, inflow.pins, meta = self._encode(list(value), None, _LABELS)
         inflow.call_id = self.pending.open(inflow)
         self.connection.send(
             FrameKind.REQUEST,

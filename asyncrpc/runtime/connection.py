@@ -81,6 +81,7 @@ class Connection:
         self.peer: Hello | None = None
         self.opened: asyncio.Future[Hello] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
+        self.on_made: Callable[[Connection], None] | None = None
         self.on_lost: Callable[[Connection, AsyncRpcError | None], None] | None = None
         self._secret = secret
         self._loop = loop
@@ -103,6 +104,8 @@ class Connection:
     def connection_made(self, transport: Transport) -> None:
         """Begin the handshake."""
         self._transport = transport
+        if self.on_made is not None:
+            self.on_made(self)
         if opening := self._handshake.start():
             transport.send((opening,))
 

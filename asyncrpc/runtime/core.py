@@ -5,6 +5,7 @@ Here references and propagators (`extensions`) take part in every message.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from asyncrpc.ids import WorkerId
@@ -45,17 +46,20 @@ class LinkCore:
         return bool(self.lost_because)
 
     def _encode(
-        self, value: Any, meta: dict[str, Any] | None = None
+        self,
+        value: Any,
+        meta: dict[str, Any] | None = None,
+        labels: Sequence[str] = (),
     ) -> tuple[Encoded, Pins | None, dict[str, Any] | None]:
         """Encode a value for the peer; let references and propagators take part."""
         references = self.worker.references
         if references is None:
-            encoded, pins = self.codec.encode(value), None
+            encoded, pins = self.codec.encode(value, labels=labels), None
         else:
             references.begin_encode(self.link)
             sent = False
             try:
-                encoded = self.codec.encode(value)
+                encoded = self.codec.encode(value, labels=labels)
                 sent = True
             finally:
                 pins = references.end_encode(sent=sent)

@@ -252,7 +252,8 @@ class Directory:
             on_hello=on_hello,
         )
         connection.on_lost = self._on_lost
-        self._connections.add(connection)
+        # Not before there is a transport: what never had one never ends either.
+        connection.on_made = self._connections.add
         return connection
 
     def _on_answer(self, entry: Entry, connection: Connection, hello: Hello) -> None:

@@ -63,6 +63,7 @@ def test_errors_are_indented_below_their_bases() -> None:
             continue
         depth, name = match[1].count("·"), match[2]
         del above[depth:]
+        assert depth == len(above), f"{name} is below a class that is not there"
         bases = [base.__name__ for base in getattr(errors, name).__mro__[1:]]
         assert set(above) <= set(bases), name
         above.append(name)
