@@ -1,12 +1,12 @@
-"""Answer HTTP requests with a model that lives on two other processes, and trains there.
+"""Answer HTTP requests with a model that lives on other processes, and trains there.
 
-    $ python examples/serve_aiohttp.py            # serve on http://127.0.0.1:8080
+    $ python examples/serve_aiohttp.py            # serves http://127.0.0.1:8080
     $ curl -d '{"pixels": [0, 5, 13, ...64 of them]}' http://127.0.0.1:8080/predict
     $ python examples/serve_aiohttp.py --quick    # serve, ask, print a table, end
 
-Three processes: `front` serves HTTP and holds no weights; `hidden` and `output` hold a
-layer each.  Requests that come together travel as one batch.  A client that hangs up
-cancels its own part of the work and nobody else's.
+`front` serves HTTP and holds no weights; `hidden` and `output` hold a layer each.
+Requests that come together travel as one batch.  A client that hangs up cancels its own
+part of the work and nobody else's.
 """
 
 from __future__ import annotations
@@ -27,33 +27,27 @@ from torch.nn import functional
 
 import asyncrpc
 from asyncrpc import serving
-from asyncrpc.optim import DistributedOptimizer
 
 NAMES = ("front", "hidden", "output")
-TRAINING_ROWS = 1500
-BATCH_ROWS = 64
-ENOUGH_STEPS = 200
-ASKED_ROWS = 200
+TRAINING_ROWS, BATCH_ROWS, ENOUGH_STEPS, ASKED_ROWS = 1500, 64, 200, 200
 
 
 class Model:
     """The front's view of a model whose layers are elsewhere."""
 
-    def __init__(self, worker: asyncrpc.Worker) -> None:
-        hidden = worker.peer("hidden").remote(
-            nn.Sequential, nn.Linear(64, 128), nn.ReLU()
-        )
-        output = worker.peer("output").remote(nn.Linear, 128, 10)
-        self.layers = (hidden, output)
+    def __init__(self) -> None:
+        inner = (nn.Linear(64, 128), nn.ReLU())
+        self.hidden = asyncrpc.nn.RemoteModule("hidden", nn.Sequential, inner)
+        self.output = asyncrpc.nn.RemoteModule("output", nn.Linear, (128, 10))
         self.steps = 0
-        self.trained = asyncio.Event()  # enough to be asked
-        self.is_ending = False
+        self.trained, self.is_ending = asyncio.Event(), False
 
     async def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map `(rows, 64)` pixels to `(rows, 10)` logits, layer by layer."""
-        for layer in self.layers:
-            rows = await layer.rpc_async().forward(rows)
-        return rows
+        """Map `(rows, 64)` pixels to `(rows, 10)` logits."""
+        logits: torch.Tensor = await self.output.forward_async(
+            await self.hidden.forward_async(rows)
+        )
+        return logits
 
     async def predict(self, rows: list[torch.Tensor]) -> list[int]:
         """Answer a batch of requests at once."""
@@ -62,11 +56,11 @@ class Model:
 
     async def train(self, pixels: torch.Tensor, digits: torch.Tensor) -> None:
         """Train, while requests are answered, until it is told to end."""
-        calls = [
-            asyncrpc.rpc_async(r.owner(), parameters_of, (r,)) for r in self.layers
-        ]
-        parameters = [one for call in calls for one in await call]
-        optimizer = DistributedOptimizer(torch.optim.Adam, parameters, lr=0.003)
+        parameters = await self.hidden.remote_parameters()
+        parameters += await self.output.remote_parameters()
+        optimizer = asyncrpc.optim.DistributedOptimizer(
+            torch.optim.Adam, parameters, lr=0.003
+        )
         while not self.is_ending:
             chosen = torch.randint(TRAINING_ROWS, (BATCH_ROWS,))
             async with asyncrpc.autograd.context() as context:
@@ -79,56 +73,49 @@ class Model:
                 self.trained.set()
 
 
-async def parameters_of(layer: asyncrpc.RRef[nn.Module]) -> list[asyncrpc.RRef[object]]:
-    """Refer to the parameters of a layer, on the worker that owns it."""
-    return [asyncrpc.RRef(one) for one in (await layer.to_here()).parameters()]
-
-
 @asynccontextmanager
 async def served(
     worker: asyncrpc.Worker, model: Model, port: int
 ) -> AsyncIterator[str]:
     """Serve the model on loopback; yield the URL."""
+    predict = serving.Batcher(model.predict, max_size=64, max_wait_s=0.002)
+
+    async def answer(request: web.Request) -> web.Response:
+        pixels = torch.tensor((await request.json())["pixels"], dtype=torch.float32)
+        body = {"digit": await predict(pixels), "after_steps": model.steps}
+        return web.json_response(body)
+
     app = web.Application(middlewares=[serving.middleware(timeout_s=5.0)])
     app.cleanup_ctx.append(serving.worker_context(worker))
-    app.add_routes(serving.health_routes())
-    async with serving.Batcher(model.predict, max_size=64, max_wait_s=0.002) as predict:
-
-        async def answer(request: web.Request) -> web.Response:
-            pixels = torch.tensor((await request.json())["pixels"], dtype=torch.float32)
-            body = {"digit": await predict(pixels), "after_steps": model.steps}
-            return web.json_response(body)
-
-        app.router.add_post("/predict", answer)
-        runner = web.AppRunner(app, handler_cancellation=True)
-        await runner.setup()
+    app.add_routes([web.post("/predict", answer), *serving.health_routes()])
+    runner = web.AppRunner(app, handler_cancellation=True)
+    async with predict:
         try:
+            await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", port).start()
             yield f"http://127.0.0.1:{runner.addresses[0][1]}"
         finally:
             await runner.cleanup()
 
 
-async def ask(url: str, pixels: torch.Tensor, digits: torch.Tensor) -> None:
+async def ask(url: str, pixels: torch.Tensor, digits: list[int]) -> None:
     """Be the clients: send every row at once, and print what comes back."""
 
     async def one(row: torch.Tensor) -> tuple[int, float]:
         start_s = time.perf_counter()
         async with client.post("/predict", json={"pixels": row.tolist()}) as response:
             digit: int = (await response.json())["digit"]
-        return digit, time.perf_counter() - start_s
+        return digit, (time.perf_counter() - start_s) * 1e3
 
     async with aiohttp.ClientSession(url) as client:
         answers = await asyncio.gather(*map(one, pixels))
-        async with client.get("/readyz") as response:
-            print("ready:", await response.text())
     print(f"{'digit':>6} {'predicted':>10} {'latency, ms':>12}")
-    for digit, (predicted, took_s) in list(zip(digits.tolist(), answers, strict=True))[
-        :8
-    ]:
-        print(f"{digit:>6} {predicted:>10} {took_s * 1e3:>12.1f}")
-    right = sum(int(d == p) for d, (p, _) in zip(digits.tolist(), answers, strict=True))
-    median_ms = statistics.median(took_s for _, took_s in answers) * 1e3
+    for digit, (predicted, took_ms) in zip(digits[:8], answers, strict=False):
+        print(f"{digit:>6} {predicted:>10} {took_ms:>12.1f}")
+    right = sum(
+        answer[0] == digit for answer, digit in zip(answers, digits, strict=True)
+    )
+    median_ms = statistics.median(took_ms for _, took_ms in answers)
     print(f"{right} of {len(answers)} right; median latency {median_ms:.1f} ms")
 
 
@@ -138,15 +125,15 @@ async def run(rank: int, quick: bool, port: int) -> None:  # noqa: FBT001
     if rank == 0:
         images, labels = load_digits(return_X_y=True)
         pixels, digits = torch.tensor(images).float(), torch.tensor(labels)
-        model = Model(worker)
+        model = Model()
         async with served(worker, model, port) as url, asyncio.TaskGroup() as tasks:
             print(f"serving {url}", flush=True)
             tasks.create_task(model.train(pixels, digits))
             if quick:
                 await model.trained.wait()
-                await ask(url, pixels[-ASKED_ROWS:], digits[-ASKED_ROWS:])
+                await ask(url, pixels[-ASKED_ROWS:], digits[-ASKED_ROWS:].tolist())
                 model.is_ending = True
-    await asyncrpc.shutdown()  # waits for the others, so two serve until one ends
+    await asyncrpc.shutdown()  # waits for the others: the layers stay while we serve
 
 
 if __name__ == "__main__":

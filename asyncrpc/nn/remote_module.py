@@ -225,7 +225,14 @@ class RemoteModule:
         return self
 
     async def eval(self) -> Self:
-        """Set the module's mode to evaluation; as `train(False)`."""
+        """Set the module's mode to evaluation; as `train(False)`.
+
+        Raises:
+            OwnerLostError: the owner is gone.
+
+        Cancellation:
+            The mode may have been set.
+        """
         return await self.train(mode=False)
 
     async def state_dict(self) -> dict[str, torch.Tensor]:

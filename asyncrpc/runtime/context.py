@@ -31,6 +31,9 @@ deadline_var: Final[ContextVar[Deadline | None]] = ContextVar(
 )
 
 
+_GRACE_S: Final = 0.005
+
+
 def current_worker() -> Worker:
     """Return the worker of this task or thread.
 
@@ -85,14 +88,19 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
         return
     if not timeout_s >= 0 or math.isinf(timeout_s):
         raise UsageError(f"a timeout is a number of seconds >= 0, not {timeout_s!r}")
-    limit = Deadline.after(timeout_s, asyncio.get_running_loop().time())
+    loop = asyncio.get_running_loop()
+    limit = Deadline.after(timeout_s, loop.time())
     outer = deadline_var.get()
     token = deadline_var.set(limit if outer is None else min(limit, outer))
+    # Calls watch the deadline themselves and say more: give them a moment to, counted
+    # from when the loop came to it, which may be late.
+    scope = asyncio.timeout(None)
+    timer = loop.call_at(limit.at_s, lambda: scope.reschedule(loop.time() + _GRACE_S))
     try:
-        # Calls watch the deadline themselves and say more: give them a moment to.
-        async with asyncio.timeout_at(limit.at_s + 0.005):
+        async with scope:
             yield
     finally:
+        timer.cancel()
         deadline_var.reset(token)
 
 

@@ -229,7 +229,7 @@ class InboundCall:
             del running
         except asyncio.CancelledError as error:
             self._on_task_cancelled(error)
-        except Exception as error:  # noqa: BLE001  (the caller gets it)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the caller gets it)
             self.link.answer_error(self, error)
         else:
             self.link.answer(self, result)
@@ -246,7 +246,7 @@ class InboundCall:
     ) -> None:
         try:
             result = self._in_thread(function, args, kwargs)
-        except Exception as error:  # noqa: BLE001  (the caller gets it)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the caller gets it)
             self.link.answer_error(self, error)
         else:
             self._on_returned(result)
@@ -256,6 +256,8 @@ class InboundCall:
     ) -> Any:
         """Call the function in this call's context, then let go of its arguments."""
         try:
+            if self.is_cancelled:  # while it waited for a thread: it need not begin
+                return None
             return self.context.run(function, *args, **kwargs)
         finally:
             args.clear()

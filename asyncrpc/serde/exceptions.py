@@ -6,7 +6,7 @@ becomes an instance of a class that is both `RemoteError` and the original class
 that either can be caught.  No constructor is called for it: constructors take what
 arguments they like, and `args` need not be those.
 
-What would end the caller rather than inform it (SystemExit, KeyboardInterrupt, the
+What would end the caller rather than inform it (SystemExit, StopIteration, the
 CancelledError of a task that was not its own) arrives as a plain `RemoteError`; so does
 what has a class that cannot be had here.
 """
@@ -27,6 +27,8 @@ DEPTH_MAX: Final = 16  # links of a chain of causes; a reader sees a handful
 NODES_MAX: Final = 128  # exceptions in one tree, members of groups included
 TEXT_MAX: Final = 64 << 10  # characters of a traceback or a text; the middle goes
 TYPES_MAX: Final = 256  # classes made per worker; programs raise tens
+# A generator or a coroutine takes the first two for its own end, and swallows them.
+_ENDING: Final = (StopIteration, StopAsyncIteration, asyncio.CancelledError)
 
 # What a RemoteError says of itself.  An exception that has an attribute of such a name
 # of its own keeps it (OwnerLostError has a worker: the owner), and lists it under OWN.
@@ -301,7 +303,7 @@ def _find_class(name: str, functions: FunctionTable) -> type[BaseException] | No
     if found is BaseExceptionGroup:
         return found
     harmful = not issubclass(found, (Exception, BaseExceptionGroup))
-    return None if harmful or issubclass(found, asyncio.CancelledError) else found
+    return None if harmful or issubclass(found, _ENDING) else found
 
 
 def _both(

@@ -367,7 +367,7 @@ class _Stopping:
 
 async def _serve(_rank: int, seat: _Seat) -> None:
     """Be a worker until the test is over."""
-    async with _worker_at(seat) as worker:
-        stopping = _Stopping()
-        worker.add_service(stopping)
+    worker, stopping = _worker_at(seat), _Stopping()
+    worker.add_service(stopping)  # before the start: the word may come during it
+    async with worker:
         await stopping.told.wait()

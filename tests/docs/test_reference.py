@@ -11,9 +11,18 @@ from pathlib import Path
 import pytest
 
 from asyncrpc import errors
+from asyncrpc.autograd import service
+from asyncrpc.runtime import callee, caller, threads
 from asyncrpc.runtime.options import Options
-from asyncrpc.serde import kinds
-from asyncrpc.wire.frames import CHUNK_BYTES, INLINE_BYTES_MAX, FrameKind
+from asyncrpc.serde import exceptions, kinds
+from asyncrpc.serde.policy import Limits
+from asyncrpc.transport import uds
+from asyncrpc.wire.frames import (
+    CHUNK_BYTES,
+    HEAD_BYTES_MAX,
+    INLINE_BYTES_MAX,
+    FrameKind,
+)
 from asyncrpc.wire.messages import Hello
 from asyncrpc.wire.reader import ReaderLimits
 
@@ -121,3 +130,23 @@ def test_sizes_on_the_wire_are_those_of_the_code() -> None:
     page = (REFERENCE / "wire-protocol.md").read_text("utf-8")
     assert f"more than {INLINE_BYTES_MAX >> 10} KiB MUST be deferred" in page
     assert f"SHOULD be at most\n{CHUNK_BYTES >> 10} KiB" in page
+
+
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [
+        ("functions named on one connection", caller.NAMES_MAX),
+        ("functions named on one connection", callee.NAMES_MAX),
+        ("ended autograd contexts remembered", service.ENDED_MAX),
+        ("threads of a worker", threads.THREADS_MAX),
+        ("path of a Unix socket", uds.PATH_BYTES_MAX),
+        ("head of a frame, HELLO", HEAD_BYTES_MAX),
+        ("characters of a traceback or an error's text", exceptions.TEXT_MAX),
+        ("containers inside each other", Limits().depth_max),
+        ("tensors, arrays, pickles, functions, references", Limits().objects_max),
+        ("dimensions of a tensor", Limits().dimensions_max),
+    ],
+)
+def test_limits_are_those_of_the_code(what: str, number: int) -> None:
+    listed = {row[0]: row[1] for row in rows("limits.md")}
+    assert listed[what] == f"{number:,}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -266,3 +267,152 @@ async def tensors(count: int, elements: int) -> AsyncIterator[torch.Tensor]:
 
 def unsendable() -> Any:
     return threading.Lock()
+
+
+def open_gate(test: str) -> None:
+    watches[test].gate.set()
+
+
+async def block_on_loop(to: str) -> Any:
+    return asyncrpc.rpc_sync(to, add, (1,))
+
+
+# --- async_execution -----------------------------------------------------------------
+
+
+@asyncrpc.functions.async_execution
+def add_elsewhere(to: str, x: int, y: int) -> Any:
+    return asyncrpc.rpc_async(to, add, (x, y))
+
+
+@asyncrpc.functions.async_execution
+async def add_elsewhere_async(to: str, x: int, y: int) -> Any:
+    return await asyncrpc.current_worker().peer(to).call(add, x, y)
+
+
+@asyncrpc.functions.async_execution
+def chained(to: list[str], x: int) -> Any:
+    if not to:
+        return asyncrpc.rpc_async(asyncrpc.current_worker().name, add, (x, 1))
+    return asyncrpc.rpc_async(to[0], chained, (to[1:], x))
+
+
+@asyncrpc.functions.async_execution
+def no_future() -> int:
+    return 1
+
+
+@asyncrpc.functions.async_execution
+def raises_at_once() -> Any:
+    raise ValueError("at once")
+
+
+@asyncrpc.functions.async_execution
+def fails_later(to: str) -> Any:
+    return asyncrpc.rpc_async(to, fail)
+
+
+@asyncrpc.functions.async_execution
+def torch_future(x: int) -> Any:
+    future: Any = torch.futures.Future()
+    threading.Thread(target=lambda: future.set_result(x + 1)).start()
+    return future
+
+
+@asyncrpc.functions.async_execution
+def concurrent_future(x: int) -> Any:
+    future: concurrent.futures.Future[int] = concurrent.futures.Future()
+    threading.Thread(target=lambda: future.set_result(x + 1)).start()
+    return future
+
+
+def fail() -> None:
+    raise ValueError("later")
+
+
+class Elsewhere:
+    """`async_execution` in every place where torch allows it."""
+
+    def __init__(self, base: int = 0) -> None:
+        self.base = base
+
+    @staticmethod
+    @asyncrpc.functions.async_execution
+    def static(to: str, x: int) -> Any:
+        return asyncrpc.rpc_async(to, add, (x,))
+
+    @classmethod
+    @asyncrpc.functions.async_execution
+    def of_class(cls, to: str, x: int) -> Any:
+        return asyncrpc.rpc_async(to, add, (x, len(cls.__name__)))
+
+    @asyncrpc.functions.async_execution
+    def bound(self, to: str, x: int) -> Any:
+        return asyncrpc.rpc_async(to, add, (x, self.base))
+
+
+class Sleeper:
+    """Sleeps until it is cancelled, and can be asked about it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncrpc.current_worker().loop
+        self.begun = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def wait_begun(self) -> None:
+        await self.begun.wait()
+
+    async def wait_cancelled(self) -> str:
+        await self.cancelled.wait()
+        return asyncrpc.current_worker().name
+
+
+async def sleep_on(sleeper: asyncrpc.RRef[Sleeper]) -> None:
+    here = sleeper.local_value()
+    here.begun.set()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        here.cancelled.set()
+
+
+def wait_briefly(to: str) -> tuple[str, int]:
+    """Wait less than a call takes, then as long as it takes."""
+    call = asyncrpc.rpc_async(to, slow_one)
+    try:
+        call.wait(timeout=0.01)
+    except TimeoutError:
+        return "timed out", call.wait()
+    return "was too quick", 0
+
+
+async def slow_one() -> int:
+    await asyncio.sleep(0.1)
+    return 1
+
+
+def gated(test: str) -> Iterator[int]:
+    """Yield once, then wait in a thread until the test lets it."""
+    watch = watches[test]
+    try:
+        yield 0
+        _in_loop(watch.begun)
+        watch.gate.wait(10)
+        yield 1
+    finally:
+        watch.notes.append("finally")
+        _in_loop(watch.ended)
+
+
+async def count_and_wait(test: str) -> AsyncIterator[int]:
+    watch = watches[test]
+    try:
+        yield 0
+        watch.begun.set()
+        await asyncio.Event().wait()
+    finally:
+        watch.ended.set()
+
+
+def rows_of(rows: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield from rows

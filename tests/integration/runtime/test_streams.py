@@ -1,0 +1,160 @@
+"""The items of a generator there arrive here, in order, no faster than they are taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc import Options, RejectedError
+from asyncrpc.testing import Cluster
+from tests.integration.runtime import remote
+from tests.integration.runtime.conftest import Trio
+from tests.integration.runtime.remote import Watch
+
+GENERATORS = [remote.count_to, remote.count_sync]
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    remote.watches["w"] = made = Watch()
+    yield made
+    made.gate.set()
+    del remote.watches["w"]
+
+
+def stream(trio: Trio, function: Any, *args: Any) -> AsyncIterator[Any]:
+    return trio[0].peer("b").stream(function, *args)
+
+
+@pytest.mark.parametrize("function", GENERATORS)
+async def test_all_items_come_in_order(wired: Trio, function: Any) -> None:
+    found = [item async for item in stream(wired, function, 100)]
+    assert found == list(range(100))
+    assert [item async for item in stream(wired, function, 0)] == []
+
+
+async def test_large_and_small_items_keep_their_order(wired: Trio) -> None:
+    found = [item async for item in stream(wired, remote.tensors, 12, 200_000)]
+    assert [float(item[0]) for item in found] == list(range(12))
+    assert [len(item) for item in found[:2]] == [4, 200_000]
+
+
+@pytest.mark.parametrize("function", GENERATORS)
+async def test_a_producer_runs_no_further_ahead_than_its_credit(
+    watch: Watch, function: Any
+) -> None:
+    limit = 4
+    async with Cluster(2, options=Options(stream_items_max=limit)) as (a, _):
+        async with aclosing(a.peer("b").stream(function, 100, "w")) as items:
+            taken = 0
+            async for _ in items:
+                taken += 1
+                for _ in range(5):  # give the producer every chance
+                    await a.peer("b").call(remote.add, 1)
+                # One more is made and waits for room; a grant covers what was taken.
+                assert len(watch.notes) <= taken + limit + 1
+                if taken == 30:
+                    break
+        await asyncio.wait_for(watch.ended.wait(), 2)
+
+
+@pytest.mark.parametrize("function", GENERATORS)
+async def test_closing_early_runs_the_generators_finally(
+    wired: Trio, watch: Watch, function: Any
+) -> None:
+    async with aclosing(stream(wired, function, 10_000, "w")) as items:  # type: ignore[type-var]
+        async for item in items:
+            if item == 3:
+                break
+    await asyncio.wait_for(watch.ended.wait(), 2)
+    assert len(watch.notes) < 100
+
+
+async def test_closing_while_a_step_runs_in_a_thread_ends_the_generator_after_it(
+    trio: Trio, watch: Watch
+) -> None:
+    items = stream(trio, remote.gated, "w")
+    assert await anext(items) == 0
+    waiting = asyncio.ensure_future(anext(items))
+    await watch.begun.wait()  # the second step is in its thread now
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await trio[0].peer("b").call(remote.add_async, 1)
+    watch.gate.set()
+    await asyncio.wait_for(watch.ended.wait(), 2)
+    assert watch.notes == ["finally"]
+
+
+async def test_an_error_comes_after_the_items_before_it(wired: Trio) -> None:
+    found = []
+    with pytest.raises(ValueError, match="after 5"):
+        async for item in stream(wired, remote.fail_after, 5):
+            found.append(item)
+    assert found == [0, 1, 2, 3, 4]
+
+
+async def test_cancelling_the_consumer_ends_the_producer(
+    trio: Trio, watch: Watch
+) -> None:
+    async def consume() -> None:
+        async for _ in stream(trio, remote.count_and_wait, "w"):
+            pass
+
+    task = asyncio.create_task(consume())
+    await watch.begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(watch.ended.wait(), 2)
+
+
+async def test_a_deadline_ends_both_ends(trio: Trio, watch: Watch) -> None:
+    with pytest.raises(asyncrpc.DeadlineExceededError):
+        async with asyncrpc.deadline(0.1):
+            async for _ in stream(trio, remote.count_and_wait, "w"):
+                pass
+    await asyncio.wait_for(watch.ended.wait(), 2)
+
+
+async def test_the_producer_lost_is_an_error(trio: Trio) -> None:
+    a, b, _ = trio
+    items = stream(trio, remote.count_to, 1000)
+    assert await anext(items) == 0
+    link = a.directory.find("b").link
+    assert link is not None
+    link.connection.fail(asyncrpc.ConnectionLostError("cut by the test"))
+    with pytest.raises(asyncrpc.WorkerLostError, match="cut by the test"):
+        async for _ in items:
+            pass
+
+
+async def test_what_is_no_generator_is_rejected_and_so_is_one_that_is_called(
+    trio: Trio,
+) -> None:
+    with pytest.raises(RejectedError, match="use `call`"):
+        await anext(stream(trio, remote.add, 1))
+    with pytest.raises(RejectedError, match="use `stream`"):
+        await trio[0].peer("b").call(remote.count_to, 1)
+
+
+async def test_streams_of_one_connection_do_not_hold_each_other_up(
+    trio: Trio,
+) -> None:
+    slow = stream(trio, remote.count_to, 1000)
+    assert await anext(slow) == 0  # and is not taken from for a while
+    assert len([item async for item in stream(trio, remote.count_to, 500)]) == 500
+    assert [item async for item in slow] == list(range(1, 1000))
+
+
+async def test_tensors_in_arguments_and_to_oneself(trio: Trio) -> None:
+    a, _, _ = trio
+    rows = torch.arange(6.0).reshape(3, 2)
+    found = [row async for row in a.peer("a").stream(remote.rows_of, rows)]
+    assert torch.equal(torch.stack(found), rows)

@@ -1,0 +1,238 @@
+"""A step over many owners equals the step of one optimizer in one process, bitwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from asyncrpc import RRef, UsageError
+from asyncrpc.autograd import backward, context, get_gradients
+from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.testing import Cluster, acting_as
+from tests.numerics.groups import (
+    STEPS,
+    assert_same,
+    group_of,
+    inputs,
+    layers,
+    local_step,
+    loss_of,
+    one_process,
+    remote_step,
+)
+from tests.numerics.remote import PlainSGD, grads, set_grads
+
+# --- equal to one process ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.1}),
+        (
+            torch.optim.SGD,
+            {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+        ),
+        (torch.optim.Adam, {"lr": 0.01, "amsgrad": True}),
+        (torch.optim.AdamW, {"lr": 0.01}),
+        (torch.optim.Adagrad, {"lr": 0.1}),
+        (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5}),
+        (PlainSGD, {"lr": 0.1}),
+    ],
+)
+@pytest.mark.parametrize("on", ["b", "bc", "bca"])
+async def test_every_optimizer_steps_as_in_one_process(
+    cls: Any, options: dict[str, Any], on: str
+) -> None:
+    model, local = one_process(len(on), lambda it: cls(it.parameters(), **options))
+    async with layers(on) as group:
+        optimizer = DistributedOptimizer(cls, group.parameters, **options)
+        for step in range(STEPS):
+            local_step(model, local, step)
+            result = await remote_step(group, optimizer, step)
+            assert result.is_applied
+            assert result.gradients == len(group.parameters)
+            assert result.grad_norm is None
+        assert_same(await group.weights(), model)
+
+
+@pytest.mark.parametrize("on", ["b", "bca"])
+@pytest.mark.parametrize("clip", [0.5, 1e6])
+async def test_gradients_are_clipped_by_their_norm_over_all_owners(
+    on: str, clip: float
+) -> None:
+    model, local = one_process(
+        len(on), lambda it: torch.optim.SGD(it.parameters(), lr=0.1)
+    )
+    async with layers(on) as group:
+        optimizer = DistributedOptimizer(torch.optim.SGD, group.parameters, 0.1)
+        for step in range(STEPS):
+            local.zero_grad()
+            loss_of(model(inputs(step))).backward()  # type: ignore[no-untyped-call]
+            norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
+            local.step()
+            result = await remote_step(group, optimizer, step, clip_grad_norm=clip)
+            assert result.grad_norm == pytest.approx(norm.item(), rel=1e-12)
+        torch.testing.assert_close(
+            await group.weights(), list(model.parameters()), rtol=1e-12, atol=1e-12
+        )
+
+
+async def test_groups_have_options_of_their_own() -> None:
+    def prepare(model: nn.Sequential) -> torch.optim.Optimizer:
+        first, second = model[0].parameters(), model[1].parameters()
+        groups: list[dict[str, Any]] = [
+            {"params": list(first), "lr": 0.5},
+            {"params": list(second)},
+        ]
+        return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+    model, local = one_process(2, prepare)
+    async with layers("bc") as group:
+        groups = [
+            {"params": group.parameters[:2], "lr": 0.5},
+            {"params": group.parameters[2:]},
+        ]
+        optimizer = DistributedOptimizer(torch.optim.SGD, groups, lr=0.1, momentum=0.9)
+        assert await optimizer.get_lr() == [0.5, 0.1]
+        for step in range(STEPS):
+            local_step(model, local, step)
+            await remote_step(group, optimizer, step)
+        assert_same(await group.weights(), model)
+        del groups
+
+
+async def test_a_group_is_added_on_old_owners_and_on_new_ones() -> None:
+    def prepare(model: nn.Sequential) -> torch.optim.Optimizer:
+        return torch.optim.Adam([next(model[0].parameters())], lr=0.1)
+
+    model, local = one_process(2, prepare)
+    async with layers("bc") as group:
+        first, *rest = group.parameters
+        optimizer = DistributedOptimizer(torch.optim.Adam, [first], lr=0.1)
+        local_step(model, local, 0)
+        await remote_step(group, optimizer, 0)
+        local.add_param_group({"params": list(model.parameters())[1:], "lr": 0.01})
+        await optimizer.add_param_group({"params": rest, "lr": 0.01})
+        for step in range(1, STEPS):
+            local_step(model, local, step)
+            await remote_step(group, optimizer, step)
+        assert_same(await group.weights(), model)
+        await optimizer.set_lr(0.5, group=1)
+        assert await optimizer.get_lr() == [0.1, 0.5]
+        await optimizer.set_lr(0.25)
+        assert await optimizer.get_lr() == [0.25, 0.25]
+        del first, rest
+
+
+async def test_schedulers_step_on_every_owner() -> None:
+    model, local = one_process(2, lambda it: torch.optim.SGD(it.parameters(), lr=0.4))
+    schedule = torch.optim.lr_scheduler.StepLR(local, step_size=2, gamma=0.5)
+    async with layers("bc") as group:
+        optimizer = DistributedOptimizer(torch.optim.SGD, group.parameters, lr=0.4)
+        scheduler = await optimizer.lr_scheduler(
+            torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5
+        )
+        for step in range(STEPS):
+            local_step(model, local, step)
+            schedule.step()
+            await remote_step(group, optimizer, step)
+            await scheduler.step()
+        assert await optimizer.get_lr() == schedule.get_last_lr() == [0.1]
+        assert_same(await group.weights(), model)
+
+
+async def test_a_loaded_state_goes_on_as_if_nothing_had_happened() -> None:
+    model, local = one_process(2, lambda it: torch.optim.Adam(it.parameters(), lr=0.1))
+    async with layers("bc") as group:
+        first = DistributedOptimizer(torch.optim.Adam, group.parameters, lr=0.1)
+        for step in range(2):
+            local_step(model, local, step)
+            await remote_step(group, first, step)
+        state = await first.state_dict()
+        assert set(state) == {"b", "c"}
+        second = DistributedOptimizer(torch.optim.Adam, group.parameters, lr=7.0)
+        await second.load_state_dict(state)
+        assert await second.get_lr() == [0.1]
+        for step in range(2, STEPS):
+            local_step(model, local, step)
+            await remote_step(group, second, step)
+        assert_same(await group.weights(), model)
+        with pytest.raises(UsageError, match=r"workers \['b'\].* are on \['b', 'c'\]"):
+            await second.load_state_dict({"b": state["b"]})
+
+
+# --- only what is this context's, only what is ours ----------------------------------
+
+
+@pytest.mark.parametrize("cls", [PlainSGD, torch.optim.SGD])
+async def test_a_gradient_is_never_applied_twice(cls: Any) -> None:
+    """A parameter that took part in step 1 and not in step 2 stays as step 1 left it.
+
+    torch.distributed.optim steps it again, for optimizers without a functional twin.
+    """
+    async with Cluster(1) as (worker,):
+        with acting_as(worker):
+            used = torch.zeros(1, requires_grad=True)
+            unused = torch.zeros(1, requires_grad=True)
+            optimizer = DistributedOptimizer(cls, [RRef(used), RRef(unused)], lr=0.1)
+            async with context() as ctx:
+                await backward(ctx, [(used + unused).sum()])
+                assert (await optimizer.step(ctx)).gradients == 2
+            async with context() as ctx:
+                await backward(ctx, [used.sum()])
+                assert (await optimizer.step(ctx)).gradients == 1
+            assert used.item() == pytest.approx(-0.2)
+            assert unused.item() == pytest.approx(-0.1)
+
+
+async def test_an_owner_that_took_no_part_is_left_alone() -> None:
+    async with group_of("bc") as group:
+        optimizer = DistributedOptimizer(torch.optim.SGD, group.parameters, lr=1.0)
+        async with context() as ctx:
+            out = await group.modules[0].rpc_async()(torch.ones(3, dtype=torch.float64))
+            await backward(ctx, [out.sum()])
+            assert (await optimizer.step(ctx)).gradients == 1
+        stepped, left = await group.weights()
+        assert stepped.tolist() == [0.0] * 3
+        assert left.tolist() == [1.0] * 3
+
+
+async def test_parameters_of_others_are_left_alone() -> None:
+    async with layers("bc") as group:
+        before = await group.weights()
+        mine = group.parameters[:1]
+        optimizer = DistributedOptimizer(torch.optim.SGD, mine, lr=0.1)
+        assert (await remote_step(group, optimizer, 0)).gradients == 1
+        after = await group.weights()
+        assert not torch.equal(before[0], after[0])
+        for one, other in zip(before[1:], after[1:], strict=True):
+            assert torch.equal(one, other)
+        del mine
+
+
+async def test_grad_looks_untouched() -> None:
+    async with layers("bc") as group:
+        first, second = group.modules
+        await group.workers[0].peer("b").call(set_grads, first, 3.0)
+        optimizer = DistributedOptimizer(torch.optim.SGD, group.parameters, lr=0.1)
+        await remote_step(group, optimizer, 0)
+        kept = await group.workers[0].peer("b").call(grads, first)
+        assert all(one is not None and bool((one == 3.0).all()) for one in kept)
+        assert await group.workers[0].peer("c").call(grads, second) == [None, None]
+        del first, second
+
+
+async def test_clipping_leaves_the_gradients_of_the_context_as_they_are() -> None:
+    async with Cluster(1) as (worker,):
+        with acting_as(worker):
+            x = torch.zeros(4, requires_grad=True)
+            optimizer = DistributedOptimizer(torch.optim.SGD, [RRef(x)], lr=1.0)
+            async with context() as ctx:
+                await backward(ctx, [3 * x.sum()])
+                await optimizer.step(ctx, clip_grad_norm=1.0)
+                assert get_gradients(ctx)[x].tolist() == [3.0] * 4
+            assert x.norm().item() == pytest.approx(1.0, rel=1e-5)

@@ -1,0 +1,272 @@
+"""A step is all or nothing: what is refused or skipped leaves every owner as it was.
+
+Also: steps of many trainers, passes started elsewhere, and what owners keep how long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc import (
+    InvalidContextError,
+    OptimizerError,
+    RRef,
+    UsageError,
+    WorkerLostError,
+)
+from asyncrpc.autograd import Context, backward, context
+from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.testing import Cluster, acting_as
+from tests.numerics.groups import (
+    STEPS,
+    group_of,
+    loss_of_a_peer,
+    optimizers_of,
+    step_on_ones,
+)
+from tests.numerics.remote import PlainSGD, Scale, gathered, parameters_there, total
+
+# --- all or nothing ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on", ["b", "bc"])
+@pytest.mark.parametrize("factor", [math.inf, math.nan])
+async def test_a_gradient_that_is_not_finite_skips_the_step_everywhere(
+    on: str, factor: float
+) -> None:
+    async with group_of(on) as group:
+        optimizer = DistributedOptimizer(torch.optim.Adam, group.parameters, lr=0.1)
+        result = await step_on_ones(group, optimizer, factor, skip_nonfinite=True)
+        assert not result.is_applied
+        assert not math.isfinite(result.grad_norm)
+        assert all(bool((one == 1).all()) for one in await group.weights())
+        for state in (await optimizer.state_dict()).values():
+            assert state["optimizer"]["state"] == {}  # Adam has counted no step
+        assert (await step_on_ones(group, optimizer, skip_nonfinite=True)).is_applied
+        assert not any(bool((one == 1).any()) for one in await group.weights())
+
+
+async def test_an_owner_that_refuses_keeps_all_from_stepping() -> None:
+    async with group_of("bc") as group:
+        optimizer = await DistributedOptimizer(
+            torch.optim.SGD, group.parameters, lr=0.1
+        )
+        optimizers_of(group.workers[2]).on_peer_lost(group.workers[0].id, "a test")
+        with pytest.raises(
+            OptimizerError, match=r"nothing was applied.*worker 'c'.*no"
+        ):
+            await step_on_ones(group, optimizer)
+        assert all(bool((one == 1).all()) for one in await group.weights())
+
+
+async def test_an_owner_that_is_gone_keeps_all_from_stepping() -> None:
+    async with group_of("bc") as group:
+        optimizer = await DistributedOptimizer(
+            torch.optim.SGD, group.parameters, lr=0.1
+        )
+        async with context() as ctx:
+            out = await group.modules[0].rpc_async()(torch.ones(3, dtype=torch.float64))
+            await backward(ctx, [out.sum()])
+            await group.workers[2].shutdown()
+            with pytest.raises(OptimizerError, match="applied anywhere: worker 'c'"):
+                await optimizer.step(ctx)
+        left = await group.modules[0].rpc_async().weights()
+        assert left[0].tolist() == [1.0] * 3
+
+
+async def test_a_failure_while_applying_says_who_applied_and_who_did_not() -> None:
+    async with group_of("bc", Scale, (3,), (4,)) as group:
+        optimizer = DistributedOptimizer(PlainSGD, group.parameters, fails_at=4)
+        with pytest.raises(
+            OptimizerError,
+            match=r"applied on 'b', and failed on worker 'c'.*fails here",
+        ) as caught:
+            await step_on_ones(group, optimizer)
+        assert isinstance(caught.value.__cause__, ArithmeticError)
+        first, second = await group.weights()
+        assert first.tolist() == [0.9] * 3
+        assert second.tolist() == [1.0] * 4
+
+
+async def test_a_failure_of_the_only_owner_names_it() -> None:
+    async with group_of("b") as group:
+        optimizer = DistributedOptimizer(PlainSGD, group.parameters, fails_at=3)
+        with pytest.raises(OptimizerError, match=r"worker 'b', the only.*fails here"):
+            await step_on_ones(group, optimizer)
+
+
+async def test_a_step_cancelled_while_it_asks_is_applied_nowhere() -> None:
+    async with group_of("bc") as group:
+        optimizer = await DistributedOptimizer(
+            torch.optim.SGD, group.parameters, lr=0.1
+        )
+        async with context() as ctx:
+            x = torch.ones(3, dtype=torch.float64)
+            outs = [await module.rpc_async()(x) for module in group.modules]
+            await backward(ctx, [torch.stack(outs).sum()])
+            stepping = asyncio.create_task(optimizer.step(ctx))
+            await asyncio.sleep(0)  # it has begun, and no answer can be there
+            stepping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stepping
+            assert all(bool((one == 1).all()) for one in await group.weights())
+            assert (await optimizer.step(ctx)).is_applied
+
+
+# --- many trainers -------------------------------------------------------------------
+
+
+async def test_trainers_that_meet_the_owners_in_opposite_orders_all_get_through() -> (
+    None
+):
+    steps = 20
+    async with group_of("bc") as group:
+
+        async def train(order: int) -> None:
+            listed = group.parameters[::order]
+            optimizer = DistributedOptimizer(torch.optim.SGD, listed, lr=0.01)
+            for _ in range(steps):
+                assert (await step_on_ones(group, optimizer)).is_applied
+
+        await asyncio.gather(train(1), train(-1), train(1), train(-1))
+        for weights in await group.weights():
+            wanted = torch.full((3,), 1 - 4 * steps * 0.01, dtype=torch.float64)
+            torch.testing.assert_close(weights, wanted, rtol=1e-12, atol=1e-12)
+
+
+async def test_gradients_are_there_when_the_pass_was_started_by_another_worker() -> (
+    None
+):
+    """The commit comes to `c` from `b`, the step from `a`: it waits for the commit."""
+    async with group_of("c") as group:
+        optimizer = await DistributedOptimizer(
+            torch.optim.SGD, group.parameters, lr=0.1
+        )
+        for _ in range(STEPS):
+            async with context() as ctx:
+                x = torch.ones(3, dtype=torch.float64)
+                out = group.workers[0].peer("b").remote(total, group.modules[0], x)
+                await out.backward(ctx)
+                assert (await optimizer.step(ctx)).gradients == 1
+                del out
+        (weights,) = await group.weights()
+        wanted = torch.full((3,), 1 - STEPS * 0.1, dtype=torch.float64)
+        torch.testing.assert_close(weights, wanted, rtol=1e-12, atol=1e-12)
+
+
+async def test_a_pass_ends_on_workers_that_its_start_is_not_connected_to() -> None:
+    async with Cluster(3) as (a, b, c):
+        with acting_as(a):
+            async with context() as ctx:
+                x = torch.ones(3, dtype=torch.float64)
+                between = a.peer("b").remote(Between)
+                out = await between.rpc_async().forward(x)
+                await backward(ctx, [out.sum()])
+                assert a.directory.link_of(c.incarnation) is None
+                assert await between.rpc_async().gathered() == [[1.0] * 3]
+        assert b.directory.link_of(c.incarnation) is not None
+        del between
+
+
+class Between:
+    """A worker in the middle: it has a module elsewhere, which its caller never met."""
+
+    def __init__(self) -> None:
+        self.module = asyncrpc.remote("c", Scale)
+
+    async def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = await self.module.rpc_async()(x)
+        return result
+
+    async def gathered(self) -> list[list[float]]:
+        found = await asyncrpc.rpc_async("c", gathered, (self.module,))
+        return [one.tolist() for one in found]
+
+
+# --- lifetime, and what is refused ---------------------------------------------------
+
+
+async def test_owners_let_go_of_an_optimizer_that_was_collected() -> None:
+    async with group_of("bca") as group:
+        optimizer: DistributedOptimizer | None = await DistributedOptimizer(
+            torch.optim.SGD, group.parameters, lr=0.1
+        )
+        services = [optimizers_of(worker) for worker in group.workers]
+        assert [one.optimizers for one in services] == [1, 1, 1]
+        del optimizer
+        gc.collect()
+        for name in "bca":  # behind the notes, on the same links
+            await group.workers[0].peer(name).call(max, 1, 2)
+        assert [one.optimizers for one in services] == [0, 0, 0]
+
+
+async def test_owners_let_go_of_the_optimizers_of_a_worker_that_ended() -> None:
+    async with Cluster(3) as workers:
+        with acting_as(workers[0]):
+            module = workers[0].peer("b").remote(Scale)
+            found = await parameters_there(module)
+        with acting_as(workers[2]):
+            there = workers[2].peer("b").remote(Scale)
+            own = await parameters_there(there)
+            optimizer = await DistributedOptimizer(torch.optim.SGD, own, lr=0.1)
+        assert optimizers_of(workers[1]).optimizers == 1
+        lost = loss_of_a_peer(workers[1])
+        del there, own
+        await workers[2].shutdown()
+        await lost.wait()
+        assert optimizers_of(workers[1]).optimizers == 0
+        del optimizer, found, module
+
+
+async def test_what_cannot_be_made_is_refused_with_the_reason() -> None:
+    async with group_of("bc") as group:
+        with pytest.raises(UsageError, match="at least one parameter"):
+            DistributedOptimizer(torch.optim.SGD, [])
+        with pytest.raises(UsageError, match=r"parameter 0 is a Tensor.*takes RRefs"):
+            DistributedOptimizer(torch.optim.SGD, [torch.ones(1)])  # type: ignore[arg-type]
+        wrong = RRef(torch.ones(2))
+        with pytest.raises(OptimizerError, match=r"'a': parameter 0 of shape \(2,\)"):
+            await DistributedOptimizer(torch.optim.SGD, [wrong], lr=0.1)
+        text = RRef("no tensor")
+        with pytest.raises(OptimizerError, match="parameter 0 is a str"):
+            await DistributedOptimizer(torch.optim.SGD, [text], lr=0.1)
+        with pytest.raises(OptimizerError, match=r"'b'.*unexpected keyword.*'speed'"):
+            await DistributedOptimizer(torch.optim.SGD, group.parameters, speed=1)
+        del wrong, text
+
+
+async def test_a_failed_start_may_be_tried_again() -> None:
+    async with group_of("b") as group:
+        optimizer = DistributedOptimizer(torch.optim.SGD, group.parameters, lr=-1.0)
+        for _ in range(2):
+            with pytest.raises(OptimizerError, match="Invalid learning rate"):
+                await optimizer
+
+
+async def test_a_context_that_has_ended_is_refused() -> None:
+    async with group_of("bc") as group:
+        optimizer = DistributedOptimizer(torch.optim.SGD, group.parameters, lr=0.1)
+        ended: Context
+        async with context() as ended:
+            pass
+        with pytest.raises(InvalidContextError):
+            await optimizer.step(ended)
+        async with context() as ctx:
+            with pytest.raises(UsageError, match="clip_grad_norm is positive"):
+                await optimizer.step(ctx, clip_grad_norm=0.0)
+
+
+async def test_an_optimizer_of_a_worker_that_ended_says_so() -> None:
+    async with group_of("b") as group:
+        optimizer = DistributedOptimizer(torch.optim.SGD, group.parameters, lr=0.1)
+        async with context() as ctx:
+            await group.workers[1].shutdown()
+            with pytest.raises(OptimizerError, match="worker 'b'") as caught:
+                await optimizer.step(ctx)
+            assert isinstance(caught.value.__cause__, WorkerLostError)
