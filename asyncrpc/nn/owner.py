@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,8 @@ from asyncrpc.autograd.service import AutogradService
 from asyncrpc.errors import UsageError
 from asyncrpc.rref.handle import RRef
 from asyncrpc.runtime.context import current_worker
+
+T = TypeVar("T")
 
 
 def create(
@@ -82,7 +84,7 @@ async def state(rref: RRef[nn.Module]) -> dict[str, torch.Tensor]:
                 for name, value in module.state_dict().items()
             }
 
-    return await current_worker().run_in_thread(copy)
+    return await _in_thread(copy)
 
 
 async def load_state(
@@ -98,7 +100,7 @@ async def load_state(
             found = module.load_state_dict(state_dict, strict=strict)
         return list(found.missing_keys), list(found.unexpected_keys)
 
-    return await current_worker().run_in_thread(load)
+    return await _in_thread(load)
 
 
 async def forward(
@@ -115,9 +117,13 @@ async def forward(
         result = module(*here, **named)
         return pytree.tree_map_only(torch.Tensor, lambda value: value.cpu(), result)
 
-    # Modules may call on: in the caller's autograd context, and within its deadline.
+    return await _in_thread(run)
+
+
+async def _in_thread(job: Callable[[], T]) -> T:
+    """Run a job in a thread, in this call's worker, autograd context and deadline."""
     context = contextvars.copy_context()
-    return await current_worker().run_in_thread(lambda: context.run(run))
+    return await current_worker().run_in_thread(lambda: context.run(job))
 
 
 def _steps_held_off() -> AbstractContextManager[Any]:

@@ -75,7 +75,7 @@ class CalleeSide(LinkCore):
         except RemoteProtocolError:
             raise
         except AsyncRpcError as error:
-            self.answer_error(inbound, error)
+            self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
 
     def _expect(self, inbound: InboundCall, rref_id: list[int]) -> None:
         references = self.worker.references
@@ -105,7 +105,7 @@ class CalleeSide(LinkCore):
             with contextlib.suppress(CallError):  # this caller is told of `error`
                 self._named_target(target)
         self._begin_served(inbound)
-        self.answer_error(inbound, error)
+        self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
 
     def _dispatch(
         self,
@@ -193,7 +193,7 @@ class CalleeSide(LinkCore):
                 found = Target(name, function, mode_of(function))
                 self._run(inbound, found, args, kwargs, 0)
             except AsyncRpcError as error:
-                self.answer_error(inbound, error)
+                self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
 
         references.resolve(self.link, target, ready)
 
@@ -215,7 +215,12 @@ class CalleeSide(LinkCore):
         self._send_answer(inbound, FrameKind.RESPONSE, encoded, meta, pins)
 
     def answer_error(
-        self, inbound: InboundCall, error: BaseException, *, items: int = 0
+        self,
+        inbound: InboundCall,
+        error: BaseException,
+        *,
+        items: int = 0,
+        outcome: Outcome = Outcome.EXECUTED,
     ) -> None:
         """Send what a function raised, or keep it for those who ask for the value.
 
@@ -223,6 +228,7 @@ class CalleeSide(LinkCore):
             inbound: the call.
             error: what was raised.
             items: how many items a stream sent before.
+            outcome: whether the function ran; it has not if this worker refuses it.
         """
         if self.served.get(inbound.call_id) is not inbound:
             return
@@ -239,7 +245,8 @@ class CalleeSide(LinkCore):
             error, self.codec, worker=self.worker.name, pid=os.getpid()
         )
         encoded = self.codec.encode(tree)
-        self._send_answer(inbound, FrameKind.ERROR, encoded, None, None, items)
+        meta = None if outcome is Outcome.EXECUTED else {"o": outcome.name}
+        self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items)
 
     def forget(self, inbound: InboundCall) -> None:
         """Nobody waits for this call any more: no answer."""

@@ -20,9 +20,8 @@ from asyncrpc.runtime import streams
 from asyncrpc.runtime.core import NO_META, LinkCore
 from asyncrpc.runtime.futures import CallFuture
 from asyncrpc.serde import rebuild_exception
-from asyncrpc.wire.frames import Flags, FrameKind
+from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind
 from asyncrpc.wire.messages import Meta, pack_head, unpack_head
-from asyncrpc.wire.outbox import INLINE_BYTES_MAX
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.connection import Connection
@@ -268,25 +267,29 @@ class CallerSide(LinkCore):
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        call = self.pending.take(call_id)
+        call = self.pending.get(call_id)
         meta = self._answer_meta(head)
         if call is None:
+            self.pending.take(call_id)  # refuses an answer that the peer made up
             self._take_back(meta)
             return
         call.settle()
         self._release_pins(call, meta)
         try:
             tree = self.codec.decode(control, buffers)
-            error: BaseException = rebuild_exception(
+            error: CallError = rebuild_exception(
                 tree, self.worker.functions, function=call.function, to=call.to
             )
+            error.outcome = Outcome.__members__.get(meta.get("o", ""), error.outcome)
         except CallError as undecodable:
             undecodable.function, undecodable.to = call.function, call.to
             error = undecodable
         if isinstance(call, CallFuture):
+            self.pending.take(call_id)
             call.fail(error)
         else:
             call.on_error(error, aux)
+            self._end_if_whole(call)
 
     def _on_stream_item(
         self,
@@ -309,15 +312,24 @@ class CallerSide(LinkCore):
             inflow.on_error(error, 0)
             return
         inflow.on_item(int(record[0]), value)
+        self._end_if_whole(inflow)
         self._take_over(loans)
 
     def _on_stream_end(
         self, _flags: int, call_id: int, aux: int, head: bytes, *_rest: object
     ) -> None:
-        inflow = self.pending.take(call_id)
-        if isinstance(inflow, streams.Inflow):
-            self._release_pins(inflow, self._answer_meta(head))
-            inflow.on_end(aux)
+        inflow = self.pending.get(call_id)
+        if not isinstance(inflow, streams.Inflow):
+            self.pending.take(call_id)  # refuses an answer that the peer made up
+            return
+        self._release_pins(inflow, self._answer_meta(head))
+        inflow.on_end(aux)
+        self._end_if_whole(inflow)
+
+    def _end_if_whole(self, inflow: streams.Inflow) -> None:
+        """Forget a stream once its end and every item are in: the end may overtake."""
+        if inflow.is_whole:
+            self.pending.take(inflow.call_id)
 
     def _release_pins(self, call: CallFuture[Any] | streams.Inflow, meta: Meta) -> None:
         """The answer is here: the request need not be kept up any more."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncrpc.clock import Deadline
-from asyncrpc.errors import DeadlineExceededError, Outcome
+from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
 from asyncrpc.runtime.context import current_call_var, deadline_var
 from asyncrpc.runtime.futures import CallFuture
 
@@ -238,6 +238,9 @@ class InboundCall:
         """Answer for a task cancelled by its caller, its deadline or itself."""
         if self.is_cancelled:
             self.link.forget(self)
+        elif self.link.worker.is_draining:
+            gone = WorkerLostError("the worker shut down before the function ended")
+            self.link.answer_error(self, gone, outcome=Outcome.UNKNOWN)
         else:
             self.link.answer_error(self, error)
 
@@ -293,7 +296,7 @@ class InboundCall:
             outcome=Outcome.UNKNOWN,
             timeout_s=self.deadline.allowed_s if self.deadline is not None else 0.0,
         )
-        self.link.answer_error(self, error)
+        self.link.answer_error(self, error, outcome=Outcome.UNKNOWN)
         self.cancel()
 
 

@@ -100,6 +100,11 @@ class Inflow:
         self._error = error
         self._arrived.set()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the stream has ended and all its items have arrived."""
+        return self._end is not None and self._next + len(self._items) >= self._end
+
     async def take(self) -> Any:
         """Return the next item, or `END`; raise what ended the stream.
 
@@ -203,8 +208,12 @@ async def _in_threads(
         return inbound.link.worker.run_in_thread(lambda: context.run(job))
 
     generator = await in_thread(lambda: function(*args, **kwargs))
+    step = in_thread(lambda: next(generator, _END))
     try:
-        while (item := await in_thread(lambda: next(generator, _END))) is not _END:
+        while (item := await asyncio.shield(step)) is not _END:
             yield item
+            step = in_thread(lambda: next(generator, _END))
     finally:
+        # A step cannot be interrupted, and a generator that runs cannot be closed.
+        await asyncio.gather(step, return_exceptions=True)
         await in_thread(generator.close)

@@ -34,8 +34,10 @@ def test_every_form_is_read(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "/", "/cpu", "ps/", "ps/cpu/0", "ps/cuda:", "ps/:0", "ps/cuda:-1", "ps/CUDA"]
-    + ["ps /cpu", "ps/cpu ", "ps/cuda:x", "\n", "ps/cpu\n", None, 3],
+    [
+        *("", "/", "/cpu", "ps/", "ps/cpu/0", "ps/cuda:", "ps/:0", "ps/cuda:-1"),
+        *("ps/CUDA", "ps /cpu", "ps/cpu ", "ps/cuda:x", "\n", "ps/cpu\n", None, 3),
+    ],
 )
 def test_anything_else_is_refused_and_shown(text: Any) -> None:
     with pytest.raises(UsageError) as caught:

@@ -28,7 +28,9 @@ def test_complex_and_sparse_gradients_count_by_their_parts() -> None:
     imaginary = torch.tensor([3 + 4j], dtype=torch.complex64)
     assert squared_norm(by_parameter(imaginary, imaginary.conj())) == 50.0
     # An index that comes twice: its values add up before they are squared.
-    sparse = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (5,))
+    sparse = torch.sparse_coo_tensor(
+        torch.tensor([[0, 0]]), torch.tensor([1.0, 2.0]), (5,), check_invariants=True
+    )
     assert squared_norm(by_parameter(sparse)) == pytest.approx(9.0)
 
 
