@@ -51,6 +51,10 @@ class PassMachine(Generic[S, L]):
         """Whether every start has run."""
         return not (self._waiting or self._ready or self._in_hand)
 
+    def is_last(self, batch: Collection[S]) -> bool:
+        """Say whether nothing runs beside a batch in hand, and nothing after it."""
+        return not (self._waiting or self._ready) and self._in_hand == len(batch)
+
     @property
     def waits_for(self) -> Collection[S]:
         """Starts whose gradients have not come: what a stuck pass is stuck on."""

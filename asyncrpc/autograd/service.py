@@ -393,8 +393,10 @@ class AutogradService:
             )
             one.machine.ran(batch)
             return region.received
+        # Runs overlap in the graph: only the last one may free it.
+        keep = flow.retain_graph or not one.machine.is_last(batch)
         await self._in_thread(
-            lambda: engine.run_partial(starts, region, one.sums, retain_graph=True)
+            lambda: engine.run_partial(starts, region, one.sums, retain_graph=keep)
         )
         complete = set(one.machine.ran(batch))
         if one.machine.is_done:

@@ -8,6 +8,7 @@ peers) before the parent's patience does.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import inspect
 import multiprocessing
@@ -17,11 +18,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from multiprocessing import connection
 from types import FrameType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
@@ -33,6 +34,9 @@ STARTED: Final = (
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _EXIT_BY_SIGTERM: Final = 128 + signal.SIGTERM  # as a shell reports it
 
+_TERMINATED: Final = object()  # SIGTERM ended the coroutine
+
+T = TypeVar("T")
 ReportWriter: TypeAlias = "connection.Connection[bytes, bytes]"
 
 
@@ -124,14 +128,42 @@ def _call(rank: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> Report:
             # Only a coroutine needs the loop, and uvloop's import.
             from asyncrpc.runtime import loops  # noqa: PLC0415
 
-            value = loops.run(value)
+            value = loops.run(_until_terminated(value))
     except _Terminated:
         raise
     except SystemExit as exit_:
         return _on_system_exit(exit_)
     except BaseException as error:  # noqa: BLE001  the parent raises it again
         return _raised(error, exit_code=1)
+    if value is _TERMINATED:
+        raise _Terminated(_EXIT_BY_SIGTERM)
     return _returned(value)
+
+
+async def _until_terminated(main: Coroutine[Any, Any, T]) -> T | object:
+    """Run `main`; SIGTERM cancels it, between two steps of the loop and not within one.
+
+    An exception raised by a signal's handler may strike inside a callback of the loop,
+    which takes it for a fault of that callback.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    signals: list[int] = []
+
+    def end() -> None:
+        signals.append(signal.SIGTERM)
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, end)
+    try:
+        return await main
+    except asyncio.CancelledError:
+        if not signals:
+            raise
+        return _TERMINATED
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if signals else _raise_terminated)
 
 
 def _returned(value: object) -> Report:

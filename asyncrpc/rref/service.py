@@ -19,7 +19,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.pins import Shared
 from asyncrpc.rref.travel import Travel
-from asyncrpc.rref.values import OwnedValues
+from asyncrpc.rref.values import OwnedValues, result_of
 from asyncrpc.runtime.futures import CallFuture
 from asyncrpc.runtime.starting import UNSET
 from asyncrpc.runtime.worker import Worker
@@ -41,7 +41,8 @@ class RRefService(Travel, OwnedValues):
         if timeout_s is UNSET:
             timeout_s = self.worker.options.rpc_timeout_s
         async with asyncio.timeout(timeout_s):
-            return await asyncio.shield(future)
+            await asyncio.wait([future])
+        return result_of(future)
 
     def start_method(
         self, handle: RRef[Any], name: str, args: Any, kwargs: Any, timeout_s: Any

@@ -234,8 +234,13 @@ class RRefTable:
         if len(queue) == 1 and not self.worker.is_closed:
             self.worker.start_task(self._connect_and_send(to))
 
+    def _listed_name(self, to: Incarnation) -> str:
+        """Return the name of a worker that has not spoken to us: a creator we probe."""
+        members = self.worker.directory.members
+        return next((one.name for one in members if one.incarnation == to), "")
+
     async def _connect_and_send(self, to: Incarnation) -> None:
-        name = self._names.get(to, "")
+        name = self._names.get(to) or self._listed_name(to)
         try:
             link = await self.worker.link_to(name)
         except (CallError, TransportError, UsageError) as error:

@@ -19,6 +19,7 @@ from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.table import RRefTable
 from asyncrpc.runtime.inbound import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.link import Link
+from asyncrpc.serde.dismantling import assemble, dismantle
 
 
 class _Returned:
@@ -129,12 +130,31 @@ class OwnedValues(RRefTable):
             raise UsageError(
                 f"the value of {handle!r} is still being made; `await rref.to_here()`"
             )
-        return future.result()
+        return result_of(future)
+
+
+def result_of(done: asyncio.Future[Any]) -> Any:
+    """Return a value that is here, or raise a copy of why there is none.
+
+    Not the error that is kept: raising it would hang frames on it, and a frame may hold
+    the very reference whose entry keeps the error.
+    """
+    error = done.exception()
+    if error is not None:
+        raise _copy_of(error)
+    return done.result()
+
+
+def _copy_of(error: BaseException) -> BaseException:
+    copy = assemble(type(error), dismantle(error))
+    copy.__cause__, copy.__context__ = error.__cause__, error.__context__
+    copy.__suppress_context__ = error.__suppress_context__
+    return copy.with_traceback(error.__traceback__)
 
 
 def _raiser(error: BaseException) -> Callable[..., Any]:
     def fail(*_args: Any, **_kwargs: Any) -> Any:
-        raise error
+        raise _copy_of(error)
 
     setattr(fail, MODE_ATTRIBUTE, Mode.ON_LOOP)
     return fail

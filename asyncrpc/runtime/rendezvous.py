@@ -262,7 +262,7 @@ def _refuse_taken(member: Member, others: Any) -> None:
                 f"the name {member.name!r} is not unique: another worker of this group "
                 "has it"
             )
-        if other.rank == member.rank:
+        if other.rank == member.rank >= 0:
             raise UsageError(f"two workers of this group have rank {member.rank}")
 
 

@@ -246,8 +246,19 @@ async def test_values_move_to_the_device_and_back() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    "parameters to cuda zero_grad register_forward_hook add_module named_parameters "
-    "buffers half apply requires_grad_".split(),
+    [
+        "parameters",
+        "to",
+        "cuda",
+        "zero_grad",
+        "register_forward_hook",
+        "add_module",
+        "named_parameters",
+        "buffers",
+        "half",
+        "apply",
+        "requires_grad_",
+    ],
 )
 async def test_what_would_be_a_lie_is_refused_by_name(name: str) -> None:
     async with three_workers():

@@ -416,3 +416,48 @@ async def count_and_wait(test: str) -> AsyncIterator[int]:
 
 def rows_of(rows: torch.Tensor) -> Iterator[torch.Tensor]:
     yield from rows
+
+
+# --- references ----------------------------------------------------------------------
+
+
+async def add_through(rref: asyncrpc.RRef[Counter], by: int) -> int:
+    return int(await rref.rpc_async().add(by))
+
+
+async def value_of(rref: asyncrpc.RRef[Counter]) -> int:
+    return (await rref.to_here()).count
+
+
+async def value_of_first(nested: dict[str, list[tuple[Any]]]) -> int:
+    return await value_of(nested["it"][0][0])
+
+
+def make_reference(start: int) -> asyncrpc.RRef[Counter]:
+    return asyncrpc.RRef(Counter(start))
+
+
+async def slow_counter() -> Counter:
+    await asyncio.sleep(0.05)
+    return Counter(1)
+
+
+kept: list[asyncrpc.RRef[Counter]] = []
+
+
+def keep(rref: asyncrpc.RRef[Counter]) -> None:
+    kept.append(rref)
+
+
+async def value_of_kept() -> int:
+    return await value_of(kept[0])
+
+
+def let_go() -> None:
+    kept.clear()
+
+
+async def counts() -> dict[str, int]:
+    service: Any = asyncrpc.current_worker().references
+    found: dict[str, int] = service.counts()
+    return found

@@ -18,6 +18,7 @@ from asyncrpc import (
     deadline,
     serving,
 )
+from asyncrpc.runtime.context import deadline_var
 from asyncrpc.serving import Batcher
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group, Serving
@@ -212,6 +213,25 @@ async def test_one_members_deadline_is_not_the_others() -> None:
         gate.open.set()
         assert await patient == 4
     assert not gate.was_cancelled
+
+
+async def test_a_batch_has_the_latest_deadline_of_its_members() -> None:
+    """None if one of them has none: whoever completes the batch lends it nothing."""
+    seen: list[float | None] = []
+
+    async def look(numbers: list[int]) -> list[int]:
+        limit = deadline_var.get()
+        seen.append(None if limit is None else limit.allowed_s)
+        return numbers
+
+    async def ask(timeout_s: float | None) -> int:
+        async with deadline(timeout_s):
+            return await batched(1)
+
+    async with Batcher(look, 2, FOREVER_S) as batched:
+        await asyncio.gather(ask(None), ask(5.0))
+        await asyncio.gather(ask(50.0), ask(5.0))
+    assert seen == [None, 50.0]
 
 
 async def test_before_it_is_entered_it_says_so() -> None:

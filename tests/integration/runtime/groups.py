@@ -1,0 +1,70 @@
+"""Groups whose workers are described one by one, and programs in processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from asyncrpc import Worker
+
+REPOSITORY = Path(__file__).parents[3]
+LIMIT_S = 10.0  # for one wait; only a failure reaches it
+
+
+@asynccontextmanager
+async def started(*workers: Worker) -> AsyncIterator[None]:
+    """Start workers at once; end those that started, in whatever way the block ends."""
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for worker in workers:
+                    starting.create_task(worker.__aenter__())
+        finally:
+            for worker in workers:
+                stack.push_async_callback(worker.shutdown)
+        yield
+
+
+async def outcomes(*workers: Worker) -> list[BaseException | Worker]:
+    """Start workers at once, end them; return the error of each, or the worker."""
+    starting = (worker.__aenter__() for worker in workers)
+    found = await asyncio.gather(*starting, return_exceptions=True)
+    await asyncio.gather(*(worker.shutdown() for worker in workers))
+    return found
+
+
+def free_port() -> int:
+    """Return a port that nobody has just now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def program(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the interpreter with `arguments`; whatever happens, it ends."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"ASYNCRPC_SECRET", "RANK", "WORLD_SIZE", "OMP_NUM_THREADS"}
+    }
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**inherited, "PYTHONPATH": str(REPOSITORY), **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -1,0 +1,238 @@
+"""A reference stands for a value elsewhere, wherever it goes, until nobody holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc import OwnerLostError, RRef, UsageError, Worker
+from asyncrpc.testing import ProcessCluster, acting_as
+from asyncrpc.wire.frames import FrameKind
+from tests.integration.runtime import failures, remote
+from tests.integration.runtime.conftest import Trio
+from tests.integration.runtime.remote import Counter
+
+NOTHING = {"owned": 0, "held": 0, "values": 0}
+
+
+def counts(worker: Worker) -> dict[str, int]:
+    service: Any = worker.references
+    found: dict[str, int] = service.counts()
+    return found
+
+
+async def all_freed(*workers: Worker) -> None:
+    """Wait until no worker owns or holds anything; a leak ends as a timeout."""
+    async with asyncio.timeout(5):
+        while any(counts(worker) != NOTHING for worker in workers):
+            gc.collect()
+            await asyncio.sleep(0.005)
+
+
+async def test_everything_a_reference_says_of_itself(wired: Trio) -> None:
+    a, b, c = wired
+    rref = a.peer("b").remote(Counter, 5)
+    assert (rref.owner_name(), rref.owner().id, rref.is_owner()) == ("b", 1, False)
+    assert (await rref.to_here()).count == 5
+    assert rref.confirmed_by_owner()
+    assert "UserRRef" in repr(rref)
+    with pytest.raises(UsageError, match="to_here"):
+        rref.local_value()
+    with acting_as(a):
+        own = RRef(Counter(1))
+    assert own.is_owner()
+    assert own.local_value() is await own
+    assert "OwnerRRef" in repr(own)
+    del rref, own
+    await all_freed(a, b, c)
+
+
+async def test_the_proxies_run_methods_on_the_owner(wired: Trio) -> None:
+    a, b, c = wired
+    rref = a.peer("b").remote(Counter)
+    assert await rref.rpc_async().add(2) == 2
+    assert await rref.rpc_async().add_async(by=3) == 5
+    assert await rref.rpc_async()(1) == 6
+    result = rref.remote().add(10)
+    assert result.owner_name() == "b"
+    assert await result == 16
+    assert await a.peer("c").call(remote.add_through, rref, 4) == 20
+    with pytest.raises(ValueError, match="the counter fails"):
+        await rref.rpc_async().fail()
+    with pytest.raises(AttributeError, match="nothing_such"):
+        await rref.rpc_async().nothing_such()
+    del rref, result
+    await all_freed(a, b, c)
+
+
+async def test_a_method_is_one_request_and_one_response(trio: Trio) -> None:
+    a, b, c = trio
+    rref = a.peer("b").remote(Counter)
+    await rref.to_here()
+    seen: list[int] = []
+    for worker, name in ((a, "b"), (b, "a")):
+        link = worker.directory.find(name).link
+        assert link is not None
+        handle = link.on_message
+
+        def note(kind: int, *rest: Any, handle: Any = handle) -> None:
+            seen.append(kind)
+            handle(kind, *rest)
+
+        link.connection._reader.sink.on_message = note  # type: ignore[method-assign]
+    assert await rref.rpc_async().add() == 1
+    assert seen == [FrameKind.REQUEST, FrameKind.RESPONSE]
+    del rref, link, handle, note
+    await all_freed(a, b, c)
+
+
+async def test_references_travel_in_every_direction(wired: Trio) -> None:
+    a, b, c = wired
+    rref = a.peer("b").remote(Counter, 7)
+    # to its owner, to a third worker, in containers, and back as a result
+    assert await a.peer("b").call(remote.value_of, rref) == 7
+    assert await a.peer("c").call(remote.value_of, rref) == 7
+    assert await a.peer("c").call(remote.value_of_first, {"it": [(rref,)]}) == 7
+    back = await a.peer("c").call(remote.echo, rref)
+    assert back.owner_name() == "b"
+    assert (await back.to_here()).count == 7
+    mine = await a.peer("b").call(remote.make_reference, 9)
+    assert (mine.owner_name(), (await mine).count) == ("b", 9)
+    with acting_as(a):
+        own = RRef(Counter(3))
+    assert await a.peer("b").call(remote.value_of, own) == 3
+    home = await a.peer("c").call(remote.echo, own)
+    assert home.is_owner()
+    assert home.local_value() is own.local_value()
+    del rref, back, mine, own, home
+    await all_freed(a, b, c)
+
+
+async def test_what_a_callee_keeps_stays_when_the_caller_lets_go(wired: Trio) -> None:
+    a, b, c = wired
+    rref = a.peer("b").remote(Counter, 4)
+    await a.peer("c").call(remote.keep, rref)
+    del rref
+    gc.collect()
+    await a.peer("b").call(remote.add, 1)
+    assert counts(b)["owned"] == 1
+    assert await a.peer("c").call(remote.value_of_kept) == 4
+    await a.peer("c").call(remote.let_go)
+    await all_freed(a, b, c)
+
+
+async def test_passed_on_before_it_is_made(trio: Trio) -> None:
+    a, b, c = trio
+    rref = a.peer("b").remote(remote.slow_counter)
+    assert await a.peer("c").call(remote.value_of, rref) == 1
+    del rref
+    await all_freed(a, b, c)
+
+
+async def test_what_failed_to_be_made_raises_for_everyone_who_asks(
+    trio: Trio,
+) -> None:
+    a, b, c = trio
+    rref = a.peer("b").remote(failures.two_arguments)
+    for ask in (rref.to_here, rref.rpc_async().get):
+        with pytest.raises(failures.TwoArgumentsError):
+            await ask()
+    with pytest.raises(failures.TwoArgumentsError):
+        await a.peer("c").call(remote.value_of, rref)
+    with pytest.raises(failures.TwoArgumentsError):
+        await a.peer("b").call(remote.value_of, rref)
+    del rref, ask
+    await all_freed(a, b, c)
+
+
+async def test_values_of_which_nobody_ever_asks_are_freed(trio: Trio) -> None:
+    a, b, c = trio
+    for _ in range(50):
+        a.peer("b").remote(Counter)
+        a.peer("a").remote(Counter)
+    await all_freed(a, b, c)
+
+
+async def test_references_to_oneself(trio: Trio) -> None:
+    a, b, c = trio
+    rref = a.peer("a").remote(Counter, 2)
+    assert (await rref.to_here()).count == 2
+    assert await rref.rpc_async().add() == 3
+    assert rref.is_owner()
+    assert await a.peer("a").call(remote.value_of, rref) == 3
+    del rref
+    await all_freed(a, b, c)
+
+
+async def test_a_reference_to_a_lost_owner_fails_at_once(trio: Trio) -> None:
+    a, b, c = trio
+    rref = a.peer("b").remote(Counter)
+    await rref.to_here()
+    await b.shutdown(drain_timeout_s=0)
+    with pytest.raises(OwnerLostError, match="'b'"):
+        async with asyncio.timeout(2):
+            while True:
+                try:
+                    await rref.to_here()
+                except asyncrpc.CallError:  # sent before the loss was known
+                    await asyncio.sleep(0)
+    del rref
+    await all_freed(a, c)
+
+
+async def test_a_lost_holder_holds_no_more(trio: Trio) -> None:
+    a, b, c = trio
+    rref = a.peer("b").remote(Counter)
+    await rref.to_here()
+    await a.shutdown(drain_timeout_s=0)
+    await all_freed(b, c)
+    del rref
+
+
+async def test_no_reference_is_pickled_behind_the_protocols_back(trio: Trio) -> None:
+    import pickle  # noqa: PLC0415
+
+    with acting_as(trio[0]):
+        rref = RRef(1)
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        pickle.dumps(rref)
+
+
+async def test_tensors_by_reference(wired: Trio) -> None:
+    a, b, c = wired
+    rref = a.peer("b").remote(torch.ones, 300, 300)
+    assert torch.equal(await rref.to_here(), torch.ones(300, 300))
+    total = rref.remote().sum()
+    assert await total == 90_000
+    del rref, total
+    await all_freed(a, b, c)
+
+
+async def test_many_forks_at_once_are_all_counted_down(trio: Trio) -> None:
+    a, b, c = trio
+    rref = a.peer("b").remote(Counter)
+    calls = [
+        a.peer(to).call(remote.forward, [via], remote.add_through, rref, 1)
+        for _ in range(20)
+        for to, via in (("b", "c"), ("c", "a"), ("c", "b"), ("a", "c"))
+    ]
+    assert sorted(await asyncio.gather(*calls)) == list(range(1, 81))
+    del rref, calls
+    await all_freed(a, b, c)
+
+
+async def test_between_processes() -> None:
+    async with ProcessCluster(["b", "c"], method="forkserver") as a:
+        rref = a.peer("b").remote(Counter, 1)
+        assert await a.peer("c").call(remote.add_through, rref, 2) == 3
+        assert (await rref).count == 3
+        del rref
+        await all_freed(a)
+        async with asyncio.timeout(5):
+            while await a.peer("b").call(remote.counts) != NOTHING:
+                await asyncio.sleep(0.01)

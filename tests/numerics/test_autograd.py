@@ -1,0 +1,381 @@
+"""A backward pass over several workers gives the gradients of one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc import RRef, Worker, autograd
+from asyncrpc.autograd import Context
+from asyncrpc.testing import Cluster, acting_as
+from tests.numerics import parts
+
+NAMES = ["a", "b", "c"]
+Trio = tuple[Worker, Worker, Worker]
+
+
+@pytest.fixture
+async def trio() -> AsyncIterator[Trio]:
+    parts.make_parameters(NAMES, 3, seed=1)
+    async with Cluster(names=NAMES) as (a, b, c):
+        with acting_as(a):
+            yield a, b, c
+
+
+def leaf(seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 + seed)
+    made = torch.randn(parts.SHAPE, dtype=torch.double, generator=generator)
+    return made.requires_grad_()
+
+
+async def gathered(a: Worker, context: Context) -> dict[str, Any]:
+    return {
+        name: await a.peer(name).call(parts.gradients_here, tuple(context.id))
+        for name in NAMES
+    }
+
+
+def expected(root: Callable[..., torch.Tensor], *leaves: torch.Tensor) -> dict[str, Any]:
+    """Run the same in one process; `root` is given the leaves and all parameters."""
+    flat = [one for name in NAMES for one in parts.parameters[name]]
+    found = torch.autograd.grad(
+        root(*leaves, parts.parameters), [*leaves, *flat], allow_unused=True
+    )
+    rest = list(found[len(leaves) :])
+    return {
+        "leaves": list(found[: len(leaves)]),
+        **{name: [rest.pop(0) for _ in parts.parameters[name]] for name in NAMES},
+    }
+
+
+def assert_same(found: list[Any], wanted: list[Any]) -> None:
+    """Compare values, and where there is none."""
+    if not found:
+        found = [None] * len(wanted)
+    assert [one is None for one in found] == [one is None for one in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+async def check(
+    a: Worker, context: Context, wanted: dict[str, Any], *leaves: torch.Tensor
+) -> None:
+    local = autograd.get_gradients(context)
+    assert_same([local.get(one) for one in leaves], wanted["leaves"])
+    found = await gathered(a, context)
+    for name in NAMES:
+        assert_same(found[name], wanted[name])
+    for name in NAMES:
+        assert all(one.grad is None for one in parts.parameters[name])
+
+
+async def test_there_and_back_and_there_and_back(trio: Trio) -> None:
+    a, _, _ = trio
+    x = leaf()
+    async with autograd.context() as context:
+        y = await a.peer("b").call(parts.zigzag, ["a", "b", "c", "a"], x)
+        z = await a.peer("b").call(parts.zigzag, ["a"], y * x)
+        await autograd.backward(context, [z.sum()])
+
+        def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
+            def zigzag(way: str, value: torch.Tensor) -> torch.Tensor:
+                for name in way:
+                    value = value * p[name][0]
+                for name in reversed(way):
+                    value = value * p[name][1]
+                return value
+
+            return zigzag("ba", zigzag("babca", x) * x).sum()
+
+        await check(a, context, expected(whole, x), x)
+
+
+async def test_several_calls_to_one_worker_share_its_parameters(trio: Trio) -> None:
+    a, _, _ = trio
+    x, y = leaf(1), leaf(2)
+    async with autograd.context() as context:
+        calls = [a.start_call("b", parts.combine, (x, y, i)) for i in (0, 1, 0)]
+        calls.append(a.start_call("b", parts.combine_in_thread, (y, x, 0)))
+        results = await asyncio.gather(*calls)
+        await autograd.backward(context, [torch.stack(results).prod()])
+
+        def whole(x: torch.Tensor, y: torch.Tensor, p: Any) -> torch.Tensor:
+            b = p["b"]
+            found = [parts.formula(x, y, b[i]) for i in (0, 1, 0)]
+            return torch.stack([*found, parts.formula(y, x, b[0])]).prod()
+
+        await check(a, context, expected(whole, x, y), x, y)
+
+
+async def test_a_result_that_is_not_used_costs_and_changes_nothing(trio: Trio) -> None:
+    a, _, _ = trio
+    x = leaf()
+    async with autograd.context() as context:
+        used = await a.peer("b").call(parts.combine, x, x, 0)
+        unused = await a.peer("c").call(parts.combine, x, x, 1)
+        await autograd.backward(context, [used.sum()])
+        assert unused.requires_grad
+        wanted = expected(lambda x, p: parts.formula(x, x, p["b"][0]).sum(), x)
+        await check(a, context, wanted, x)
+
+
+async def test_references_as_arguments_and_results(trio: Trio) -> None:
+    a, _, _ = trio
+    x = leaf()
+    async with autograd.context() as context:
+        weight = a.peer("b").remote(parts.parameter, 2)
+        own: RRef[torch.Tensor] = RRef(x)
+        middle = a.peer("c").remote(parts.combine, weight, own, 1)
+        result = await a.peer("b").call(parts.combine, middle, x, 0)
+        await autograd.backward(context, [(result + await middle).sum()])
+
+        def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
+            middle = parts.formula(p["b"][2], x, p["c"][1])
+            return (parts.formula(middle, x, p["b"][0]) + middle).sum()
+
+        await check(a, context, expected(whole, x), x)
+
+
+async def test_backward_of_a_reference(trio: Trio) -> None:
+    a, _, _ = trio
+    x = leaf()
+    async with autograd.context() as context:
+        result = a.peer("b").remote(parts.combine, x, x, 0)
+        total = result.remote().sum()
+        await total.backward(context)
+        wanted = expected(lambda x, p: parts.formula(x, x, p["b"][0]).sum(), x)
+        await check(a, context, wanted, x)
+
+
+async def test_several_roots(trio: Trio) -> None:
+    a, _, _ = trio
+    x = leaf()
+    async with autograd.context() as context:
+        one = await a.peer("b").call(parts.combine, x, x, 0)
+        two = await a.peer("c").call(parts.combine, one, x, 0)
+        await autograd.backward(context, [one.sum(), two.sum(), x.sum()])
+
+        def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
+            one = parts.formula(x, x, p["b"][0])
+            return (one + parts.formula(one, x, p["c"][0]) + x).sum()
+
+        await check(a, context, expected(whole, x), x)
+
+
+async def test_roots_of_any_shape_with_their_gradients(trio: Trio) -> None:
+    a, _, _ = trio
+    x = leaf()
+    weights = torch.tensor([1.0, -2.0, 3.0], dtype=torch.double)
+    async with autograd.context() as context:
+        y = await a.peer("b").call(parts.combine, x, x, 0)
+        with pytest.raises(asyncrpc.UsageError, match="no scalar"):
+            await autograd.backward(context, [y])
+        await autograd.backward(context, [y, y.sum()], gradients=[weights, None])
+        wanted = expected(
+            lambda x, p: (parts.formula(x, x, p["b"][0]) * (weights + 1)).sum(), x
+        )
+        await check(a, context, wanted, x)
+
+
+async def test_passes_accumulate_while_the_graph_is_kept(trio: Trio) -> None:
+    a, _, _ = trio
+    x = leaf()
+    async with autograd.context() as context:
+        loss = (await a.peer("b").call(parts.zigzag, ["c", "b"], x)).sum()
+        await autograd.backward(context, [loss], retain_graph=True)
+        await autograd.backward(context, [loss], retain_graph=True)
+
+        def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
+            b, c = p["b"], p["c"]
+            value = x * b[0] * c[0] * b[0] * b[1] * c[1] * b[1]
+            return 2 * value.sum()
+
+        await check(a, context, expected(whole, x), x)
+
+
+async def test_a_graph_that_was_not_kept_cannot_be_used_again(trio: Trio) -> None:
+    a, _, _ = trio
+    x = leaf()
+    async with autograd.context() as context:
+        loss = (await a.peer("b").call(parts.combine, x, x, 0)).sum()
+        await autograd.backward(context, [loss])
+        before = await gathered(a, context)
+        with pytest.raises(asyncrpc.BackwardFailedError, match="second time"):
+            await autograd.backward(context, [loss])
+        after = await gathered(a, context)
+        assert_same(after["b"], before["b"])
+
+
+async def test_received_tensors_may_be_changed_in_place(trio: Trio) -> None:
+    a, _, _ = trio
+    x = leaf()
+    async with autograd.context() as context:
+        y = await a.peer("b").call(parts.in_place, x * 2)
+        y.mul_(3)
+        await autograd.backward(context, [y.sum()])
+        wanted = expected(lambda x, p: ((x * 2 * p["b"][0] + 1) ** 2 * 3).sum(), x)
+        await check(a, context, wanted, x)
+
+
+async def test_a_tensor_changed_after_it_was_sent_has_the_gradient_of_what_was_sent(
+    trio: Trio,
+) -> None:
+    a, _, _ = trio
+    x = leaf()
+    async with autograd.context() as context:
+        middle = x * 2
+        y = await a.peer("b").call(parts.combine, middle, x, 0)
+        middle.add_(1)
+        await autograd.backward(context, [(y + middle).sum()])
+
+        def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
+            return (parts.formula(x * 2, x, p["b"][0]) + x * 2 + 1).sum()
+
+        await check(a, context, expected(whole, x), x)
+
+
+async def test_existing_grad_is_left_alone(trio: Trio) -> None:
+    a, _, _ = trio
+    x = leaf()
+    x.grad = torch.full_like(x, 7.0)
+    async with autograd.context() as context:
+        y = await a.peer("b").call(parts.combine, x, x, 0)
+        await autograd.backward(context, [y.sum()])
+        assert torch.equal(x.grad, torch.full_like(x, 7.0))
+        (wanted,) = expected(lambda x, p: parts.formula(x, x, p["b"][0]).sum(), x)[
+            "leaves"
+        ]
+        assert_same([autograd.get_gradients(context)[x]], [wanted])
+
+
+@pytest.mark.parametrize("way", [[], ["a", "b"]], ids=["straight", "to and fro"])
+async def test_hooks_see_each_whole_gradient_once(trio: Trio, way: list[str]) -> None:
+    a, _, _ = trio
+    weight = parts.parameters["b"][0]
+    seen: dict[str, list[Any]] = {"tensor": [], "accumulated": [], "node": []}
+    node = torch.autograd.graph.get_gradient_edge(weight).node
+    hooks = [
+        weight.register_hook(lambda gradient: seen["tensor"].append(gradient.clone())),
+        weight.register_post_accumulate_grad_hook(
+            lambda one: seen["accumulated"].append(
+                None if one.grad is None else one.grad.clone()
+            )
+        ),
+        node.register_hook(lambda *_: seen["node"].append(1)),
+    ]
+    x = leaf()
+    async with autograd.context() as context:
+        y = await a.peer("b").call(parts.zigzag, way, x)
+        await autograd.backward(context, [y.sum()])
+        found = (await gathered(a, context))["b"][0]
+    for hook in hooks:
+        hook.remove()
+    assert_same(seen["tensor"], [found])
+    assert_same(seen["accumulated"], [found])
+    assert seen["node"] == [1]
+    assert weight.grad is None
+
+
+async def test_a_node_that_fails_undoes_the_pass_everywhere_and_names_its_worker(
+    trio: Trio,
+) -> None:
+    a, _, _ = trio
+    x = leaf()
+    async with autograd.context() as context:
+        good = await a.peer("c").call(parts.combine, x, x, 0)
+        await autograd.backward(context, [good.sum()], retain_graph=True)
+        before = {**(await gathered(a, context)), "x": autograd.get_gradients(context)}
+        bad = await a.peer("b").call(parts.failing, good)
+        with pytest.raises(asyncrpc.BackwardFailedError, match="cannot go backward") as e:
+            await autograd.backward(context, [bad.sum() + good.sum()], retain_graph=True)
+        assert e.value.worker == "b"
+        after = {**(await gathered(a, context)), "x": autograd.get_gradients(context)}
+        for name in NAMES:
+            assert_same(after[name], before[name])
+        assert_same([after["x"][x]], [before["x"][x]])
+        await autograd.backward(context, [good.sum()])
+        again = (await gathered(a, context))["c"][0]
+        assert_same([again], [2 * before["c"][0]])
+
+
+async def test_contexts_of_two_tasks_never_mix(trio: Trio) -> None:
+    a, _, _ = trio
+    x = leaf()
+
+    async def one_pass(scale: float) -> Any:
+        async with autograd.context() as context:
+            for _ in range(5):
+                assert await a.peer("b").call(parts.context_here) == tuple(context.id)
+            y = await a.peer("b").call(parts.combine, x * scale, x, 0)
+            await autograd.backward(context, [y.sum()])
+            return autograd.get_gradients(context)[x]
+
+    found = await asyncio.gather(*(one_pass(float(i)) for i in range(1, 9)))
+    for i, gradient in enumerate(found, 1):
+        wanted = expected(
+            lambda x, p, i=i: parts.formula(x * i, x, p["b"][0]).sum(), x
+        )
+        assert_same([gradient], wanted["leaves"])
+
+
+async def test_a_context_inside_another_is_another(trio: Trio) -> None:
+    a, _, _ = trio
+    x = leaf()
+    async with autograd.context() as outer:
+        y = await a.peer("b").call(parts.combine, x, x, 0)
+        async with autograd.context() as inner:
+            z = await a.peer("b").call(parts.combine, x, x, 1)
+            await autograd.backward(inner, [z.sum()])
+        await autograd.backward(outer, [y.sum()])
+        wanted = expected(lambda x, p: parts.formula(x, x, p["b"][0]).sum(), x)
+        await check(a, outer, wanted, x)
+
+
+async def test_contexts_end_on_every_worker_that_they_reached(trio: Trio) -> None:
+    a, b, c = trio
+    services: list[Any] = [one.service("autograd") for one in (a, b, c)]
+    x = leaf()
+    async with autograd.context() as context:
+        y = await a.peer("b").call(parts.combine_by_way_of, "c", x, x, 0)
+        assert [one.open_contexts for one in services] == [1, 1, 1]
+        await autograd.backward(context, [y.sum()])
+    async with asyncio.timeout(2):
+        while any(one.open_contexts for one in services):
+            await asyncio.sleep(0)
+    with pytest.raises(asyncrpc.InvalidContextError, match="ended"):
+        autograd.get_gradients(context)
+    with pytest.raises(asyncrpc.InvalidContextError):
+        await autograd.backward(context, [y.sum()])
+
+
+async def test_outside_of_a_context_results_need_no_gradient(trio: Trio) -> None:
+    a, _, _ = trio
+    y = await a.peer("b").call(parts.combine, leaf(), leaf(1), 0)
+    assert y.grad_fn is None
+    with pytest.raises(asyncrpc.InvalidContextError):
+        autograd.current_context()
+
+
+async def test_roots_without_a_gradient_are_refused(trio: Trio) -> None:
+    async with autograd.context() as context:
+        with pytest.raises(asyncrpc.NoGradientPathError):
+            await autograd.backward(context, [torch.ones(())])
+        with pytest.raises(asyncrpc.UsageError, match="at least one root"):
+            await autograd.backward(context, [])
+
+
+async def test_a_worker_lost_in_mid_pass_fails_it(trio: Trio) -> None:
+    a, b, _ = trio
+    x = leaf()
+    async with autograd.context() as context:
+        y = await a.peer("b").call(parts.combine, x, x, 0)
+        await b.shutdown(drain_timeout_s=0)
+        with pytest.raises(asyncrpc.AutogradError):
+            await autograd.backward(context, [y.sum()])
+        assert autograd.get_gradients(context) == {}
