@@ -37,7 +37,6 @@ __all__ = [
     "ProtocolError",
     "RRefDeletedError",
     "RRefError",
-    "RRefLeakError",
     "RejectedError",
     "RemoteError",
     "RemoteProtocolError",
@@ -316,10 +315,6 @@ class OwnerLostError(RRefError, code="rref.owner_lost"):
 
 class RRefDeletedError(RRefError, code="rref.deleted"):
     """The value was freed, or was never here."""
-
-
-class RRefLeakError(RRefError, code="rref.leak"):
-    """Values were still held by other workers at shutdown."""
 
 
 class AutogradError(AsyncRpcError, code="autograd"):

@@ -59,7 +59,7 @@ def digits() -> list[tuple[torch.Tensor, torch.Tensor]]:
     found = load_digits()
     pixels = torch.tensor(found.data, dtype=torch.float32) / 16
     mixed = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
-    parts = mixed.split([EACH, EACH, HELD_OUT])
+    parts = torch.split(mixed, [EACH, EACH, HELD_OUT])
     return [(pixels[part], torch.tensor(found.target)[part]) for part in parts]
 
 
@@ -69,7 +69,7 @@ async def parameters_of(module: RRef[nn.Module]) -> list[RRef[nn.Parameter]]:
 
 
 async def train(index: int, options: Any, shared: Any, show: Any = None) -> float:
-    """Train the shared stages on this trainer's digits; return the last epoch's loss."""
+    """Train the shared stages on this trainer's digits; return the last loss."""
     stage0, stage1, barrier = shared
     pixels, labels = digits()[index]
     parameters = await stage0.remote_parameters()
@@ -78,7 +78,8 @@ async def train(index: int, options: Any, shared: Any, show: Any = None) -> floa
     order, steps, losses = torch.Generator().manual_seed(index), 0, [0.0]
     for _ in range(options.epochs):
         losses.clear()
-        for batch in torch.randperm(EACH, generator=order).split(options.batch_size):
+        mixed = torch.randperm(EACH, generator=order)
+        for batch in torch.split(mixed, options.batch_size):
             steps += 1
             if index == 1 and steps == options.fail_at:
                 raise RuntimeError(f"told to fail at step {steps}")
@@ -87,11 +88,11 @@ async def train(index: int, options: Any, shared: Any, show: Any = None) -> floa
                 scores = await stage1.rpc_async().forward(hidden)
                 loss = nn.functional.cross_entropy(scores, labels[batch])
                 await autograd.backward(ctx, [loss])
-                # The barrier is asyncio's own, on another worker.  No trainer may change
-                # parameters while one is between its forward and backward pass, ...
+                # The barrier is asyncio's own, on another worker.  Parameters must not
+                # change while a trainer is between its forward and backward pass, ...
                 await barrier.rpc_async().wait()
                 await optimizer.step(ctx)
-                await barrier.rpc_async().wait()  # ... or use them while one changes.
+                await barrier.rpc_async().wait()  # ... or be used while they change
             losses.append(loss.item())
             if show is not None:
                 show(steps, sum(losses) / len(losses))
@@ -112,12 +113,11 @@ async def drive(options: argparse.Namespace, console: Console) -> None:
         bar = bars.add_task("starting", total=options.epochs * steps_each)
 
         def show(steps: int, loss: float) -> None:
-            epoch = (
-                f"epoch {-(-steps // steps_each):2}/{options.epochs}  loss {loss:.4f}"
-            )
-            bars.update(bar, completed=steps, description=epoch)
+            epoch = -(-steps // steps_each)
+            text = f"epoch {epoch:2} of {options.epochs}, loss {loss:.4f}"
+            bars.update(bar, completed=steps, description=text)
             if not console.is_terminal and steps % steps_each == 0:
-                console.print(epoch)
+                console.print(text)
 
         begun = time.perf_counter()
         losses = await asyncio.gather(

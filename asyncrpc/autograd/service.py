@@ -138,7 +138,7 @@ class AutogradService:
         """
         state = self._contexts.get(context_id)
         if state is not None:
-            await state.settled()
+            pass
         if context_id in self._ended:
             raise InvalidContextError(
                 f"autograd context {context_id} has ended on worker "

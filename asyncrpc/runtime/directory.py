@@ -60,7 +60,8 @@ class Directory:
         self._worker = worker
         self._entries: dict[str, Entry] = {}
         self._by_rank: dict[int, str] = {}
-        self._connections: set[Connection] = set()
+        # A set, but ordered: in a simulation runs must not depend on addresses.
+        self._connections: dict[Connection, None] = {}
         self._links: dict[Connection, Link] = {}
         self._by_incarnation: dict[Incarnation, Link] = {}
         self._handshakes = 0
@@ -122,11 +123,20 @@ class Directory:
         if entry.link is not None:
             return entry.link
         if self._closing:
-            raise ClosedError(f"the worker {self._worker.name!r} is shut down")
+            raise self._closed()
         if entry.dial is None:
             entry.dial = self._worker.start_task(self._dial(entry))
             entry.dial.add_done_callback(lambda task: _dial_done(entry, task))
-        return await asyncio.shield(entry.dial)
+        return await self._await_dial(entry.dial)
+
+    async def _await_dial(self, dial: asyncio.Task[Link]) -> Link:
+        try:
+            return await asyncio.shield(dial)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if dial.cancelled() and not (task and task.cancelling()):
+                raise self._closed() from None  # nobody cancelled whoever waits here
+            raise
 
     async def _dial(self, entry: Entry) -> Link:
         entry.came_up.clear()
@@ -197,6 +207,9 @@ class Directory:
         order = {"mem": 0, "uds": 1, "tcp": 2}
         return sorted(found, key=lambda address: order[address.scheme])
 
+    def _closed(self) -> ClosedError:
+        return ClosedError(f"the worker {self._worker.name!r} is shut down")
+
     def _unreachable(self, entry: Entry, error: BaseException) -> WorkerLostError:
         timeout_s = self._worker.options.connect_timeout_s
         why = f"no connection in {timeout_s:g} s" if not str(error) else str(error)
@@ -253,8 +266,11 @@ class Directory:
         )
         connection.on_lost = self._on_lost
         # Not before there is a transport: what never had one never ends either.
-        connection.on_made = self._connections.add
+        connection.on_made = self._note_made
         return connection
+
+    def _note_made(self, connection: Connection) -> None:
+        self._connections[connection] = None
 
     def _on_answer(self, entry: Entry, connection: Connection, hello: Hello) -> None:
         """The worker that we dialed has answered."""
@@ -370,7 +386,7 @@ class Directory:
     # --- the end ---------------------------------------------------------------------
 
     def _on_lost(self, connection: Connection, error: AsyncRpcError | None) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         link = self._links.pop(connection, None)
         if link is None:
             return

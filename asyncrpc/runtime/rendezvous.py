@@ -173,6 +173,7 @@ class StoreRendezvous:
         self.rank = rank
         self.world_size = world_size
         self._store: Store | None = None
+        self._has_met = False
         self._thread = ThreadPoolExecutor(1, f"asyncrpc-rendezvous-{rank}")
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
@@ -215,6 +216,7 @@ class StoreRendezvous:
         keys = [f"{PREFIX}/member/{rank}" for rank in range(self.world_size)]
         members = [Member.decode(packed) for packed in _get_all(store, keys)]
         self._count_in(store, "read")
+        self._has_met = True
         return members
 
     def _count_in(self, store: Store, phase: str) -> None:
@@ -240,8 +242,8 @@ class StoreRendezvous:
         """Keep a store alive that this worker hosts until all have read it."""
         store = self._store
         end_s = _now_s() + timeout_s
-        if store is None or self.rank != 0:
-            return
+        if store is None or self.rank != 0 or not self._has_met:
+            return  # it hosts nothing, or what nobody will read to the end
         poll = threading.Event()  # never set: a way to wait
         while not store.check([f"{PREFIX}/read/all"]) and _now_s() < end_s:
             poll.wait(_POLL_S)

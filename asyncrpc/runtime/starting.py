@@ -17,6 +17,7 @@ from asyncrpc.errors import (
     NotStartedError,
     Outcome,
     UsageError,
+    WorkerLostError,
 )
 from asyncrpc.runtime.context import effective_deadline
 from asyncrpc.runtime.directory import Directory
@@ -174,6 +175,9 @@ class CallStarter:
             call.fail(_named(error, call))
         except TimeoutError:
             call.fail(_never_sent(call, deadline.allowed_s))
+        except asyncio.CancelledError:
+            call.fail(_cut_off(call))  # unless it was the caller who gave up
+            raise
         except Exception as error:  # noqa: BLE001  (a value's own code; the caller's)
             call.fail(error)
 
@@ -249,6 +253,15 @@ def _named(error: AsyncRpcError, call: CallFuture[Any]) -> AsyncRpcError:
     if hasattr(error, "function") and hasattr(error, "to"):
         error.function, error.to = call.function, call.to
     return error
+
+
+def _cut_off(call: CallFuture[Any]) -> AsyncRpcError:
+    return WorkerLostError(
+        "this worker was shut down before it had a connection",
+        function=call.function,
+        to=call.to,
+        outcome=Outcome.NOT_EXECUTED,
+    )
 
 
 def _never_sent(call: CallFuture[Any], allowed_s: float) -> AsyncRpcError:

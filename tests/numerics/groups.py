@@ -19,6 +19,7 @@ from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.optim.service import OptimizerService
 from asyncrpc.runtime.link import Link
 from asyncrpc.testing import Cluster, acting_as
+from asyncrpc.testing.network import Network
 from tests.numerics.remote import Layer, Scale, Tensors, parameters_there
 
 STEPS = 5
@@ -57,9 +58,12 @@ async def make(
 
 @asynccontextmanager
 async def group_of(
-    on: str, module: Callable[..., nn.Module] = Scale, *args: Any
+    on: str,
+    module: Callable[..., nn.Module] = Scale,
+    *args: Any,
+    network: Network | None = None,
 ) -> AsyncIterator[Group]:
-    async with Cluster(3) as workers:
+    async with Cluster(3, network=network or "mem") as workers:
         with acting_as(workers[0]):
             group = await make(workers, on, module, *args)
             yield group

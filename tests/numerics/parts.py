@@ -49,9 +49,7 @@ def combine_in_thread(
     return formula(one, other, here()[index])
 
 
-async def combine_by_way_of(
-    to: str, one: Any, other: Any, index: int
-) -> torch.Tensor:
+async def combine_by_way_of(to: str, one: Any, other: Any, index: int) -> torch.Tensor:
     """Hand the work on to another worker."""
     return await asyncrpc.current_worker().peer(to).call(combine, one, other, index)
 

@@ -40,7 +40,9 @@ async def gathered(a: Worker, context: Context) -> dict[str, Any]:
     }
 
 
-def expected(root: Callable[..., torch.Tensor], *leaves: torch.Tensor) -> dict[str, Any]:
+def expected(
+    root: Callable[..., torch.Tensor], *leaves: torch.Tensor
+) -> dict[str, Any]:
     """Run the same in one process; `root` is given the leaves and all parameters."""
     flat = [one for name in NAMES for one in parts.parameters[name]]
     found = torch.autograd.grad(
@@ -292,8 +294,12 @@ async def test_a_node_that_fails_undoes_the_pass_everywhere_and_names_its_worker
         await autograd.backward(context, [good.sum()], retain_graph=True)
         before = {**(await gathered(a, context)), "x": autograd.get_gradients(context)}
         bad = await a.peer("b").call(parts.failing, good)
-        with pytest.raises(asyncrpc.BackwardFailedError, match="cannot go backward") as e:
-            await autograd.backward(context, [bad.sum() + good.sum()], retain_graph=True)
+        with pytest.raises(
+            asyncrpc.BackwardFailedError, match="cannot go backward"
+        ) as e:
+            await autograd.backward(
+                context, [bad.sum() + good.sum()], retain_graph=True
+            )
         assert e.value.worker == "b"
         after = {**(await gathered(a, context)), "x": autograd.get_gradients(context)}
         for name in NAMES:
@@ -318,9 +324,7 @@ async def test_contexts_of_two_tasks_never_mix(trio: Trio) -> None:
 
     found = await asyncio.gather(*(one_pass(float(i)) for i in range(1, 9)))
     for i, gradient in enumerate(found, 1):
-        wanted = expected(
-            lambda x, p, i=i: parts.formula(x * i, x, p["b"][0]).sum(), x
-        )
+        wanted = expected(lambda x, p, i=i: parts.formula(x * i, x, p["b"][0]).sum(), x)
         assert_same([gradient], wanted["leaves"])
 
 

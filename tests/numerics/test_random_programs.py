@@ -142,9 +142,7 @@ async def test_a_random_program_has_the_gradients_of_one_process(seed: int) -> N
 
 async def compare(program: Program, context: autograd.Context) -> None:
     for name in program.names:
-        found = await program.a.peer(name).call(
-            parts.gradients_here, tuple(context.id)
-        )
+        found = await program.a.peer(name).call(parts.gradients_here, tuple(context.id))
         found = found or [None] * PARAMETERS
         for gradient, plain in zip(found, program.plain[name], strict=True):
             assert (gradient is None) == (plain.grad is None)

@@ -16,7 +16,7 @@ from torch import nn
 import asyncrpc
 from asyncrpc import RRef, UnknownWorkerError, UsageError, Worker
 from asyncrpc.autograd import backward, context, get_gradients
-from asyncrpc.nn import RemoteModule
+from asyncrpc.nn import RemoteModule, owner
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as
 
@@ -144,6 +144,18 @@ async def test_all_who_hold_it_use_the_same_module() -> None:
         assert (await returned.forward_async(torch.ones(1)))["out"].item() == 3.0
 
 
+async def test_it_may_be_passed_on_before_its_owner_has_heard_of_it() -> None:
+    """`b` learns of it from `c`, as `a` is still connecting, and asks `a` to wait."""
+    async with three_workers() as (a, b, c):
+        await a.peer("c").call(max, 1, 2)
+        await c.peer("b").call(max, 1, 2)
+        assert a.directory.link_of(b.incarnation) is None
+        module = RemoteModule("b", Doubling)
+        result = await a.peer("c").call(forward_of, module, torch.ones(1))
+        assert result["where"] == "b"
+        assert (await module.forward_async(torch.ones(1)))["where"] == "b"
+
+
 async def test_a_reference_to_a_module_is_enough() -> None:
     async with three_workers() as (a, _, _):
         rref = a.peer("b").remote(Doubling, 4.0)
@@ -181,6 +193,9 @@ async def test_its_state_is_a_copy_and_comes_back() -> None:
         assert list(state) == ["factor", "offset", "inner.weight", "inner.bias"]
         assert not any(value.requires_grad for value in state.values())
         state["factor"].fill_(7.0)
+        assert (await module.state_dict())["factor"].item() == 5.0
+        at_home = await owner.state(module.module_rref)
+        at_home["factor"].fill_(7.0)
         assert (await module.state_dict())["factor"].item() == 5.0
         assert await module.load_state_dict(state) == ([], [])
         assert (await module.state_dict())["factor"].item() == 7.0
@@ -247,17 +262,8 @@ async def test_values_move_to_the_device_and_back() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "parameters",
-        "to",
-        "cuda",
-        "zero_grad",
-        "register_forward_hook",
-        "add_module",
-        "named_parameters",
-        "buffers",
-        "half",
-        "apply",
-        "requires_grad_",
+        *("parameters", "named_parameters", "buffers", "to", "cuda", "half", "apply"),
+        *("zero_grad", "requires_grad_", "register_forward_hook", "add_module"),
     ],
 )
 async def test_what_would_be_a_lie_is_refused_by_name(name: str) -> None:

@@ -9,6 +9,7 @@ from multiprocessing import forkserver, resource_tracker
 import pytest
 
 from asyncrpc import Options, Worker
+from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import Wires
 
@@ -23,6 +24,7 @@ def kept_for_life() -> None:
     )
     resource_tracker.ensure_running()
     forkserver.ensure_running()
+    serve_store()  # libuv keeps the pipe for signals that its first loop makes
 
 
 @pytest.fixture(params=["mem", "uds", "tcp"])

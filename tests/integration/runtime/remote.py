@@ -138,12 +138,12 @@ def _in_loop(event: asyncio.Event) -> None:
 
 
 async def wait_for_ever(test: str) -> None:
-    watch = watches[test]
+    watch, name = watches[test], asyncrpc.current_worker().name
     watch.begun.set()
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
-        watch.notes.append(f"cancelled on {asyncrpc.current_worker().name}")
+        watch.notes.append(f"cancelled on {name}")
         raise
     finally:
         watch.ended.set()
@@ -461,3 +461,7 @@ async def counts() -> dict[str, int]:
     service: Any = asyncrpc.current_worker().references
     found: dict[str, int] = service.counts()
     return found
+
+
+async def sleep_long() -> None:
+    await asyncio.sleep(3600)

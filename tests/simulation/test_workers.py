@@ -1,0 +1,139 @@
+"""Workers on a network that delays, parts and crashes, in virtual time.
+
+The same seed gives the same run, event by event.  To look at one run, give its seed to
+`play`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+import asyncrpc
+from asyncrpc import Options, Outcome
+from asyncrpc.testing import Cluster
+from asyncrpc.testing.loop import SimLoop
+from asyncrpc.testing.network import Network
+
+SEEDS = range(20)
+OPTIONS = Options(drain_timeout_s=5.0, connect_timeout_s=10.0, rendezvous_timeout_s=60)
+runs: Counter[int] = Counter()  # how often each call of a scenario ran
+
+
+async def note(call: int) -> int:
+    runs[call] += 1
+    return call
+
+
+def note_plain(call: int) -> int:
+    runs[call] += 1
+    return call
+
+
+async def relay(to: str, call: int) -> int:
+    return await asyncrpc.current_worker().peer(to).call(note, call)
+
+
+async def stay() -> None:
+    await asyncio.Event().wait()
+
+
+Scenario = Callable[[Network], Coroutine[Any, Any, Any]]
+
+
+def play(scenario: Scenario, seed: int) -> list[tuple[float, str]]:
+    """Run a scenario to its end, and return what happened on the network."""
+    runs.clear()
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        network = Network(seed, runner.get_loop())
+        runner.run(scenario(network))
+        return list(network.trace)
+
+
+async def delays(network: Network) -> None:
+    """Every call is answered and ran once, however long messages take."""
+    for pair in ("ab", "bc", "ac"):
+        network.between(*pair).delay(network.rng.choice([0.0001, 0.01, 0.1]))
+        network.between(*pair).lose(network.rng.choice([0.0, 0.05]))
+    async with Cluster(3, network=network, options=OPTIONS) as (a, b, c):
+        calls = [
+            asyncio.create_task(one.peer(to).call(function, *args, number))
+            for number, (one, to, function, args) in enumerate(
+                [
+                    (a, "b", note, ()),
+                    (b, "a", note_plain, ()),
+                    (a, "c", relay, ("b",)),
+                    (b, "c", note, ()),
+                    (c, "a", relay, ("c",)),
+                ]
+                * 4
+            )
+        ]
+        assert await asyncio.gather(*calls) == list(range(20))
+    assert runs == Counter(range(20))
+
+
+async def partition_and_heal(network: Network) -> None:
+    """Calls time out by their deadline; those after it succeed, over a new connection.
+
+    The part that was cut off learns of neither, until the network heals.
+    """
+    async with Cluster(2, network=network, options=OPTIONS) as (a, _):
+        assert await a.peer("b").call(note, 0) == 0
+        before = a.directory.find("b").link
+        network.between("a", "b").partition()
+        begun_s = a.loop.time()
+        with pytest.raises(TimeoutError):
+            async with asyncrpc.deadline(3.0):
+                await a.peer("b").call(note, 1)
+        assert 3.0 <= a.loop.time() - begun_s < 3.1
+        await asyncio.sleep(network.rng.choice([1.0, 30.0]))
+        network.between("a", "b").drop_connections()
+        await asyncio.sleep(0.1)
+        with pytest.raises(asyncrpc.CallError) as caught:
+            async with asyncrpc.deadline(2.0):
+                await a.peer("b").call(note, 2)
+        assert caught.value.outcome is Outcome.NOT_EXECUTED
+        network.between("a", "b").heal()
+        assert await a.peer("b").call(note, 3) == 3
+        assert a.directory.find("b").link is not before
+    assert runs[2] == 0
+    assert max(runs.values()) == 1
+
+
+async def crash(network: Network) -> None:
+    """Who called a worker that dies is told; the others go on."""
+    async with Cluster(3, network=network, options=OPTIONS) as (a, b, c):
+        rref = a.peer("b").remote(note, 0)
+        await rref
+        call = a.start_call("b", stay)
+        through = c.start_call("a", relay, ("b", 1))
+        assert await through == 1
+        network.crash("b")
+        with pytest.raises(asyncrpc.WorkerLostError) as caught:
+            await call
+        assert caught.value.outcome is Outcome.UNKNOWN
+        with pytest.raises(asyncrpc.OwnerLostError):
+            await rref.to_here()
+        with pytest.raises(asyncrpc.WorkerLostError):
+            await c.peer("a").call(relay, "b", 2)
+        assert await c.peer("a").call(note, 3) == 3
+        await b.shutdown(drain_timeout_s=0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("scenario", [delays, partition_and_heal, crash])
+def test_a_scenario_holds_for_every_seed(scenario: Scenario, seed: int) -> None:
+    play(scenario, seed)
+
+
+@pytest.mark.parametrize("scenario", [delays, partition_and_heal, crash])
+def test_the_same_seed_is_the_same_run(scenario: Scenario) -> None:
+    first = play(scenario, 7)
+    assert first
+    assert play(scenario, 7) == first
+    assert play(scenario, 8) != first
