@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 import uvloop
 
+from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.testing.leaks import Snapshot, running_tasks
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -35,8 +36,10 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("asyncrpc")
-    # libuv keeps the pipe for signals that its first loop makes.
+    # libuv keeps the pipe for signals that its first loop makes; uvloop has one libuv,
+    # torch's store another.
     uvloop.new_event_loop().close()
+    serve_store()
 
 
 def pytest_asyncio_loop_factories(

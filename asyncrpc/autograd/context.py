@@ -15,6 +15,7 @@ from torch.autograd.graph import GradientEdge
 
 from asyncrpc.autograd.functions import CrossingId, Received, Region
 from asyncrpc.autograd.machine import PassMachine
+from asyncrpc.errors import AutogradError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class ContextState:
     """
 
     __slots__ = (
+        "_ended",
         "_pass_ended",
         "anchor",
         "gradients",
@@ -86,11 +88,24 @@ class ContextState:
         self.peers: set[WorkerId] = set()
         self.gradients: dict[torch.Tensor, torch.Tensor] = {}
         self.passes: dict[tuple[int, int], Pass] = {}
+        self._ended: set[tuple[int, int]] = set()  # two numbers for each pass
         self.anchor = torch.zeros((), requires_grad=True)
         self._pass_ended = asyncio.Event()
 
+    def join_pass(self, pass_id: tuple[int, int]) -> Pass:
+        """Return a backward pass, made if it is new here.
+
+        Raises:
+            AutogradError: it has ended: word of that may overtake a request, which
+                runs as a task.
+        """
+        if pass_id in self._ended:
+            raise AutogradError("the pass has been aborted")
+        return self.passes.setdefault(pass_id, Pass())
+
     def end_pass(self, pass_id: tuple[int, int]) -> Pass | None:
         """Forget a backward pass, and return it if it was known."""
+        self._ended.add(pass_id)
         self._pass_ended.set()
         return self.passes.pop(pass_id, None)
 
@@ -119,12 +134,14 @@ class Pass:
         arrived: gradients that have come and have not run.
         ran: by start, done when it has run and all that follows from it.
         sums: gradients of parameters so far, in partial runs.
+        leaving: gradients of received tensors so far, until they are sent.
         staged: gradients to be committed when the whole pass succeeds.
         tasks: what runs for it here.
     """
 
     __slots__ = (
         "arrived",
+        "leaving",
         "machine",
         "onward",
         "ran",
@@ -145,5 +162,6 @@ class Pass:
         self.ran: dict[CrossingId, asyncio.Future[None]] = {}
         self.reach_is_set = False
         self.sums: dict[torch.Tensor, torch.Tensor] = {}
+        self.leaving: dict[Received, torch.Tensor] = {}
         self.staged: dict[torch.Tensor, torch.Tensor] = {}
         self.tasks: set[asyncio.Task[None]] = set()

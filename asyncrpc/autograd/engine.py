@@ -9,16 +9,18 @@ value put back; all under a lock that optimizer steps take too.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.graph import GradientEdge
 
 from asyncrpc.autograd.functions import CrossingId, Received, Region
 
+K = TypeVar("K")
 Gradients = dict[torch.Tensor, torch.Tensor]
+Leaving = dict[Received, torch.Tensor]
 
 
 class Engine:
@@ -30,33 +32,37 @@ class Engine:
     def run_whole(
         self,
         starts: Sequence[tuple[GradientEdge, torch.Tensor]],
-        parameters: Sequence[torch.Tensor],
+        region: Region,
         *,
         retain_graph: bool,
-    ) -> Gradients:
+    ) -> tuple[Gradients, Leaving]:
         """Run every start in one engine call.
 
         Returns:
-            The gradients of the parameters that were reached.  Those of received
-            tensors are in their `Received`.
+            The gradients of the parameters and of the received tensors that were
+            reached.
         """
         if not starts:
-            return {}
+            return {}, {}
         edges = [edge for edge, _ in starts]
         gradients = [gradient for _, gradient in starts]
-        with self.lock, gradients_set_aside(parameters) as gathered:
+        with self.lock, gradients_set_aside(region.parameters) as gathered:
+            for one in region.received:
+                one.take()  # a pass that failed, or was not ours, may have left some
             torch.autograd.backward(edges, gradients, retain_graph=retain_graph)
-        return gathered
+            # Here and not later: other passes go through the same nodes.
+            caught = [(one, one.take()) for one in region.received]
+        return gathered, {one: found for one, found in caught if found is not None}
 
     def run_partial(
         self,
         starts: Sequence[tuple[GradientEdge, torch.Tensor]],
         region: Region,
-        sums: Gradients,
+        sums: tuple[Gradients, Leaving],
         *,
         retain_graph: bool,
     ) -> None:
-        """Run some starts, adding the gradients of parameters to `sums`.
+        """Run some starts, adding what parameters and received tensors get to `sums`.
 
         Hooks of parameters do not run: `finish_partial` runs them on the whole sum.
         """
@@ -73,12 +79,9 @@ class Engine:
                 retain_graph=retain_graph,
                 allow_unused=True,
             )
-        for parameter, gradient in zip(parameters, found, strict=False):
-            if gradient is not None:
-                have = sums.get(parameter)
-                sums[parameter] = gradient if have is None else have + gradient
-        for one, gradient in zip(received, found[len(parameters) :], strict=True):
-            one.add(gradient)
+            # Under the lock too: another run of this pass may be adding.
+            _add(sums[0], zip(parameters, found, strict=False))
+            _add(sums[1], zip(received, found[len(parameters) :], strict=True))
 
     def finish_partial(self, sums: Gradients) -> Gradients:
         """Hand each parameter its whole gradient, so that its hooks run, once."""
@@ -88,6 +91,15 @@ class Engine:
         with self.lock, gradients_set_aside(parameters) as gathered:
             torch.autograd.backward(parameters, [sums[one] for one in parameters])
         return gathered
+
+
+def _add(
+    sums: dict[K, torch.Tensor], parts: Iterable[tuple[K, torch.Tensor | None]]
+) -> None:
+    for key, part in parts:
+        if part is not None:
+            have = sums.get(key)
+            sums[key] = part if have is None else have + part
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Received:
     Attributes:
         crossing: which one.
         sender: who waits for its gradient.
-        gradient: what the current pass has gathered; None if nothing has reached it.
+        gradient: what the engine has brought here and nobody has taken; or None.
     """
 
     crossing: CrossingId

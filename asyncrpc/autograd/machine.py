@@ -40,6 +40,7 @@ class PassMachine(Generic[S, L]):
     """The starts and leaves of one worker in one pass."""
 
     def __init__(self) -> None:
+        self._known: set[S] = set()
         self._waiting: set[S] = set()  # no gradient yet
         self._ready: list[S] = []  # gradient here, not run
         self._reaches: dict[S, frozenset[L]] = {}
@@ -66,8 +67,9 @@ class PassMachine(Generic[S, L]):
         Raises:
             RemoteProtocolError: it was found before.
         """
-        if start in self._waiting:
+        if start in self._known:
             raise RemoteProtocolError(f"{start} was discovered twice")
+        self._known.add(start)
         self._waiting.add(start)
 
     def set_reach(self, reach: Mapping[S, Iterable[L]]) -> None:

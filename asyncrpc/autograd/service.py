@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import torch
@@ -35,9 +35,9 @@ from asyncrpc.autograd.engine import Engine, reach_of
 from asyncrpc.autograd.functions import CrossingId, Received, Recv, edge_of
 from asyncrpc.autograd.machine import Mode, workers_in_cycles
 from asyncrpc.errors import (
-    AsyncRpcError,
     AutogradError,
     BackwardFailedError,
+    CallError,
     InvalidContextError,
     MalformedError,
     NoGradientPathError,
@@ -138,7 +138,7 @@ class AutogradService:
         """
         state = self._contexts.get(context_id)
         if state is not None:
-            pass
+            await state.settled()
         if context_id in self._ended:
             raise InvalidContextError(
                 f"autograd context {context_id} has ended on worker "
@@ -223,9 +223,9 @@ class AutogradService:
             )
         except BaseException as error:
             self._finish(context.id, pass_id, commit=False)
-            if isinstance(error, AsyncRpcError | RuntimeError):
-                raise self._failed(context, error) from error
-            raise
+            if not isinstance(error, Exception) or _is_ours(error):
+                raise
+            raise self._failed(context, error) from error
         self._finish(context.id, pass_id, commit=True)
 
     def _add_roots(
@@ -259,10 +259,12 @@ class AutogradService:
                 how = "commit" if commit else "abort"
                 link.notify(SERVICE, how, [*context_id, *pass_id])
 
-    def _failed(self, context: Context, error: BaseException) -> AutogradError:
-        if isinstance(error, AutogradError) and not isinstance(error, RemoteError):
-            return error
-        worker = error.worker if isinstance(error, RemoteError) else self.worker.name
+    def _failed(self, context: Context, error: Exception) -> BackwardFailedError:
+        worker = self.worker.name
+        if isinstance(error, RemoteError):
+            worker = error.worker
+        elif isinstance(error, CallError):  # it is lost, or would not answer
+            worker = error.to or worker
         return BackwardFailedError(
             f"Error on worker {worker!r}: {_text(error)}",
             worker=worker,
@@ -283,13 +285,14 @@ class AutogradService:
         reached = one.region.extend([one.starts[entry] for entry in entries])
         edges: Edges = set()
         requests = []
-        for sender, crossings in _by_sender(reached).items():
-            edges.add((self.worker.incarnation, sender.incarnation))
+        # First all links: one that cannot be had leaves nobody asked.
+        asked = await self._links_to(_by_sender(reached))
+        if pass_id not in state.passes:  # after its end nobody may be asked
+            raise AutogradError("the pass has been aborted")
+        for link, crossings in asked:
+            edges.add((self.worker.incarnation, link.peer.incarnation))
+            one.onward.add(link.peer.incarnation)
             wanted = [[key.message.serial, key.position] for key in crossings]
-            link = await self._link_to(sender)
-            if pass_id not in state.passes:  # after its end nobody may be asked
-                raise AutogradError("the pass has been aborted")
-            one.onward.add(sender.incarnation)
             requests.append(
                 link.request_service(
                     SERVICE, "discover", [*context_id, *pass_id, wanted]
@@ -303,7 +306,7 @@ class AutogradService:
         *ids, wanted = value
         context_id, pass_id = _read_ids(ids)
         state = self.state(context_id)
-        one = state.passes.setdefault(pass_id, Pass())
+        one = state.join_pass(pass_id)
         entries = []
         for serial, index in wanted:
             message = MessageId(self.worker.incarnation, int(serial))
@@ -366,7 +369,7 @@ class AutogradService:
         """Run starts, then send on what they gave; tell those who wait for them."""
         try:
             leaves = await self._run_starts(flow, one, batch, mode)
-            await self._send_on(flow, leaves)
+            await self._send_on(flow, one, leaves)
         except asyncio.CancelledError:
             _settle(one, batch, AutogradError("the pass has been aborted"))
             raise
@@ -386,29 +389,29 @@ class AutogradService:
         ]
         region, engine = one.region, self.engine
         if mode is Mode.WHOLE:
-            one.staged = await self._in_thread(
-                lambda: engine.run_whole(
-                    starts, region.parameters, retain_graph=flow.retain_graph
-                )
+            one.staged, one.leaving = await self._in_thread(
+                lambda: engine.run_whole(starts, region, retain_graph=flow.retain_graph)
             )
             one.machine.ran(batch)
             return region.received
         # Runs overlap in the graph: only the last one may free it.
         keep = flow.retain_graph or not one.machine.is_last(batch)
+        sums = one.sums, one.leaving
         await self._in_thread(
-            lambda: engine.run_partial(starts, region, one.sums, retain_graph=keep)
+            lambda: engine.run_partial(starts, region, sums, retain_graph=keep)
         )
         complete = set(one.machine.ran(batch))
         if one.machine.is_done:
             one.staged = await self._in_thread(lambda: engine.finish_partial(one.sums))
         return [each for each in region.received if each.crossing in complete]
 
-    async def _send_on(self, flow: _Flow, leaves: Iterable[Received]) -> None:
+    async def _send_on(
+        self, flow: _Flow, one: Pass, leaves: Sequence[Received]
+    ) -> None:
         """Send the gradients of received tensors to those who sent them."""
-        gradients = {leaf.crossing: leaf.take() for leaf in leaves}
+        gradients = {leaf.crossing: one.leaving.pop(leaf, None) for leaf in leaves}
         requests = []
-        for sender, crossings in _by_sender(leaves).items():
-            link = await self._link_to(sender)
+        for link, crossings in await self._links_to(_by_sender(leaves)):
             value = [
                 *flow.context_id,
                 *flow.pass_id,
@@ -422,6 +425,11 @@ class AutogradService:
 
     def _in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
         return self.worker.run_in_thread(job)
+
+    async def _links_to(self, crossings: Mapping[WorkerId, T]) -> list[tuple[Link, T]]:
+        return [
+            (await self._link_to(peer), for_it) for peer, for_it in crossings.items()
+        ]
 
     async def _link_to(self, peer: WorkerId) -> Link:
         """Return the link to a worker that takes part.
@@ -507,6 +515,11 @@ async def gather(futures: Sequence[Any]) -> list[Any]:
     return await asyncio.gather(*futures)
 
 
+def _is_ours(error: Exception) -> bool:
+    """Say whether an error of autograd arose here, and so needs no more words."""
+    return isinstance(error, AutogradError) and not isinstance(error, RemoteError)
+
+
 def _settle(
     one: Pass, batch: Iterable[CrossingId], error: BaseException | None
 ) -> None:
@@ -524,8 +537,6 @@ def _settle(
 def _abort(one: Pass, reason: str) -> None:
     for task in one.tasks:
         task.cancel()
-    for received in one.region.received:
-        received.take()
     _settle(one, list(one.ran), AutogradError(reason))
 
 

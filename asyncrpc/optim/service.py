@@ -9,7 +9,7 @@ orders cannot wait for each other.  None is needed: PREPARE reads the gradients 
 own context, which no other context changes.  What is serialized is each owner's COMMIT,
 whole, by the lock that also keeps backward passes off `.grad`.
 
-A COMMIT that has arrived is carried out, even if its sender dies in the next moment.
+A COMMIT that has begun is completed: it runs in a thread, which nothing interrupts.
 """
 
 from __future__ import annotations

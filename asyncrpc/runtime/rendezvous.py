@@ -4,7 +4,7 @@ Each worker publishes one record: its name, rank, incarnation and addresses.  Th
 one to arrive says so, the others wait for that word and read the records once: the
 work at the store is linear in the number of workers, and connections are made later,
 on demand.  After that the store is not needed; whoever hosts it waits until everyone
-has read.
+has read.  If some do not come in time, the first to notice says who; all fail alike.
 
 Store calls block, so they run in a thread of their own, never on the loop.
 
@@ -14,7 +14,6 @@ Source: `env://` is the contract of torchrun (torch.distributed.run).
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import msgpack
-from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError, FileStore, TCPStore  # type: ignore[attr-defined]
 
 from asyncrpc.clock import Clock
 from asyncrpc.errors import RendezvousTimeoutError, UsageError
@@ -37,7 +36,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PREFIX: Final = "asyncrpc/rpc"
 UNKNOWN_INCARNATION: Final = Incarnation(0)
+_WORD: Final = f"{PREFIX}/word"
+_ALL: Final = "all"
 _POLL_S: Final = 0.02
+# How long a thread stays in one call of a store: so soon can it be called off.
+_SLICE_S: Final = 0.25
+_ATTEMPT_S: Final = 1.0
 _now_s: Final = Clock().now_s
 
 
@@ -142,7 +146,8 @@ class LocalRendezvous:
                     await self._changed.wait()
         except TimeoutError:
             present = {one.rank for one in self._members.values()}
-            raise _timed_out(present, self.world_size, timeout_s) from None
+            missing = sorted(set(range(self.world_size)) - present)
+            raise _timed_out(missing, self.world_size, timeout_s) from None
         return list(self._members.values())
 
     async def leave(self, timeout_s: float) -> None:
@@ -157,7 +162,11 @@ class LocalRendezvous:
 
 
 class StoreRendezvous:
-    """A meeting at a torch store."""
+    """A meeting at a torch store.
+
+    One word ends the wait of all: that everyone is there, from the last to arrive, or
+    who is missing, from the first whose time is up.
+    """
 
     def __init__(
         self, open_store: Callable[[float], Store], rank: int, world_size: int
@@ -173,12 +182,26 @@ class StoreRendezvous:
         self.rank = rank
         self.world_size = world_size
         self._store: Store | None = None
-        self._has_met = False
+        self._readers = 0  # who reads the store to the end
+        self._given_up = threading.Event()
         self._thread = ThreadPoolExecutor(1, f"asyncrpc-rendezvous-{rank}")
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
-        """Publish the record and wait for the word of the last one to arrive."""
-        return await self._in_thread(self._join, member, timeout_s)
+        """Publish the record and wait for the word.
+
+        Raises:
+            RendezvousTimeoutError: some are missing, or the store is; it says which.
+            UsageError: the name or the rank is taken.
+
+        Cancellation:
+            The thread that waits is called off, and `leave` finds it free soon.  The
+            record stays published.
+        """
+        try:
+            return await self._in_thread(self._join, member, timeout_s)
+        except asyncio.CancelledError:
+            self._given_up.set()
+            raise
 
     async def leave(self, timeout_s: float) -> None:
         """Wait until everyone has read, then let go of the store."""
@@ -194,15 +217,44 @@ class StoreRendezvous:
 
     def _join(self, member: Member, timeout_s: float) -> list[Member]:
         end_s = _now_s() + timeout_s
+        store = self._store = self._open(end_s, timeout_s)
         try:
-            store = self._open_store(timeout_s)
-        except (RuntimeError, OSError) as error:
+            self._publish(store, member)
+            missing = self._await_word(store, end_s)
+            keys = [f"{PREFIX}/member/{rank}" for rank in range(self.world_size)]
+            members = [] if missing else _get_all(store, keys)
+            store.add(f"{PREFIX}/read", 1)
+        except DistNetworkError as error:
             raise RendezvousTimeoutError(
-                f"the store for the rendezvous cannot be reached in {timeout_s:g} s "
-                f"({error}); is the worker of rank 0, or the launcher, running?",
+                "the store for the rendezvous was closed while this worker waited "
+                f"({_first_line(error)}); the worker of rank 0, or the launcher, ended",
                 missing=(0,),
             ) from error
-        self._store = store
+        self._readers = self.world_size - len(missing)
+        if missing:
+            raise _timed_out(missing, self.world_size, timeout_s)
+        return [Member.decode(packed) for packed in members]
+
+    def _open(self, end_s: float, timeout_s: float) -> Store:
+        """Open the store, in short attempts so that this can be called off."""
+        while True:
+            left_s = max(_SLICE_S, end_s - _now_s())
+            try:
+                store = self._open_store(min(left_s, _ATTEMPT_S))
+            except (RuntimeError, OSError) as error:
+                is_over = self._given_up.wait(_SLICE_S) or _now_s() >= end_s
+                if self.rank and not is_over:  # its host may come yet
+                    continue
+                raise RendezvousTimeoutError(
+                    f"the store for the rendezvous cannot be reached in {timeout_s:g} s"
+                    f" ({_first_line(error)}); is the worker of rank 0, or the "
+                    "launcher, running?",
+                    missing=(0,),
+                ) from error
+            store.set_timeout(timedelta(seconds=timeout_s))
+            return store
+
+    def _publish(self, store: Store, member: Member) -> None:
         if store.add(f"{PREFIX}/name/{member.name}", 1) > 1:
             raise UsageError(
                 f"the name {member.name!r} is not unique: another worker of this group "
@@ -211,42 +263,50 @@ class StoreRendezvous:
         if store.add(f"{PREFIX}/rank/{self.rank}", 1) > 1:
             raise UsageError(f"two workers of this group have rank {self.rank}")
         store.set(f"{PREFIX}/member/{self.rank}", member.encode())  # type: ignore[arg-type]
-        self._count_in(store, "joined")
-        self._await_all(store, "joined", end_s, timeout_s)
-        keys = [f"{PREFIX}/member/{rank}" for rank in range(self.world_size)]
-        members = [Member.decode(packed) for packed in _get_all(store, keys)]
-        self._count_in(store, "read")
-        self._has_met = True
-        return members
+        if store.add(f"{PREFIX}/joined", 1) == self.world_size:
+            store.compare_set(_WORD, "", _ALL)
 
-    def _count_in(self, store: Store, phase: str) -> None:
-        """Add one to a phase; the last one sets its key."""
-        if store.add(f"{PREFIX}/{phase}/count", 1) == self.world_size:
-            store.set(f"{PREFIX}/{phase}/all", "1")
+    def _await_word(self, store: Store, end_s: float) -> list[int]:
+        """Return who is missing, as all are told; ask in short waits."""
+        while (left_s := end_s - _now_s()) > 0 and not self._given_up.is_set():
+            try:
+                store.wait([_WORD], timedelta(seconds=min(left_s, _SLICE_S)))
+            except DistNetworkError:
+                raise
+            except RuntimeError:  # what a store raises when the time is up
+                continue
+            return _missing_in(store.get(_WORD))
+        return self._give_word(store)
 
-    def _await_all(
-        self, store: Store, phase: str, end_s: float, timeout_s: float
-    ) -> None:
-        left = timedelta(milliseconds=max(1, math.ceil((end_s - _now_s()) * 1e3)))
-        try:
-            store.wait([f"{PREFIX}/{phase}/all"], left)
-        except RuntimeError as error:
-            present = {
-                rank
-                for rank in range(self.world_size)
-                if store.check([f"{PREFIX}/member/{rank}"])
-            }
-            raise _timed_out(present, self.world_size, timeout_s) from error
+    def _give_word(self, store: Store) -> list[int]:
+        """Say who is missing, unless the word has been given just now."""
+        absent = (
+            str(rank)
+            for rank in range(self.world_size)
+            if not store.check([f"{PREFIX}/member/{rank}"])
+        )
+        word = ",".join(absent) or _ALL
+        return _missing_in(store.compare_set(_WORD, "", word))
 
     def _await_readers(self, timeout_s: float) -> None:
         """Keep a store alive that this worker hosts until all have read it."""
         store = self._store
         end_s = _now_s() + timeout_s
-        if store is None or self.rank != 0 or not self._has_met:
-            return  # it hosts nothing, or what nobody will read to the end
+        if store is None or self.rank != 0:
+            return
         poll = threading.Event()  # never set: a way to wait
-        while not store.check([f"{PREFIX}/read/all"]) and _now_s() < end_s:
+        while store.add(f"{PREFIX}/read", 0) < self._readers and _now_s() < end_s:
             poll.wait(_POLL_S)
+
+
+def _missing_in(word: bytes) -> list[int]:
+    text = word.decode()
+    return [] if text == _ALL else [int(rank) for rank in text.split(",")]
+
+
+def _first_line(error: BaseException) -> str:
+    """Return what a store says, without the stack of its library."""
+    return str(error).partition("\n")[0]
 
 
 def _get_all(store: Store, keys: list[str]) -> list[bytes]:
@@ -269,13 +329,12 @@ def _refuse_taken(member: Member, others: Any) -> None:
 
 
 def _timed_out(
-    present: set[int], world_size: int, timeout_s: float
+    missing: Sequence[int], world_size: int, timeout_s: float
 ) -> RendezvousTimeoutError:
-    missing = sorted(set(range(world_size)) - present)
     named = ", ".join(str(rank) for rank in missing[:20])
     more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""  # noqa: PLR2004
     return RendezvousTimeoutError(
-        f"{len(present)} of {world_size} workers appeared within {timeout_s:g} s; "
+        f"{world_size - len(missing)} of {world_size} workers appeared within {timeout_s:g} s; "
         f"missing: rank {named}{more}",
         missing=missing,
     )

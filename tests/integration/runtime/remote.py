@@ -368,7 +368,7 @@ class Sleeper:
 
 
 async def sleep_on(sleeper: asyncrpc.RRef[Sleeper]) -> None:
-    here = sleeper.local_value()
+    here = await sleeper.to_here()
     here.begun.set()
     try:
         await asyncio.Event().wait()

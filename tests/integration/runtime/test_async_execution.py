@@ -65,7 +65,5 @@ async def test_errors_are_the_callers_now_and_later(trio: Trio) -> None:
 
 async def test_no_thread_is_held_while_the_future_is_pending() -> None:
     async with Cluster(3, options=Options(threads=1)) as (a, _, _):
-        calls = [
-            a.peer("b").call(remote.chained, ["c", "b"] * 4, i) for i in range(64)
-        ]
+        calls = [a.peer("b").call(remote.chained, ["c", "b"] * 4, i) for i in range(64)]
         assert await asyncio.gather(*calls) == list(range(1, 65))

@@ -25,9 +25,7 @@ class Color(enum.Enum):
     RED = 1
 
 
-@pytest.mark.parametrize(
-    "function", [remote.add, remote.add_async, remote.add_on_loop]
-)
+@pytest.mark.parametrize("function", [remote.add, remote.add_async, remote.add_on_loop])
 async def test_every_kind_of_function_gets_its_arguments(
     wired: Trio, function: Any
 ) -> None:
@@ -138,9 +136,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-async def test_values_come_back_equal_and_of_their_type(
-    trio: Trio, value: Any
-) -> None:
+async def test_values_come_back_equal_and_of_their_type(trio: Trio, value: Any) -> None:
     back = await trio[0].peer("b").call(remote.echo, value)
     assert back == value
     assert type(back) is type(value)

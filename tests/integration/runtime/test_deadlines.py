@@ -46,9 +46,7 @@ async def test_the_callee_and_what_it_calls_see_the_deadline(trio: Trio) -> None
         left = await a.peer("b").call(remote.time_left)
         assert left is not None
         assert 3 < left <= 5
-        nested = await a.peer("b").call(
-            remote.forward, ["c", "a"], remote.time_left
-        )
+        nested = await a.peer("b").call(remote.forward, ["c", "a"], remote.time_left)
         assert 3 < nested <= 5
 
 
@@ -121,9 +119,7 @@ async def test_work_that_expired_while_it_queued_is_dropped(watch: Watch) -> Non
         assert not b.active
 
 
-async def test_of_a_chain_the_last_one_is_ended_too(
-    trio: Trio, watch: Watch
-) -> None:
+async def test_of_a_chain_the_last_one_is_ended_too(trio: Trio, watch: Watch) -> None:
     a, _, _ = trio
     await a.peer("b").call(remote.forward, ["c"], remote.add, 1)
     with pytest.raises(TimeoutError):

@@ -13,7 +13,14 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import Options, Outcome, RejectedError, WorkerLostError
+from asyncrpc import (
+    LocalRendezvous,
+    Options,
+    Outcome,
+    RejectedError,
+    Worker,
+    WorkerLostError,
+)
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from asyncrpc.testing.cluster import Wires
 from tests.integration.runtime import remote
@@ -156,6 +163,28 @@ async def test_both_sides_dial_at_once_and_one_connection_survives(
             for worker, name in ((a, "b"), (b, "a")):
                 link = worker.directory.find(name).link
                 assert [link] == worker.directory.links
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    worker = Worker("w", rank=0, rendezvous=LocalRendezvous(2))
+    task = asyncio.create_task(worker.__aenter__())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert worker.is_closed
+
+
+async def test_init_rpc_and_shutdown() -> None:
+    where = LocalRendezvous(1)
+    worker = await asyncrpc.init_rpc("w", rank=0, rendezvous=where)
+    assert asyncrpc.current_worker() is worker
+    with pytest.raises(asyncrpc.AlreadyStartedError):
+        asyncrpc.init_rpc("x", rank=0, rendezvous=where)
+    assert await asyncrpc.rpc_async("w", remote.add, (1,)) == 2
+    await asyncrpc.shutdown()
+    with pytest.raises(asyncrpc.NotStartedError):
+        asyncrpc.current_worker()
 
 
 # --- processes -----------------------------------------------------------------------

@@ -73,7 +73,5 @@ async def test_chains_cross_processes() -> None:
     async with ProcessCluster(["b"], method="forkserver") as a:
         assert await a.peer("b").call(remote.bounce, "b", "a", DEPTH) == DEPTH
         assert await a.peer("b").call(remote.bounce_async, "b", "a", DEPTH) == DEPTH
-        pids = {
-            (await a.peer(to).call(remote.where_async))[1] for to in ("a", "b")
-        }
+        pids = {(await a.peer(to).call(remote.where_async))[1] for to in ("a", "b")}
         assert len(pids) == 2

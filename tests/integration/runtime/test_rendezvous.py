@@ -1,203 +1,295 @@
-"""However the workers meet, they find all others, or learn who is missing."""
+"""Workers find each other wherever they meet, or say whom they miss."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-import sys
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, Options, RendezvousTimeoutError, UsageError, Worker
+from asyncrpc import (
+    LocalRendezvous,
+    Options,
+    Outcome,
+    RendezvousTimeoutError,
+    UnknownWorkerError,
+    UsageError,
+    Worker,
+    WorkerInfo,
+    WorkerLostError,
+)
+from asyncrpc.testing import acting_as
 from tests.integration.runtime import remote
+from tests.integration.runtime.conftest import Trio
+from tests.integration.runtime.groups import (
+    LIMIT_S,
+    free_port,
+    outcomes,
+    program,
+    started,
+)
 
-ROOT = Path(__file__).parents[3]
-QUICK = Options(rendezvous_timeout_s=0.3, drain_timeout_s=1.0)
-SLOW = Options(rendezvous_timeout_s=10.0, drain_timeout_s=1.0)
+Seat = Callable[..., Worker]  # (name, rank, world size, options) -> a worker
+QUICK = Options(rendezvous_timeout_s=0.5)
 
 
-async def all_meet(workers: list[Worker]) -> None:
-    """Start all, call from each to each, and end all."""
-    async with asyncio.TaskGroup() as starting:
+@pytest.fixture(scope="module", autouse=True)
+def kept_by_torch() -> None:
+    """Have torch's store make what it keeps for life, a pipe for signals."""
+    TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture(autouse=True)
+def no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASYNCRPC_SECRET", raising=False)
+
+
+@pytest.fixture(params=["local", "file", "tcp", "env"])
+def seat(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Seat]:
+    """Return what makes workers that meet, in each manner in turn."""
+    meetings: dict[int, LocalRendezvous] = {}
+    port = free_port()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+
+    def make(name: str, rank: int, size: int, options: Options | None = None) -> Worker:
+        where = {
+            "local": meetings.setdefault(size, LocalRendezvous(size)),
+            "file": f"file://{tmp_path}/store",
+            "tcp": f"tcp://127.0.0.1:{port}",
+            "env": "env://",
+        }[request.param]
+        return Worker(
+            name, rank=rank, world_size=size, rendezvous=where, options=options
+        )
+
+    yield make
+
+
+# --- who meets -----------------------------------------------------------------------
+
+
+async def test_all_meet_and_all_can_call_all(seat: Seat) -> None:
+    workers = [seat(name, rank, 3) for rank, name in enumerate("abc")]
+    async with started(*workers):
         for worker in workers:
-            starting.create_task(worker.__aenter__())
-    for one in workers:
-        for other in workers:
-            found = await one.peer(other.name).call(remote.where_async)
-            assert found[0] == other.name
-            assert one.directory.find(other.rank).member.name == other.name
-    await asyncio.gather(*(worker.shutdown() for worker in workers))
+            assert [member.name for member in worker.directory.members] == ["a", "b", "c"]
+            assert worker.world_size == 3
+            for rank, name in enumerate("abc"):
+                assert (await worker.peer(rank).call(remote.where))[0] == name
 
 
-def group(where: Any, count: int = 3, options: Options = SLOW) -> list[Worker]:
-    return [
-        Worker(f"w{i}", rank=i, world_size=count, rendezvous=where, options=options)
-        for i in range(count)
-    ]
+async def test_a_worker_can_be_asked_who_is_who(seat: Seat) -> None:
+    a, b = seat("a", 0, 2), seat("b", 1, 2)
+    async with started(a, b):
+        with acting_as(b):
+            assert asyncrpc.get_worker_info() == WorkerInfo("b", 1)
+            assert asyncrpc.get_worker_info("a") == WorkerInfo("a", 0)
+            with pytest.raises(UnknownWorkerError, match="known: 'a', 'b'"):
+                asyncrpc.get_worker_info("x")
+        info = await a.peer("b").call(asyncrpc.get_worker_info)
+        assert info == WorkerInfo("b", 1)
 
 
-async def test_in_a_file(tmp_path: Path) -> None:
-    await all_meet(group(f"file://{tmp_path}/store"))
+async def test_a_missing_worker_is_named_to_those_who_came(seat: Seat) -> None:
+    came = [seat(name, rank, 4, QUICK) for rank, name in ((0, "a"), (2, "c"))]
+    began_s = asyncio.get_running_loop().time()
+    for error in await outcomes(*came):
+        assert isinstance(error, RendezvousTimeoutError)
+        assert tuple(error.missing) == (1, 3)
+        assert "2 of 4 workers appeared within 0.5 s; missing: rank 1, 3" in str(error)
+    assert asyncio.get_running_loop().time() - began_s < 0.5 + 3.0
 
 
-async def test_at_a_port() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    await all_meet(group(f"tcp://127.0.0.1:{port}"))
+async def test_a_name_is_taken_once(seat: Seat) -> None:
+    twins = [seat("a", 0, 2, QUICK), seat("a", 1, 2, QUICK)]
+    errors = await outcomes(*twins)
+    told = [error for error in errors if isinstance(error, UsageError)]
+    assert len(told) == 1
+    assert "the name 'a' is not unique" in str(told[0])
 
 
-async def test_by_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for name, value in {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "WORLD_SIZE": "2",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }.items():
-        monkeypatch.setenv(name, value)
-    workers = []
-    for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
-        workers.append(Worker(f"w{rank}", options=SLOW))
-    assert [(one.rank, one.world_size) for one in workers] == [(0, 2), (1, 2)]
-    await all_meet(workers)
-    del store
+async def test_a_rank_is_taken_once(seat: Seat) -> None:
+    twins = [seat("a", 0, 2, QUICK), seat("b", 0, 2, QUICK)]
+    errors = await outcomes(*twins)
+    told = [error for error in errors if isinstance(error, UsageError)]
+    assert [str(error) for error in told] == ["two workers of this group have rank 0"]
 
 
-async def test_by_a_list(tmp_path: Path) -> None:
-    where: Mapping[str, str] = {name: f"uds://{tmp_path}/{name}" for name in "ab"}
-    workers = [
-        Worker(
-            name,
-            rank=rank,
-            rendezvous=where,
-            options=Options(listen=(address,), drain_timeout_s=1.0),
-        )
-        for rank, (name, address) in enumerate(where.items())
-    ]
-    await all_meet(workers)
+async def test_who_gives_up_waiting_is_gone_at_once(seat: Seat) -> None:
+    a = seat("a", 0, 2, Options(rendezvous_timeout_s=60.0))
+    start = asyncio.create_task(a.__aenter__())
+    await asyncio.sleep(0.1)  # it waits for the other by now, or is on its way to
+    start.cancel()
+    async with asyncio.timeout(2.0):
+        with pytest.raises(asyncio.CancelledError):
+            await start
 
 
-async def test_a_name_that_is_not_on_the_list_is_refused() -> None:
-    worker = Worker("x", rendezvous={"a": "tcp://127.0.0.1:9"})
-    with pytest.raises(UsageError, match="'x' is not in the static list; it has: 'a'"):
-        await worker.__aenter__()
-
-
-async def test_who_is_missing_is_named(tmp_path: Path) -> None:
-    for where in (LocalRendezvous(4), f"file://{tmp_path}/store"):
-        present = group(where, 4, QUICK)[:2]
-        found = await asyncio.gather(
-            *(one.__aenter__() for one in present), return_exceptions=True
-        )
-        for error in found:
-            assert isinstance(error, RendezvousTimeoutError)
-            assert error.missing == (2, 3)
-            assert "2 of 4 workers appeared" in str(error)
-            assert "missing: rank 2, 3" in str(error)
-
-
-async def test_a_store_that_is_not_there_is_said_so() -> None:
-    worker = Worker(
-        "w", rank=1, world_size=2, rendezvous="tcp://127.0.0.1:9", options=QUICK
-    )
-    with pytest.raises(RendezvousTimeoutError, match="cannot be reached"):
-        await worker.__aenter__()
-
-
-async def test_names_and_ranks_are_unique(tmp_path: Path) -> None:
-    for number, where in enumerate((LocalRendezvous, None)):
-        for name, rank, text in (("w0", 1, "'w0' is not unique"), ("w1", 0, "rank 0")):
-            at: Any = where(2) if where else f"file://{tmp_path}/{number}{name}"
-            first = Worker("w0", rank=0, world_size=2, rendezvous=at, options=QUICK)
-            second = Worker(name, rank=rank, world_size=2, rendezvous=at, options=QUICK)
-            found = await asyncio.gather(
-                first.__aenter__(), second.__aenter__(), return_exceptions=True
-            )
-            errors = [str(one) for one in found if isinstance(one, UsageError)]
-            assert len(errors) == 1
-            assert text in errors[0]
+async def test_a_store_that_nobody_hosts_is_said_to_be_missing() -> None:
+    where = f"tcp://127.0.0.1:{free_port()}"
+    b = Worker("b", rank=1, world_size=2, rendezvous=where, options=QUICK)
+    (error,) = await outcomes(b)
+    assert isinstance(error, RendezvousTimeoutError)
+    assert "cannot be reached in 0.5 s" in str(error)
+    assert "rank 0" in str(error)
 
 
 @pytest.mark.parametrize(
-    ("where", "text"),
+    ("given", "words"),
     [
-        ("nowhere", "is no rendezvous"),
-        ("env://", "RANK"),
-        ("tcp://127.0.0.1:1?rank=3&world_size=2", "rank 3 is not in a world of 2"),
-        ("tcp://127.0.0.1:1?rank=x&world_size=2", "no number"),
+        ({"rendezvous": "tcp://h:1"}, "rank is missing: pass rank=..., or set RANK"),
+        ({"rendezvous": "tcp://h:1", "rank": 0}, "world_size is missing"),
+        ({"rank": 2, "world_size": 2, "rendezvous": "tcp://h:1"}, "rank 2 is not in"),
+        ({"rank": 0, "world_size": 1, "rendezvous": "tcp://h"}, "no rendezvous; use"),
+        ({"rank": 0, "world_size": 1, "rendezvous": "file://"}, "names no file"),
+        ({"rank": 0, "world_size": 1, "rendezvous": "env://"}, "needs MASTER_ADDR"),
     ],
 )
-async def test_what_is_missing_or_wrong_is_said_at_once(
-    where: str, text: str, monkeypatch: pytest.MonkeyPatch
+def test_what_is_missing_is_said_before_anything_starts(
+    given: dict[str, str | int], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    given = {} if "?" in where or where == "env://" else {"rank": 0, "world_size": 1}
-    with pytest.raises(UsageError, match=text):
-        Worker("w", rendezvous=where, **given)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=re.escape(words)):
+        Worker("a", **given)  # type: ignore[arg-type]
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
-    worker = Worker("w", rank=0, rendezvous=LocalRendezvous(2))
-    task = asyncio.create_task(worker.__aenter__())
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert worker.is_closed
+# --- a static list -------------------------------------------------------------------
 
 
-async def test_init_rpc_and_shutdown() -> None:
-    where = LocalRendezvous(1)
-    worker = await asyncrpc.init_rpc("w", rank=0, rendezvous=where)
-    assert asyncrpc.current_worker() is worker
-    with pytest.raises(asyncrpc.AlreadyStartedError):
-        asyncrpc.init_rpc("x", rank=0, rendezvous=where)
-    assert await asyncrpc.rpc_async("w", remote.add, (1,)) == 2
-    await asyncrpc.shutdown()
-    with pytest.raises(asyncrpc.NotStartedError):
-        asyncrpc.current_worker()
+async def test_a_static_list_needs_nobody_at_start(tmp_path: Path) -> None:
+    where = {name: f"uds://{tmp_path}/{name}" for name in "ab"}
+    a, b = (
+        Worker(name, rendezvous=where, options=Options(listen=(where[name],)))
+        for name in "ab"
+    )
+    async with started(a):
+        with pytest.raises(WorkerLostError, match="cannot be reached") as caught:
+            await a.peer("b").call(remote.add, 1)
+        assert caught.value.to == "b"
+        assert caught.value.function == "add"
+        assert caught.value.outcome is Outcome.NOT_EXECUTED
+        async with started(b):
+            assert await a.peer("b").call(remote.add, 1) == 2
+            assert await b.peer("a").call(remote.add, 2) == 3
 
 
-SCRIPT = """
-import asyncio, os, asyncrpc
-from tests.integration.runtime import remote
+async def test_who_is_not_in_the_static_list_is_told_so(tmp_path: Path) -> None:
+    x = Worker("x", rendezvous={"a": f"uds://{tmp_path}/a"})
+    (error,) = await outcomes(x)
+    assert isinstance(error, UsageError)
+    assert str(error) == "worker 'x' is not in the static list; it has: 'a'"
 
+
+async def test_an_address_that_is_anothers_is_found_out(tmp_path: Path) -> None:
+    right = {"a": f"uds://{tmp_path}/a", "c": f"uds://{tmp_path}/c"}
+    wrong = {"a": right["a"], "b": right["c"]}
+    a = Worker("a", rendezvous=wrong, options=Options(listen=(right["a"],)))
+    c = Worker("c", rendezvous=right, options=Options(listen=(right["c"],)))
+    async with started(a, c):
+        with pytest.raises(WorkerLostError, match="this is worker 'c', not 'b'"):
+            await a.peer("b").call(remote.add, 1)
+        assert await c.peer("a").call(remote.add, 1) == 2
+
+
+# --- torchrun ------------------------------------------------------------------------
+
+UNDER_TORCHRUN = """
+import asyncrpc, os
 async def main():
-    rank = int(os.environ["RANK"])
-    async with asyncrpc.init_rpc(f"w{rank}") as worker:
-        found = await worker.peer(1 - rank).call(remote.add, rank, 10)
-        said = f"rank {rank} of {worker.world_size}: {found}\\n"
-        os.write(1, said.encode())  # whole: both write to one pipe
+    name = f"worker{os.environ['RANK']}"
+    async with asyncrpc.init_rpc(name) as worker:
+        other = f"worker{1 - worker.rank}"
+        print(name, "of", worker.world_size, "hears", await asyncrpc.rpc_async(
+            other, max, (worker.rank, 10)), flush=True)
         await asyncrpc.shutdown()
-
 asyncrpc.run(main())
 """
 
 
-def test_under_torchrun(tmp_path: Path) -> None:
+def test_torchrun_starts_a_group(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", str(script)]
-    ended = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=18,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-    )
-    assert ended.returncode == 0, ended.stderr
-    said = sorted(ended.stdout.splitlines())
-    assert said == ["rank 0 of 2: 10", "rank 1 of 2: 11"]
+    script.write_text(UNDER_TORCHRUN)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    with program(*torchrun, str(script), OMP_NUM_THREADS="1") as process:
+        output, errors = process.communicate(timeout=19.0)
+    assert process.returncode == 0, errors
+    lines = sorted(output.splitlines())
+    assert lines == ["worker0 of 2 hears 10", "worker1 of 2 hears 10"]
+
+
+# --- barriers ------------------------------------------------------------------------
+
+
+async def test_nobody_passes_a_barrier_before_all_have_come(wired: Trio) -> None:
+    for late in range(3):
+        waiting = [
+            asyncio.create_task(worker.barrier())
+            for worker in wired
+            if worker.rank != late
+        ]
+        ended, _ = await asyncio.wait(waiting, timeout=0.05)
+        assert not ended
+        await wired[late].barrier(LIMIT_S)
+        await asyncio.wait_for(asyncio.gather(*waiting), LIMIT_S)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_lost_worker_fails_the_barrier_of_all(
+    trio: Trio, lost: int, *, connected: bool
+) -> None:
+    """Whoever it is, and whether or not anybody had called it before."""
+    if connected:
+        await asyncio.gather(*(worker.barrier(LIMIT_S) for worker in trio))
+    left = [worker for worker in trio if worker.rank != lost]
+    waiting = [asyncio.create_task(worker.barrier()) for worker in left]
+    await asyncio.sleep(0.05)  # they have come and wait for the one that is lost
+    await trio[lost].shutdown(drain_timeout_s=0.0)
+    async with asyncio.timeout(LIMIT_S):
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+    for error in errors:
+        assert isinstance(error, WorkerLostError)
+        assert repr(trio[lost].name) in str(error)
+
+
+async def test_who_gives_up_a_barrier_fails_that_of_the_others(trio: Trio) -> None:
+    a, b, _ = trio
+    patient = asyncio.create_task(b.barrier())
+    with pytest.raises(TimeoutError):
+        await a.barrier(0.05)
+    with pytest.raises(WorkerLostError, match="worker 'a' gave up"):
+        await asyncio.wait_for(patient, LIMIT_S)
+
+
+async def test_a_graceful_end_waits_for_all(trio: Trio) -> None:
+    async def end(worker: Worker) -> None:
+        with acting_as(worker):
+            await asyncrpc.shutdown(timeout=LIMIT_S)
+
+    a, b, c = trio
+    first = asyncio.create_task(end(a))
+    second = asyncio.create_task(end(b))
+    assert await c.peer("a").call(remote.add, 1) == 2
+    assert not first.done()
+    await asyncio.gather(first, second, end(c))
+    assert a.is_closed
+
+
+async def test_a_graceful_end_does_without_a_worker_that_died(
+    trio: Trio, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b, c = trio
+    await c.shutdown(drain_timeout_s=0.0)
+    for worker in (a, b):
+        with acting_as(worker):
+            await asyncrpc.shutdown(timeout=LIMIT_S)
+    assert a.is_closed
+    assert "shutting down without the others" in caplog.text

@@ -101,9 +101,7 @@ async def test_a_flood_of_silent_connections_is_bounded_and_ends(
     server: Worker,
 ) -> None:
     url = urlsplit(server.addresses[0])
-    pairs = [
-        await asyncio.open_connection(url.hostname, url.port) for _ in range(20)
-    ]
+    pairs = [await asyncio.open_connection(url.hostname, url.port) for _ in range(20)]
     assert await works(server)
     async with asyncio.timeout(5):
         for reader, writer in pairs:

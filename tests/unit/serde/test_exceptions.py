@@ -104,8 +104,6 @@ ERRORS: list[Callable[[], BaseException]] = [
     lambda: ConnectionResetError(104, "reset"),
     _unicode_error,
     lambda: UnicodeEncodeError("ascii", "é", 0, 1, "no"),
-    lambda: StopIteration(5),
-    StopAsyncIteration,
     lambda: ImportError("no module", name="x", path="/x"),
     lambda: ModuleNotFoundError("no module", name="x"),
     lambda: SyntaxError("bad", ("f.py", 3, 4, "text")),
@@ -174,7 +172,14 @@ def test_an_error_of_our_own_keeps_class_and_fields_but_tells_of_this_call() -> 
 
 
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError("x")]
+    "error",
+    [
+        SystemExit(3),
+        KeyboardInterrupt(),
+        asyncio.CancelledError("x"),
+        StopIteration(5),
+        StopAsyncIteration(),
+    ],
 )
 def test_what_would_end_the_caller_arrives_as_information(
     error: BaseException,
