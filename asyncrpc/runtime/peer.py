@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+)
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from asyncrpc.runtime import streams
@@ -93,13 +99,25 @@ class Peer:
         """
         return self._worker.start_remote(self.name, function, args, kwargs)
 
-    async def stream(
+    @overload
+    def stream(
         self,
         function: Callable[P, AsyncIterator[T]],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> AsyncIterator[T]:
+    ) -> AsyncGenerator[T, None]: ...
+    @overload
+    def stream(
+        self,
+        function: Callable[P, Iterator[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> AsyncGenerator[T, None]: ...
+    async def stream(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
         """Run a generator on this peer and yield its items as they come.
 
         The generator runs ahead by a bounded number of items and bytes

@@ -48,15 +48,16 @@ class InlinePool(ThreadPool):
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name, 1, loop)
-        self._turns: set[asyncio.Handle] = set()
 
     def submit(self, job: Job, done: Done) -> None:
         """Run `job` in the next turn of the loop, then `done`."""
-        handle = self._loop.call_soon(lambda: self._run_one(handle, job, done))
-        self._turns.add(handle)
+        self._jobs.append((job, done))
+        self._loop.call_soon(self._run_one)
 
-    def _run_one(self, handle: asyncio.Handle, job: Job, done: Done) -> None:
-        self._turns.discard(handle)
+    def _run_one(self) -> None:
+        if not self._jobs:  # closed meanwhile
+            return
+        job, done = self._jobs.popleft()
         try:
             result = job()
         except Exception as error:  # noqa: BLE001  (the caller gets it)
@@ -70,9 +71,7 @@ class InlinePool(ThreadPool):
         Cancellation:
             It never waits.
         """
-        for handle in self._turns:
-            handle.cancel()
-        self._turns.clear()
+        self._jobs.clear()
         return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -75,11 +76,11 @@ def in_place(value: torch.Tensor) -> torch.Tensor:
 
 class FailingBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+    def forward(_ctx: Any, value: torch.Tensor) -> torch.Tensor:
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
+    def backward(_ctx: Any, *_: Any) -> Any:
         raise ArithmeticError("this node cannot go backward")
 
 
@@ -88,7 +89,7 @@ def failing(value: torch.Tensor) -> torch.Tensor:
     return result
 
 
-async def gradients_here(context_id: tuple[int, int]) -> list[torch.Tensor | None]:
+async def gradients_here(context_id: Sequence[int]) -> list[torch.Tensor | None]:
     """Return the gradient of each parameter of this worker, None where there is none.
 
     Waits for the pass to be committed here.

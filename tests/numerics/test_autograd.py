@@ -196,7 +196,7 @@ async def test_passes_accumulate_while_the_graph_is_kept(trio: Trio) -> None:
         def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
             b, c = p["b"], p["c"]
             value = x * b[0] * c[0] * b[0] * b[1] * c[1] * b[1]
-            return 2 * value.sum()
+            return value.sum() * 2
 
         await check(a, context, expected(whole, x), x)
 
@@ -259,7 +259,7 @@ async def test_existing_grad_is_left_alone(trio: Trio) -> None:
 @pytest.mark.parametrize("way", [[], ["a", "b"]], ids=["straight", "to and fro"])
 async def test_hooks_see_each_whole_gradient_once(trio: Trio, way: list[str]) -> None:
     a, _, _ = trio
-    weight = parts.parameters["b"][0]
+    weight: Any = parts.parameters["b"][0]
     seen: dict[str, list[Any]] = {"tensor": [], "accumulated": [], "node": []}
     node = torch.autograd.graph.get_gradient_edge(weight).node
     hooks = [
@@ -351,7 +351,7 @@ async def test_contexts_end_on_every_worker_that_they_reached(trio: Trio) -> Non
         await autograd.backward(context, [y.sum()])
     async with asyncio.timeout(2):
         while any(one.open_contexts for one in services):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # noqa: ASYNC110  (nothing tells of it)
     with pytest.raises(asyncrpc.InvalidContextError, match="ended"):
         autograd.get_gradients(context)
     with pytest.raises(asyncrpc.InvalidContextError):

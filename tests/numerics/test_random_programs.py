@@ -112,13 +112,14 @@ def count_gradients(workers: list[Worker]) -> list[int]:
     counted: list[int] = []
     for worker in workers:
         service: Any = worker.service("autograd")
-        handler = service._handlers["gradients"]
+        handlers = service._handlers  # noqa: SLF001  (to count messages)
+        handler = handlers["gradients"]
 
         async def counting(link: Any, value: Any, handler: Any = handler) -> Any:
             counted.append(len(value[-2]))
             return await handler(link, value)
 
-        service._handlers["gradients"] = counting
+        handlers["gradients"] = counting
     return counted
 
 

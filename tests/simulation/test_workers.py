@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc import Options, Outcome
+from asyncrpc import Options, Outcome, Worker
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
@@ -60,18 +60,16 @@ async def delays(network: Network) -> None:
         network.between(*pair).delay(network.rng.choice([0.0001, 0.01, 0.1]))
         network.between(*pair).lose(network.rng.choice([0.0, 0.05]))
     async with Cluster(3, network=network, options=OPTIONS) as (a, b, c):
+        pattern: list[tuple[Worker, str, Any, tuple[str, ...]]] = [
+            (a, "b", note, ()),
+            (b, "a", note_plain, ()),
+            (a, "c", relay, ("b",)),
+            (b, "c", note, ()),
+            (c, "a", relay, ("c",)),
+        ]
         calls = [
-            asyncio.create_task(one.peer(to).call(function, *args, number))
-            for number, (one, to, function, args) in enumerate(
-                [
-                    (a, "b", note, ()),
-                    (b, "a", note_plain, ()),
-                    (a, "c", relay, ("b",)),
-                    (b, "c", note, ()),
-                    (c, "a", relay, ("c",)),
-                ]
-                * 4
-            )
+            one.start_call(to, function, (*args, number))
+            for number, (one, to, function, args) in enumerate(pattern * 4)
         ]
         assert await asyncio.gather(*calls) == list(range(20))
     assert runs == Counter(range(20))

@@ -74,14 +74,14 @@ def made_on_the_spot() -> NoReturn:
 
 def chained() -> NoReturn:
     try:
-        {}["missing"]
+        raise KeyError("missing")  # noqa: TRY301  (it is to be caught)
     except KeyError as error:
         raise ValueError("outer") from error
 
 
 def in_context() -> NoReturn:
     try:
-        {}["missing"]
+        raise KeyError("missing")  # noqa: TRY301  (it is to be caught)
     except KeyError:
         raise ValueError("outer")  # noqa: B904  (what is tested)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import enum
 import fractions
 from typing import Any
@@ -124,7 +124,7 @@ VALUES = [
     Color.RED,
     Point(1, 2),
     fractions.Fraction(1, 3),
-    datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),
+    dt.datetime(2026, 1, 2, tzinfo=dt.UTC),
     range(3),
     slice(1, 2),
     torch.float32,
@@ -174,7 +174,10 @@ async def test_tensors_come_back_equal(wired: Trio, name: str) -> None:
 
 
 async def test_tensors_large_and_small_in_one_message(wired: Trio) -> None:
-    sent = {"large": torch.rand(MIB), "small": [torch.rand(3), torch.rand(1000)]}
+    sent: dict[str, Any] = {
+        "large": torch.rand(MIB),
+        "small": [torch.rand(3), torch.rand(1000)],
+    }
     back = await wired[0].peer("b").call(remote.echo_async, sent)
     assert torch.equal(back["large"], sent["large"])
     for one, other in zip(back["small"], sent["small"], strict=True):

@@ -1,4 +1,4 @@
-"""Who gives up a call ends what it set off, on every worker, and disturbs nothing else."""
+"""Who gives up a call ends what it set off everywhere, and disturbs nothing else."""
 
 from __future__ import annotations
 

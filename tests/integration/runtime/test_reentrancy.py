@@ -65,7 +65,7 @@ async def test_blocking_on_the_loop_is_refused_before_anything_is_sent(
         with pytest.raises(UsageError, match="would stop the event loop"):
             future.wait()
         assert await future == 2
-    with pytest.raises(UsageError, match="await asyncrpc.rpc_async"):
+    with pytest.raises(UsageError, match=r"await asyncrpc\.rpc_async"):
         await a.peer("b").call(remote.block_on_loop, "c")
 
 

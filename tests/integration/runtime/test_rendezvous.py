@@ -79,7 +79,11 @@ async def test_all_meet_and_all_can_call_all(seat: Seat) -> None:
     workers = [seat(name, rank, 3) for rank, name in enumerate("abc")]
     async with started(*workers):
         for worker in workers:
-            assert [member.name for member in worker.directory.members] == ["a", "b", "c"]
+            assert [member.name for member in worker.directory.members] == [
+                "a",
+                "b",
+                "c",
+            ]
             assert worker.world_size == 3
             for rank, name in enumerate("abc"):
                 assert (await worker.peer(rank).call(remote.where))[0] == name

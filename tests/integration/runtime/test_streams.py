@@ -1,9 +1,9 @@
-"""The items of a generator there arrive here, in order, no faster than they are taken."""
+"""Items of a generator there arrive here, in order, no faster than they are taken."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -28,8 +28,9 @@ def watch() -> Iterator[Watch]:
     del remote.watches["w"]
 
 
-def stream(trio: Trio, function: Any, *args: Any) -> AsyncIterator[Any]:
-    return trio[0].peer("b").stream(function, *args)
+def stream(trio: Trio, function: Any, *args: Any) -> AsyncGenerator[Any, None]:
+    items: Any = trio[0].peer("b").stream(function, *args)
+    return items  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("function", GENERATORS)
@@ -68,7 +69,7 @@ async def test_a_producer_runs_no_further_ahead_than_its_credit(
 async def test_closing_early_runs_the_generators_finally(
     wired: Trio, watch: Watch, function: Any
 ) -> None:
-    async with aclosing(stream(wired, function, 10_000, "w")) as items:  # type: ignore[type-var]
+    async with aclosing(stream(wired, function, 10_000, "w")) as items:
         async for item in items:
             if item == 3:
                 break
@@ -93,11 +94,10 @@ async def test_closing_while_a_step_runs_in_a_thread_ends_the_generator_after_it
 
 
 async def test_an_error_comes_after_the_items_before_it(wired: Trio) -> None:
-    found = []
+    items = stream(wired, remote.fail_after, 5)
+    assert [await anext(items) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="after 5"):
-        async for item in stream(wired, remote.fail_after, 5):
-            found.append(item)
-    assert found == [0, 1, 2, 3, 4]
+        await anext(items)
 
 
 async def test_cancelling_the_consumer_ends_the_producer(
@@ -116,15 +116,18 @@ async def test_cancelling_the_consumer_ends_the_producer(
 
 
 async def test_a_deadline_ends_both_ends(trio: Trio, watch: Watch) -> None:
-    with pytest.raises(asyncrpc.DeadlineExceededError):
+    async def consume() -> None:
         async with asyncrpc.deadline(0.1):
             async for _ in stream(trio, remote.count_and_wait, "w"):
                 pass
+
+    with pytest.raises(asyncrpc.DeadlineExceededError):
+        await consume()
     await asyncio.wait_for(watch.ended.wait(), 2)
 
 
 async def test_the_producer_lost_is_an_error(trio: Trio) -> None:
-    a, b, _ = trio
+    a, _, _ = trio
     items = stream(trio, remote.count_to, 1000)
     assert await anext(items) == 0
     link = a.directory.find("b").link
@@ -156,5 +159,6 @@ async def test_streams_of_one_connection_do_not_hold_each_other_up(
 async def test_tensors_in_arguments_and_to_oneself(trio: Trio) -> None:
     a, _, _ = trio
     rows = torch.arange(6.0).reshape(3, 2)
-    found = [row async for row in a.peer("a").stream(remote.rows_of, rows)]
+    items: Any = a.peer("a").stream(remote.rows_of, rows)  # type: ignore[arg-type, var-annotated]
+    found = [row async for row in items]
     assert torch.equal(torch.stack(found), rows)

@@ -1,0 +1,73 @@
+"""What workers tell of themselves where they meet, and what a meeting place owes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgpack
+
+from asyncrpc.errors import RendezvousTimeoutError
+from asyncrpc.ids import Incarnation
+
+UNKNOWN_INCARNATION: Final = Incarnation(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What is known of a worker before a connection to it is open.
+
+    Attributes:
+        name: of the worker.
+        rank: of the worker; -1 if it has none.
+        incarnation: 0 until it is known.
+        addresses: where it can be reached, best first.
+        host_id: host and network namespace; Unix sockets reach only the same one.
+    """
+
+    name: str
+    rank: int
+    incarnation: Incarnation
+    addresses: tuple[str, ...]
+    host_id: str = ""
+
+    def encode(self) -> bytes:
+        """Return the record that is published."""
+        record = [self.name, self.rank, self.incarnation, self.addresses, self.host_id]
+        packed: bytes = msgpack.packb(record)
+        return packed
+
+    @classmethod
+    def decode(cls, packed: bytes) -> Member:
+        """Read what `encode` wrote."""
+        name, rank, incarnation, addresses, host_id = msgpack.unpackb(packed)
+        return cls(name, rank, Incarnation(incarnation), tuple(addresses), host_id)
+
+
+class Rendezvous(Protocol):
+    """Where workers meet."""
+
+    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
+        """Publish `member`; return all members, once they are all there.
+
+        Raises:
+            RendezvousTimeoutError: some are missing; it names them.
+            UsageError: the name or the rank is taken.
+        """
+
+    async def leave(self, timeout_s: float) -> None:
+        """Let go of the meeting place; a host waits for those still reading."""
+
+
+def missing_error(
+    missing: Sequence[int], world_size: int, timeout_s: float
+) -> RendezvousTimeoutError:
+    """Return the error that names the ranks that did not come."""
+    named = ", ".join(str(rank) for rank in missing[:20])
+    more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""  # noqa: PLR2004
+    return RendezvousTimeoutError(
+        f"{world_size - len(missing)} of {world_size} workers appeared within "
+        f"{timeout_s:g} s; missing: rank {named}{more}",
+        missing=missing,
+    )
