@@ -340,4 +340,4 @@ class BackwardFailedError(AutogradError, code="autograd.backward_failed"):
 
 
 class OptimizerError(AsyncRpcError, code="optimizer"):
-    """A distributed optimizer step was refused; nothing was applied anywhere."""
+    """A distributed optimizer refused or failed; the text says what was applied."""

@@ -57,7 +57,8 @@ class DistributedOptimizer:
     steps one at a time, whole; two owners may take two trainers' steps in different
     orders.  As in one process, a step makes torch refuse the backward pass of another
     context that has used the same parameters already ("modified by an inplace
-    operation"): let trainers that share a model take turns, or step together.
+    operation"): let trainers that share a model take turns, or step together, or step
+    with `allow_stale`.
 
     Example:
         >>> optimizer = await DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.05)
@@ -112,6 +113,7 @@ class DistributedOptimizer:
         *,
         clip_grad_norm: float | None = None,
         skip_nonfinite: bool = False,
+        allow_stale: bool = False,
     ) -> StepResult:
         """Apply the gradients that gathered in a context, on all owners or on none.
 
@@ -124,6 +126,10 @@ class DistributedOptimizer:
             clip_grad_norm: scale all gradients, over all owners, so that their norm
                 together is at most this; the context keeps them as they are.
             skip_nonfinite: apply nothing anywhere if any gradient is infinite or NaN.
+            allow_stale: let other contexts that have used these parameters before run
+                their backward passes all the same, with the new values in place of the
+                old: asynchronous training, as Hogwild does it.  Without it torch
+                refuses those passes.
 
         Returns:
             Whether it was applied, and to how many parameters.
@@ -145,7 +151,12 @@ class DistributedOptimizer:
         context.service.state(context)
         if self._unmade:
             await self._made()
-        step = _Step(list(context.id), clip_grad_norm, skip_nonfinite=skip_nonfinite)
+        step = _Step(
+            list(context.id),
+            clip_grad_norm,
+            skip_nonfinite=skip_nonfinite,
+            allow_stale=allow_stale,
+        )
         if len(self._owners.listed) == 1:
             return await self._step_one(step)
         return await self._step_many(step)
@@ -155,7 +166,12 @@ class DistributedOptimizer:
         (owner,) = self._owners.listed
         try:
             count, norm, is_applied = await self._owners.ask(
-                owner, "step", step.context_id, step.clip_norm, step.skip_nonfinite
+                owner,
+                "step",
+                step.context_id,
+                step.clip_norm,
+                step.skip_nonfinite,
+                step.allow_stale,
             )
         except Exception as error:  # any optimizer's code runs there
             raise OptimizerError(
@@ -177,15 +193,18 @@ class DistributedOptimizer:
         scale = scale_for(norm, step.clip_norm, skip_nonfinite=step.skip_nonfinite)
         if scale is not None:
             # Once one owner is told, all are: a task that our cancellation passes by.
-            commit = self._commit(list(found), step.context_id, scale)
+            commit = self._commit(list(found), step, scale)
             await asyncio.shield(self._worker.start_task(commit))
         return StepResult(scale is not None, count, norm)
 
     async def _commit(
-        self, owners: Sequence[WorkerId], context_id: list[int], scale: float
+        self, owners: Sequence[WorkerId], step: _Step, scale: float
     ) -> None:
         applied, failed = await try_each(
-            owners, lambda one: self._owners.ask(one, "commit", context_id, scale)
+            owners,
+            lambda one: self._owners.ask(
+                one, "commit", step.context_id, scale, step.allow_stale
+            ),
         )
         if failed:
             names = ", ".join(repr(one.name) for one in applied) or "no worker"
@@ -389,11 +408,23 @@ class DistributedScheduler:
 class _Step:
     """What one step asks for."""
 
-    __slots__ = ("clip_norm", "context_id", "needs_norm", "skip_nonfinite")
+    __slots__ = (
+        "allow_stale",
+        "clip_norm",
+        "context_id",
+        "needs_norm",
+        "skip_nonfinite",
+    )
 
     def __init__(
-        self, context_id: list[int], clip_norm: float | None, *, skip_nonfinite: bool
+        self,
+        context_id: list[int],
+        clip_norm: float | None,
+        *,
+        skip_nonfinite: bool,
+        allow_stale: bool,
     ) -> None:
+        self.allow_stale = allow_stale
         self.context_id = context_id
         self.clip_norm = clip_norm
         self.skip_nonfinite = skip_nonfinite

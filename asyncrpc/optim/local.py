@@ -12,9 +12,13 @@ import copy
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
+from torch.autograd import (  # type: ignore[attr-defined]
+    _unsafe_preserve_version_counter as graph_versions_kept,
+)
 
 from asyncrpc.autograd.engine import gradients_set_aside
 from asyncrpc.errors import OptimizerError
@@ -40,12 +44,21 @@ class LocalOptimizer:
         """Return those of the gradients that are of our parameters."""
         return {one: gathered[one] for one in self._parameters() if one in gathered}
 
-    def step(self, gradients: Gradients, scale: float) -> None:
-        """Step with these gradients times `scale`, which they are not changed by."""
-        with self._lock, gradients_set_aside(self._parameters()):
+    def step(self, gradients: Gradients, scale: float, *, allow_stale: bool) -> None:
+        """Step with these gradients times `scale`, which they are not changed by.
+
+        Args:
+            gradients: by parameter.
+            scale: what each is multiplied by.
+            allow_stale: hide the change from graphs that hold the parameters, so that
+                their backward passes are not refused.
+        """
+        parameters = self._parameters()
+        with self._lock, gradients_set_aside(parameters):
             for parameter, gradient in gradients.items():
                 parameter.grad = gradient if scale == 1.0 else gradient * scale
-            self._optimizer.step()
+            with _versions_kept(parameters if allow_stale else ()):
+                self._optimizer.step()
 
     def add_group(self, group: dict[str, Any]) -> None:
         """Take in one more group of parameters."""
@@ -101,6 +114,16 @@ class LocalOptimizer:
     def _parameters(self) -> list[torch.Tensor]:
         groups = self._optimizer.param_groups
         return [parameter for group in groups for parameter in group["params"]]
+
+
+def _versions_kept(
+    parameters: Sequence[torch.Tensor],
+) -> AbstractContextManager[None]:
+    """Return a context in which changes in place do not count as such."""
+    if not parameters:
+        return nullcontext()
+    kept: AbstractContextManager[None] = graph_versions_kept(tuple(parameters))
+    return kept
 
 
 def check_parameters(values: Sequence[Any]) -> None:

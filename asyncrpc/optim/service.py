@@ -113,6 +113,7 @@ class OptimizerService:
         context_id: list[int],
         clip_norm: float | None,
         skip_nonfinite: bool,  # noqa: FBT001
+        allow_stale: bool,  # noqa: FBT001
     ) -> list[Any]:
         """Prepare and commit in one: all parameters are here."""
         local = self._find(key)
@@ -124,7 +125,7 @@ class OptimizerService:
             norm = math.sqrt(squared_norm(gradients)) if needs_norm else None
             scale = scale_for(norm, clip_norm, skip_nonfinite=skip_nonfinite)
             if scale is not None:
-                local.step(gradients, scale)
+                local.step(gradients, scale, allow_stale=allow_stale)
             return [len(gradients), norm, scale is not None]
 
         return await self.worker.run_in_thread(job)
@@ -142,10 +143,18 @@ class OptimizerService:
         squared = await self.worker.run_in_thread(partial(squared_norm, gradients))
         return [len(gradients), squared]
 
-    async def _commit(self, key: Key, context_id: list[int], scale: float) -> None:
+    async def _commit(
+        self,
+        key: Key,
+        context_id: list[int],
+        scale: float,
+        allow_stale: bool,  # noqa: FBT001
+    ) -> None:
         local = self._find(key)
         gradients = local.gradients(await self._gathered(context_id))
-        await self.worker.run_in_thread(partial(local.step, gradients, scale))
+        await self.worker.run_in_thread(
+            partial(local.step, gradients, scale, allow_stale=allow_stale)
+        )
 
     async def _gathered(self, context_id: list[int]) -> Gradients:
         creator, serial = context_id

@@ -49,8 +49,11 @@ class CallStarter:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has been shut down, or was never started."""
-        return self._state not in ("running", "starting")
+        """Whether it has been shut down, or was never started.
+
+        While it drains it is not: functions in flight may make calls of their own.
+        """
+        return self._state not in ("running", "starting", "closing")
 
     async def link_to(self, to: str) -> Link:
         """Return the open link to a worker, connecting if need be.

@@ -195,7 +195,7 @@ async def test_passes_accumulate_while_the_graph_is_kept(trio: Trio) -> None:
 
         def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
             b, c = p["b"], p["c"]
-            value = x * b[0] * c[0] * b[0] * b[1] * c[1] * b[1]
+            value: torch.Tensor = x * b[0] * c[0] * b[0] * b[1] * c[1] * b[1]
             return value.sum() * 2
 
         await check(a, context, expected(whole, x), x)
@@ -350,8 +350,8 @@ async def test_contexts_end_on_every_worker_that_they_reached(trio: Trio) -> Non
         assert [one.open_contexts for one in services] == [1, 1, 1]
         await autograd.backward(context, [y.sum()])
     async with asyncio.timeout(2):
-        while any(one.open_contexts for one in services):
-            await asyncio.sleep(0)  # noqa: ASYNC110  (nothing tells of it)
+        while any(one.open_contexts for one in services):  # noqa: ASYNC110  (nothing tells)
+            await asyncio.sleep(0)
     with pytest.raises(asyncrpc.InvalidContextError, match="ended"):
         autograd.get_gradients(context)
     with pytest.raises(asyncrpc.InvalidContextError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from asyncrpc import (
     WorkerInfo,
     WorkerLostError,
 )
-from asyncrpc.testing import acting_as
+from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.groups import (
@@ -37,12 +37,6 @@ Seat = Callable[..., Worker]  # (name, rank, world size, options) -> a worker
 QUICK = Options(rendezvous_timeout_s=0.5)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kept_by_torch() -> None:
-    """Have torch's store make what it keeps for life, a pipe for signals."""
-    TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
 @pytest.fixture(autouse=True)
 def no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASYNCRPC_SECRET", raising=False)
@@ -51,7 +45,7 @@ def no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["local", "file", "tcp", "env"])
 def seat(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Seat]:
+) -> Seat:
     """Return what makes workers that meet, in each manner in turn."""
     meetings: dict[int, LocalRendezvous] = {}
     port = free_port()
@@ -69,7 +63,7 @@ def seat(
             name, rank=rank, world_size=size, rendezvous=where, options=options
         )
 
-    yield make
+    return make
 
 
 # --- who meets -----------------------------------------------------------------------
@@ -79,11 +73,8 @@ async def test_all_meet_and_all_can_call_all(seat: Seat) -> None:
     workers = [seat(name, rank, 3) for rank, name in enumerate("abc")]
     async with started(*workers):
         for worker in workers:
-            assert [member.name for member in worker.directory.members] == [
-                "a",
-                "b",
-                "c",
-            ]
+            known = [member.name for member in worker.directory.members]
+            assert known == ["a", "b", "c"]
             assert worker.world_size == 3
             for rank, name in enumerate("abc"):
                 assert (await worker.peer(rank).call(remote.where))[0] == name
@@ -264,6 +255,31 @@ async def test_a_lost_worker_fails_the_barrier_of_all(
         assert repr(trio[lost].name) in str(error)
 
 
+@pytest.mark.parametrize("size", [3, 4, 5])
+async def test_a_worker_lost_before_its_turn_fails_the_barrier(size: int) -> None:
+    """One that was heard of, and died before the last one came."""
+    async with Cluster(size) as (lost, *early, late):
+        waiting = [asyncio.create_task(worker.barrier()) for worker in early]
+        await asyncio.sleep(0.02)
+        await lost.shutdown(drain_timeout_s=0.0)
+        waiting.append(asyncio.create_task(late.barrier()))
+        async with asyncio.timeout(LIMIT_S):
+            errors = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(error, WorkerLostError) for error in errors)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+async def test_who_passed_a_barrier_may_leave_at_once(size: int) -> None:
+    async def pass_and_leave(worker: Worker) -> None:
+        await worker.barrier(LIMIT_S)
+        await worker.shutdown(drain_timeout_s=0.0)
+
+    for _ in range(5):
+        async with Cluster(size) as workers, asyncio.TaskGroup() as leaving:
+            for worker in workers:
+                leaving.create_task(pass_and_leave(worker))
+
+
 async def test_who_gives_up_a_barrier_fails_that_of_the_others(trio: Trio) -> None:
     a, b, _ = trio
     patient = asyncio.create_task(b.barrier())
@@ -273,11 +289,12 @@ async def test_who_gives_up_a_barrier_fails_that_of_the_others(trio: Trio) -> No
         await asyncio.wait_for(patient, LIMIT_S)
 
 
-async def test_a_graceful_end_waits_for_all(trio: Trio) -> None:
-    async def end(worker: Worker) -> None:
-        with acting_as(worker):
-            await asyncrpc.shutdown(timeout=LIMIT_S)
+async def end(worker: Worker) -> None:
+    with acting_as(worker):
+        await asyncrpc.shutdown()
 
+
+async def test_a_graceful_end_waits_for_all(trio: Trio) -> None:
     a, b, c = trio
     first = asyncio.create_task(end(a))
     second = asyncio.create_task(end(b))
@@ -292,8 +309,7 @@ async def test_a_graceful_end_does_without_a_worker_that_died(
 ) -> None:
     a, b, c = trio
     await c.shutdown(drain_timeout_s=0.0)
-    for worker in (a, b):
-        with acting_as(worker):
-            await asyncrpc.shutdown(timeout=LIMIT_S)
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.gather(end(a), end(b))
     assert a.is_closed
     assert "shutting down without the others" in caplog.text

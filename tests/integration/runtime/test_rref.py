@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import asyncrpc
 from asyncrpc import OwnerLostError, RRef, UsageError, Worker
 from asyncrpc.testing import ProcessCluster, acting_as
 from asyncrpc.wire.frames import FrameKind
@@ -176,8 +175,8 @@ async def test_a_reference_to_a_lost_owner_fails_at_once(trio: Trio) -> None:
     await rref.to_here()
     await b.shutdown(drain_timeout_s=0)
     async with asyncio.timeout(2):
-        while a.directory.find("b").link is not None:  # until the loss is known
-            await asyncio.sleep(0)  # noqa: ASYNC110  (nothing tells of it)
+        while a.directory.find("b").link is not None:  # noqa: ASYNC110  (nothing tells)
+            await asyncio.sleep(0)
     with pytest.raises(OwnerLostError, match="'b'"):
         await rref.to_here()
     del rref
@@ -233,5 +232,5 @@ async def test_between_processes() -> None:
         del rref
         await all_freed(a)
         async with asyncio.timeout(5):
-            while await a.peer("b").call(remote.counts) != NOTHING:
-                await asyncio.sleep(0.01)  # the release is on its way
+            while await a.peer("b").call(remote.counts) != NOTHING:  # noqa: ASYNC110  (nothing tells)
+                await asyncio.sleep(0.01)

@@ -52,7 +52,8 @@ async def test_a_producer_runs_no_further_ahead_than_its_credit(
 ) -> None:
     limit = 4
     async with Cluster(2, options=Options(stream_items_max=limit)) as (a, _):
-        async with aclosing(a.peer("b").stream(function, 100, "w")) as items:
+        made: Any = a.peer("b").stream(function, 100, "w")
+        async with aclosing(made) as items:
             taken = 0
             async for _ in items:
                 taken += 1
@@ -159,6 +160,6 @@ async def test_streams_of_one_connection_do_not_hold_each_other_up(
 async def test_tensors_in_arguments_and_to_oneself(trio: Trio) -> None:
     a, _, _ = trio
     rows = torch.arange(6.0).reshape(3, 2)
-    items: Any = a.peer("a").stream(remote.rows_of, rows)  # type: ignore[arg-type, var-annotated]
+    items: Any = a.peer("a").stream(remote.rows_of, rows)
     found = [row async for row in items]
     assert torch.equal(torch.stack(found), rows)

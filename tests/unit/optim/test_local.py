@@ -81,7 +81,7 @@ def test_a_step_that_raises_puts_grad_back() -> None:
     local = LocalOptimizer(torch.optim.LBFGS([parameter]), threading.Lock())
     for _ in range(2):  # and frees the lock
         with pytest.raises(TypeError, match="closure"):
-            local.step({parameter: torch.ones(2)}, 1.0)
+            local.step({parameter: torch.ones(2)}, 1.0, allow_stale=False)
         assert parameter.grad is kept
 
 

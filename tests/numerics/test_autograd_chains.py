@@ -1,0 +1,214 @@
+"""Passes that go through a worker more than once have the gradients of one process.
+
+There starts run as their gradients come, in several engine calls that overlap in the
+graph: see "Whole and partial" in docs/explanation/autograd.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc.autograd import backward, context
+from asyncrpc.testing import Cluster, acting_as
+from tests.numerics.keepers import Keepers, ask, check, keepers_on, leaf
+
+Roots = list[torch.Tensor]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+@pytest.mark.parametrize("through", ["b", "ab", "bc", "abc"])
+async def test_a_value_goes_to_and_fro(through: str, depth: int) -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        for turn in range(depth):
+            for name in through:
+                x = (await ask(k[name], "times", x, turn % 2)).cos()
+        return [x]
+
+    await check(program, "abc")
+
+
+@pytest.mark.parametrize("way", ["ab", "bab", "abab", "babcab", "aab"])
+async def test_nested_calls_come_back_through_workers_that_wait(way: str) -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        first, *others = (k[name] for name in way)
+        return [await ask(first, "way", others, x)]
+
+    await check(program, "abc")
+
+
+async def test_tensors_of_one_message_get_their_gradients_at_different_times() -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        early, late = await ask(k["b"], "both", x)
+        late = await ask(k["b"], "times", late)
+        return [early * late]
+
+    await check(program)
+
+
+async def test_messages_of_several_tensors_go_to_and_fro() -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        one, other = await ask(k["b"], "both", x)
+        for turn in range(3):
+            joined = await ask(k["bc"[turn % 2]], "join", one, other)
+            other, last = await ask(k["b"], "both", joined * one)
+            one = last.sin()
+        return [one * other]
+
+    await check(program, "abc")
+
+
+async def test_only_one_tensor_of_a_message_goes_round() -> None:
+    """The other has no part at all, so nothing may wait for it."""
+
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        _unused, used = await ask(k["b"], "both", x)
+        return [await ask(k["b"], "times", used)]
+
+    await check(program)
+
+
+async def test_two_sends_share_nodes_that_their_worker_kept() -> None:
+    """The kept node gets its gradient in two parts, one of which goes round first."""
+
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        first = await ask(k["b"], "keep", 0, x)
+        second = await ask(k["b"], "use", 0, first)
+        third = await ask(k["b"], "use", 0, second * first)
+        return [third + second]
+
+    await check(program)
+
+
+async def test_kept_nodes_are_shared_by_sends_to_several_workers() -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        await ask(k["b"], "keep", 0, x)
+        there = await ask(k["c"], "relay", k["b"], "give", 0)
+        (here,) = await ask(k["b"], "give", 0)
+        await ask(k["c"], "keep", 1, there[0])
+        round_ = await ask(k["b"], "relay", k["c"], "use", 1, here.sin())
+        return [await ask(k["b"], "use", 0, round_)]
+
+    await check(program, "abc")
+
+
+async def test_parameters_go_across_and_are_used_where_they_are_as_well() -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        weight = await ask(k["b"], "parameter", 0)
+        once = await ask(k["b"], "times", weight * x)
+        return [await ask(k["b"], "join", once, weight)]
+
+    await check(program)
+
+
+async def test_a_received_tensor_goes_on_unchanged() -> None:
+    """Where it is received and sent, no node lies between the two ends."""
+
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        y = await ask(k["b"], "times", x)
+        for _ in range(2):
+            y = await ask(k["c"], "relay", k["b"], "echo", y)
+        return [y, await ask(k["b"], "echo", x)]
+
+    await check(program, "abc")
+
+
+async def test_one_tensor_goes_to_a_worker_in_several_messages() -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        y = x.sin()
+        found = [await ask(k["b"], "times", y, index) for index in (0, 1, 0)]
+        found.append(await ask(k["b"], "join", found[0], y))
+        return [torch.stack(found).prod(0)]
+
+    await check(program)
+
+
+async def test_a_tensor_is_twice_in_one_message_and_part_of_another() -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        y = x.sin()
+        once, again, part = await ask(k["b"], "echo", [y, y, y[:2]])
+        z = await ask(k["b"], "join", once, again)
+        return [z[:2] * part]
+
+    await check(program)
+
+
+async def test_received_tensors_change_in_place_on_the_way() -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        y = await ask(k["b"], "in_place", x * 2)
+        y.mul_(3)
+        z = await ask(k["b"], "in_place", y.clone())
+        z += y
+        return [z]
+
+    await check(program)
+
+
+async def test_a_gradient_may_be_nil_and_has_no_effect_then() -> None:
+    """As in one process, where what gets no gradient has no `.grad`."""
+
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        nil = await ask(k["c"], "times", x)
+        real = await ask(k["b"], "times", torch.ones_like(x))
+        return [await ask(k["b"], "deaf", nil, real)]
+
+    found = await check(program, "abc")
+    assert found["c"].gradients == [None, None]
+    assert found["x"].gradients == [None]
+
+
+async def test_a_nil_gradient_goes_on_through_workers_in_a_cycle() -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        nil = await ask(k["b"], "times", await ask(k["b"], "times", x, 1), 1)
+        real = await ask(k["b"], "times", torch.ones_like(x))
+        return [await ask(k["b"], "deaf", nil, real)]
+
+    found = await check(program, "ab")
+    assert found["b"].gradients[1] is None
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+async def test_a_worker_may_call_itself(names: str) -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        y = await ask(k["a"], "keep", 0, x)
+        z = await ask(k[names[-1]], "times", y)
+        return [await ask(k["a"], "use", 0, z)]
+
+    await check(program, names)
+
+
+async def test_several_roots_of_which_one_goes_through_another() -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        one = await ask(k["b"], "times", x)
+        other = await ask(k["b"], "join", one, x)
+        return [other, one, one, x]
+
+    await check(program)
+
+
+async def round_trip(k: Keepers, x: torch.Tensor) -> Roots:
+    y = await ask(k["b"], "keep", 0, x)
+    return [await ask(k["b"], "use", 0, y)]
+
+
+@pytest.mark.parametrize("passes", [2, 3])
+async def test_passes_over_a_kept_graph_add_up(passes: int) -> None:
+    await check(round_trip, passes=passes)
+
+
+async def test_a_graph_that_was_not_kept_is_freed_where_a_pass_went_twice() -> None:
+    async with Cluster(2) as workers:
+        with acting_as(workers[0]):
+            keepers: dict[str, Any] = dict(keepers_on(workers))
+            async with context() as ctx:
+                (y,) = await round_trip(keepers, leaf())
+                await backward(ctx, y.sum())
+                before = (await ask(keepers["b"], "report")).gradients
+                with pytest.raises(asyncrpc.BackwardFailedError, match="second time"):
+                    await backward(ctx, y.sum())
+                after = (await ask(keepers["b"], "report")).gradients
+            keepers.clear()
+    torch.testing.assert_close(after, before, rtol=0, atol=0)

@@ -1,0 +1,158 @@
+"""Hooks fire as in one process: once for a parameter, on its whole gradient.
+
+torch's DistributedDataParallel learns of gradients by them.  So they must, however
+many engine calls a pass takes on a worker, and `.grad` must look untouched afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc.autograd import backward, context
+from asyncrpc.testing import Cluster, acting_as
+from tests.numerics.keepers import Keepers, Program, ask, check, keepers_on, leaf
+
+Roots = list[torch.Tensor]
+KINDS = {"tensor", "into", "accumulated", "node"}
+
+
+async def straight(k: Keepers, x: torch.Tensor) -> Roots:
+    """Use the parameter in two calls, which run in one engine call.
+
+    The input needs no gradient: else the pass would come back to where it began.
+    """
+    x = x.detach()
+    one, other = await ask(k["b"], "times", x), await ask(k["b"], "times", x.cos())
+    return [one * other]
+
+
+async def to_and_fro(k: Keepers, x: torch.Tensor) -> Roots:
+    """Use it in three calls, of which each needs the one before."""
+    for _ in range(3):
+        x = (await ask(k["b"], "times", x)).cos()
+    return [x]
+
+
+async def shared(k: Keepers, x: torch.Tensor) -> Roots:
+    """Use it in a node that is kept, and reached by three sends."""
+    y = await ask(k["b"], "keep", 0, x)
+    z = await ask(k["b"], "use", 0, y)
+    return [await ask(k["b"], "use", 0, z)]
+
+
+async def sent(k: Keepers, x: torch.Tensor) -> Roots:
+    """Send the parameter itself, twice."""
+    weights = [await ask(k["b"], "parameter", 0) for _ in range(2)]
+    return [await ask(k["b"], "join", weights[0], weights[1] * x)]
+
+
+PROGRAMS = [straight, to_and_fro, shared, sent]
+
+
+def watched(program: Program, clamp: float) -> Program:
+    async def hooked(k: Keepers, x: torch.Tensor) -> Roots:
+        await ask(k["b"], "watch", clamp)
+        return list(await program(k, x))
+
+    return hooked
+
+
+@pytest.mark.parametrize("clamp", [0.0, 0.05], ids=["only look", "change"])
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_hooks_of_a_parameter_see_its_whole_gradient_once(
+    program: Program, clamp: float
+) -> None:
+    found = (await check(watched(program, clamp), "ab"))["b"]
+    assert sorted(kind for kind, _ in found.seen) == sorted(KINDS)
+    if clamp:
+        assert found.gradients[0] is not None
+        assert found.gradients[0].abs().max() <= clamp
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_hooks_fire_in_every_pass(program: Program) -> None:
+    """In one process the later ones see what has accumulated; here, the pass's own."""
+    async with Cluster(2) as workers:
+        with acting_as(workers[0]):
+            keepers: dict[str, Any] = dict(keepers_on(workers))
+            async with context() as ctx:
+                (y,) = await watched(program, 0.0)(keepers, leaf())
+                for _ in range(2):
+                    await backward(ctx, y.sum(), retain_graph=True)
+                report = await ask(keepers["b"], "report")
+            keepers.clear()
+    assert len(report.seen) == 2 * len(KINDS)
+    first, second = report.seen[: len(KINDS)], report.seen[len(KINDS) :]
+    assert [kind for kind, _ in first] == [kind for kind, _ in second]
+    torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-12)
+    accumulated = dict(second)["accumulated"]
+    torch.testing.assert_close(report.gradients[0], 2 * accumulated)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_grads_that_are_there_stay_and_are_not_added(program: Program) -> None:
+    async with Cluster(2) as workers:
+        with acting_as(workers[0]):
+            keepers: dict[str, Any] = dict(keepers_on(workers))
+            await ask(keepers["b"], "set_grads", 7.0)
+            async with context() as ctx:
+                (y,) = await program(keepers, leaf())
+                await backward(ctx, y.sum())
+                report = await ask(keepers["b"], "report")
+            for grad in await ask(keepers["b"], "grads"):
+                assert torch.equal(grad, torch.full_like(grad, 7.0))
+            keepers.clear()
+    assert report.gradients[0].abs().max() < 7
+
+
+@pytest.mark.parametrize("program", [straight, to_and_fro])
+async def test_hooks_are_still_there_after_a_pass_that_failed(program: Program) -> None:
+    async with Cluster(2) as workers:
+        with acting_as(workers[0]):
+            keepers: dict[str, Any] = dict(keepers_on(workers))
+            async with context() as ctx:
+                (good,) = await watched(program, 0.0)(keepers, leaf())
+                bad = await ask(keepers["b"], "failing", good, ValueError("no way"))
+                with pytest.raises(asyncrpc.BackwardFailedError):
+                    await backward(ctx, bad.sum(), retain_graph=True)
+                before = len((await ask(keepers["b"], "report")).seen)
+                await backward(ctx, good.sum(), retain_graph=True)
+                report = await ask(keepers["b"], "report")
+                grads = await ask(keepers["b"], "grads")
+            keepers.clear()
+    assert len(report.seen) - before == len(KINDS)
+    assert grads == [None, None]
+
+
+@pytest.mark.parametrize("to_and_fro", [False, True])
+async def test_hooks_of_received_tensors_see_and_may_change_gradients(
+    *, to_and_fro: bool
+) -> None:
+    seen = []
+
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        y = await ask(k["b"], "times", x)
+        y.register_hook(lambda gradient: seen.append(gradient.clone()) or -2 * gradient)
+        return [await ask(k["b"], "times", y, 1) if to_and_fro else y.sin()]
+
+    await check(program)
+    one_process, workers = seen
+    torch.testing.assert_close(workers, one_process, rtol=1e-12, atol=1e-12)
+
+
+async def test_a_node_runs_once_where_a_pass_goes_through_once() -> None:
+    """Gradients for the kept tensor come from `a` and, later, from `b`."""
+
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        await ask(k["c"], "keep", 0, x.detach())
+        await ask(k["c"], "hook_kept", 0)
+        (here,) = await ask(k["c"], "give", 0)
+        (there,) = await ask(k["b"], "relay", k["c"], "give", 0)
+        return [here * await ask(k["b"], "times", there.detach()) + there.sin()]
+
+    found = await check(program, "abc")
+    assert [kind for kind, _ in found["c"].seen] == ["kept"]
