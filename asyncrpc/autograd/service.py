@@ -314,7 +314,10 @@ class AutogradService:
             try:
                 edge = state.sent[message][crossing.position]
             except LookupError:
-                raise MalformedError(f"nothing was sent as {crossing}") from None
+                raise AutogradError(
+                    f"nothing was sent as {crossing} in context {context_id}; was the "
+                    "tensor received in another context?"
+                ) from None
             one.machine.add_start(crossing)
             one.starts[crossing] = edge
             entries.append(crossing)

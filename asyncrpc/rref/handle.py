@@ -89,11 +89,12 @@ class RRef(Generic[T]):
     # --- the value -------------------------------------------------------------------
 
     def local_value(self) -> T:
-        """Return the value itself, on its owner.
+        """Return the value itself, on its owner; a thread waits while it is being made.
 
         Raises:
-            UsageError: the value is on another worker, or is still being made: use
-                `await rref.to_here()`.
+            UsageError: the value is on another worker, or is still being made and this
+                is the event loop: use `await rref.to_here()`.
+            RRefDeletedError: it has been freed.
             Exception: what the function that was to make it raised.
         """
         value: T = self._service.local_value(self)

@@ -17,6 +17,7 @@ from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.table import RRefTable
+from asyncrpc.runtime.futures import is_done_within, refuse_on_loop
 from asyncrpc.runtime.inbound import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.link import Link
 from asyncrpc.serde.dismantling import assemble, dismantle
@@ -126,10 +127,13 @@ class OwnedValues(RRefTable):
                 f"{self.worker.name!r}; fetch a copy with `await rref.to_here()`"
             )
         future = self._values.get(handle.rref_id)
-        if future is None or not future.done():
-            raise UsageError(
-                f"the value of {handle!r} is still being made; `await rref.to_here()`"
+        if future is None:
+            raise RRefDeletedError(f"the value of {handle!r} has been freed")
+        if not future.done():
+            refuse_on_loop(
+                "waiting for the value in local_value()", "`await rref.to_here()`"
             )
+            is_done_within(future, None)
         return result_of(future)
 
 

@@ -9,6 +9,7 @@ Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.errors import (
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # A worker can be one barrier ahead of us, not more: what is kept stays small.
 AHEAD_MAX: Final = 2
+LAST_WORD_S: Final = 0.5  # for a word on its way from a worker that has left
 
 
 class Barrier:
@@ -63,16 +65,41 @@ class Barrier:
 
     async def _round(self, generation: int, step: int) -> None:
         worker, distance = self._worker, 1 << step
-        after = (worker.rank + distance) % worker.world_size
-        self._awaited = (worker.rank - distance) % worker.world_size
-        link = await worker.link_to(worker.directory.find(after).member.name)
+        link = await self._link_to_rank(worker.rank + distance)
         link.notify(self.name, "here", [generation, step])
-        while (generation, step) not in self._heard:
+        word = (generation, step)
+        if word not in self._heard:
+            self._awaited = (worker.rank - distance) % worker.world_size
+            await self._watch(word)
+            await self._hear(word)
+            self._awaited = -1
+        self._heard.discard(word)
+
+    async def _link_to_rank(self, rank: int) -> Link:
+        worker = self._worker
+        entry = worker.directory.find(rank % worker.world_size)
+        return await worker.link_to(entry.member.name)
+
+    async def _watch(self, word: tuple[int, int]) -> None:
+        """Connect to the worker we wait for: or nobody would tell us of its death.
+
+        It may have passed and left; then its word is here, or still on its way.
+        """
+        try:
+            await self._link_to_rank(self._awaited)
+        except AsyncRpcError:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORD_S):
+                    await self._hear(word)
+            if word not in self._heard:
+                raise
+
+    async def _hear(self, word: tuple[int, int]) -> None:
+        while word not in self._heard:
             if self._error is not None:
                 raise self._error
             self._changed.clear()
             await self._changed.wait()
-        self._heard.discard((generation, step))
 
     def on_notice(self, link: Link, method: str, value: Any) -> None:
         """Take the word of another rank."""

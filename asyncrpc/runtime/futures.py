@@ -94,12 +94,8 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         Thread safety: from any thread but the event loop's.
         """
         refuse_on_loop("CallFuture.wait()", "`await` the future", self.get_loop())
-        ended = threading.Event()
-        loop = self.get_loop()
-        loop.call_soon_threadsafe(self.add_done_callback, lambda _: ended.set())
-        with thread_blocked():
-            if not ended.wait(timeout):
-                raise TimeoutError(f"no result of {self.function} in {timeout:g} s")
+        if not is_done_within(self, timeout):
+            raise TimeoutError(f"no result of {self.function} in {timeout:g} s")
         return self.result()
 
     @property
@@ -129,6 +125,19 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         where = f" made at {self.site[0]}:{self.site[1]}" if self.site else ""
         state = "done" if self.done() else "pending"
         return f"<CallFuture {self.function} on {self.to!r} {state}{where}>"
+
+
+def is_done_within(future: asyncio.Future[Any], timeout_s: float | None) -> bool:
+    """Block this thread, which is not the loop's, until a future of the loop is done.
+
+    Returns:
+        False if `timeout_s` seconds passed before.
+    """
+    ended = threading.Event()
+    watch = future.add_done_callback
+    future.get_loop().call_soon_threadsafe(watch, lambda _: ended.set())
+    with thread_blocked():
+        return ended.wait(timeout_s)
 
 
 def refuse_on_loop(

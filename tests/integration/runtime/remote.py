@@ -273,6 +273,10 @@ def open_gate(test: str) -> None:
     watches[test].gate.set()
 
 
+def local_value_of(rref: asyncrpc.RRef[Any]) -> Any:
+    return rref.local_value()
+
+
 async def block_on_loop(to: str) -> Any:
     return asyncrpc.rpc_sync(to, add, (1,))
 

@@ -51,6 +51,31 @@ async def test_everything_a_reference_says_of_itself(wired: Trio) -> None:
     await all_freed(a, b, c)
 
 
+async def test_a_thread_waits_for_a_value_that_is_still_being_made(wired: Trio) -> None:
+    a, b, c = wired
+    watch = remote.watches["made"] = remote.Watch()
+    made = a.peer("b").remote(remote.pass_gate, "made")
+    taken = asyncio.ensure_future(a.peer("b").call(remote.local_value_of, made))
+    await watch.begun.wait()
+    watch.gate.set()
+    assert await taken == "through"
+    del made, taken
+    await all_freed(a, b, c)
+    del remote.watches["made"]
+
+
+async def test_the_loop_never_waits_for_a_local_value(wired: Trio) -> None:
+    a, *_ = wired
+    watch = remote.watches["here"] = remote.Watch()
+    made = a.peer("a").remote(remote.pass_gate, "here")
+    await watch.begun.wait()
+    with pytest.raises(UsageError, match=r"stop the event loop; `await rref\.to_here"):
+        made.local_value()
+    watch.gate.set()
+    assert await made == "through"
+    del remote.watches["here"]
+
+
 async def test_the_proxies_run_methods_on_the_owner(wired: Trio) -> None:
     a, b, c = wired
     rref = a.peer("b").remote(Counter)
