@@ -156,3 +156,5 @@ if __name__ == "__main__":
         launch(work, args=(given,), nprocs=len(NAMES), method="forkserver")
     except ProcessFailedError as error:
         sys.exit(f"training failed: {error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped")

@@ -189,11 +189,17 @@ def _on_system_exit(exit_: SystemExit) -> Report:
 def _raised(error: BaseException, *, exit_code: int) -> Raised:
     return Raised(
         raised_at_s=Clock().now_s(),
-        summary="".join(traceback.format_exception_only(error)).strip(),
+        summary=_one_line(error),
         traceback="".join(traceback.format_exception(error)),
         exit_code=exit_code,
         error=_pickled(error),
     )
+
+
+def _one_line(error: BaseException) -> str:
+    """Return type and text, without the notes, which may be a whole traceback."""
+    lines = [str(error).partition("\n")[0]] if str(error) else []
+    return ": ".join([type(error).__qualname__, *lines])
 
 
 def _pickled(error: BaseException) -> bytes | None:

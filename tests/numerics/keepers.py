@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -120,6 +121,13 @@ class Keeper:
             value = await ask(others[0], "way", others[1:], value)
         return self.times(value, 1)
 
+    async def later(self, to: Any, gate: str, value: torch.Tensor) -> None:
+        """Go on when the caller may have left: ask another worker for something."""
+        found = Gate.open_ones[gate]
+        found.reached.set()
+        await found.opened.wait()
+        await ask(to, "times", value * self.weights[0])
+
     async def relay(self, to: Any, method: str, *args: Any) -> Any:
         return await ask(to, method, *args)
 
@@ -207,10 +215,11 @@ def failing(value: torch.Tensor, error: Exception) -> torch.Tensor:
 
 
 class Gate:
-    """Where a backward pass stops until the test lets it go on; for `slowly`.
+    """Where something stops until the test lets it go on.
 
     Attributes:
-        reached: set when a pass has come.
+        reached: set when it has come.
+        opened: set when it may go on.
     """
 
     open_ones: dict[str, Gate] = {}  # noqa: RUF012  (workers find them by name)
@@ -220,6 +229,7 @@ class Gate:
         self._loop = asyncio.get_running_loop()
         self._may_go = threading.Event()
         self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
 
     def __enter__(self) -> Self:
         self.open_ones[self._name] = self
@@ -230,11 +240,13 @@ class Gate:
         del self.open_ones[self._name]
 
     def pass_through(self) -> None:
+        """Stop a thread."""
         self._loop.call_soon_threadsafe(self.reached.set)
         self._may_go.wait()
 
     def let_go(self) -> None:
         self._may_go.set()
+        self.opened.set()
 
 
 async def ask(keeper: Any, method: str, *args: Any) -> Any:
@@ -284,22 +296,29 @@ async def in_one_process(program: Program, names: str, passes: int = 1) -> Resul
 
 async def distributed(program: Program, names: str, passes: int = 1) -> Results:
     """Run a program on workers; `.grad` is nowhere touched, and contexts end."""
-    async with Cluster(len(names)) as workers:
+    async with group_of(len(names)) as (workers, keepers):
+        x = leaf()
+        async with context() as ctx:
+            roots = await program(keepers, x)
+            ones = [torch.ones_like(one) for one in roots]
+            for _ in range(passes):
+                await backward(ctx, roots, passes > 1, gradients=ones)
+            found = await reports(keepers, ctx, x)
+        assert x.grad is None
+        for keeper in keepers.values():
+            assert await ask(keeper, "grads") == [None, None]
+        await all_released(workers)
+    return found
+
+
+@asynccontextmanager
+async def group_of(count: int) -> AsyncIterator[tuple[list[Worker], Keepers]]:
+    """Workers, of which the first is the current one, with a keeper on each."""
+    async with Cluster(count) as workers:
         with acting_as(workers[0]):
             keepers = keepers_on(workers)
-            x = leaf()
-            async with context() as ctx:
-                roots = await program(keepers, x)
-                ones = [torch.ones_like(one) for one in roots]
-                for _ in range(passes):
-                    await backward(ctx, roots, passes > 1, gradients=ones)
-                found = await reports(keepers, ctx, x)
-            assert x.grad is None
-            for keeper in keepers.values():
-                assert await ask(keeper, "grads") == [None, None]
-            await all_released(workers)
+            yield workers, keepers
             keepers.clear()
-    return found
 
 
 async def all_released(workers: list[Worker]) -> None:

@@ -6,15 +6,12 @@ graph: see "Whole and partial" in docs/explanation/autograd.md.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 import asyncrpc
 from asyncrpc.autograd import backward, context
-from asyncrpc.testing import Cluster, acting_as
-from tests.numerics.keepers import Keepers, ask, check, keepers_on, leaf
+from tests.numerics.keepers import Keepers, ask, check, group_of, leaf
 
 Roots = list[torch.Tensor]
 
@@ -200,15 +197,11 @@ async def test_passes_over_a_kept_graph_add_up(passes: int) -> None:
 
 
 async def test_a_graph_that_was_not_kept_is_freed_where_a_pass_went_twice() -> None:
-    async with Cluster(2) as workers:
-        with acting_as(workers[0]):
-            keepers: dict[str, Any] = dict(keepers_on(workers))
-            async with context() as ctx:
-                (y,) = await round_trip(keepers, leaf())
-                await backward(ctx, y.sum())
-                before = (await ask(keepers["b"], "report")).gradients
-                with pytest.raises(asyncrpc.BackwardFailedError, match="second time"):
-                    await backward(ctx, y.sum())
-                after = (await ask(keepers["b"], "report")).gradients
-            keepers.clear()
+    async with group_of(2) as (_, keepers), context() as ctx:
+        (y,) = await round_trip(keepers, leaf())
+        await backward(ctx, y.sum())
+        before = (await ask(keepers["b"], "report")).gradients
+        with pytest.raises(asyncrpc.BackwardFailedError, match="second time"):
+            await backward(ctx, y.sum())
+        after = (await ask(keepers["b"], "report")).gradients
     torch.testing.assert_close(after, before, rtol=0, atol=0)

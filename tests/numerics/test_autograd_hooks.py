@@ -6,15 +6,12 @@ many engine calls a pass takes on a worker, and `.grad` must look untouched afte
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 import asyncrpc
 from asyncrpc.autograd import backward, context
-from asyncrpc.testing import Cluster, acting_as
-from tests.numerics.keepers import Keepers, Program, ask, check, keepers_on, leaf
+from tests.numerics.keepers import Keepers, Program, ask, check, group_of, leaf
 
 Roots = list[torch.Tensor]
 KINDS = {"tensor", "into", "accumulated", "node"}
@@ -76,15 +73,11 @@ async def test_hooks_of_a_parameter_see_its_whole_gradient_once(
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_hooks_fire_in_every_pass(program: Program) -> None:
     """In one process the later ones see what has accumulated; here, the pass's own."""
-    async with Cluster(2) as workers:
-        with acting_as(workers[0]):
-            keepers: dict[str, Any] = dict(keepers_on(workers))
-            async with context() as ctx:
-                (y,) = await watched(program, 0.0)(keepers, leaf())
-                for _ in range(2):
-                    await backward(ctx, y.sum(), retain_graph=True)
-                report = await ask(keepers["b"], "report")
-            keepers.clear()
+    async with group_of(2) as (_, keepers), context() as ctx:
+        (y,) = await watched(program, 0.0)(keepers, leaf())
+        for _ in range(2):
+            await backward(ctx, y.sum(), retain_graph=True)
+        report = await ask(keepers["b"], "report")
     assert len(report.seen) == 2 * len(KINDS)
     first, second = report.seen[: len(KINDS)], report.seen[len(KINDS) :]
     assert [kind for kind, _ in first] == [kind for kind, _ in second]
@@ -96,35 +89,28 @@ async def test_hooks_fire_in_every_pass(program: Program) -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_grads_that_are_there_stay_and_are_not_added(program: Program) -> None:
-    async with Cluster(2) as workers:
-        with acting_as(workers[0]):
-            keepers: dict[str, Any] = dict(keepers_on(workers))
-            await ask(keepers["b"], "set_grads", 7.0)
-            async with context() as ctx:
-                (y,) = await program(keepers, leaf())
-                await backward(ctx, y.sum())
-                report = await ask(keepers["b"], "report")
-            for grad in await ask(keepers["b"], "grads"):
-                assert torch.equal(grad, torch.full_like(grad, 7.0))
-            keepers.clear()
+    async with group_of(2) as (_, keepers):
+        await ask(keepers["b"], "set_grads", 7.0)
+        async with context() as ctx:
+            (y,) = await program(keepers, leaf())
+            await backward(ctx, y.sum())
+            report = await ask(keepers["b"], "report")
+        for grad in await ask(keepers["b"], "grads"):
+            assert torch.equal(grad, torch.full_like(grad, 7.0))
     assert report.gradients[0].abs().max() < 7
 
 
 @pytest.mark.parametrize("program", [straight, to_and_fro])
 async def test_hooks_are_still_there_after_a_pass_that_failed(program: Program) -> None:
-    async with Cluster(2) as workers:
-        with acting_as(workers[0]):
-            keepers: dict[str, Any] = dict(keepers_on(workers))
-            async with context() as ctx:
-                (good,) = await watched(program, 0.0)(keepers, leaf())
-                bad = await ask(keepers["b"], "failing", good, ValueError("no way"))
-                with pytest.raises(asyncrpc.BackwardFailedError):
-                    await backward(ctx, bad.sum(), retain_graph=True)
-                before = len((await ask(keepers["b"], "report")).seen)
-                await backward(ctx, good.sum(), retain_graph=True)
-                report = await ask(keepers["b"], "report")
-                grads = await ask(keepers["b"], "grads")
-            keepers.clear()
+    async with group_of(2) as (_, keepers), context() as ctx:
+        (good,) = await watched(program, 0.0)(keepers, leaf())
+        bad = await ask(keepers["b"], "failing", good, ValueError("no way"))
+        with pytest.raises(asyncrpc.BackwardFailedError):
+            await backward(ctx, bad.sum(), retain_graph=True)
+        before = len((await ask(keepers["b"], "report")).seen)
+        await backward(ctx, good.sum(), retain_graph=True)
+        report = await ask(keepers["b"], "report")
+        grads = await ask(keepers["b"], "grads")
     assert len(report.seen) - before == len(KINDS)
     assert grads == [None, None]
 

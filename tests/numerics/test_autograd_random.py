@@ -24,16 +24,14 @@ from asyncrpc.autograd.machine import workers_in_cycles
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.link import Link
-from asyncrpc.testing import Cluster, acting_as
 from tests.numerics.keepers import (
     Keeper,
     Keepers,
-    Report,
     Results,
     all_released,
     ask,
     assert_equal,
-    keepers_on,
+    group_of,
 )
 
 PROGRAMS = 60
@@ -122,8 +120,9 @@ class Plan:
         """Draw what is fetched; return it, and the tensors as they arrive."""
         messages, nodes = [], []
         for _ in range(count):
-            homes = {one.home for one in self.kept} & set(names or self.names)
-            if not homes or names == []:
+            homes = {one.home for one in self.kept}
+            homes &= set(self.names if names is None else names)
+            if not homes:
                 break
             name = self.kept[-1].home if newest else self.rng.choice(sorted(homes))
             keys = [key for key, one in enumerate(self.kept) if one.home == name]
@@ -202,16 +201,13 @@ def counting(workers: list[Worker]) -> Iterator[list[Counting]]:
 
 async def on_workers(plan: Plan) -> tuple[torch.Tensor, Results, int]:
     """Return the root, what parameters got, and how many gradients travelled."""
-    async with Cluster(len(plan.names)) as workers:
-        with acting_as(workers[0]):
-            keepers = keepers_on(workers)
-            async with context() as ctx:
-                root = await run(plan, keepers)
-                with counting(workers) as counters:
-                    await backward(ctx, root)
-                found = {name: await ask(keepers[name], "report") for name in keepers}
-            await all_released(workers)
-            keepers.clear()
+    async with group_of(len(plan.names)) as (workers, keepers):
+        async with context() as ctx:
+            root = await run(plan, keepers)
+            with counting(workers) as counters:
+                await backward(ctx, root)
+            found = {name: await ask(keepers[name], "report") for name in keepers}
+        await all_released(workers)
     return root, found, sum(one.gradients for one in counters)
 
 
@@ -219,10 +215,7 @@ async def here(plan: Plan) -> tuple[torch.Tensor, Results]:
     keepers = {name: Keeper(seed) for seed, name in enumerate(plan.names)}
     root = await run(plan, keepers)
     root.backward()  # type: ignore[no-untyped-call]
-    found: dict[str, Report] = {}
-    for name, one in keepers.items():
-        found[name] = one.report_plain()
-    return root, found
+    return root, {name: one.report_plain() for name, one in keepers.items()}
 
 
 @pytest.mark.parametrize("seed", range(PROGRAMS))

@@ -1,0 +1,192 @@
+"""A pass that fails is undone on every worker, and says where and why it failed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc import Worker
+from asyncrpc.autograd import Context, backward, context, get_gradients
+from asyncrpc.runtime.link import Link
+from tests.numerics.keepers import (
+    Gate,
+    Keepers,
+    ask,
+    assert_equal,
+    failing,
+    group_of,
+    leaf,
+    reports,
+)
+
+
+class CustomError(Exception):
+    """One that torch and this package know nothing of."""
+
+
+ERRORS = [ValueError("no way back"), RuntimeError("no way back"), CustomError("no way")]
+
+
+async def sum_by_way_of_b(k: Keepers, x: torch.Tensor) -> torch.Tensor:
+    y = await ask(k["b"], "times", x)
+    z: torch.Tensor = await ask(k["b"], "relay", k["c"], "times", y)
+    return z.sum()
+
+
+async def failing_on(
+    k: Keepers, where: str, x: torch.Tensor, error: Exception
+) -> torch.Tensor:
+    """Return a root that depends on the others, on `x`, and on a node that fails."""
+    if where == "a":
+        x = failing(x, error)
+    else:
+        x = await ask(k[where], "failing", x, error)
+    return await sum_by_way_of_b(k, x)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("needs_gradient", [True, False])
+@pytest.mark.parametrize("where", ["a", "b", "c"])
+async def test_a_node_that_fails_changes_nothing_anywhere(
+    where: str, error: Exception, *, needs_gradient: bool
+) -> None:
+    async with group_of(3) as (_, keepers), context() as ctx:
+        x = leaf()
+        good = await sum_by_way_of_b(keepers, x)
+        await backward(ctx, good, retain_graph=True)
+        before = await reports(keepers, ctx, x)
+        given = x if needs_gradient or where == "a" else x.detach()
+        bad = await failing_on(keepers, where, given, error)
+        with pytest.raises(asyncrpc.BackwardFailedError) as caught:
+            await backward(ctx, [bad, good], retain_graph=True)
+        assert caught.value.worker == where
+        assert type(error).__name__ in str(caught.value)
+        assert str(error) in str(caught.value)
+        assert isinstance(caught.value.__cause__, type(error))
+        assert caught.value.context_id == str(ctx.id)
+        assert_equal(await reports(keepers, ctx, x), before)
+        await backward(ctx, good)
+        after = await reports(keepers, ctx, x)
+    for name, report in before.items():
+        for one, twice in zip(report.gradients, after[name].gradients, strict=True):
+            assert (one is None) == (twice is None)
+            if one is not None:
+                torch.testing.assert_close(2 * one, twice)
+
+
+async def test_a_gradient_of_another_shape_fails_where_it_was_given() -> None:
+    async with group_of(2) as (_, keepers), context() as ctx:
+        y = await ask(keepers["b"], "times", leaf())
+        with pytest.raises(asyncrpc.BackwardFailedError, match="shape") as caught:
+            await backward(ctx, y, gradients=[torch.ones(5, dtype=torch.float64)])
+        assert caught.value.worker == "a"
+        await backward(ctx, y, gradients=[torch.ones_like(y)])
+
+
+async def test_gradients_and_roots_are_as_many() -> None:
+    async with group_of(1), context() as ctx:
+        x = leaf()
+        with pytest.raises(asyncrpc.UsageError, match="2 gradients for 1 roots"):
+            await backward(ctx, x, gradients=[None, None])
+        with pytest.raises(asyncrpc.UsageError, match="root 0 is a float"):
+            await backward(ctx, [1.0])  # type: ignore[list-item]
+
+
+async def test_a_worker_that_is_lost_while_it_runs_is_named() -> None:
+    async with group_of(3) as (workers, keepers), context() as ctx:
+        x = leaf()
+        good = await ask(keepers["b"], "times", x)
+        y = await ask(keepers["c"], "slowly", good, "gate")
+        with Gate("gate") as gate:
+            running = asyncio.create_task(backward(ctx, y.sum(), retain_graph=True))
+            await gate.reached.wait()
+            lost = asyncio.create_task(workers[2].shutdown(drain_timeout_s=0))
+            with pytest.raises(asyncrpc.BackwardFailedError) as caught:
+                await running
+            gate.let_go()
+            await lost
+        assert caught.value.worker == "c"
+        assert get_gradients(ctx) == {}
+        assert (await ask(keepers["b"], "report")).gradients == [None, None]
+        await backward(ctx, good.sum())
+        assert x in get_gradients(ctx)
+
+
+async def test_nobody_takes_part_when_a_worker_that_must_is_gone() -> None:
+    async with group_of(3) as (workers, keepers), context() as ctx:
+        x = leaf()
+        y = await ask(keepers["b"], "times", x)
+        z = await ask(keepers["c"], "times", x)
+        await workers[2].shutdown(drain_timeout_s=0)
+        with pytest.raises(asyncrpc.AutogradError):
+            await backward(ctx, (y + z).sum(), retain_graph=True)
+        await backward(ctx, y.sum())
+        assert (await ask(keepers["b"], "report")).gradients[0] is not None
+
+
+# --- messages that no worker of ours would send, or not in that order ----------------
+
+
+def ids_of(ctx: Context, worker: Worker, serial: int = 1 << 40) -> list[int]:
+    """Return what names a pass that the worker might have begun."""
+    return [*ctx.id, worker.incarnation, serial]
+
+
+async def open_on_b(workers: list[Worker], k: Keepers) -> tuple[Link, torch.Tensor]:
+    """Bring the context to `b`; return the link there, and what has come from it."""
+    y: torch.Tensor = await ask(k["b"], "times", leaf())
+    return await workers[0].link_to("b"), y
+
+
+async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
+    """They run as tasks, it does not; the pass must not start after its end."""
+    async with group_of(2) as (workers, keepers), context() as ctx:
+        link, _ = await open_on_b(workers, keepers)
+        ids = ids_of(ctx, workers[0])
+        late = link.request_service("autograd", "discover", [*ids, []])
+        link.notify("autograd", "abort", ids)
+        with pytest.raises(asyncrpc.AutogradError, match="aborted"):
+            await late
+        async with asyncio.timeout(5):
+            await ask(keepers["b"], "report")  # which waits for passes to end
+
+
+@pytest.mark.parametrize(
+    ("method", "rest", "words"),
+    [
+        ("discover", [[[1 << 40, 0]]], "nothing was sent as"),
+        ("gradients", [False, [], [], []], "aborted"),
+        ("unheard", [], "does not answer 'unheard'"),
+    ],
+)
+async def test_a_request_that_makes_no_sense_is_refused(
+    method: str, rest: list[Any], words: str
+) -> None:
+    async with group_of(2) as (workers, keepers), context() as ctx:
+        link, y = await open_on_b(workers, keepers)
+        ids = ids_of(ctx, workers[0])
+        with pytest.raises(asyncrpc.RemoteError, match=words):
+            await link.request_service("autograd", method, [*ids, *rest])
+        link.notify("autograd", "abort", ids)
+        await backward(ctx, y.sum())
+        assert (await ask(keepers["b"], "report")).gradients[0] is not None
+
+
+async def test_a_gradient_that_comes_twice_is_refused() -> None:
+    async with group_of(2) as (workers, keepers), context() as ctx:
+        link, y = await open_on_b(workers, keepers)
+        recv: Any = y.grad_fn
+        crossing = recv.received.crossing
+        key = [crossing.message.serial, crossing.position]
+        ids = ids_of(ctx, workers[0])
+        await link.request_service("autograd", "discover", [*ids, [key]])
+        once = [*ids, True, [], [key], [torch.ones_like(y)]]
+        await link.request_service("autograd", "gradients", once)
+        with pytest.raises(asyncrpc.RemoteError, match="which awaits none"):
+            await link.request_service("autograd", "gradients", once)
+        link.notify("autograd", "commit", ids)
+        assert (await ask(keepers["b"], "report")).gradients[0] is not None
