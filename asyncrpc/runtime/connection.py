@@ -106,7 +106,9 @@ class Connection:
         self._transport = transport
         if self.on_made is not None:
             self.on_made(self)
-        if opening := self._handshake.start():
+        if self._cause is not None:  # it was given up before it was made
+            transport.abort()
+        elif opening := self._handshake.start():
             transport.send((opening,))
 
     def get_buffer(self, _sizehint: int = -1, /) -> memoryview:

@@ -29,8 +29,7 @@ _WORD: Final = f"{PREFIX}/word"
 _ALL: Final = "all"
 _POLL_S: Final = 0.02
 _KNOCK_S: Final = 0.1  # between attempts to find the host of a store
-# How long a thread stays in one call of a store: so soon can it be called off.
-_SLICE_S: Final = 0.25
+_POLL_MAX_S: Final = 0.1  # ten questions a second from each worker that waits long
 # So long may those who came take to hear that others did not.
 _LAST_WORD_S: Final = 1.0
 
@@ -156,15 +155,16 @@ class StoreRendezvous:
             store.compare_set(_WORD, "", _ALL)
 
     def _await_word(self, store: Store, end_s: float) -> list[int]:
-        """Return who is missing, as all are told; ask in short waits."""
+        """Return who is missing, as all are told.
+
+        The store's own wait would print a warning each time it is called off.
+        """
+        pause_s = _POLL_S / 10
         while (left_s := end_s - _now_s()) > 0 and not self._given_up.is_set():
-            try:
-                store.wait([_WORD], timedelta(seconds=min(left_s, _SLICE_S)))
-            except DistNetworkError:
-                raise
-            except RuntimeError:  # what a store raises when the time is up
-                continue
-            return _missing_in(store.get(_WORD))
+            if store.check([_WORD]):
+                return _missing_in(store.get(_WORD))
+            self._given_up.wait(min(left_s, pause_s))
+            pause_s = min(1.5 * pause_s, _POLL_MAX_S)
         return self._give_word(store)
 
     def _give_word(self, store: Store) -> list[int]:

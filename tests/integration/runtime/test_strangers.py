@@ -1,4 +1,4 @@
-"""Who does not know the secret, or breaks the protocol, is told so, and hurts nobody."""
+"""Who does not know the secret or breaks the protocol is told, and hurts nobody."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgpack
@@ -19,6 +20,7 @@ import pytest
 
 import asyncrpc
 from asyncrpc import AuthenticationError, LocalRendezvous, Options, Policy, Worker
+from asyncrpc.serde import Codec, FunctionTable
 from asyncrpc.testing import Cluster
 from asyncrpc.wire.frames import HEADER, MAGIC, VERSION, FrameKind, prefix
 from asyncrpc.wire.handshake import NONCE_BYTES, PREFACE, Handshake, Role
@@ -154,6 +156,7 @@ UNPROVED = {
     "no secret": PREFACE.pack(b"ARPC", VERSION, 0, 0, os.urandom(32)),
     "a wrong proof": PREFACE.pack(b"ARPC", VERSION, 1, 0, os.urandom(32)) + bytes(32),
 }
+NOTHING = Codec(FunctionTable(Policy.TRUSTED), None).encode([[], {}]).control
 HEAD = msgpack.packb(["barrier", "here"])
 PROVED = {
     "no hello": prefix(FrameKind.PING),
@@ -168,7 +171,7 @@ PROVED = {
     "a kind that is none": hello() + frame(99, lengths=(0, 0, 0)),
     "an answer to nothing": hello() + prefix(FrameKind.RESPONSE, 5, control=b"\xc0"),
     "a number that names nothing": hello()
-    + prefix(FrameKind.REQUEST, 1, aux=-1, head=msgpack.packb([3]), control=b"\xc0"),
+    + prefix(FrameKind.REQUEST, 1, aux=-1, head=msgpack.packb([3]), control=NOTHING),
     "a service that is none": hello()
     + prefix(FrameKind.NOTICE, head=msgpack.packb(["x", "y"]), control=b"\xc0"),
     "a notice of another form": hello()
@@ -288,7 +291,8 @@ async def test_what_is_exposed_can_be_called_and_nothing_else(
 ) -> None:
     strict = lenient_and_strict[0].peer("strict")
     assert await strict.call(exposed, [1, "a"]) == [1, "a"]
-    for function in (remote.echo, os.getpid, print, remote.Counter):
+    refused: list[Any] = [remote.echo, os.getpid, print, remote.Counter]
+    for function in refused:
         with pytest.raises(asyncrpc.RejectedError, match="whose policy is strict"):
             await strict.call(function)
     assert await strict.call(exposed) == 1
@@ -297,7 +301,7 @@ async def test_what_is_exposed_can_be_called_and_nothing_else(
 async def test_a_strict_worker_imports_nothing_on_a_peers_word(
     lenient_and_strict: tuple[Worker, Worker], bait: ModuleType
 ) -> None:
-    lenient, strict = lenient_and_strict
+    lenient, _ = lenient_and_strict
     sys.modules["bait_for_imports"] = bait
     lenient.functions.name_of(bait.run)  # so that it is known by its name there
     del sys.modules["bait_for_imports"]
