@@ -148,6 +148,7 @@ class Peer:
             ...     print(row)
         """
         worker = self._worker
+        worker.check_running()
         target, values = worker.describe(function, args, kwargs)
         link = await worker.link_to(self.name)
         inflow = streams.Inflow(link, target or "a callable", self.name)

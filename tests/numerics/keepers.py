@@ -21,6 +21,7 @@ import asyncrpc
 from asyncrpc import RRef, Worker
 from asyncrpc.autograd import Context, backward, context, current_context, get_gradients
 from asyncrpc.testing import Cluster, acting_as
+from asyncrpc.testing.network import Network
 
 SHAPE = (3,)
 Maybe = torch.Tensor | None
@@ -120,6 +121,11 @@ class Keeper:
         if others:
             value = await ask(others[0], "way", others[1:], value)
         return self.times(value, 1)
+
+    async def times_after(self, seconds: float, value: torch.Tensor) -> torch.Tensor:
+        """For virtual time."""
+        await asyncio.sleep(seconds)
+        return self.times(value)
 
     async def later(self, to: Any, gate: str, value: torch.Tensor) -> None:
         """Go on when the caller may have left: ask another worker for something."""
@@ -312,9 +318,11 @@ async def distributed(program: Program, names: str, passes: int = 1) -> Results:
 
 
 @asynccontextmanager
-async def group_of(count: int) -> AsyncIterator[tuple[list[Worker], Keepers]]:
+async def group_of(
+    count: int, network: Network | None = None
+) -> AsyncIterator[tuple[list[Worker], Keepers]]:
     """Workers, of which the first is the current one, with a keeper on each."""
-    async with Cluster(count) as workers:
+    async with Cluster(count, network=network or "mem") as workers:
         with acting_as(workers[0]):
             keepers = keepers_on(workers)
             yield workers, keepers

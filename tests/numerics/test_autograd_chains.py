@@ -144,11 +144,14 @@ async def test_received_tensors_change_in_place_on_the_way() -> None:
     await check(program)
 
 
-async def test_a_gradient_may_be_nil_and_has_no_effect_then() -> None:
+@pytest.mark.parametrize("needs_gradient", [True, False])
+async def test_a_gradient_may_be_nil_and_has_no_effect_then(
+    *, needs_gradient: bool
+) -> None:
     """As in one process, where what gets no gradient has no `.grad`."""
 
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
-        nil = await ask(k["c"], "times", x)
+        nil = await ask(k["c"], "times", x if needs_gradient else x.detach())
         real = await ask(k["b"], "times", torch.ones_like(x))
         return [await ask(k["b"], "deaf", nil, real)]
 

@@ -78,6 +78,19 @@ async def test_a_node_that_fails_changes_nothing_anywhere(
                 torch.testing.assert_close(2 * one, twice)
 
 
+@pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
+async def test_the_first_node_may_fail_too(error: Exception) -> None:
+    async with group_of(2) as (_, keepers), context() as ctx:
+        x = leaf()
+        y = await ask(keepers["b"], "times", x)
+        with pytest.raises(asyncrpc.BackwardFailedError) as caught:
+            await backward(ctx, failing(y.sum(), error))
+        assert caught.value.worker == "a"
+        assert caught.value.__cause__ is error
+        await backward(ctx, y.sum())
+        assert x in get_gradients(ctx)
+
+
 async def test_a_gradient_of_another_shape_fails_where_it_was_given() -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         y = await ask(keepers["b"], "times", leaf())
@@ -96,7 +109,7 @@ async def test_gradients_and_roots_are_as_many() -> None:
             await backward(ctx, [1.0])  # type: ignore[list-item]
 
 
-async def test_a_worker_that_is_lost_while_it_runs_is_named() -> None:
+async def test_a_worker_that_ends_while_it_runs_is_named() -> None:
     async with group_of(3) as (workers, keepers), context() as ctx:
         x = leaf()
         good = await ask(keepers["b"], "times", x)

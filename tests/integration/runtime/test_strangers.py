@@ -65,7 +65,7 @@ def caller(
 
 async def is_served(server: Worker, folder: Path) -> bool:
     async with caller(server, folder, SECRET, "newcomer") as newcomer:
-        return await newcomer.peer("ps").call(remote.add, 1) == 2
+        return bool(await newcomer.peer("ps").call(remote.add, 1) == 2)
 
 
 # --- secrets -------------------------------------------------------------------------
@@ -191,7 +191,6 @@ async def test_bytes_of_strangers_end_their_connection_only(
 
 
 @pytest.mark.parametrize("what", PROVED)
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_peer_that_breaks_the_protocol_is_cut_off(
     server: Worker, friend: Worker, what: str
 ) -> None:

@@ -1,0 +1,314 @@
+"""Connections are made when they are needed, once, to wherever the peer is now."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import stat
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import asyncrpc
+from asyncrpc import LocalRendezvous, Options, Outcome, Worker, WorkerLostError
+from asyncrpc.runtime.connection import Connection
+from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.transport.address import Address
+from asyncrpc.transport.memory import MemoryHub
+from tests.integration.multiprocessing.pidfds import have_ended, opened
+from tests.integration.runtime import remote
+from tests.integration.runtime.conftest import Trio
+from tests.integration.runtime.groups import LIMIT_S, free_port, started
+
+ROUNDS = 100
+OPTIONS = Options(secret="known to all", drain_timeout_s=0.5)
+
+
+async def incarnation() -> int:
+    return asyncrpc.current_worker().incarnation
+
+
+def peers(worker: Worker) -> list[str]:
+    """Return the peers of the connections that are open."""
+    return sorted(link.peer.name for link in worker.directory.links)
+
+
+async def cut(worker: Worker, to: str, other: Worker) -> None:
+    """End the connection between two workers, and wait until both have noticed."""
+    links = [worker.directory.find(to).link, other.directory.find(worker.name).link]
+    connections = [link.connection for link in links if link is not None]
+    connections[0].close()
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.gather(*(connection.ended for connection in connections))
+
+
+# --- how many ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", ["mem", "uds"])
+async def test_of_two_dials_at_once_one_survives_and_no_call_is_lost(
+    network: str,
+) -> None:
+    """In each of a hundred rounds, of which each begins without a connection."""
+    async with Cluster(2, network=network) as (a, b):  # type: ignore[arg-type]
+        made: set[Connection] = set()
+        for number in range(ROUNDS):
+            calls = [
+                one.start_call(to, remote.add_async, (number, side))
+                for side, (one, to) in enumerate([(a, "b"), (b, "a")] * 2)
+            ]
+            async with asyncio.timeout(LIMIT_S):
+                assert await asyncio.gather(*calls) == [
+                    number + side for side in range(4)
+                ]
+            assert peers(a) == ["b"]
+            assert peers(b) == ["a"]
+            made.update(link.connection for link in a.directory.links)
+            await cut(a, "b", b)
+        assert len(made) == ROUNDS
+
+
+async def test_nobody_is_connected_before_he_is_needed(wired: Trio) -> None:
+    a, b, c = wired
+    assert [peers(worker) for worker in wired] == [[], [], []]
+    await a.peer("b").call(remote.add, 1)
+    assert [peers(worker) for worker in wired] == [["b"], ["a"], []]
+    await b.peer("a").call(remote.add, 1)
+    assert [peers(worker) for worker in wired] == [["b"], ["a"], []]
+    await c.peer("b").call(remote.add, 1)
+    assert [peers(worker) for worker in wired] == [["b"], ["a", "c"], ["b"]]
+
+
+async def test_many_calls_at_once_share_one_dial(wired: Trio) -> None:
+    a, b, _ = wired
+    calls = [a.start_call("b", remote.add_async, (number,)) for number in range(50)]
+    assert await asyncio.gather(*calls) == list(range(1, 51))
+    assert peers(a) == ["b"]
+    assert peers(b) == ["a"]
+
+
+async def test_who_gives_up_while_dialing_leaves_the_dial_to_others(
+    wired: Trio,
+) -> None:
+    a, b, _ = wired
+    given_up = asyncio.create_task(a.peer("b").call(remote.add_async, 1))
+    await asyncio.sleep(0)
+    kept = asyncio.create_task(a.peer("b").call(remote.add_async, 2))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert await kept == 3
+    assert peers(b) == ["a"]
+    await asyncio.wait([given_up])
+    assert given_up.cancelled()
+
+
+# --- restarts ------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def listed(
+    name: str, where: Mapping[str, str], listen: str | None = None
+) -> AsyncIterator[Worker]:
+    options = replace(OPTIONS, listen=(listen or where[name],))
+    async with Worker(name, rendezvous=where, options=options) as worker:
+        yield worker
+
+
+@pytest.mark.parametrize("scheme", ["uds", "tcp"])
+async def test_a_worker_restarted_at_its_place_is_found_there(
+    scheme: str, tmp_path: Path
+) -> None:
+    where = {
+        name: f"uds://{tmp_path}/{name}"
+        if scheme == "uds"
+        else f"tcp://127.0.0.1:{free_port()}"
+        for name in "ab"
+    }
+    async with listed("a", where) as a:
+        incarnations = set()
+        for _ in range(3):
+            async with listed("b", where) as b:
+                assert await a.peer("b").call(remote.add, 1) == 2
+                assert await b.peer("a").call(remote.add, 2) == 3
+                link = a.directory.find("b").link
+                assert link is not None
+                assert link.peer == b.id
+                incarnations.add(b.incarnation)
+            with pytest.raises(WorkerLostError) as caught:
+                await a.peer("b").call(remote.add, 1)
+            assert caught.value.outcome is Outcome.NOT_EXECUTED
+        assert len(incarnations) == 3
+
+
+async def test_a_worker_that_moved_is_found_once_it_has_called(tmp_path: Path) -> None:
+    where = {name: f"uds://{tmp_path}/{name}" for name in "ab"}
+    async with listed("a", where) as a:
+        async with listed("b", where) as b:
+            assert await a.peer("b").call(remote.add, 1) == 2
+        async with listed("b", where, listen=f"uds://{tmp_path}/elsewhere") as b:
+            assert await b.peer("a").call(remote.add, 1) == 2
+            assert await a.peer("b").call(remote.add, 1) == 2
+            await cut(a, "b", b)
+            assert await a.peer("b").call(remote.add, 1) == 2
+
+
+async def test_a_restart_that_nobody_saw_does_not_mix_two_lives() -> None:
+    """The new life calls while the connection to the old one still looks open."""
+    hub = MemoryHub()
+    where = {"a": "mem://a", "b": "mem://b"}
+    a, old = (
+        Worker(name, rendezvous=where, network=hub.connector(), options=OPTIONS)
+        for name in "ab"
+    )
+    async with started(a, old):
+        waiting = a.start_call("b", remote.sleep_long)
+        await a.peer("b").call(remote.add, 1)
+        for listener in old._listeners:  # noqa: SLF001  (half dead: it listens no more)
+            await listener.close()
+        new = Worker("b", rendezvous=where, network=hub.connector(), options=OPTIONS)
+        async with started(new):
+            assert await new.peer("a").call(remote.add, 1) == 2
+            with pytest.raises(WorkerLostError) as caught:
+                await waiting
+            assert caught.value.outcome is Outcome.UNKNOWN
+            found = await a.peer("b").call(incarnation)
+            assert found == new.incarnation
+
+
+# --- addresses -----------------------------------------------------------------------
+
+
+def alone(*listen: str, interface: str | None = None) -> Worker:
+    options = replace(OPTIONS, listen=listen, interface=interface)
+    return Worker("b", rank=0, rendezvous=LocalRendezvous(1), options=options)
+
+
+async def answers(address: str | Sequence[str], folder: Path) -> bool:
+    """Say whether worker `b` can be called at an address."""
+    where = {"a": f"uds://{folder}/a", "b": address}
+    options = replace(OPTIONS, listen=(f"uds://{folder}/a",), connect_timeout_s=2.0)
+    async with Worker("a", rendezvous=where, options=options) as a:
+        return bool(await a.peer("b").call(remote.add, 1) == 2)
+
+
+@pytest.mark.parametrize(
+    ("listen", "versions"),
+    [
+        ("tcp://127.0.0.1:0", {4}),
+        ("tcp://0.0.0.0:0", {4}),
+        ("tcp://[::1]:0", {6}),
+        ("tcp://[::]:0", {4, 6}),
+    ],
+)
+async def test_every_published_address_reaches_the_worker(
+    listen: str, versions: set[int], tmp_path: Path
+) -> None:
+    async with alone(listen) as b:
+        published = [Address.parse(address) for address in b.addresses]
+        hosts = [ipaddress.ip_address(address.host) for address in published]
+        assert {host.version for host in hosts} == versions
+        assert not any(host.is_unspecified for host in hosts)
+        assert all(address.port for address in published)
+        for address in b.addresses:
+            assert await answers(address, tmp_path)
+
+
+async def test_with_a_secret_a_worker_listens_at_a_socket_and_everywhere(
+    tmp_path: Path,
+) -> None:
+    options = replace(OPTIONS, listen=None)
+    where = LocalRendezvous(1)
+    async with Worker("b", rank=0, rendezvous=where, options=options) as b:
+        schemes = {address.partition(":")[0] for address in b.addresses}
+        assert schemes == {"uds", "tcp"}
+        for address in b.addresses:
+            assert await answers(address, tmp_path)
+
+
+async def test_without_one_only_at_a_socket_of_its_own_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("ASYNCRPC_SECRET", raising=False)
+    async with Worker("b", rank=0, rendezvous=LocalRendezvous(1)) as b:
+        (address,) = b.addresses
+        path = Path(address.removeprefix("uds://"))
+        assert kind_and_rights(path)[0] == stat.S_IFSOCK
+        assert kind_and_rights(path.parent) == (stat.S_IFDIR, 0o700)
+    with pytest.raises(FileNotFoundError):
+        kind_and_rights(path.parent)
+
+
+def kind_and_rights(path: Path) -> tuple[int, int]:
+    mode = path.stat().st_mode
+    return stat.S_IFMT(mode), stat.S_IMODE(mode)
+
+
+async def test_only_the_addresses_of_the_chosen_interface_are_published() -> None:
+    async with alone("tcp://0.0.0.0:0", interface="lo") as b:
+        hosts = {Address.parse(address).host for address in b.addresses}
+        assert hosts == {"127.0.0.1"}
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[int]:
+    """Yield a port where a connection is neither accepted nor refused."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(3):  # its queue is full with these
+            caller = stack.enter_context(socket.socket())
+            caller.settimeout(0)
+            caller.connect_ex(server.getsockname())
+        yield server.getsockname()[1]
+
+
+async def test_dead_addresses_cost_a_moment_and_not_the_call(tmp_path: Path) -> None:
+    """One that refuses costs nothing, one that is silent a quarter of a second."""
+    async with alone("tcp://127.0.0.1:0") as b:
+        refusing = f"tcp://127.0.0.1:{free_port()}"
+        with deaf() as port:
+            for dead, most_s in ((refusing, 0.2), (f"tcp://127.0.0.1:{port}", 0.5)):
+                began_s = asyncio.get_running_loop().time()
+                assert await answers((dead, *b.addresses), tmp_path)
+                assert asyncio.get_running_loop().time() - began_s < most_s + 1.0
+
+
+async def test_who_can_nowhere_be_reached_is_lost_with_all_reasons(
+    tmp_path: Path,
+) -> None:
+    dead = [f"tcp://127.0.0.1:{free_port()}", f"uds://{tmp_path}/nobody"]
+    with pytest.raises(WorkerLostError, match="cannot be reached") as caught:
+        await answers(dead, tmp_path)
+    for address in dead:
+        assert address in str(caught.value)
+    assert caught.value.outcome is Outcome.NOT_EXECUTED
+
+
+async def test_a_call_while_dialing_ends_at_its_deadline(tmp_path: Path) -> None:
+    where = {"a": f"uds://{tmp_path}/a"}
+    with deaf() as port:
+        where["b"] = f"tcp://127.0.0.1:{port}"
+        async with listed("a", where) as a:
+            with pytest.raises(TimeoutError) as caught:
+                await a.start_call("b", remote.add, (1,), timeout_s=0.1)
+            assert getattr(caught.value, "outcome", None) is Outcome.NOT_EXECUTED
+
+
+async def test_a_killed_process_is_replaced_under_its_name() -> None:
+    cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
+    async with cluster as a:
+        assert await a.peer("b").call(remote.add, 1) == 2
+        with opened([cluster.pid("b")]) as descriptors:
+            cluster.kill("b")
+            assert await asyncio.to_thread(have_ended, descriptors, LIMIT_S)
+        places = a.directory.find("b").member.addresses
+        async with Worker(
+            "b", rendezvous={"b": places}, options=replace(OPTIONS, listen=places)
+        ) as again:
+            assert await a.peer("b").call(incarnation) == again.incarnation

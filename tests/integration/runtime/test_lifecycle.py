@@ -1,0 +1,362 @@
+"""However a worker ends, or fails to begin: it is quick, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import logging
+import os
+import re
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import asyncrpc
+from asyncrpc import (
+    AlreadyStartedError,
+    LocalRendezvous,
+    NotStartedError,
+    Options,
+    Outcome,
+    Worker,
+    WorkerLostError,
+)
+from asyncrpc.errors import TransportError
+from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from tests.integration.runtime import remote
+from tests.integration.runtime.conftest import Trio
+from tests.integration.runtime.groups import LIMIT_S, free_port, program
+from tests.integration.runtime.remote import Watch
+
+CTRL_C_S = 2.0 + 2.0  # the promise, and what a busy machine may add
+QUICK = Options(drain_timeout_s=0.5, rendezvous_timeout_s=0.2)
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# --- before and after ----------------------------------------------------------------
+
+
+async def test_what_needs_a_running_worker_says_that_there_is_none() -> None:
+    worker = Worker("a", rank=0, rendezvous=LocalRendezvous(1))
+    with pytest.raises(NotStartedError, match="has not been started; use `async with`"):
+        worker.peer("a")
+    async with worker:
+        peer = worker.peer("a")
+        assert await peer.call(remote.add, 1) == 2
+        rref = peer.remote(remote.Counter)
+        await rref
+    with pytest.raises(NotStartedError, match="it has been shut down"):
+        worker.peer("a")
+    with pytest.raises(NotStartedError, match="it has been shut down"):
+        await peer.call(remote.add, 1)
+    with pytest.raises(NotStartedError):
+        peer.remote(remote.Counter)
+    with pytest.raises(NotStartedError):
+        await anext(peer.stream(remote.count_to, 1))
+    with pytest.raises(NotStartedError):
+        await worker.barrier()
+    for act in (
+        lambda: asyncrpc.rpc_async("a", remote.add, (1,)),
+        lambda: asyncrpc.remote("a", remote.add, (1,)),
+        asyncrpc.get_worker_info,
+        asyncrpc.current_worker,
+    ):
+        with pytest.raises(NotStartedError, match="there is no running worker here"):
+            act()
+    with pytest.raises(NotStartedError):
+        await asyncrpc.shutdown()
+
+
+async def test_a_worker_starts_once_and_a_task_has_one() -> None:
+    where = LocalRendezvous(1)
+    async with Worker("a", rank=0, rendezvous=where) as worker:
+        with pytest.raises(AlreadyStartedError, match="make a new Worker"):
+            await worker.__aenter__()
+        with pytest.raises(AlreadyStartedError, match="'a' runs already in this task"):
+            asyncrpc.init_rpc("b", rank=0, rendezvous=where)
+    with pytest.raises(AlreadyStartedError):
+        await worker.__aenter__()
+    async with asyncrpc.init_rpc("a", rank=0, rendezvous=LocalRendezvous(1)) as again:
+        assert asyncrpc.current_worker() is again
+
+
+# --- starts that fail ----------------------------------------------------------------
+
+
+async def failing(worker: Worker, error: type[BaseException]) -> None:
+    """Start a worker that cannot; what it leaves is noticed when the test ends."""
+    with pytest.raises(error):
+        await worker.__aenter__()
+    assert worker.is_closed
+    with pytest.raises(NotStartedError):
+        worker.peer(worker.name)
+    with pytest.raises(AlreadyStartedError):
+        await worker.__aenter__()
+    await worker.shutdown()
+
+
+async def test_a_worker_that_cannot_listen_leaves_nothing(tmp_path: Path) -> None:
+    first = f"uds://{tmp_path}/first"
+    for second in (f"uds://{tmp_path}/{'x' * 200}", first):
+        options = Options(listen=(first, second))
+        where = LocalRendezvous(1)
+        await failing(
+            Worker("a", rank=0, rendezvous=where, options=options), TransportError
+        )
+        assert not list(tmp_path.iterdir())  # noqa: ASYNC240  (it is empty)
+
+
+@pytest.mark.parametrize("where", ["local", "file", "tcp host", "tcp guest"])
+async def test_a_worker_that_meets_nobody_leaves_nothing(
+    where: str, tmp_path: Path
+) -> None:
+    places: dict[str, str | LocalRendezvous] = {
+        "local": LocalRendezvous(2),
+        "file": f"file://{tmp_path}/store",
+        "tcp host": f"tcp://127.0.0.1:{free_port()}",
+        "tcp guest": f"tcp://127.0.0.1:{free_port()}",
+    }
+    worker = Worker(
+        "a",
+        rank=1 if where == "tcp guest" else 0,
+        world_size=2,
+        rendezvous=places[where],
+        options=QUICK,
+    )
+    began_s = now_s()
+    await failing(worker, asyncrpc.RendezvousTimeoutError)
+    assert now_s() - began_s < 0.2 + 2.0
+
+
+# --- ends ----------------------------------------------------------------------------
+
+
+async def test_a_shutdown_in_a_block_that_raises_is_at_once() -> None:
+    remote.watches["w"] = watch = Watch()
+    began_s = now_s()
+    with contextlib.suppress(ZeroDivisionError):
+        async with Cluster(2, options=Options(drain_timeout_s=60.0)) as (a, _):
+            call = a.start_call("b", remote.wait_for_ever, ("w",))
+            await watch.begun.wait()
+            raise ZeroDivisionError
+    assert now_s() - began_s < 3.0
+    assert watch.notes == ["cancelled on b"]
+    with pytest.raises(WorkerLostError):
+        await call
+
+
+async def test_a_thread_that_does_not_end_is_named_and_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    remote.watches["w"] = watch = Watch()
+    async with Cluster(2) as (a, b):
+        call = a.start_call("b", remote.pass_gate, ("w",))
+        await watch.begun.wait()
+        began_s = now_s()
+        await b.shutdown(drain_timeout_s=0.05)
+        assert now_s() - began_s < 2.0
+        assert re.search(r"worker 'b': these threads run on.*asyncrpc-b-1", caplog.text)
+        with pytest.raises(asyncrpc.CallError):
+            await call
+        watch.gate.set()
+
+
+async def test_a_shutdown_that_is_cancelled_is_completed_first(trio: Trio) -> None:
+    a, b, _ = trio
+    remote.watches["w"] = watch = Watch()
+    call = a.start_call("b", remote.wait_for_ever, ("w",))
+    await watch.begun.wait()
+    ending = asyncio.create_task(b.shutdown(drain_timeout_s=60.0))
+    await asyncio.sleep(0.02)
+    ending.cancel()
+    async with asyncio.timeout(2.0):
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        with pytest.raises(asyncrpc.CallError):
+            await call
+    assert watch.notes == ["cancelled on b"]
+    assert b.directory.links == []
+
+
+@pytest.mark.parametrize("transport", ["uds", "tcp"])
+async def test_a_shutdown_does_not_wait_for_a_peer_that_is_stopped(
+    transport: str,
+) -> None:
+    """Not dead, which shows, but silent: the time to drain is all that it costs."""
+    cluster = ProcessCluster(
+        ["b"],
+        transport=transport,  # type: ignore[arg-type]
+        method="forkserver",
+        options=QUICK,
+    )
+    cluster._given = replace(QUICK, rendezvous_timeout_s=10.0)  # noqa: SLF001
+    async with cluster as a:
+        call = a.start_call("b", remote.sleep_long)
+        await a.peer("b").call(remote.add, 1)
+        cluster.kill("b", signal.SIGSTOP)
+        try:
+            began_s = now_s()
+            await a.shutdown()
+            assert now_s() - began_s < 0.5 + 2.5
+            with pytest.raises(WorkerLostError) as caught:
+                await call
+            assert caught.value.outcome is Outcome.UNKNOWN
+        finally:
+            os.kill(cluster.pid("b"), signal.SIGKILL)
+
+
+async def test_a_kill_while_all_leave_fails_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = ProcessCluster(["b", "c"], method="forkserver")
+    async with cluster as a:
+        await a.peer("b").call(remote.add, 1)
+        with acting_as(a):
+            leaving = asyncio.create_task(asyncrpc.shutdown())
+        await asyncio.sleep(0.02)  # it waits for the others, which never leave
+        assert not leaving.done()
+        cluster.kill("b")
+        cluster.kill("c")
+        await asyncio.wait_for(leaving, 3.0)
+    assert "shutting down without the others" in caplog.text
+
+
+# --- what nobody awaits --------------------------------------------------------------
+
+
+async def test_a_failed_call_that_nobody_awaits_is_logged_with_its_place(
+    trio: Trio, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, _, _ = trio
+    loop = asyncio.get_running_loop()
+    handler = loop.get_exception_handler()
+    loop.set_exception_handler(None)  # asyncio's own, which logs
+    try:
+        with acting_as(a), caplog.at_level(logging.ERROR):
+            line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+            call = asyncrpc.rpc_async("b", remote.fail)
+            await asyncio.wait([call])
+            del call
+            gc.collect()
+    finally:
+        loop.set_exception_handler(handler)
+    assert "exception was never retrieved" in caplog.text
+    assert f"<CallFuture fail on 'b' done made at {__file__}:{line}>" in caplog.text
+
+
+# --- Ctrl-C --------------------------------------------------------------------------
+
+PRELUDE = """
+import asyncio, os, signal, sys, time, asyncrpc
+from tests.integration.runtime import remote
+
+def block():
+    print("ready", flush=True)
+    time.sleep(60)
+
+async def stay():
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+def chain():
+    return asyncrpc.rpc_sync("w", block)
+"""
+ALONE = """
+async def main():
+    here = asyncrpc.LocalRendezvous(1)
+    async with asyncrpc.Worker("w", rank=0, rendezvous=here) as w:
+        {}
+asyncrpc.run(main())
+"""
+PROGRAMS = {
+    "idle": ALONE.format("await stay()"),
+    "in a call": ALONE.format("await w.peer('w').call(stay)"),
+    "in a thread": ALONE.format("await w.peer('w').call(block)"),
+    "in threads that wait": ALONE.format("await w.peer('w').call(chain)"),
+    "in the rendezvous": f"""
+async def main():
+    where = "tcp://127.0.0.1:{free_port()}"
+    print("ready", flush=True)
+    async with asyncrpc.Worker("w", rank=0, world_size=2, rendezvous=where):
+        pass
+asyncrpc.run(main())
+""",
+    "looking for the rendezvous": f"""
+async def main():
+    where = "tcp://127.0.0.1:{free_port()}"
+    print("ready", flush=True)
+    async with asyncrpc.Worker("w", rank=1, world_size=2, rendezvous=where):
+        pass
+asyncrpc.run(main())
+""",
+}
+
+
+def press_ctrl_c(process: subprocess.Popen[str], ready: int) -> tuple[str, float]:
+    """Interrupt a program once so many are ready; return what it said, and seconds."""
+    assert process.stdout is not None
+    for _ in range(ready):
+        line = process.stdout.readline()
+        assert line.endswith("ready\n"), (line, process.communicate()[1])
+    time.sleep(0.2)  # "ready" is said just before what is interrupted begins
+    began_s = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=LIMIT_S)[1]
+    return errors, time.monotonic() - began_s
+
+
+def scratch(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_ctrl_c_ends_a_program_within_two_seconds(tmp_path: Path) -> None:
+    """Whatever it is at.  All are started at once, for each takes seconds to start."""
+    with contextlib.ExitStack() as stack:
+        running = {
+            what: stack.enter_context(
+                program("-c", PRELUDE + text, TMPDIR=str(tmp_path))
+            )
+            for what, text in PROGRAMS.items()
+        }
+        for what, process in running.items():
+            errors, took_s = press_ctrl_c(process, 1)
+            assert took_s < CTRL_C_S, what
+            assert process.returncode == -signal.SIGINT, (what, errors)
+            assert "KeyboardInterrupt" in errors
+            assert "Traceback" in errors
+            assert "never retrieved" not in errors
+            assert "Exception ignored" not in errors, (what, errors)
+    assert scratch(tmp_path) == []
+
+
+GROUP = """
+async def main():
+    async with asyncrpc.Worker(f"w{os.environ['RANK']}") as worker:
+        await worker.barrier()
+        await worker.peer(1 - worker.rank).call(stay)
+asyncrpc.run(main())
+"""
+
+
+def test_ctrl_c_ends_a_group_within_two_seconds(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PRELUDE + GROUP)
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    arguments = ("-m", "asyncrpc", "run", "--nproc", "2", str(script))
+    with program(*arguments, TMPDIR=str(folder)) as process:
+        errors, took_s = press_ctrl_c(process, 2)
+        assert took_s < CTRL_C_S
+        assert process.returncode == 130, errors
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)  # nobody is left of its session
+    assert scratch(folder) == []

@@ -1,0 +1,84 @@
+"""Contexts and passes on a network that delays and crashes, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import asyncrpc
+from asyncrpc.autograd import backward, context, get_gradients
+from asyncrpc.testing.loop import SimLoop
+from asyncrpc.testing.network import Network
+from tests.numerics.keepers import all_released, ask, group_of, leaf, open_contexts
+
+
+class TestDelays:
+    """Each worker is a host of its own; without a rule, messages take no time."""
+
+    loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
+
+    async def test_an_answer_that_comes_after_the_end_of_its_context_is_plain(
+        self,
+    ) -> None:
+        """The end and the answer cross on the way."""
+        network = Network(0)
+        async with group_of(2, network) as (workers, keepers):
+            async with context():
+                call = ask(keepers["b"], "times_after", 1.0, leaf())
+                running = asyncio.create_task(call)
+                await asyncio.sleep(0.5)
+                network.between("a", "b").clog(2.0)
+            answer = await running
+            assert answer.grad_fn is None
+            assert open_contexts(workers[0]) == 0
+            await all_released(workers)
+
+    async def test_gradients_of_a_worker_are_whole_although_word_of_the_end_is_late(
+        self,
+    ) -> None:
+        """It comes to `c` by way of `b`; whoever asks there waits for it."""
+        network = Network(0)
+        loop = asyncio.get_running_loop()
+        async with group_of(3, network) as (_, keepers), context() as ctx:
+            y = await ask(keepers["b"], "relay", keepers["c"], "times", leaf())
+            await backward(ctx, y.sum())
+            began_s = loop.time()
+            network.between("b", "c").clog(1.0)
+            report = await ask(keepers["c"], "report")
+            assert loop.time() - began_s >= 1.0
+            assert report.gradients[0] is not None
+
+    async def test_a_worker_that_crashes_fails_the_pass_and_is_named(self) -> None:
+        network = Network(0)
+        async with group_of(3, network) as (workers, keepers), context() as ctx:
+            x = leaf()
+            y = await ask(keepers["b"], "times", x)
+            z = await ask(keepers["c"], "times", y)
+            network.between("a", "c").clog(1.0)
+            running = asyncio.create_task(backward(ctx, z.sum(), retain_graph=True))
+            await asyncio.sleep(0.5)
+            network.crash("c")
+            with pytest.raises(asyncrpc.BackwardFailedError) as caught:
+                await running
+            assert caught.value.worker == "c"
+            assert isinstance(caught.value.__cause__, asyncrpc.WorkerLostError)
+            await backward(ctx, y.sum())
+            assert x in get_gradients(ctx)
+            await workers[2].shutdown(drain_timeout_s=0)
+
+    async def test_passes_of_a_worker_that_crashes_end_with_it(self) -> None:
+        """Nobody else will say that they are over, and who asks would wait."""
+        network = Network(0)
+        async with group_of(3, network) as (workers, keepers), context() as ctx:
+            _, b, _ = workers
+            await ask(keepers["c"], "times", leaf())
+            link = await b.link_to("c")
+            begun = [*ctx.id, b.incarnation, 1 << 40, []]
+            await link.request_service("autograd", "discover", begun)
+            asked = asyncio.create_task(ask(keepers["c"], "report"))
+            await asyncio.sleep(1.0)
+            assert not asked.done()
+            network.crash("b")
+            assert (await asked).gradients == [None, None]
+            await b.shutdown(drain_timeout_s=0)
