@@ -96,8 +96,7 @@ class Keeper:
 
     def deaf(self, value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """Depend on `value`, but give it no gradient."""
-        result: torch.Tensor = Deaf.apply(value, other * self.weights[0])  # type: ignore[no-untyped-call]
-        return result
+        return deaf(value, other * self.weights[0])
 
     def hook_kept(self, key: int) -> None:
         self.kept[key].register_hook(  # type: ignore[no-untyped-call]
@@ -200,6 +199,11 @@ class Deaf(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
         return None, gradients[0]
+
+
+def deaf(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = Deaf.apply(value, other)  # type: ignore[no-untyped-call]
+    return result
 
 
 class Failing(torch.autograd.Function):
