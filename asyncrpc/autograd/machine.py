@@ -5,7 +5,7 @@ enters the local graph there, once its gradient has arrived.  A *leaf* is a tens
 this worker received: there the pass leaves for its sender.  Before any gradient flows,
 discovery has found all starts and leaves that take part (see `service`).
 
-Usually nothing that a worker sends depends on what comes back to it, and all its
+Where a pass enters a worker once, or its entries do not depend on one another, all
 starts run in one engine call (WHOLE), so every node runs once, as in one process.  When
 a pass goes through a worker more than once (A -> B -> A -> B), some of its starts wait
 for gradients that others must produce first.  Then starts run as they come (PARTIAL):

@@ -349,7 +349,7 @@ class AutogradService:
         arrived: dict[CrossingId, torch.Tensor | None],
     ) -> None:
         """Take gradients; return when all that follows from them has been done."""
-        mode = flow.mode_on(self.worker.incarnation)
+        mode = flow.mode_on(self.worker.incarnation, len(one.starts))
         if mode is Mode.PARTIAL and not one.reach_is_set:
             one.reach_is_set = True
             reach = reach_of(one.starts)
@@ -506,9 +506,10 @@ class _Flow:
         self.cyclic = cyclic
         self.retain_graph = retain_graph
 
-    def mode_on(self, worker: int) -> Mode:
-        """Say how a worker runs its starts."""
-        return Mode.PARTIAL if worker in self.cyclic else Mode.WHOLE
+    def mode_on(self, worker: int, starts: int) -> Mode:
+        """Say how a worker runs its starts; a single one waits for no other."""
+        is_partial = starts > 1 and worker in self.cyclic
+        return Mode.PARTIAL if is_partial else Mode.WHOLE
 
 
 async def gather(futures: Sequence[Any]) -> list[Any]:
