@@ -65,6 +65,8 @@ class Directory:
         self._links: dict[Connection, Link] = {}
         self._by_incarnation: dict[Incarnation, Link] = {}
         self._handshakes = 0
+        # Who dialed before `serve`; bounded by `Options.handshakes_max`.
+        self._early: list[tuple[Connection, Hello]] | None = []
         self._closing = False
 
     # --- who there is ----------------------------------------------------------------
@@ -295,8 +297,27 @@ class Directory:
             verdict.replaced.fail(ConnectError("replaced by a newer connection"))
         self._open(entry, connection, hello, dialed=True)
 
+    @property
+    def early_dials(self) -> int:
+        """How many wait for this worker to have started."""
+        return len(self._early or ())
+
+    def serve(self) -> None:
+        """Take up the connections of those who dialed while this worker was starting.
+
+        The first to know of everyone may call the last, whose functions must find a
+        worker that knows everyone too.
+        """
+        early, self._early = self._early or [], None
+        for connection, hello in early:
+            if not connection.ended.done():
+                self._on_offer(connection, hello)
+
     def _on_offer(self, connection: Connection, hello: Hello) -> None:
         """A worker dials us."""
+        if self._early is not None:
+            self._early.append((connection, hello))
+            return
         if not self._is_trusted(connection):
             return
         verdict = self._verdict(connection, hello)

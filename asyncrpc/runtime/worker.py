@@ -150,6 +150,7 @@ class Worker(CallStarter):
         self.directory.add(members)
         self.directory.add([self.member])
         self._state = "running"
+        self.directory.serve()
         self._token = current_worker_var.set(self)
         return self
 
