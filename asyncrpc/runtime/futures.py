@@ -26,8 +26,7 @@ class CallStats:
     Attributes:
         bytes_sent: of buffers (tensors, arrays, long byte strings) of the request.
         bytes_received: of buffers of the response.
-        bytes_copied: of those, copied in user space on this side: gathered from
-            non-contiguous tensors, or small enough to travel inside a message.
+        bytes_copied: of those sent, gathered in user space from non-contiguous tensors.
     """
 
     bytes_sent: int = 0

@@ -65,12 +65,11 @@ class Link(CallerSide, CalleeSide):
     def _on_ping(self, _flags: int, call_id: int, aux: int, *_rest: object) -> None:
         self.connection.send(FrameKind.PONG, call_id, aux=aux)
 
-    def _on_pong(self, _flags: int, _call_id: int, aux: int, *_rest: object) -> None:
-        self.worker.on_pong(self, aux)
+    def _on_pong(self, *_rest: object) -> None:
+        """Take it: nothing is asked of a peer yet but that it may answer a PING."""
 
     def _on_goodbye(self, *_rest: object) -> None:
         self.peer_drains = True
-        self.worker.on_goodbye(self)
 
     def say_goodbye(self) -> None:
         """Tell the peer that no further request is sent or accepted."""

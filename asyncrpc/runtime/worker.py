@@ -31,7 +31,6 @@ from asyncrpc.runtime.directory import HOST_ID, Directory, check_listen_address
 from asyncrpc.runtime.extensions import Propagator, References, Service
 from asyncrpc.runtime.futures import CallFuture
 from asyncrpc.runtime.inbound import Target
-from asyncrpc.runtime.link import Link
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.peer import Peer
 from asyncrpc.runtime.rendezvous import Member, Rendezvous, open_rendezvous
@@ -398,12 +397,6 @@ class Worker(CallStarter):
         """Tell every part of this worker that a peer is gone."""
         for service in tuple(self._services.values()):
             service.on_peer_lost(peer, reason)
-
-    def on_goodbye(self, link: Link) -> None:
-        """A peer begins to shut down."""
-
-    def on_pong(self, link: Link, sent_ns: int) -> None:
-        """A peer has answered a ping."""
 
     # --- the group -------------------------------------------------------------------
 
