@@ -22,9 +22,8 @@ from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.service import RRefService
 from asyncrpc.runtime.context import current_worker, current_worker_var
 from asyncrpc.runtime.futures import CallFuture, refuse_on_loop
-from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
 from asyncrpc.runtime.rendezvous import Rendezvous
-from asyncrpc.runtime.starting import UNSET
 
 logger = logging.getLogger("asyncrpc")
 
@@ -223,8 +222,9 @@ def rpc_async(
     Source: torch.distributed.rpc.rpc_async.
     """
     worker = current_worker()
+    options = PLAIN if timeout is UNSET else CallOptions(timeout_s=timeout)
     return worker.start_call(
-        _name(worker, to), func, args, kwargs, timeout_s=timeout, with_site=True
+        _name(worker, to), func, args, kwargs, options=options, with_site=True
     )
 
 

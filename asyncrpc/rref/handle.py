@@ -13,7 +13,7 @@ from asyncrpc.errors import UsageError
 from asyncrpc.ids import RRefId, WorkerId, WorkerInfo
 from asyncrpc.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
 from asyncrpc.runtime.context import current_worker
-from asyncrpc.runtime.starting import UNSET
+from asyncrpc.runtime.options import UNSET
 
 if TYPE_CHECKING:
     from asyncrpc.rref.pins import Shared

@@ -21,7 +21,7 @@ from asyncrpc.rref.pins import Shared
 from asyncrpc.rref.travel import Travel
 from asyncrpc.rref.values import OwnedValues, result_of
 from asyncrpc.runtime.futures import CallFuture
-from asyncrpc.runtime.starting import UNSET
+from asyncrpc.runtime.options import UNSET
 from asyncrpc.runtime.worker import Worker
 
 

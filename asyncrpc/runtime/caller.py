@@ -19,7 +19,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime import streams
 from asyncrpc.runtime.core import NO_META, LinkCore
 from asyncrpc.runtime.futures import CallFuture
-from asyncrpc.serde import rebuild_exception
+from asyncrpc.serde import Encoded, rebuild_exception
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind
 from asyncrpc.wire.messages import Meta, pack_head, unpack_head
 
@@ -67,6 +67,18 @@ class CallerSide(LinkCore):
         """
         budget_ns = self._budget_ns(call, deadline)
         encoded, call.pins, meta = self._encode(list(value), meta, _LABELS)
+        self._send_request(call, target, encoded, budget_ns, deadline, meta)
+
+    def _send_request(  # noqa: PLR0917
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        encoded: Encoded,
+        budget_ns: int,
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        """Open a call whose arguments have been encoded, and write its request."""
         call_id = call.call_id = self.pending.open(call)
         call.link = self.link
         stats = call.stats

@@ -13,7 +13,7 @@ import enum
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -51,6 +51,34 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
+class Mover(Protocol):
+    """Another way for large payloads than the bytes of the connection itself."""
+
+    def send(
+        self,
+        kind: int,
+        call_id: int,
+        *,
+        flags: int,
+        aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: Sequence[memoryview],
+        on_sent: Callable[[], None] | None,
+    ) -> bool:
+        """Take a message and its payload over, as `Connection.send` would; or refuse.
+
+        Returns:
+            False if the connection is to send it itself; then nothing was done.
+        """
+
+    def drop(self, kind: int, call_id: int) -> bool:
+        """Give up a message taken over and not sent; say whether there was one."""
+
+    def clear(self) -> None:
+        """The connection has ended: forget what was to be sent."""
+
+
 def allocate(nbytes: int) -> memoryview:
     """Return fresh writable memory; numpy asks for huge pages where it is large."""
     return memoryview(np.empty(nbytes, dtype=np.uint8))  # type: ignore[arg-type]
@@ -62,6 +90,7 @@ class Connection:
     Attributes:
         role: which end this is.
         peer: the peer's HELLO, once it is in.
+        mover: takes large payloads, if there is one.
         opened: done once the peer's HELLO is in; fails if the connection ends before.
         ended: done when the connection has ended.
     """
@@ -98,6 +127,7 @@ class Connection:
         self._turn: list[bytes | memoryview] | None = None  # written later this turn
         self._cause: AsyncRpcError | None = None
         self._transport: Transport | None = None
+        self.mover: Mover | None = None
 
     # --- the transport's side (StreamHandler) ----------------------------------------
 
@@ -139,6 +169,8 @@ class Connection:
         self.state = ConnectionState.CLOSED
         self._writable.set()
         self._outbox.clear()
+        if self.mover is not None:
+            self.mover.clear()
         cause = self._cause or error
         if not self.opened.done():
             self.opened.set_exception(cause or self._closed_early())
@@ -196,6 +228,17 @@ class Connection:
             if on_sent is not None:
                 on_sent()
             return
+        if self.mover is not None and self.mover.send(
+            kind,
+            call_id,
+            flags=flags,
+            aux=aux,
+            head=head,
+            control=control,
+            buffers=buffers,
+            on_sent=on_sent,
+        ):
+            return
         parts = self._outbox.message(
             kind,
             call_id,
@@ -217,6 +260,8 @@ class Connection:
         Returns:
             Whether it was: then the peer never reads that message.
         """
+        if self.mover is not None and self.mover.drop(kind, call_id):
+            return True
         if not self._outbox:
             return False
         parts = self._outbox.drop(kind, call_id)

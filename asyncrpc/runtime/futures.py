@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from asyncrpc.errors import Outcome, UsageError
 from asyncrpc.runtime.context import current_call_var
+from asyncrpc.runtime.options import PLAIN, CallOptions
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.link import Link
@@ -56,6 +57,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     allowed_s: float = 0.0
     site: tuple[str, int] | None = None
     begun: asyncio.Task[None] | None = None  # what connects, if that is under way
+    options: CallOptions = PLAIN
 
     def __init__(
         self, *, loop: asyncio.AbstractEventLoop, function: str = "", to: str = ""

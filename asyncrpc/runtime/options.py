@@ -5,12 +5,36 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
 
 from asyncrpc.errors import UsageError
 from asyncrpc.serde import Policy
 from asyncrpc.wire.reader import ReaderLimits
 
 SECRET_VARIABLE = "ASYNCRPC_SECRET"  # noqa: S105  (a variable's name, no secret)
+
+
+UNSET: Final = object()  # "the worker's own default", where None means "no limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """How one call is made; see `Peer.using`.
+
+    Attributes:
+        timeout_s: seconds; None is no limit; left out: `Options.rpc_timeout_s`.
+        out: a tensor that the result is received into.
+        codec: how payloads are compressed, in both directions; empty: not at all.
+    """
+
+    timeout_s: Any = UNSET
+    out: torch.Tensor | None = None
+    codec: str = ""
+
+
+PLAIN: Final = CallOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,12 @@ from collections.abc import (
     Callable,
     Iterator,
 )
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from asyncrpc.runtime import streams
 from asyncrpc.runtime.context import effective_deadline
+from asyncrpc.runtime.options import PLAIN, CallOptions
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.worker import Worker
@@ -24,11 +26,27 @@ T = TypeVar("T")
 class Peer:
     """Another worker, by name; from `Worker.peer`.  It holds no connection itself."""
 
-    __slots__ = ("_worker", "name")
+    __slots__ = ("_options", "_worker", "name")
 
-    def __init__(self, worker: Worker, name: str) -> None:
+    def __init__(self, worker: Worker, name: str, options: CallOptions = PLAIN) -> None:
         self._worker = worker
+        self._options = options
         self.name = name
+
+    def using(self, **options: Any) -> Peer:
+        """Return this peer with other options for the calls made through it.
+
+        Args:
+            **options: fields of `CallOptions`: `timeout_s` (seconds), `out` (a tensor
+                that receives the result), `codec`; those left out stay as they are.
+
+        Raises:
+            TypeError: there is no such option.
+
+        Example:
+            >>> await worker.peer("ps").using(timeout_s=2.0).call(step, batch)
+        """
+        return Peer(self._worker, self.name, replace(self._options, **options))
 
     @overload
     async def call(
@@ -76,7 +94,9 @@ class Peer:
         Source: torch.distributed.rpc.rpc_async; unlike there, "no limit" is None, not
         0, and a call can be cancelled.
         """
-        return await self._worker.start_call(self.name, function, args, kwargs)
+        return await self._worker.start_call(
+            self.name, function, args, kwargs, options=self._options
+        )
 
     def remote(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `function` on this peer, keep its result there, return an RRef at once.

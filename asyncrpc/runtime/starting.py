@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -25,12 +25,10 @@ from asyncrpc.runtime.extensions import References
 from asyncrpc.runtime.futures import CallFuture, call_site
 from asyncrpc.runtime.inbound import Target, mode_of
 from asyncrpc.runtime.link import Link
-from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
 from asyncrpc.serde import FunctionTable, describe_callable
 
 T = TypeVar("T")
-
-UNSET: Final = object()  # "the worker's own default", where None means "no limit"
 
 
 class CallStarter:
@@ -90,7 +88,7 @@ class CallStarter:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        timeout_s: Any = UNSET,
+        options: CallOptions = PLAIN,
         with_site: bool = False,
     ) -> CallFuture[Any]:
         """Start a call and return its future; see `Peer.call`.
@@ -106,7 +104,9 @@ class CallStarter:
         target, values = self.describe(function, args, kwargs or {})
         name = target or str(getattr(function, "__qualname__", function))
         call = self.new_call(name.rpartition(":")[2], to, with_site=with_site)
-        self.begin(call, target, values, timeout_s=timeout_s)
+        if options is not PLAIN:
+            call.options = options
+        self.begin(call, target, values, timeout_s=options.timeout_s)
         return call
 
     def new_call(

@@ -296,7 +296,7 @@ async def test_a_call_while_dialing_ends_at_its_deadline(tmp_path: Path) -> None
         where["b"] = f"tcp://127.0.0.1:{port}"
         async with listed("a", where) as a:
             with pytest.raises(TimeoutError) as caught:
-                await a.start_call("b", remote.add, (1,), timeout_s=0.1)
+                await a.peer("b").using(timeout_s=0.1).call(remote.add, 1)
             assert getattr(caught.value, "outcome", None) is Outcome.NOT_EXECUTED
 
 
