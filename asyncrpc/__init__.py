@@ -36,6 +36,7 @@ from asyncrpc.errors import (
     NotStartedError,
     OptimizerError,
     Outcome,
+    OutMismatchError,
     OwnerLostError,
     ProcessFailedError,
     ProtocolError,
@@ -56,11 +57,12 @@ from asyncrpc.ids import WorkerInfo
 from asyncrpc.rref.handle import RRef
 from asyncrpc.runtime.context import cancelled, current_worker, deadline
 from asyncrpc.runtime.futures import CallFuture, CallStats
+from asyncrpc.runtime.group import GroupCall, GroupReply, PeerGroup
 from asyncrpc.runtime.loops import run
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.peer import Peer
 from asyncrpc.runtime.rendezvous import LocalRendezvous
-from asyncrpc.serde import Policy, expose
+from asyncrpc.serde import Policy, expose, share
 
 __version__ = "0.1.0"
 
@@ -80,6 +82,8 @@ __all__ = [
     "DecodeError",
     "EncodeError",
     "FrameTooLargeError",
+    "GroupCall",
+    "GroupReply",
     "InvalidContextError",
     "LocalProtocolError",
     "LocalRendezvous",
@@ -88,9 +92,11 @@ __all__ = [
     "NotStartedError",
     "OptimizerError",
     "Options",
+    "OutMismatchError",
     "Outcome",
     "OwnerLostError",
     "Peer",
+    "PeerGroup",
     "Policy",
     "ProcessFailedError",
     "ProtocolError",
@@ -126,5 +132,6 @@ __all__ = [
     "rpc_async",
     "rpc_sync",
     "run",
+    "share",
     "shutdown",
 ]

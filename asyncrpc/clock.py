@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 NS_PER_S: Final = 1_000_000_000
+
+# The time, in seconds: for what is too short to ask a `Clock` for.
+now_s: Final = time.perf_counter
 NO_LIMIT_NS: Final = -1  # on the wire: the call has no deadline
 
 

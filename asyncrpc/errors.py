@@ -31,6 +31,7 @@ __all__ = [
     "NoGradientPathError",
     "NotStartedError",
     "OptimizerError",
+    "OutMismatchError",
     "Outcome",
     "OwnerLostError",
     "ProcessFailedError",
@@ -286,6 +287,10 @@ class EncodeError(CallError, code="call.encode"):
 
 class DecodeError(CallError, code="call.decode"):
     """A value arrived and could not be rebuilt."""
+
+
+class OutMismatchError(CallError, code="call.out_mismatch"):
+    """The result is no tensor that fits into `out`, whose content is now undefined."""
 
 
 # --- references, gradients, groups ---------------------------------------------------

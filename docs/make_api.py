@@ -34,6 +34,11 @@ PARTS: Final[tuple[tuple[str, str, str], ...]] = (
         "Worker Peer CallFuture CallStats Options Policy LocalRendezvous WorkerInfo",
     ),
     (
+        "Calls to several workers at once",
+        "asyncrpc",
+        "PeerGroup GroupCall GroupReply",
+    ),
+    (
         "Around calls",
         "asyncrpc",
         "run deadline cancelled current_worker on_loop async_execution expose",
@@ -53,7 +58,8 @@ PARTS: Final[tuple[tuple[str, str, str], ...]] = (
 
 # Members to list of classes that have others for the runtime's own use, too.
 MEMBERS: Final = {
-    "Worker": "__aenter__ peer barrier shutdown addresses id is_closed is_draining",
+    "Worker": "__aenter__ peer group barrier shutdown addresses id is_closed "
+    "is_draining",
     "CallFuture": "cancel wait",
     "Options": "",
     "LocalRendezvous": "",

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import torch
+
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import RRefId, WorkerId, WorkerInfo
 from asyncrpc.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
@@ -100,7 +102,13 @@ class RRef(Generic[T]):
         value: T = self._service.local_value(self)
         return value
 
-    async def to_here(self, timeout: Any = UNSET, *, timeout_s: Any = UNSET) -> T:  # noqa: ASYNC109
+    async def to_here(
+        self,
+        timeout: Any = UNSET,  # noqa: ASYNC109  (torch's name, as its meaning)
+        *,
+        timeout_s: Any = UNSET,
+        out: torch.Tensor | None = None,
+    ) -> T:
         """Return the value: a copy of it, or the value itself on its owner.
 
         Inside an autograd context the copy's tensors are differentiable.
@@ -109,20 +117,25 @@ class RRef(Generic[T]):
             timeout: seconds; None is no limit; left out, the worker's default.  Same
                 as `timeout_s`; torch's name for it.
             timeout_s: seconds.
+            out: a tensor of the value's shape and dtype, which the value is received
+                into and which is returned; see `Peer.using`.
 
         Raises:
             OwnerLostError: the owner is gone.
             DeadlineExceededError: the value did not come in time.
+            UsageError: nothing can be received into `out`.
+            OutMismatchError: the value does not fit into `out`.
             EncodeError: the value cannot travel.
             Exception: what the function that was to make it raised.
 
         Cancellation:
-            The owner is told; nothing else changes.
+            The owner is told; nothing else changes, but for the content of `out`,
+            which is no longer written to.
 
-        Source: torch.distributed.rpc.RRef.to_here.
+        Source: torch.distributed.rpc.RRef.to_here; `out` is ours.
         """
         limit = timeout if timeout_s is UNSET else timeout_s
-        value: T = await self._service.fetch(self, limit)
+        value: T = await self._service.fetch(self, limit, out)
         return value
 
     def __await__(self) -> Generator[Any, None, T]:

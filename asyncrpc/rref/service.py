@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from asyncrpc.errors import (
     CallError,
     EncodeError,
@@ -20,6 +22,7 @@ from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.pins import Shared
 from asyncrpc.rref.travel import Travel
 from asyncrpc.rref.values import OwnedValues, result_of
+from asyncrpc.runtime.destination import Destination, put
 from asyncrpc.runtime.futures import CallFuture
 from asyncrpc.runtime.options import UNSET
 from asyncrpc.runtime.worker import Worker
@@ -32,32 +35,47 @@ class RRefService(Travel, OwnedValues):
         super().__init__(worker)
         self.backward_from: Callable[..., Any] | None = None  # set by autograd
 
-    async def fetch(self, handle: RRef[Any], timeout_s: Any) -> Any:
+    async def fetch(
+        self, handle: RRef[Any], timeout_s: Any, out: torch.Tensor | None = None
+    ) -> Any:
         """Return the value or a copy of it; see `RRef.to_here`."""
         shared = handle._shared  # noqa: SLF001
         if not shared.is_here:
-            return await self.start_method(handle, "", (), {}, timeout_s)
+            return await self.start_method(handle, "", (), {}, timeout_s, out=out)
         future = self.value(handle.rref_id)
         if timeout_s is UNSET:
             timeout_s = self.worker.options.rpc_timeout_s
         async with asyncio.timeout(timeout_s):
             await asyncio.wait([future])
-        return result_of(future)
+        value = result_of(future)
+        if out is None:
+            return value
+        return put(value, out, function="to_here", to=self.worker.name)
 
     def start_method(
-        self, handle: RRef[Any], name: str, args: Any, kwargs: Any, timeout_s: Any
+        self,
+        handle: RRef[Any],
+        name: str,
+        args: Any,
+        kwargs: Any,
+        timeout_s: Any,
+        *,
+        out: torch.Tensor | None = None,
     ) -> CallFuture[Any]:
         """Start a method of a referenced object, on its owner.
 
         Raises:
             OwnerLostError: the owner is gone.
             EncodeError: an argument cannot travel.
+            UsageError: nothing can be received into `out`.
         """
         shared = handle._shared  # noqa: SLF001
         if shared.error is not None:
             raise shared.error
+        destination = None if out is None else Destination(out)
         called = name or "to_here"
         call = self.worker.new_call(called, shared.owner.name, with_site=True)
+        call.destination = destination
         target = ["=", *handle.rref_id, name]
         call.add_done_callback(_Keep(handle))
         values = (list(args), dict(kwargs))

@@ -12,10 +12,8 @@ import asyncio
 import enum
 import logging
 import os
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -25,18 +23,29 @@ from asyncrpc.errors import (
     RemoteProtocolError,
     TransportError,
 )
+from asyncrpc.runtime.holding import HeldBack
+from asyncrpc.runtime.landing import Landing, fresh, zeros
+from asyncrpc.runtime.lane_user import LaneUser
+from asyncrpc.runtime.spinning import Spinner
 from asyncrpc.transport.abc import PeerCredentials, Transport
-from asyncrpc.wire.frames import FrameKind, prefix
+from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, prefix
 from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.wire.messages import Hello
 from asyncrpc.wire.outbox import Outbox
+from asyncrpc.wire.placed import Places
 from asyncrpc.wire.reader import FrameReader, MessageSink, ReaderLimits
+
+if TYPE_CHECKING:
+    from asyncrpc.transport.address import Address
 
 logger = logging.getLogger("asyncrpc")
 
 # Chunks written in one go: 2 MiB, 0.4 ms at 5 GB/s.  Then the loop gets its turn.
 CHUNKS_PER_TURN: Final = 4
 
+
+# Up to here a message is written as one piece: a copy costs less than a second buffer.
+JOINED_BYTES_MAX: Final = 8 << 10
 
 # Up to here joining costs less than the kernel takes for that many separate buffers.
 JOIN_BYTES_MAX: Final = 64 << 10
@@ -79,18 +88,18 @@ class Mover(Protocol):
         """The connection has ended: forget what was to be sent."""
 
 
-def allocate(nbytes: int) -> memoryview:
-    """Return fresh writable memory; numpy asks for huge pages where it is large."""
-    return memoryview(np.empty(nbytes, dtype=np.uint8))  # type: ignore[arg-type]
-
-
-class Connection:
+class Connection(LaneUser):
     """One connection to one peer, from the first byte on.
 
     Attributes:
         role: which end this is.
         peer: the peer's HELLO, once it is in.
+        awaited: calls that have not been answered; not empty: polling goes on.
+        spinner: polls for what comes after a write, if the worker wants that.
         mover: takes large payloads, if there is one.
+        lanes: take those that it leaves, once they have been prepared.
+        address: where it was dialed, if it was.
+        bytes_gathered: of buffers sent, those copied together before.
         opened: done once the peer's HELLO is in; fails if the connection ends before.
         ended: done when the connection has ended.
     """
@@ -102,6 +111,7 @@ class Connection:
         *,
         loop: asyncio.AbstractEventLoop,
         limits: ReaderLimits,
+        make_buffer: Callable[[int], memoryview] = fresh,
         on_proved: Callable[[Connection], None],
         on_hello: Callable[[Connection, Hello], None],
     ) -> None:
@@ -118,8 +128,12 @@ class Connection:
         self._on_hello = on_hello
         self._handshake = Handshake(role, secret, os.urandom(NONCE_BYTES))
         self._record = bytearray()
-        self._landing = memoryview(bytearray(64))
-        self._reader = FrameReader(self, allocate, limits)
+        self._record_place = memoryview(bytearray(64))
+        self._landing = Landing(make_buffer)
+        self._frames = FrameReader(self, self._landing.allocate, limits)
+        self._frames.is_exact = True  # a lane's first chunk may follow the HELLO
+        self._reader = self._frames
+        self.bytes_gathered = 0
         self._outbox = Outbox()
         self._writable = asyncio.Event()
         self._writable.set()
@@ -128,6 +142,12 @@ class Connection:
         self._cause: AsyncRpcError | None = None
         self._transport: Transport | None = None
         self.mover: Mover | None = None
+        self._held: list[HeldBack] = []
+        self.spinner: Spinner | None = None
+        self.awaited: Mapping[int, object] = {}
+        self.lanes = None
+        self.address: Address | None = None
+        self._on_writable = self._pump
 
     # --- the transport's side (StreamHandler) ----------------------------------------
 
@@ -144,7 +164,7 @@ class Connection:
     def get_buffer(self, _sizehint: int = -1, /) -> memoryview:
         """Return where the next bytes must land."""
         if self.state is ConnectionState.HANDSHAKE:
-            return self._landing[: self._handshake.wanted - len(self._record)]
+            return self._record_place[: self._handshake.wanted - len(self._record)]
         return self._reader.get_buffer()
 
     def buffer_updated(self, nbytes: int, /) -> None:
@@ -153,7 +173,12 @@ class Connection:
             if self.state is ConnectionState.HANDSHAKE:
                 self._on_record(nbytes)
             else:
+                spinner = self.spinner
+                if spinner is not None:
+                    spinner.read()
                 self._reader.advance(nbytes)
+                if spinner is not None and self.awaited:
+                    spinner.wait()
         except (AuthenticationError, RemoteProtocolError) as error:
             if self.state is ConnectionState.HANDSHAKE:
                 self._refuse(error)
@@ -169,8 +194,13 @@ class Connection:
         self.state = ConnectionState.CLOSED
         self._writable.set()
         self._outbox.clear()
+        held_back, self._held = self._held, []
+        for held in held_back:
+            held.give_up()
         if self.mover is not None:
             self.mover.clear()
+        if self.lanes is not None:
+            self.lanes.clear()
         cause = self._cause or error
         if not self.opened.done():
             self.opened.set_exception(cause or self._closed_early())
@@ -187,7 +217,7 @@ class Connection:
     def resume_writing(self) -> None:
         """Go on with the payloads."""
         self._writable.set()
-        self._pump()
+        self._on_writable()
 
     # --- writing ---------------------------------------------------------------------
 
@@ -220,11 +250,23 @@ class Connection:
             if on_sent is not None:
                 on_sent()
             return
-        if not buffers:
-            whole = prefix(
-                kind, call_id, flags=flags, aux=aux, head=head, control=control
+        if type(buffers) is HeldBack:
+            self._hold(buffers, kind, call_id, on_sent, flags, aux, head, control)
+            return
+        lengths = [buffer.nbytes for buffer in buffers]
+        total = sum(lengths)
+        if total <= JOINED_BYTES_MAX:
+            opening = prefix(
+                kind,
+                call_id,
+                flags=flags,
+                aux=aux,
+                head=head,
+                control=control,
+                lengths=lengths,
+                payload_bytes=total,
             )
-            self._write((whole,))
+            self._write((b"".join((opening, *buffers)) if buffers else opening,))
             if on_sent is not None:
                 on_sent()
             return
@@ -239,6 +281,79 @@ class Connection:
             on_sent=on_sent,
         ):
             return
+        if (
+            self.lanes is not None
+            and total > INLINE_BYTES_MAX
+            and self.lanes.send(
+                kind,
+                call_id,
+                flags=flags,
+                aux=aux,
+                head=head,
+                control=control,
+                buffers=buffers,
+                on_sent=on_sent,
+            )
+        ):
+            return
+        self.send_in_band(
+            kind,
+            call_id,
+            flags=flags,
+            aux=aux,
+            head=head,
+            control=control,
+            buffers=buffers,
+            on_sent=on_sent,
+        )
+
+    def _hold(
+        self,
+        held: HeldBack,
+        kind: int,
+        call_id: int,
+        on_sent: Callable[[], None] | None,
+        *rest: Any,
+    ) -> None:
+        """Keep a message until what it refers to is at the peer; others pass it by."""
+        flags, aux, head, control = rest
+
+        def send() -> None:
+            self._held.remove(held)
+            self.send(
+                kind,
+                call_id,
+                flags=flags,
+                aux=aux,
+                head=head,
+                control=control,
+                buffers=list(held),
+                on_sent=on_sent,
+            )
+
+        held.hold((kind, call_id), send, on_sent)
+        self._held.append(held)
+
+    def _drop_held(self, key: tuple[int, int]) -> bool:
+        dropped = [held for held in self._held if held.key == key]
+        self._held = [held for held in self._held if held.key != key]
+        for held in dropped:
+            held.give_up()
+        return bool(dropped)
+
+    def send_in_band(
+        self,
+        kind: int,
+        call_id: int,
+        *,
+        flags: int,
+        aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: Sequence[memoryview],
+        on_sent: Callable[[], None] | None,
+    ) -> None:
+        """Send a message and its payload over this connection itself; see `send`."""
         parts = self._outbox.message(
             kind,
             call_id,
@@ -260,7 +375,11 @@ class Connection:
         Returns:
             Whether it was: then the peer never reads that message.
         """
+        if self._held and self._drop_held((kind, call_id)):
+            return True
         if self.mover is not None and self.mover.drop(kind, call_id):
+            return True
+        if self.lanes is not None and self.lanes.drop(kind, call_id):
             return True
         if not self._outbox:
             return False
@@ -273,7 +392,20 @@ class Connection:
 
     def forget_transfer(self, kind: int, call_id: int) -> bool:
         """Do not deliver a message whose payload is arriving; say if there was one."""
-        return self._reader.drop_transfer(kind, call_id)
+        return self._frames.drop_transfer(kind, call_id)
+
+    def read_places(self, places: Places) -> None:
+        """Take messages whose buffers lie in shared memory, which `places` finds."""
+        self._frames.places = places
+
+    def claim(self, call_id: int, memory: memoryview) -> None:
+        """Let the only buffer of a call's response land in `memory`, if it fits."""
+        self._landing.claims[call_id] = memory
+
+    def release_claim(self, call_id: int) -> None:
+        """End a claim: from now on nothing is written to its memory."""
+        if self._landing.claims.pop(call_id, None) is not None:
+            self._frames.move_transfer(FrameKind.RESPONSE, call_id, zeros)
 
     async def writable(self) -> None:
         """Wait until the transport has room.
@@ -287,6 +419,16 @@ class Connection:
         await self._writable.wait()
         if self.state is ConnectionState.CLOSED:
             raise ConnectionLostError(f"the connection to {self.where} has ended")
+
+    def join(self, part: bytes) -> None:
+        """Write a message that can wait: with the next one, or in the loop's next turn.
+
+        It is written before every message that is sent later.
+        """
+        if self._turn is None:
+            self._turn = []
+            self._loop.call_soon(self._end_turn)
+        self._turn.append(part)
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write the first message of a loop turn at once, and join those after it.
@@ -303,6 +445,8 @@ class Connection:
     def _end_turn(self) -> None:
         self._flush()
         self._turn = None
+        if self.spinner is not None:
+            self.spinner.wait()
 
     def _flush(self) -> None:
         """Write what this turn has joined."""
@@ -330,24 +474,19 @@ class Connection:
     # --- opening and ending ----------------------------------------------------------
 
     @property
-    def where(self) -> str:
-        """The other end, for people to read."""
-        return self._transport.remote if self._transport is not None else "nowhere"
-
-    @property
-    def scheme(self) -> str:
-        """The transport's scheme."""
-        return self._transport.scheme if self._transport is not None else ""
-
-    @property
     def credentials(self) -> PeerCredentials | None:
         """Who is at the other end, where the kernel vouches for it."""
         return self._transport.credentials if self._transport is not None else None
 
     @property
     def bytes_copied(self) -> int:
-        """Bytes of received buffers that were copied in user space."""
-        return self._reader.bytes_copied
+        """Bytes of buffers copied in user space, received and sent, of all messages."""
+        return self._reader.bytes_copied + self.bytes_gathered
+
+    @property
+    def message_bytes_copied(self) -> int:
+        """Of the received ones, those of the message that is being handed on."""
+        return self._reader.message_bytes_copied
 
     def hello(self, hello: Hello) -> None:
         """Send our HELLO."""
@@ -355,8 +494,12 @@ class Connection:
 
     def open_to(self, sink: MessageSink) -> None:
         """Hand all further messages to `sink`."""
+        self._frames.sink = sink
+        self._frames.is_exact = False
+        self._set_open()
+
+    def _set_open(self) -> None:
         self.state = ConnectionState.OPEN
-        self._reader.sink = sink
         if not self.opened.done() and self.peer is not None:
             self.opened.set_result(self.peer)
 
@@ -394,7 +537,7 @@ class Connection:
         raise MalformedError(f"a DROP of {kind} {call_id} before the HELLO")
 
     def _on_record(self, nbytes: int) -> None:
-        self._record += self._landing[:nbytes]
+        self._record += self._record_place[:nbytes]
         if len(self._record) < self._handshake.wanted:
             return
         record, self._record = bytes(self._record), bytearray()

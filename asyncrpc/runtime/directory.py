@@ -7,9 +7,11 @@ machine in `machine.pool` says which one survives.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +28,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.connection import Connection
+from asyncrpc.runtime.lane_dialing import SILENT, LaneDialing
 from asyncrpc.runtime.link import Link
 from asyncrpc.runtime.machine.pool import DUPLICATE, PeerConnection
 from asyncrpc.runtime.rendezvous import UNKNOWN_INCARNATION, Member
@@ -53,7 +56,7 @@ class Entry:
         self.came_up = asyncio.Event()
 
 
-class Directory:
+class Directory(LaneDialing):
     """The workers that one worker knows."""
 
     def __init__(self, worker: Worker) -> None:
@@ -100,6 +103,15 @@ class Directory:
         if entry is None:
             raise UnknownWorkerError(to, sorted(self._entries))
         return entry
+
+    def link_to(self, name: str) -> Link | None:
+        """Return the open link to a worker; None if there is none yet.
+
+        Raises:
+            UnknownWorkerError: there is no worker of the name.
+        """
+        entry = self._entries.get(name)
+        return (entry or self.find(name)).link
 
     @property
     def links(self) -> list[Link]:
@@ -173,6 +185,7 @@ class Directory:
                 self._worker.connectors,
             )
             connection = dialled.handler
+            connection.address = dialled.address
             try:
                 hello = await connection.opened
             except asyncio.CancelledError:
@@ -258,15 +271,33 @@ class Directory:
             else:
                 self._on_offer(connection, hello)
 
+        return self.make_connection(role, on_proved, on_hello)
+
+    def make_connection(
+        self,
+        role: Role,
+        on_proved: Callable[[Connection], None],
+        on_hello: Callable[[Connection, Hello], None],
+    ) -> Connection:
+        """Make a connection that is ended with this directory.
+
+        Args:
+            role: which end of it this is.
+            on_proved: called once both ends have proved that they know the secret.
+            on_hello: called with the peer's HELLO.
+        """
+        worker = self._worker
         connection = Connection(
             role,
             worker.secret_for_connections,
             loop=worker.loop,
             limits=worker.options.limits,
+            make_buffer=worker.receive_pool.make,
             on_proved=on_proved,
             on_hello=on_hello,
         )
         connection.on_lost = self._on_lost
+        connection.spinner = worker.spinner
         # Not before there is a transport: what never had one never ends either.
         connection.on_made = self._note_made
         return connection
@@ -287,7 +318,7 @@ class Directory:
             )
             return
         if hello.verdict:
-            connection.open_to(_Silent())
+            connection.open_to(SILENT)
             return
         verdict = entry.machine.on_answer(hello.incarnation)
         if not verdict.accept:
@@ -320,10 +351,13 @@ class Directory:
             return
         if not self._is_trusted(connection):
             return
+        if hello.lane:
+            self._on_lane_offer(connection, hello)
+            return
         verdict = self._verdict(connection, hello)
         connection.hello(self._worker.hello(verdict=verdict))
         if verdict:
-            connection.open_to(_Silent())
+            connection.open_to(SILENT)
             connection.close()
 
     def _verdict(self, connection: Connection, hello: Hello) -> str:
@@ -401,7 +435,11 @@ class Directory:
         peer = WorkerId(hello.name, Incarnation(hello.incarnation))
         link = Link(self._worker, peer, connection)
         self._links[connection] = link
+        member = self._entries[hello.name].member
+        connection.prepare_lanes(partial(self._lanes_for, connection, member))
+        connection.awaited = link.pending.calls
         connection.open_to(link)
+        self._worker.memory.on_link(link)
         return link
 
     # --- the end ---------------------------------------------------------------------
@@ -425,6 +463,10 @@ class Directory:
     async def close(self, timeout_s: float) -> None:
         """End every connection, in order where the peer still listens."""
         self._closing = True
+        lanes = [one.lanes for one in self._links if one.lanes is not None]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(one.close() for one in lanes))
         for connection in tuple(self._connections):
             connection.close()
         ended = [connection.ended for connection in tuple(self._connections)]
@@ -449,16 +491,6 @@ def _give_up(connection: Connection, limit_s: float) -> None:
             f"{connection.where} did not introduce itself in {limit_s:g} s"
         )
     )
-
-
-class _Silent:
-    """The sink of a connection that is being closed."""
-
-    def on_message(self, *_message: object) -> None:
-        """Drop it."""
-
-    def on_transfer_dropped(self, kind: int, call_id: int) -> None:
-        """Drop it."""
 
 
 def _host_id() -> str:

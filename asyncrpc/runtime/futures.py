@@ -15,6 +15,7 @@ from asyncrpc.runtime.context import current_call_var
 from asyncrpc.runtime.options import PLAIN, CallOptions
 
 if TYPE_CHECKING:
+    from asyncrpc.runtime.destination import Destination
     from asyncrpc.runtime.link import Link
 
 T = TypeVar("T")
@@ -26,8 +27,12 @@ class CallStats:
 
     Attributes:
         bytes_sent: of buffers (tensors, arrays, long byte strings) of the request.
-        bytes_received: of buffers of the response.
-        bytes_copied: of those sent, gathered in user space from non-contiguous tensors.
+        bytes_received: of buffers of the response, once it is here.
+        bytes_copied: of both, copied by this worker in user space, each as often as it
+            was: gathered from a tensor with holes, put into shared memory, cut out of
+            a read that brought more than the payload (all that is up to 64 KiB long),
+            or copied to `out`.  Not what an argument's own code does to make bytes of
+            it, nor the kernel's copies.
     """
 
     bytes_sent: int = 0
@@ -58,6 +63,8 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     site: tuple[str, int] | None = None
     begun: asyncio.Task[None] | None = None  # what connects, if that is under way
     options: CallOptions = PLAIN
+    destination: Destination | None = None  # what the result is received into
+    _stats: CallStats | None = None
 
     def __init__(
         self, *, loop: asyncio.AbstractEventLoop, function: str = "", to: str = ""
@@ -65,7 +72,13 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         super().__init__(loop=loop)
         self.function = function
         self.to = to
-        self.stats = CallStats()
+
+    @property
+    def stats(self) -> CallStats:
+        """Bytes moved and copied."""
+        if self._stats is None:  # most calls move none
+            self._stats = CallStats()
+        return self._stats
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the call; the callee is told, and not waited for.
@@ -111,6 +124,8 @@ class CallFuture(asyncio.Future[T], Generic[T]):
             self.timer = None
         self.on_result = None
         self.begun = None
+        if self.destination is not None:
+            self.destination.release()
 
     def succeed(self, value: T) -> None:
         """Set the result unless the future is done."""

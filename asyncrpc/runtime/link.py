@@ -6,6 +6,7 @@ connection survives.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.callee import CalleeSide
 from asyncrpc.runtime.caller import CallerSide
 from asyncrpc.runtime.futures import CallFuture
+from asyncrpc.serde import is_packed
 from asyncrpc.wire.frames import FrameKind
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class Link(CallerSide, CalleeSide):
             FrameKind.PING: self._on_ping,
             FrameKind.PONG: self._on_pong,
             FrameKind.GOODBYE: self._on_goodbye,
+            FrameKind.LANES: self._on_lanes,
+            FrameKind.LANE_DROP: self._on_lane_drop,
         }
 
     def on_message(  # noqa: PLR0917  (a call per message: no object in between)
@@ -55,11 +59,21 @@ class Link(CallerSide, CalleeSide):
         handler = self._handlers.get(kind)
         if handler is None:
             raise MalformedError(f"a {FrameKind(kind).name} on an open connection")
+        if buffers and is_packed(control):
+            deliver = functools.partial(handler, flags, call_id, aux, head)
+            self.unpacking.take(
+                kind, call_id, control, buffers, head=head, deliver=deliver
+            )
+            return
         handler(flags, call_id, aux, head, control, buffers)
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
-        """Take note that the peer gave up a request; it had not begun here."""
-        if kind != FrameKind.REQUEST:
+        """Take note that the peer gave up a message.
+
+        A request has not begun here; an answer is given up when nobody waits for it.
+        """
+        is_unwanted = kind == FrameKind.RESPONSE and self.pending.get(call_id) is None
+        if kind != FrameKind.REQUEST and not is_unwanted:
             raise MalformedError(f"the answer to call {call_id} was begun and given up")
 
     def _on_ping(self, _flags: int, call_id: int, aux: int, *_rest: object) -> None:
@@ -67,6 +81,16 @@ class Link(CallerSide, CalleeSide):
 
     def _on_pong(self, *_rest: object) -> None:
         """Take it: nothing is asked of a peer yet but that it may answer a PING."""
+
+    def _on_lanes(self, _flags: int, _id: int, aux: int, *_rest: object) -> None:
+        if self.connection.lanes is not None:
+            self.connection.lanes.on_asked(aux)
+
+    def _on_lane_drop(self, _flags: int, serial: int, aux: int, *_: object) -> None:
+        lanes = self.connection.lanes
+        dropped = lanes.arrivals.drop(serial, aux) if lanes is not None else None
+        if dropped is not None:
+            self.on_transfer_dropped(*dropped)
 
     def _on_goodbye(self, *_rest: object) -> None:
         self.peer_drains = True

@@ -10,11 +10,15 @@ from typing import Any, Final
 import torch
 
 from asyncrpc.errors import UsageError
-from asyncrpc.serde import Policy
+from asyncrpc.serde import Compression, Policy, compression_named
 from asyncrpc.wire.reader import ReaderLimits
+
+LANES_MAX: Final = 16  # of one link, whatever a peer asks for
 
 SECRET_VARIABLE = "ASYNCRPC_SECRET"  # noqa: S105  (a variable's name, no secret)
 
+
+SPIN_MAX_S: Final = 0.1
 
 UNSET: Final = object()  # "the worker's own default", where None means "no limit"
 
@@ -26,12 +30,22 @@ class CallOptions:
     Attributes:
         timeout_s: seconds; None is no limit; left out: `Options.rpc_timeout_s`.
         out: a tensor that the result is received into.
-        codec: how payloads are compressed, in both directions; empty: not at all.
+        codec: what makes the payloads of arguments and result smaller, such as
+            `"zstd"` or `"bf16"`; empty: nothing; None: what `Options.codecs` says.
     """
 
     timeout_s: Any = UNSET
     out: torch.Tensor | None = None
-    codec: str = ""
+    codec: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what could never work.
+
+        Raises:
+            UsageError: there is no such codec, or its package is not installed.
+        """
+        if self.codec:
+            compression_named(self.codec)
 
 
 PLAIN: Final = CallOptions()
@@ -57,11 +71,24 @@ class Options:
         drain_timeout_s: how long shutdown waits for calls in flight.
         threads: how many plain functions may run at once; threads that wait in a
             nested call do not count.
+        on_loop_bytes_max: torch's elementwise functions and reductions run on the loop
+            itself if their tensors have at most so many bytes together; 0: never.
         inbound_calls_max: calls accepted and unfinished, over all peers; more are
             rejected.
         handshakes_max: connections that have not authenticated yet; more are closed.
         stream_items_max: items of a stream that its consumer has not taken yet.
         stream_bytes_max: bytes of the same; one item may exceed it.
+        receive_pool_bytes: memory of received payloads kept, once nothing refers to
+            it, for payloads to come; 0 keeps none.
+        codecs: names of peers, or `"*"` for all others, and the codec of calls to
+            them that name none; see `CallOptions.codec`.
+        bulk_lanes: connections to a peer for payloads over 64 KiB, opened by the first
+            of them; 0: they share that of small messages.  None: 2 on TCP, else 1.
+        spin: whether the loop polls for an answer instead of sleeping, which saves 20
+            to 50 us a call and takes a core meanwhile: `"off"`; `"adaptive"`, only
+            while it pays; or the seconds to poll for after each write.
+        shared_memory_bytes: memory through which large payloads go to peers on this
+            host, copied once; as much again of each peer's may be mapped.  0 uses none.
         limits: what a peer may make this worker allocate for one message.
     """
 
@@ -75,10 +102,16 @@ class Options:
     connect_timeout_s: float = 10.0
     drain_timeout_s: float = 10.0
     threads: int = 16
+    on_loop_bytes_max: int = 16 << 10
     inbound_calls_max: int = 100_000
     handshakes_max: int = 256
     stream_items_max: int = 16
     stream_bytes_max: int = 32 << 20
+    receive_pool_bytes: int = 512 << 20
+    codecs: Mapping[str, str] = field(default_factory=dict)
+    bulk_lanes: int | None = None
+    spin: str | float = "adaptive"
+    shared_memory_bytes: int = 1 << 30
     limits: ReaderLimits = field(default_factory=ReaderLimits)
 
     def __post_init__(self) -> None:
@@ -92,8 +125,29 @@ class Options:
                 raise UsageError(
                     f"Options.{name} is at least 1, not {getattr(self, name)}"
                 )
+        if self.receive_pool_bytes < 0:
+            raise UsageError("Options.receive_pool_bytes is at least 0; 0 keeps none")
+        _check_lanes(self.bulk_lanes)
+        if self.shared_memory_bytes < 0:
+            raise UsageError("Options.shared_memory_bytes is at least 0; 0 uses none")
+        if isinstance(self.spin, str):
+            if self.spin not in ("off", "adaptive"):
+                raise UsageError(
+                    f'Options.spin is "off", "adaptive" or seconds, not {self.spin!r}'
+                )
+        elif not 0 <= self.spin <= SPIN_MAX_S:
+            raise UsageError(
+                f"Options.spin is at most {SPIN_MAX_S:g} seconds, not {self.spin!r}: "
+                "a loop that polls for longer only burns a core"
+            )
         if self.rpc_timeout_s is not None and not self.rpc_timeout_s > 0:
             raise UsageError("Options.rpc_timeout_s is positive, or None for no limit")
+        for peer in self.codecs:
+            self.compression_to(peer)
+
+    def compression_to(self, peer: str) -> Compression | None:
+        """Return the codec of calls to a peer that name none."""
+        return compression_named(self.codecs.get(peer, self.codecs.get("*", "")))
 
     @property
     def secret_bytes(self) -> bytes | None:
@@ -107,3 +161,11 @@ class Options:
         if self.secret is None and environ.get(SECRET_VARIABLE):
             return replace(self, secret=environ[SECRET_VARIABLE])
         return self
+
+
+def _check_lanes(count: int | None) -> None:
+    if count is not None and not 0 <= count <= LANES_MAX:
+        raise UsageError(
+            f"Options.bulk_lanes is 0 to {LANES_MAX}, or None to leave it to the "
+            f"transport; not {count}"
+        )

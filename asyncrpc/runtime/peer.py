@@ -12,6 +12,7 @@ from collections.abc import (
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
+from asyncrpc.errors import UsageError
 from asyncrpc.runtime import streams
 from asyncrpc.runtime.context import effective_deadline
 from asyncrpc.runtime.options import PLAIN, CallOptions
@@ -37,14 +38,28 @@ class Peer:
         """Return this peer with other options for the calls made through it.
 
         Args:
-            **options: fields of `CallOptions`: `timeout_s` (seconds), `out` (a tensor
-                that receives the result), `codec`; those left out stay as they are.
+            **options: fields of `CallOptions`; those left out stay as they are.
+                `timeout_s`: seconds.
+                `out`: a tensor of the result's shape and dtype, in the host's memory,
+                which the result is received into and which the call returns.  If it is
+                contiguous, the bytes come there straight from the socket; otherwise,
+                or if the result's are in another order or come through shared memory,
+                they are copied once more.  It must not require a gradient, nor be used
+                before the call has ended.  If the call fails or is cancelled, what is
+                in it is undefined; but it is no longer written to.
+                `codec`: what makes payloads smaller, in both directions: `"lz4"`,
+                `"zstd"` (lossless), `"fp16"`, `"bf16"`, `"int8"` (for float tensors),
+                one of each as `"bf16+zstd"`; `"bf16+keep"` sends as it is what `bf16`
+                would harm, and is refused without; `""` is none.
 
         Raises:
             TypeError: there is no such option.
+            UsageError: there is no such codec, or its package is not installed.
 
         Example:
             >>> await worker.peer("ps").using(timeout_s=2.0).call(step, batch)
+            >>> rows = torch.empty(1000, 64)
+            >>> await worker.peer("ps").using(out=rows).call(read_rows, 1000)
         """
         return Peer(self._worker, self.name, replace(self._options, **options))
 
@@ -81,6 +96,9 @@ class Peer:
                 The peer knows the deadline too, and stops at it.
             WorkerLostError: the peer is gone; `outcome` says whether a retry is safe.
             EncodeError: an argument cannot be sent.  Nothing was.
+            UsageError: nothing can be received into `out`, see `using`; nothing was
+                sent.
+            OutMismatchError: the result does not fit into `out`.
             RejectedError: the peer does not take the call; it was not run.
 
         Cancellation:
@@ -114,9 +132,11 @@ class Peer:
         Raises:
             EncodeError: an argument cannot be sent, and the peer is connected; if it is
                 not yet, the reference raises it.
+            UsageError: this peer has an `out`, and no result comes.
 
         Source: torch.distributed.rpc.remote.
         """
+        self._refuse_out("remote", "`await rref.to_here(out=...)`")
         return self._worker.start_remote(self.name, function, args, kwargs)
 
     @overload
@@ -159,6 +179,7 @@ class Peer:
             WorkerLostError: the peer is gone.
             DeadlineExceededError: the enclosing deadline passed.
             RejectedError: `function` is no generator.
+            UsageError: this peer has an `out`, and there are many items.
 
         Cancellation:
             The generator is closed; this does not wait for it.
@@ -167,6 +188,7 @@ class Peer:
             >>> async for row in worker.peer("ps").stream(read_rows, "table"):
             ...     print(row)
         """
+        self._refuse_out("stream", "`call`")
         worker = self._worker
         worker.check_running()
         target, values = worker.describe(function, args, kwargs)
@@ -184,6 +206,10 @@ class Peer:
                 yield item
         finally:
             await items.aclose()
+
+    def _refuse_out(self, what: str, instead: str) -> None:
+        if self._options.out is not None:
+            raise UsageError(f"`{what}` receives no result into out=; use {instead}")
 
     def __repr__(self) -> str:
         return f"<Peer {self.name!r} of {self._worker.name!r}>"

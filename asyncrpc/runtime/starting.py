@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import types
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, Final, TypeVar
 
+from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
     DeadlineExceededError,
@@ -19,16 +22,25 @@ from asyncrpc.errors import (
     UsageError,
     WorkerLostError,
 )
-from asyncrpc.runtime.context import effective_deadline
+from asyncrpc.runtime.cheap import is_listed
+from asyncrpc.runtime.context import deadline_var, effective_deadline
+from asyncrpc.runtime.destination import Destination
 from asyncrpc.runtime.directory import Directory
+from asyncrpc.runtime.eager import eager_task
 from asyncrpc.runtime.extensions import References
 from asyncrpc.runtime.futures import CallFuture, call_site
-from asyncrpc.runtime.inbound import Target, mode_of
+from asyncrpc.runtime.inbound import InboundCall, Target, mode_of
 from asyncrpc.runtime.link import Link
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
 from asyncrpc.serde import FunctionTable, describe_callable
 
 T = TypeVar("T")
+
+AT_ONCE: Final = nullcontext()
+
+# What is called, over and over, and always by the same name.
+_NAMED: Final = frozenset({types.FunctionType, types.BuiltinFunctionType, type})
+KNOWN_MAX: Final = 4096  # programs call tens of functions
 
 
 class CallStarter:
@@ -44,6 +56,8 @@ class CallStarter:
     _tasks: set[asyncio.Task[Any]]
     _thread_id: int
     _targets: dict[str, Target]
+    # Functions' names, as they are sent and as they are read.
+    _known: dict[Callable[..., Any], tuple[str | None, str]]
 
     @property
     def is_closed(self) -> bool:
@@ -100,14 +114,36 @@ class CallStarter:
             EncodeError: as said.
             UnknownWorkerError: there is no worker `to`.
             NotStartedError: this worker does not run.
+            UsageError: nothing can be received into `options.out`.
         """
-        target, values = self.describe(function, args, kwargs or {})
-        name = target or str(getattr(function, "__qualname__", function))
-        call = self.new_call(name.rpartition(":")[2], to, with_site=with_site)
+        kwargs = kwargs or {}
+        known = self._known.get(function) if type(function) in _NAMED else None
+        if known is None:
+            known, values = self._describe_anew(function, args, kwargs)
+        else:
+            values = list(args), dict(kwargs)
+        target, name = known
+        call = self.new_call(name, to, with_site=with_site)
         if options is not PLAIN:
             call.options = options
+            if options.out is not None:
+                call.destination = Destination(options.out)
         self.begin(call, target, values, timeout_s=options.timeout_s)
         return call
+
+    def _describe_anew(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[tuple[str | None, str], tuple[list[Any], dict[str, Any]]]:
+        """Describe a function that is called for the first time, and remember it."""
+        target, values = self.describe(function, args, kwargs)
+        name = target or str(getattr(function, "__qualname__", function))
+        known = target, name.rpartition(":")[2]
+        if type(function) in _NAMED and target and len(self._known) < KNOWN_MAX:
+            self._known[function] = known
+        return known, values
 
     def new_call(
         self, function: str, to: str, *, with_site: bool = False
@@ -136,13 +172,31 @@ class CallStarter:
             return
         if timeout_s is UNSET:
             timeout_s = self.options.rpc_timeout_s
-        deadline = effective_deadline(timeout_s, self.loop.time())
-        link = self.directory.find(call.to).link
+        if timeout_s is None:
+            deadline = deadline_var.get()
+        else:
+            deadline = effective_deadline(timeout_s, self.loop.time())
+        link = self.directory.link_to(call.to)
         if link is not None:
             link.start(call, target, values, deadline=deadline, meta=meta)
         else:
-            connecting = self._connect_and_start(call, target, values, deadline, meta)
-            call.begun = self.start_task(connecting)
+            self._begin_apart(call, target, values, deadline, meta)
+
+    def _begin_apart(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        values: tuple[list[Any], dict[str, Any]],
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        """Begin a call to a peer that is not connected yet."""
+
+        def start(link: Link) -> None:
+            link.start(call, target, values, deadline=deadline, meta=meta)
+
+        connecting = self.connect_and_start(call, start, deadline=deadline)
+        call.begun = self.start_task(connecting)
 
     def _begin_later(
         self,
@@ -160,24 +214,36 @@ class CallStarter:
         except AsyncRpcError as error:
             call.fail(error)
 
-    async def _connect_and_start(
+    async def connect_and_start(
         self,
         call: CallFuture[Any],
-        target: str | list[Any] | None,
-        values: tuple[list[Any], dict[str, Any]],
-        deadline: Any,
-        meta: dict[str, Any] | None,
+        start: Callable[[Link], None],
+        *,
+        deadline: Deadline | None,
+        turn: AbstractAsyncContextManager[Any] = AT_ONCE,
     ) -> None:
+        """Connect to a call's peer, then `start` it; whatever goes wrong, it fails.
+
+        Args:
+            call: its future.
+            start: writes the request.
+            deadline: for the connection, too.
+            turn: held while connecting.
+        """
         try:
-            async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
+            async with (
+                asyncio.timeout_at(None if deadline is None else deadline.at_s),
+                turn,
+            ):
                 link = await self.link_to(call.to)
             call.begun = None
             if not call.done():
-                link.start(call, target, values, deadline=deadline, meta=meta)
+                start(link)
         except AsyncRpcError as error:
             call.fail(_named(error, call))
         except TimeoutError:
-            call.fail(_never_sent(call, deadline.allowed_s))
+            allowed_s = 0.0 if deadline is None else deadline.allowed_s
+            call.fail(_never_sent(call, allowed_s))
         except asyncio.CancelledError:
             call.fail(_cut_off(call))  # unless it was the caller who gave up
             raise
@@ -221,7 +287,12 @@ class CallStarter:
         found = self._targets.get(name)
         if found is None:
             function = self.functions.resolve(name)
-            found = Target(name.rpartition(":")[2], function, mode_of(function))
+            found = Target(
+                name.rpartition(":")[2],
+                function,
+                mode_of(function),
+                is_listed(function) and self.options.on_loop_bytes_max > 0,
+            )
             self._targets[name] = found
         return found
 
@@ -236,6 +307,25 @@ class CallStarter:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def start_eagerly(
+        self,
+        coroutine: Coroutine[Any, Any, None],
+        context: contextvars.Context,
+        inbound: InboundCall,
+    ) -> None:
+        """Run a call's coroutine as far as it goes without waiting, now.
+
+        Most calls end there, and need neither a turn of the loop nor a place among the
+        tasks.  One that waits goes on as any other task.
+        """
+        task = eager_task(self.loop, coroutine, context)
+        if not task.done():
+            inbound.task = task
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            if inbound.is_cancelled:  # by something that its first step has set off
+                task.cancel()
 
     def check_running(self) -> None:
         """Raise if this worker does not run.

@@ -12,10 +12,12 @@ import os
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
+
+import torch
 
 from asyncrpc.errors import (
     AlreadyStartedError,
@@ -30,13 +32,18 @@ from asyncrpc.runtime.context import current_worker_var
 from asyncrpc.runtime.directory import HOST_ID, Directory, check_listen_address
 from asyncrpc.runtime.extensions import Propagator, References, Service
 from asyncrpc.runtime.futures import CallFuture
+from asyncrpc.runtime.group import PeerGroup, group_of
 from asyncrpc.runtime.inbound import Target
+from asyncrpc.runtime.landing import ReceivePool
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.peer import Peer
+from asyncrpc.runtime.placing import empty
 from asyncrpc.runtime.rendezvous import Member, Rendezvous, open_rendezvous
+from asyncrpc.runtime.spinning import spinner_for
+from asyncrpc.runtime.sharing import Sharing
 from asyncrpc.runtime.starting import CallStarter
 from asyncrpc.runtime.threads import ThreadPool
-from asyncrpc.serde import Codec, FunctionTable, Policy
+from asyncrpc.serde import Codec, FunctionTable, Limits, Policy
 from asyncrpc.transport.abc import Connector, Listener
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.tcp import TcpConnector
@@ -100,6 +107,7 @@ class Worker(CallStarter):
         self.propagators: list[Propagator] = []
         self._services: dict[str, Service] = {}
         self._targets: dict[str, Target] = {}
+        self._known: dict[Callable[..., Any], tuple[str | None, str]] = {}
         self._listeners: list[Listener] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self.active = 0  # calls that are being served
@@ -131,13 +139,26 @@ class Worker(CallStarter):
         self.loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self.pool = self._make_pool()
+        # In a simulation time stands still while the loop works: nothing to poll for.
+        self.spinner = (
+            None
+            if self._network is not None
+            else spinner_for(self.options.spin, self.loop)
+        )
+        self.receive_pool = ReceivePool(self.loop, self.options.receive_pool_bytes)
         self.context = contextvars.Context()
         self.context.run(current_worker_var.set, self)
         self.directory = Directory(self)
         self.barriers = Barrier(self)
         self.add_service(self.barriers)
+        self.memory = Sharing(self)
+        self.add_service(self.memory)
+        self.add_service(self.memory.regions)
         self._extend()
-        self.codec = Codec(self.functions, self.references)
+        unpacked_bytes_max = self.options.limits.unpacked_bytes_max
+        limits = Limits(unpacked_bytes_max=unpacked_bytes_max)
+        self.codec = Codec(self.functions, self.references, limits)
+        self.codec.shared = self.memory.regions
         try:
             await self._listen()
             members = await self._rendezvous.join(
@@ -226,6 +247,7 @@ class Worker(CallStarter):
         await self._cancel_tasks()
         await self.directory.close(min(1.0, drain_s) if drain_s else 0.1)
         await self._cancel_tasks()
+        self.receive_pool.close()
         left = await self.pool.close(min(1.0, drain_s) if drain_s else 0.2)
         if left:
             logger.warning(
@@ -282,7 +304,9 @@ class Worker(CallStarter):
         """This life of this worker."""
         return WorkerId(self.name, self.incarnation)
 
-    def hello(self, *, expects: str = "", attempt: int = 0, verdict: str = "") -> Hello:
+    def hello(
+        self, *, expects: str = "", attempt: int = 0, verdict: str = "", lane: int = 0
+    ) -> Hello:
         """Return what introduces this worker to a peer."""
         return Hello(
             name=self.name,
@@ -295,6 +319,7 @@ class Worker(CallStarter):
             addresses=self.addresses,
             host_id=HOST_ID,
             strict=self.options.policy is Policy.STRICT,
+            lane=lane,
         )
 
     async def _listen(self) -> None:
@@ -317,6 +342,8 @@ class Worker(CallStarter):
             connector = self.connectors[address.scheme]
             listener = await connector.listen(address, self.directory.accept)
             self._listeners.append(listener)
+            if address.scheme == "uds":
+                self.memory.listen(address.host)
 
     def _default_addresses(self) -> list[str]:
         """A Unix socket of our own; with a secret, TCP on every interface too."""
@@ -337,6 +364,56 @@ class Worker(CallStarter):
         """
         self.check_running()
         return Peer(self, self.directory.find(to).member.name)
+
+    def group(self, peers: Iterable[str | int | Peer]) -> PeerGroup:
+        """Return several workers, to call the same function on all of them.
+
+        Args:
+            peers: names, ranks or peers, each worker once; none is allowed, too.
+
+        Raises:
+            UnknownWorkerError: one of them does not exist.
+            UsageError: one is in it twice, is a peer of another worker, or has options
+                of its own.
+            NotStartedError: this worker does not run.
+
+        Example:
+            >>> losses = await worker.group(["a", "b"]).call(step, batch)
+        """
+        self.check_running()
+        return group_of(self, peers)
+
+    def empty(
+        self, *shape: int | Sequence[int], dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """Return a tensor in memory that is shared with the peers of this host.
+
+        Sending it, or a contiguous part of it, to such a peer copies nothing: the peer
+        gets the same memory.  So it sees what is written to it later, as this worker
+        sees what the peer writes; whether it does is up to the transport, and no
+        program should rely on it (`asyncrpc.share` is for that).  The memory is in use
+        until this tensor and what every peer made of it are dead.
+
+        A tensor of at most 64 KiB, or one for which there is no room within
+        `Options.shared_memory_bytes`, is a plain one.
+
+        Args:
+            *shape: sizes, or one sequence of them.
+            dtype: any but the quantized ones.
+
+        Returns:
+            An uninitialized tensor of `shape`, contiguous, on the CPU.
+
+        Raises:
+            NotStartedError: this worker does not run.
+
+        Thread safety: from any thread but those of other event loops.
+
+        Source: torch.empty.
+        """
+        self.check_running()
+        sizes = shape[0] if shape and not isinstance(shape[0], int) else shape
+        return empty(self, cast("Sequence[int]", sizes), dtype, self._thread_id)
 
     # --- what links ask --------------------------------------------------------------
 

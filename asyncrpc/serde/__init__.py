@@ -4,24 +4,43 @@
 `Policy`.  `describe_exception` and `rebuild_exception` carry exceptions across a call.
 """
 
+from asyncrpc.serde.compression import (
+    Compression,
+    Parcel,
+    compression_for_answer,
+    compression_named,
+    is_packed,
+    unreadable,
+)
 from asyncrpc.serde.exceptions import describe_exception, rebuild_exception
 from asyncrpc.serde.functions import FunctionTable, describe_callable, expose
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
+from asyncrpc.serde.quick import UNREAD
+from asyncrpc.serde.shared import SharedStorages, share
 from asyncrpc.serde.staging import HostStager, Stager
 from asyncrpc.serde.values import Codec, Encoded
 
 __all__ = [
+    "UNREAD",
     "Codec",
+    "Compression",
     "Encoded",
     "FunctionTable",
     "Hooks",
     "HostStager",
     "Limits",
+    "Parcel",
     "Policy",
+    "SharedStorages",
     "Stager",
+    "compression_for_answer",
+    "compression_named",
     "describe_callable",
     "describe_exception",
     "expose",
+    "is_packed",
     "rebuild_exception",
+    "share",
+    "unreadable",
 ]

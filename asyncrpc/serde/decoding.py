@@ -23,6 +23,7 @@ from asyncrpc.serde.functions import FunctionTable
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.plain import FROM_TREE
 from asyncrpc.serde.policy import Limits, Policy
+from asyncrpc.serde.shared import SharedStorages
 from asyncrpc.serde.staging import Stager
 from asyncrpc.serde.tensors import TensorReader
 
@@ -30,7 +31,11 @@ OnGradient = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Decoder:
-    """Decodes one message.  Not to be used again, nor by two threads."""
+    """Decodes one message.  Not to be used again, nor by two threads.
+
+    Attributes:
+        shared: finds storages that came by reference; None: they are refused.
+    """
 
     __slots__ = (
         "_depth",
@@ -40,6 +45,7 @@ class Decoder:
         "_objects",
         "_on_gradient",
         "_tensors",
+        "shared",
     )
 
     def __init__(
@@ -55,6 +61,7 @@ class Decoder:
         self._limits = limits
         self._objects: list[Any] = []
         self._tensors = TensorReader(buffers, stager, limits.dimensions_max)
+        self.shared: SharedStorages | None = None
         self._depth = 0
         self._on_gradient: OnGradient | None = None
 
@@ -123,6 +130,12 @@ class Decoder:
 
     def _tensor(self, entry: list[Any]) -> torch.Tensor:
         return self._finished(self._tensors.read(entry), entry[1])
+
+    def _shared(self, entry: list[Any]) -> torch.Tensor:
+        if self.shared is None:
+            raise DecodeError("a shared tensor arrived where no memory is shared")
+        storage = self.shared.find(bytes(self._tensors.buffer(entry[4])))
+        return self._finished(self._tensors.read_shared(entry, storage), entry[1])
 
     def _composite(self, entry: list[Any]) -> torch.Tensor:
         return self._finished(layouts.put_together(entry, self._part), entry[1])
@@ -220,5 +233,6 @@ _READERS: Final[dict[int, Callable[[Decoder, list[Any]], Any]]] = {
     kinds.ENTRY_PARTIAL: Decoder._partial,  # noqa: SLF001
     kinds.ENTRY_ENUM: Decoder._enum,  # noqa: SLF001
     kinds.ENTRY_EXCEPTION: Decoder._exception,  # noqa: SLF001
+    kinds.ENTRY_SHARED: Decoder._shared,  # noqa: SLF001
     kinds.ENTRY_EXTERNAL: Decoder._external,  # noqa: SLF001
 }

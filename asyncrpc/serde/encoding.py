@@ -26,8 +26,9 @@ from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.outbox import Outbox
 from asyncrpc.serde.plain import RECIPES, Recipe, is_plain
 from asyncrpc.serde.policy import Limits, Policy
+from asyncrpc.serde.shared import key_of
 from asyncrpc.serde.staging import Stager
-from asyncrpc.serde.tensors import TensorWriter
+from asyncrpc.serde.tensors import TensorWriter, shared_entry
 from asyncrpc.serde.unsendable import TooDeep, Unsendable
 
 # Longer byte strings get a buffer: they are sent without a copy, and received beside
@@ -39,36 +40,8 @@ _REFERENCES: Final = tuple(
     msgpack.ExtType(kinds.REFERENCE, index.to_bytes(4, "little"))
     for index in range(256)
 )
-_SCALARS: Final = frozenset({type(None), bool, int, float, str})
 # What the packer would take without asking, and must not, or may contain such.
 _SPILLED: Final = frozenset({bytes, bytearray, memoryview, list, dict})
-
-
-def encode_flat(value: Any) -> bytes | None:
-    """Return the control part of small plain arguments, or None if `value` is not such.
-
-    `(args, kwargs)` of numbers and strings need none of what an `Encoder` is for;
-    without one they take 1.6 us, and 3.0 with.
-    """
-    is_tuple = type(value) is tuple
-    for part in value if is_tuple else (value,):
-        kind = type(part)
-        if kind is list:
-            if not _SCALARS.issuperset(map(type, part)):
-                return None
-        elif kind is dict:
-            if not _SCALARS.issuperset(map(type, part)):
-                return None
-            if not _SCALARS.issuperset(map(type, part.values())):
-                return None
-        elif kind not in _SCALARS:
-            return None
-    packer = msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
-    try:
-        tree: bytes = packer.pack(list(value) if is_tuple else value)
-    except OverflowError:  # an integer of more than 64 bits
-        return None
-    return (kinds.FLAT_TUPLE if is_tuple else kinds.FLAT) + tree
 
 
 class Encoder:
@@ -76,19 +49,23 @@ class Encoder:
 
     Attributes:
         gradient_tensors: tensors that the reader will report, in that order.
+        table: the entries.
+        objects: what each entry stands for.
+        shared: storages that travel by reference, each with the buffer of its key.
     """
 
     __slots__ = (
         "_depth",
         "_functions",
         "_hooks",
-        "_kept",
         "_limits",
         "_memo",
-        "_table",
         "_tensors",
         "gradient_tensors",
+        "objects",
         "outbox",
+        "shared",
+        "table",
     )
 
     def __init__(
@@ -104,11 +81,12 @@ class Encoder:
         self._hooks = hooks
         self._limits = limits
         self._tensors = TensorWriter(self.outbox, stager)
-        self._table: list[Any] = []
+        self.table: list[Any] = []
         # Entries by identity (-id for a parameter inside a pickle); the objects are
         # kept, so that no id is used twice.
         self._memo: dict[int, int] = {}
-        self._kept: list[Any] = []
+        self.objects: list[Any] = []
+        self.shared: dict[bytes, tuple[torch.UntypedStorage, int]] = {}
         self._depth = 0
 
     def encode(self, value: Any, *, pickled: bool = False) -> bytes:
@@ -130,10 +108,10 @@ class Encoder:
         return self._message(self.pack(value), 0)
 
     def _message(self, tree: bytes, flags: int) -> bytes:
-        if not self._table:
+        if not self.table:
             return flags.to_bytes(4, "little") + tree
-        self._tensors.finish(self._table)
-        table: bytes = msgpack.Packer().pack(self._table)
+        self._tensors.finish(self.table)
+        table: bytes = msgpack.Packer().pack(self.table)
         if len(table) > self._limits.control_bytes_max:
             return table  # over the limit whatever comes after it
         return (flags | len(table)).to_bytes(4, "little") + table + tree
@@ -209,16 +187,16 @@ class Encoder:
         self, value: Any, entry: list[Any] | None, *, leaf: bool = False
     ) -> int:
         """Give `value` an entry; None is for a tensor, whose entry comes at the end."""
-        index = len(self._table)
+        index = len(self.table)
         if index >= self._limits.objects_max:
             raise Unsendable(
                 value,
                 f"one message holds at most {self._limits.objects_max} tensors,"
                 " functions and other objects; send several, or stack the tensors",
             )
-        self._table.append(entry)
+        self.table.append(entry)
         self._memo[-id(value) if leaf else id(value)] = index
-        self._kept.append(value)
+        self.objects.append(value)
         return index
 
     def _known(self, value: Any) -> msgpack.ExtType | None:
@@ -292,14 +270,26 @@ class Encoder:
         if value.dim() > self._limits.dimensions_max:
             raise Unsendable(value, f"a tensor of {value.dim()} dimensions is too many")
         if _is_strided(value):
-            index = self._append(value, None, leaf=leaf)
-            self._tensors.add(index, value, flags)
+            entry = self._shared_entry(value, flags) if value.is_cpu else None
+            index = self._append(value, entry, leaf=leaf)
+            if entry is None:
+                self._tensors.add(index, value, flags)
         else:
             entry = layouts.take_apart(value, flags, self._add_part)
             index = self._append(value, entry, leaf=leaf)
         if flags & kinds.REQUIRES_GRAD and not leaf:
             self.gradient_tensors.append(value)
         return index
+
+    def _shared_entry(self, value: torch.Tensor, flags: int) -> list[Any] | None:
+        """Return the entry of a tensor that travels by reference, if it does."""
+        storage = value.untyped_storage()
+        key = key_of(storage)
+        if key is None:
+            return None
+        if key not in self.shared:
+            self.shared[key] = storage, self.outbox.add(memoryview(key))
+        return shared_entry(value, flags, self.shared[key][1])
 
     def _add_part(self, part: torch.Tensor) -> int:
         index = self._append(part, None)

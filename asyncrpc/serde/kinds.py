@@ -65,6 +65,7 @@ ENTRY_PARTIAL: Final = 10
 ENTRY_ENUM: Final = 11
 ENTRY_EXCEPTION: Final = 12
 ENTRY_EXTERNAL: Final = 13
+ENTRY_SHARED: Final = 14
 
 # --- flags of a tensor ---------------------------------------------------------------
 REQUIRES_GRAD: Final = 1

@@ -25,9 +25,12 @@ class Limits:
         objects_max: tensors, arrays, pickles, functions and references in one message.
             A module of 100 000 parameters fits.
         dimensions_max: of a tensor; numpy, whose memory we receive into, stops at 64.
+        unpacked_bytes_max: bytes that the payload of a message with a codec may become:
+            a peer who sends a MiB of zeros, squeezed, makes us allocate a GiB and more.
     """
 
     depth_max: int = 64
     control_bytes_max: int = 64 << 20
     objects_max: int = 1 << 18
     dimensions_max: int = 64
+    unpacked_bytes_max: int = 16 << 30

@@ -24,6 +24,7 @@ import torch
 from asyncrpc.errors import DecodeError
 from asyncrpc.serde.kinds import (
     CONJUGATE,
+    ENTRY_SHARED,
     ENTRY_TENSOR,
     META,
     NEGATIVE,
@@ -45,7 +46,7 @@ NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 # How numpy sees each dtype: from_numpy is the fastest way to a tensor over given memory
 # (0.9 us; frombuffer and a view take 1.6).  Dtypes it does not know come as integers of
 # their size and are viewed (1 us more).
-_KNOWN: Final = frozenset(
+KNOWN_DTYPES: Final = frozenset(
     f"{kind}{bits}"
     for kind, sizes in {
         "uint": (8, 16, 32, 64),
@@ -60,7 +61,7 @@ _BITS: Final = {size: DTYPES[name] for size, name in _CARRIERS.items()}
 _QUANTIZED: Final = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
 _NUMPY: Final[dict[str, tuple[np.dtype[Any], torch.dtype | None]]] = {
     name: (np.dtype(name), None)
-    if name in _KNOWN
+    if name in KNOWN_DTYPES
     else (np.dtype(_CARRIERS[dtype.itemsize]), dtype)
     for name, dtype in DTYPES.items()
     if name not in _QUANTIZED
@@ -254,6 +255,17 @@ def _overlap(items: Sequence[_Item], union: Span) -> bool:
     return False
 
 
+def shared_entry(tensor: torch.Tensor, flags: int, buffer: int) -> Entry:
+    """Return the entry of a tensor over shared memory, whose key is in `buffer`."""
+    if tensor.is_neg():
+        flags |= NEGATIVE
+    if tensor.is_conj():
+        flags |= CONJUGATE
+    shape, strides = list(tensor.shape), list(tensor.stride())
+    place = [tensor.storage_offset(), strides]
+    return [ENTRY_SHARED, flags, NAMES[tensor.dtype], shape, buffer, *place]
+
+
 class TensorReader:
     """Makes tensors over the received buffers of one message."""
 
@@ -281,6 +293,26 @@ class TensorReader:
         if flags & (CONJUGATE | NEGATIVE):
             tensor = _with_bits(tensor, flags)
         return tensor
+
+    def read_shared(
+        self, entry: Entry, storage: torch.UntypedStorage
+    ) -> torch.Tensor:
+        """Return a tensor over shared memory; see `read`.
+
+        Raises:
+            DecodeError: it reaches outside.
+        """
+        flags, name, shape, _, offset, strides = entry[1:7]
+        dtype = _dtype(name)
+        self._check_place(shape, strides, offset)
+        stop = (offset + reach(shape, strides)) * dtype.itemsize
+        if stop > storage.nbytes():
+            raise DecodeError(
+                f"a tensor reaches byte {stop} of {storage.nbytes()} shared ones"
+            )
+        tensor = torch.empty(0, dtype=dtype)
+        tensor.set_(storage, offset, tuple(shape), tuple(strides))
+        return _with_bits(tensor, flags) if flags & (CONJUGATE | NEGATIVE) else tensor
 
     def buffer(self, index: int) -> memoryview:
         """Return a received buffer."""
@@ -337,10 +369,7 @@ class TensorReader:
         offset: int,
     ) -> torch.Tensor:
         """Make a tensor over buffer `index`, with the storage of all others there."""
-        self._check_shape(shape)
-        self._check([*strides, offset])
-        if len(shape) != len(strides):
-            raise DecodeError(f"{len(strides)} strides for {len(shape)} dimensions")
+        self._check_place(shape, strides, offset)
         size_bytes = self.buffer(index).nbytes
         stop = (offset + reach(shape, strides)) * dtype.itemsize
         if stop > size_bytes:
@@ -361,6 +390,12 @@ class TensorReader:
                 base = base.clone()
             self._bases[index] = base
         return base
+
+    def _check_place(self, shape: list[Any], strides: list[Any], offset: Any) -> None:
+        self._check_shape(shape)
+        self._check([*strides, offset])
+        if len(shape) != len(strides):
+            raise DecodeError(f"{len(strides)} strides for {len(shape)} dimensions")
 
     def _check(self, numbers: list[Any]) -> None:
         """Refuse what is no short list of sizes that fit torch's integers."""

@@ -6,17 +6,21 @@ See `kinds` for the format, `encoding` and `decoding` for the two directions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from asyncrpc.errors import CallError, DecodeError, EncodeError, Outcome, RejectedError
+from asyncrpc.serde import compression as packing
+from asyncrpc.serde.compression import Compression, Parcel
 from asyncrpc.serde.decoding import Decoder, OnGradient
-from asyncrpc.serde.encoding import Encoder, encode_flat
+from asyncrpc.serde.encoding import Encoder
 from asyncrpc.serde.functions import FunctionTable
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
+from asyncrpc.serde.quick import UNREAD, Quick
+from asyncrpc.serde.shared import SharedStorages
 from asyncrpc.serde.staging import HostStager, Stager
 from asyncrpc.serde.unsendable import TooDeep, Unsendable, path_to
 
@@ -35,12 +39,47 @@ class Encoded:
         gradient_tensors: the tensors that require a gradient, each once, in the order
             in which `Codec.decode` reports theirs.
         bytes_copied: bytes that had to be gathered in user space.
+        shared: storages that travel by reference, by key; None if there are none.
     """
 
     control: bytes
     buffers: list[memoryview]
     gradient_tensors: list[torch.Tensor]
     bytes_copied: int
+    shared: dict[bytes, torch.UntypedStorage] | None = field(default=None, kw_only=True)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def pack(self) -> Encoded:
+        """Return the message as it is to be sent: this one, if it has no codec."""
+        return self
+
+
+@dataclass(slots=True)
+class Unpacked(Encoded):
+    """A value whose codec has still to be applied: `pack` is for a thread."""
+
+    plan: packing.Plan
+    value: Any
+    labels: Sequence[str]
+
+    def pack(self) -> Encoded:
+        """Apply the codec; in any thread.
+
+        Raises:
+            EncodeError: it would destroy a value, which the text names.
+        """
+        try:
+            control, buffers, written = packing.pack(
+                self.plan, self.control, self.buffers
+            )
+        except Unsendable as error:
+            raise _at_its_path(error, self.value, self.labels) from error
+        copied = self.bytes_copied + written
+        return Encoded(control, buffers, self.gradient_tensors, copied)
 
 
 class Codec:
@@ -61,6 +100,8 @@ class Codec:
         self.hooks = hooks
         self.limits = limits
         self.stager: Stager = HostStager() if stager is None else stager
+        self.shared: SharedStorages | None = None
+        self._quick = Quick()
 
     def encode(self, value: Any, *, labels: Sequence[str] = ()) -> Encoded:
         """Encode a value.
@@ -77,24 +118,100 @@ class Codec:
             EncodeError: some part of it cannot travel; the text says which, where it is
                 and what to do.  Outcome NOT_EXECUTED.
         """
-        flat = encode_flat(value)
-        if flat is not None and len(flat) <= self.limits.control_bytes_max:
-            return Encoded(flat, [], [], 0)
+        quick = self.encode_quickly(value)
+        if quick is not None:
+            return quick
         encoder = Encoder(self.functions, self.hooks, self.limits, self.stager)
+        control = self._encode(encoder, value, labels)
+        outbox = encoder.outbox
+        return Encoded(
+            control,
+            outbox.buffers,
+            encoder.gradient_tensors,
+            outbox.bytes_copied,
+            shared=_storages_of(encoder),
+        )
+
+    def encode_for(
+        self, compression: Compression, value: Any, *, labels: Sequence[str] = ()
+    ) -> Encoded:
+        """Encode a value that is to be sent with a codec.
+
+        Its buffers are as `encode` makes them until `Encoded.pack` is called, in any
+        thread: that applies the codec.
+
+        Args:
+            compression: the codec.
+            value: as for `encode`.
+            labels: as for `encode`.
+
+        Raises:
+            EncodeError: as for `encode`, or the codec would harm a tensor by its dtype.
+        """
+        encoder = Encoder(self.functions, self.hooks, self.limits, self.stager)
+        control = self._encode(encoder, value, labels)
+        outbox = encoder.outbox
+        gradient_tensors, copied = encoder.gradient_tensors, outbox.bytes_copied
+        shared = _storages_of(encoder)
+        if not outbox.buffers or shared:  # what refers to memory goes as it is
+            return Encoded(
+                control, outbox.buffers, gradient_tensors, copied, shared=shared
+            )
         try:
-            control = self._control(encoder, value)
+            plan = packing.Plan(compression, encoder.table, encoder.objects)
+            self._check_packed(value, sum(view.nbytes for view in outbox.buffers))
         except Unsendable as error:
-            path = path_to(value, error.value, labels)
-            cause = error.__cause__
-            raise _unencodable(f"{path}: {error.problem}") from cause or error
+            raise _at_its_path(error, value, labels) from error
+        return Unpacked(
+            control, outbox.buffers, gradient_tensors, copied, plan, value, labels
+        )
+
+    def _check_packed(self, value: Any, size_bytes: int) -> None:
+        if size_bytes > self.limits.unpacked_bytes_max:
+            raise Unsendable(
+                value,
+                f"{size_bytes} bytes, and at most {self.limits.unpacked_bytes_max} can"
+                " be sent with a codec (unpacked_bytes_max); send several, or without",
+            )
+
+    def open(
+        self, control: bytes | memoryview, buffers: Sequence[memoryview]
+    ) -> Parcel:
+        """Check a message that `compression.is_packed`, to be unpacked in a thread.
+
+        Raises:
+            DecodeError: it can never be unpacked.
+        """
+        return Parcel(control, buffers, self.limits.unpacked_bytes_max)
+
+    def _encode(self, encoder: Encoder, value: Any, labels: Sequence[str]) -> bytes:
+        try:
+            return self._control(encoder, value)
+        except Unsendable as error:
+            raise _at_its_path(error, value, labels) from error.__cause__ or error
         except EncodeError:  # of the stager: it has the words
             raise
         except Exception as error:  # the values' own code runs here
             raise _unencodable(f"{type(error).__name__}: {error}") from error
-        outbox = encoder.outbox
-        return Encoded(
-            control, outbox.buffers, encoder.gradient_tensors, outbox.bytes_copied
-        )
+
+    def encode_quickly(self, value: Any) -> Encoded | None:
+        """Encode a value that needs neither hooks nor an encoder's state, if it is one.
+
+        Such a value holds no reference and no tensor that requires a gradient.
+        """
+        found = self._quick.write(value)
+        if found is None or len(found[0]) > self.limits.control_bytes_max:
+            return None
+        return Encoded(*found, [], 0)
+
+    def decode_quickly(self, control: bytes, buffers: Sequence[memoryview]) -> Any:
+        """Decode a value that `encode_quickly` may have made; `UNREAD` if it is other.
+
+        What is malformed is `UNREAD` too: `decode` says what is wrong with it.
+        """
+        if len(control) > self.limits.control_bytes_max:
+            return UNREAD
+        return self._quick.read(control, buffers)
 
     def decode(
         self,
@@ -106,7 +223,7 @@ class Codec:
         """Decode a value.
 
         Args:
-            control: as encoded; not trusted.
+            control: as encoded, or packed; not trusted.
             buffers: as encoded, each in memory of its own that may be written to: the
                 tensors and arrays of the value are made over it, not copied.  A
                 read-only buffer is copied.
@@ -119,7 +236,10 @@ class Codec:
             DecodeError: it is no value, or cannot be rebuilt here.
             RejectedError: the policy forbids it.  Outcome NOT_EXECUTED.
         """
+        if packing.is_packed(control):
+            control, buffers = self.open(control, buffers).unpack()
         decoder = Decoder(buffers, self.functions, self.hooks, self.limits, self.stager)
+        decoder.shared = self.shared
         try:
             return decoder.decode(memoryview(control), on_gradient)
         except (DecodeError, RejectedError):
@@ -180,6 +300,15 @@ class _DryHooks:
 
     def lift(self, tree: Any) -> None:
         """Never called: nothing that was encoded so is ever decoded."""
+
+
+def _storages_of(encoder: Encoder) -> dict[bytes, torch.UntypedStorage] | None:
+    found = {key: storage for key, (storage, _) in encoder.shared.items()}
+    return found or None
+
+
+def _at_its_path(error: Unsendable, root: Any, labels: Sequence[str]) -> EncodeError:
+    return _unencodable(f"{path_to(root, error.value, labels)}: {error.problem}")
 
 
 def _unencodable(problem: str) -> EncodeError:

@@ -27,6 +27,7 @@ from typing import Final
 from asyncrpc.errors import ConnectError, ConnectionLostError, TransportError
 from asyncrpc.transport.abc import Buffer, Connector, Listener, Transport
 from asyncrpc.transport.address import Address
+from asyncrpc.transport.flow import WaterMarks
 
 LIMIT_S: Final = 15.0  # for one wait
 # One, just under a page, just over the landing buffer, a whole water mark, and much.
@@ -219,6 +220,21 @@ class TransportConformance(ABC):
             await pair.near.until(lambda me: "resume_writing" in me.events)
             expected = ["connection_made", "pause_writing", "resume_writing"]
             assert pair.near.events == expected
+
+    async def test_other_marks_hold_from_then_on(self) -> None:
+        """A mark of 0 holds back whatever has not been taken at once."""
+        async with self.pair() as pair:
+            pair.near.transport.use_marks(WaterMarks(high_bytes=0, low_bytes=0))
+            pair.far.transport.pause_reading()
+            sent = 0
+            while "pause_writing" not in pair.near.events:
+                pair.near.transport.send([_CHUNK])
+                sent += len(_CHUNK)
+            assert 0 < pair.near.transport.queued_bytes <= len(_CHUNK)
+            pair.far.transport.resume_reading()
+            await pair.far.until_received(sent)
+            await pair.near.until(lambda me: "resume_writing" in me.events)
+            assert not pair.near.transport.queued_bytes
 
     # --- the end ---
 

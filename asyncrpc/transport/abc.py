@@ -19,10 +19,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from asyncrpc.errors import TransportError
 from asyncrpc.transport.address import Address
+
+if TYPE_CHECKING:
+    from asyncrpc.transport.flow import WaterMarks
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -95,6 +98,10 @@ class Transport(ABC):
     @abstractmethod
     def resume_reading(self) -> None:
         """Undo `pause_reading`; idempotent."""
+
+    @abstractmethod
+    def use_marks(self, marks: WaterMarks) -> None:
+        """Have the handler hold back at other marks than the connector's."""
 
     @abstractmethod
     def close(self) -> None:

@@ -51,6 +51,10 @@ class Gauge:
         self._paused = False
         self.queued_bytes = 0
 
+    def use(self, marks: WaterMarks) -> None:
+        """Judge by other marks from now on; the queue is below its low one."""
+        self._marks = marks
+
     def add(self, nbytes: int) -> None:
         """Count bytes that were queued."""
         self.queued_bytes += nbytes

@@ -115,6 +115,10 @@ class MemoryTransport(Transport):
             self._is_reading = True
             self._peer._schedule()  # noqa: SLF001
 
+    def use_marks(self, marks: WaterMarks) -> None:
+        """Hold back at other marks from now on; see `Transport.use_marks`."""
+        self._gauge.use(marks)
+
     def close(self) -> None:
         """Deliver what is queued, then end.  Idempotent."""
         if self._state is OPEN:

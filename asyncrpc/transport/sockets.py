@@ -122,6 +122,13 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         if self._state is OPEN and not self._socket.is_reading():
             self._socket.resume_reading()
 
+    def use_marks(self, marks: WaterMarks) -> None:
+        """Hold back at other marks from now on; see `Transport.use_marks`."""
+        if self._state is OPEN:
+            self._socket.set_write_buffer_limits(
+                high=marks.high_bytes, low=marks.low_bytes
+            )
+
     def close(self) -> None:
         """Write what is queued, then end.  Idempotent."""
         if self._state is not OPEN:
@@ -237,7 +244,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
                 sock.setsockopt(
                     socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_SEND_BUFFER_BYTES
                 )
-                self._credentials = _peer_credentials(sock)
+                self._credentials = peer_credentials(sock)
 
 
 def _drop(buffers: Sequence[Buffer]) -> None:
@@ -276,7 +283,8 @@ def _tune_tcp(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-def _peer_credentials(sock: socket.socket) -> PeerCredentials | None:
+def peer_credentials(sock: socket.socket) -> PeerCredentials | None:
+    """Return who is at the other end of a Unix socket, where the kernel vouches."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:  # only Linux vouches in this way
         return None

@@ -57,9 +57,9 @@ class UdsConnector(Connector):
                 the path is too long.
         """
         path = Path(address.host)
-        _check_length(path, TransportError)
+        check_length(path, TransportError)
         try:
-            sock, inode = _bind(path)
+            sock, inode = bind_private(path)
         except OSError as error:
             raise TransportError(f"cannot listen at {address}: {error}") from error
         loop = asyncio.get_running_loop()
@@ -69,7 +69,7 @@ class UdsConnector(Connector):
             )
         except BaseException:
             sock.close()
-            _remove(path, inode)
+            remove_own(path, inode)
             raise
         return UdsListener(address, server, inode)
 
@@ -79,7 +79,7 @@ class UdsConnector(Connector):
         Raises:
             ConnectError: nobody listens there, we may not, or the path is too long.
         """
-        _check_length(Path(address.host), ConnectError)
+        check_length(Path(address.host), ConnectError)
         protocol = self._protocol(handler, address.host)
         loop = asyncio.get_running_loop()
         try:
@@ -118,12 +118,13 @@ class UdsListener(Listener):
 
     async def close(self) -> None:
         """Stop accepting and remove the file.  Connections live on.  Idempotent."""
-        _remove(Path(self._address.host), self._inode)
+        remove_own(Path(self._address.host), self._inode)
         self._server.close()
         await asyncio.sleep(0)  # uvloop lets go of the socket in its next turn
 
 
-def _check_length(path: Path, error: type[TransportError]) -> None:
+def check_length(path: Path, error: type[TransportError]) -> None:
+    """Raise `error` if a path is longer than that of a Unix socket may be."""
     length = len(os.fsencode(path))
     if length > PATH_BYTES_MAX:
         raise error(
@@ -132,7 +133,7 @@ def _check_length(path: Path, error: type[TransportError]) -> None:
         )
 
 
-def _bind(path: Path) -> tuple[socket.socket, int]:
+def bind_private(path: Path) -> tuple[socket.socket, int]:
     """Return a listening socket and the inode of its file."""
     with _private_directory(path.parent):
         _remove_stale(path)
@@ -148,7 +149,7 @@ def _bind(path: Path) -> tuple[socket.socket, int]:
         return sock, path.stat().st_ino
 
 
-def _remove(path: Path, inode: int) -> None:
+def remove_own(path: Path, inode: int) -> None:
     """Remove the file if it is still the one with `inode`."""
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_ino == inode:  # else another worker has replaced it

@@ -46,6 +46,7 @@ MAGIC: Final = b"AR"
 VERSION: Final = 1
 HEADER: Final = struct.Struct("<2sBBHHIIqQQ")
 HEADER_BYTES: Final = HEADER.size
+_LENGTH: Final = struct.Struct("<Q")
 
 # Up to here a payload travels with its message: one read on the other side, and one
 # copy out of the read buffer, which costs less than a second system call.
@@ -53,6 +54,9 @@ INLINE_BYTES_MAX: Final = 64 << 10
 
 # What a small message may have to wait for: at 5 GB/s, 0.1 ms per chunk.
 CHUNK_BYTES: Final = 512 << 10
+
+# The same on a lane, where all but the last chunk of a payload have this length.
+LANE_CHUNK_BYTES: Final = 256 << 10
 
 HEAD_BYTES_MAX: Final = 0xFFFF
 
@@ -75,6 +79,8 @@ class FrameKind(enum.IntEnum):
     PING = 13
     PONG = 14
     GOODBYE = 15  # no further request will be sent or accepted; answers still come
+    LANES = 16  # aux: how many lanes are asked for; from the dialer, 0: none will come
+    LANE_DROP = 17  # call_id: a transfer over lanes that is given up; aux: bytes sent
 
 
 class Flags(enum.IntFlag):
@@ -83,6 +89,8 @@ class Flags(enum.IntFlag):
     NONE = 0
     DEFERRED = 1  # the payload comes in DATA frames
     STREAM = 2  # REQUEST: the function is a generator
+    LANES = 4  # with DEFERRED: the DATA frames come over the lanes
+    PLACED = 8  # buffers lie in shared memory, as the longer table says
 
 
 def prefix(
@@ -110,6 +118,8 @@ def prefix(
         payload_bytes,
     )
     if lengths:
+        if len(lengths) == 1:
+            return header + head + control + _LENGTH.pack(lengths[0])
         table = struct.pack(f"<{len(lengths)}Q", *lengths)
         return b"".join((header, head, control, table))
     return header + head + control

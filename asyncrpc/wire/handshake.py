@@ -110,6 +110,13 @@ class Handshake:
         return self._on_proof(record)
 
     @property
+    def token(self) -> int:
+        """A number that names this connection at both ends, once it is proved."""
+        dialer = self._preface if self._role is Role.DIALER else self._peer_preface
+        nonce = dialer[-NONCE_BYTES:]
+        return int.from_bytes(nonce[:8], "little") | 1 << 63
+
+    @property
     def farewell(self) -> bytes:
         """What to send before closing after an error: it tells the peer of it."""
         return self._farewell

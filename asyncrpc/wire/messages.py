@@ -55,6 +55,7 @@ class Hello:
         addresses: where the worker can be reached.
         host_id: which host and network namespace it is in.
         strict: whether it refuses pickles.
+        lane: of the dialer: 0, or the token of the connection that this is a lane of.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Hello:
     addresses: tuple[str, ...] = ()
     host_id: str = ""
     strict: bool = False
+    lane: int = 0
 
     def encode(self) -> bytes:
         """Return the control part of a HELLO frame.
@@ -103,7 +105,7 @@ class Hello:
         return cls(**values)
 
 
-_HELLO_TYPES: Final = (str, int, int, int, str, int, str, list, str, bool)
+_HELLO_TYPES: Final = (str, int, int, int, str, int, str, list, str, bool, int)
 _HELLO_REQUIRED: Final = 4  # the fields without a default
 
 

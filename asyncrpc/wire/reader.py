@@ -12,6 +12,7 @@ byte is allocated for it.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ from asyncrpc.wire.frames import (
     Flags,
     FrameKind,
 )
+from asyncrpc.wire.placed import ENTRY_BYTES, Places, check_body, read_table
+from asyncrpc.wire.transfers import Arrivals
 
 SCRATCH_BYTES: Final = 256 << 10
 ALIGNMENT: Final = 64  # inline buffers start at multiples of it, as tensors like
@@ -39,6 +42,8 @@ _KINDS: Final = frozenset(int(kind) for kind in FrameKind)
 _DATA: Final = int(FrameKind.DATA)
 _DROP: Final = int(FrameKind.DROP)
 _DEFERRED: Final = int(Flags.DEFERRED)
+_LANES: Final = int(Flags.LANES)
+_PLACED: Final = int(Flags.PLACED)
 _MAY_DEFER: Final = frozenset(
     {
         FrameKind.REQUEST,
@@ -60,12 +65,22 @@ class ReaderLimits:
         payload_bytes_max: of all buffers of one message.
         buffers_max: of one message.
         transfers_max: deferred payloads on their way at the same time.
+        unpacked_bytes_max: what a payload sent with a codec may become.
     """
 
     control_bytes_max: int = 64 << 20
     payload_bytes_max: int = 1 << 40
     buffers_max: int = 1 << 20
     transfers_max: int = 4096
+    unpacked_bytes_max: int = 16 << 30
+
+
+# For buffers that come beside others: none of them is the only one of its message.
+_NO_MESSAGE: Final = (0, 0, 0, 0, b"", b"")
+
+# Makes writable buffers of these lengths, format "B", for a message of this kind and
+# this call.
+Allocate = Callable[[int, int, Sequence[int]], list[memoryview]]
 
 
 class MessageSink(Protocol):
@@ -90,7 +105,7 @@ class MessageSink(Protocol):
 class Transfer:
     """A message whose payload is still arriving."""
 
-    __slots__ = ("buffers", "ends", "message", "missing")
+    __slots__ = ("buffers", "bytes_copied", "ends", "message", "missing")
 
     def __init__(
         self,
@@ -101,6 +116,7 @@ class Transfer:
         self.buffers = buffers
         self.ends = list(accumulate(buffer.nbytes for buffer in buffers))
         self.missing = self.ends[-1]
+        self.bytes_copied = 0
 
     def segments(self, offset: int, nbytes: int) -> list[memoryview]:
         """Return where `nbytes` bytes at `offset` of the payload belong, reversed.
@@ -114,6 +130,10 @@ class Transfer:
                 f"{nbytes} bytes at {offset} of a payload of {self.ends[-1]} bytes, "
                 f"the last {self.missing} of which are missing"
             )
+        return self.places(offset, nbytes)
+
+    def places(self, offset: int, nbytes: int) -> list[memoryview]:
+        """Return the memory of `nbytes` bytes at `offset`, reversed."""
         found: list[memoryview] = []
         index = bisect_right(self.ends, offset)
         while nbytes:
@@ -127,32 +147,50 @@ class Transfer:
         return found
 
 
+def _scratch(nbytes: int) -> mmap.mmap:
+    """Return memory of which only what is used takes any.
+
+    A bytearray is cleared, so that a connection had all 256 KiB from the beginning; a
+    lane, whose payloads land in place, uses a page of them.
+    """
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 class FrameReader:
     """Reads the frames of one connection.
 
     Attributes:
         sink: gets the messages; may be replaced between two of them.
+        arrivals: payloads that come over lanes; None if there can be none.
+        places: finds buffers in shared memory; None if there can be none.
+        is_exact: take no more than the frame that comes next; for a connection of which
+            it is not known yet what it will be.
         bytes_copied: bytes of buffers that were copied out of the scratch buffer.
+        message_bytes_copied: of these, those of the message that the sink is being
+            given.
     """
 
     def __init__(
         self,
         sink: MessageSink,
-        allocate: Callable[[int], memoryview],
+        allocate: Allocate,
         limits: ReaderLimits | None = None,
     ) -> None:
         """Make a reader.
 
         Args:
             sink: gets the messages.
-            allocate: makes a writable buffer of so many bytes, format "B".
+            allocate: makes the buffers that payloads land in.
             limits: what a peer may ask for.
         """
         self.sink = sink
+        self.arrivals: Arrivals | None = None
+        self.places: Places | None = None
+        self.is_exact = False
         self._allocate = allocate
         self._limits = limits or ReaderLimits()
         self._control_bytes_max = self._limits.control_bytes_max
-        self._scratch = bytearray(SCRATCH_BYTES)
+        self._scratch = _scratch(SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
         self._start = 0  # of what has not been parsed
         self._end = 0  # of what has been received
@@ -161,6 +199,7 @@ class FrameReader:
         self._landing: list[memoryview] = []  # segments of a DATA body, the next last
         self._landing_for: tuple[int, int] | None = None
         self.bytes_copied = 0
+        self.message_bytes_copied = 0
 
     @property
     def transfers(self) -> int:
@@ -177,7 +216,8 @@ class FrameReader:
                 self._make_room()  # a long frame has been read: give its memory back
         elif self._start + self._wanted > len(self._scratch):
             self._make_room()
-        if self._transfers:  # take no more than this frame: a payload may follow it
+        # Take no more than this frame if a payload may follow it.
+        if self._transfers or self.is_exact:
             return self._view[self._end : self._start + self._wanted]
         return self._view[self._end :]
 
@@ -199,16 +239,41 @@ class FrameReader:
         """Forget a message whose payload is arriving; say whether there was one."""
         transfer = self._transfers.get((kind, call_id))
         if transfer is None:
-            return False
+            arrivals = self.arrivals
+            return arrivals is not None and arrivals.forget(kind, call_id)
         transfer.message = ()  # type: ignore[assignment]  # its bytes go on arriving
         return True
+
+    def move_transfer(
+        self, kind: int, call_id: int, make: Callable[[int], memoryview]
+    ) -> None:
+        """Let the rest of a payload that is arriving land in other memory.
+
+        From now on nothing is written to the buffers that were made for it.
+
+        Args:
+            kind: of the message.
+            call_id: of the message.
+            make: makes a writable buffer of so many bytes, format "B".
+        """
+        key = (kind, call_id)
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            if self.arrivals is not None:
+                self.arrivals.move(kind, call_id, make)
+            return
+        transfer.buffers = [make(buffer.nbytes) for buffer in transfer.buffers]
+        if self._landing_for == key:
+            nbytes = sum(segment.nbytes for segment in self._landing)
+            offset = transfer.ends[-1] - transfer.missing - nbytes
+            self._landing = transfer.places(offset, nbytes)
 
     def _make_room(self) -> None:
         """Move the beginning of a frame to the front, or to a longer scratch buffer."""
         rest = bytes(self._view[self._start : self._end])
         size = max(SCRATCH_BYTES, self._wanted)
         if size != len(self._scratch):
-            self._scratch = bytearray(size)
+            self._scratch = _scratch(size)
             self._view = memoryview(self._scratch)
         self._view[: len(rest)] = rest
         self._start, self._end = 0, len(rest)
@@ -293,6 +358,9 @@ class FrameReader:
             if count:
                 raise MalformedError("a DROP with buffers")
             return 0
+        if flags & _PLACED:
+            may = kind in _MAY_DEFER and not flags & _DEFERRED
+            return check_body(count if may else 0, payload_bytes)
         if flags & _DEFERRED:
             if kind not in _MAY_DEFER or not payload_bytes:
                 raise MalformedError(
@@ -312,6 +380,9 @@ class FrameReader:
         count: int,
         payload_bytes: int,
     ) -> None:
+        if message[1] & _PLACED:
+            self._with_places(message, at, count, payload_bytes)
+            return
         lengths = struct.unpack_from(f"<{count}Q", self._scratch, at)
         # A codec or placement in the high bits, too, does not add up.
         if sum(lengths) != payload_bytes:
@@ -319,22 +390,59 @@ class FrameReader:
         if message[1] & _DEFERRED:
             self._begin_transfer(message, lengths)
             return
-        buffers = self._copy_out(lengths, at + 8 * count)
+        buffers = self._inline_buffers(message, lengths)
+        at += 8 * count
+        for buffer, length in zip(buffers, lengths, strict=True):
+            buffer[:] = self._view[at : at + length]
+            at += length
+        self.bytes_copied += payload_bytes
+        self.message_bytes_copied = payload_bytes
         self.sink.on_message(*message, buffers)
+        self.message_bytes_copied = 0
 
-    def _copy_out(self, lengths: Sequence[int], at: int) -> list[memoryview]:
+    def _with_places(
+        self,
+        message: tuple[int, int, int, int, bytes, bytes],
+        at: int,
+        count: int,
+        payload_bytes: int,
+    ) -> None:
+        """Deliver a message some of whose buffers lie in shared memory."""
+        if self.places is None:
+            raise MalformedError("a message in shared memory, of which there is none")
+        entries = read_table(self._view, at, count)
+        if sum(one.length for one in entries if one.location < 0) != payload_bytes:
+            raise MalformedError("the buffer table does not add up to the payload")
+        at += len(entries) * ENTRY_BYTES
+        buffers = []  # and nothing else holds them: the sink may clear it
+        for length, location in entries:
+            if location >= 0:
+                buffers.append(self.places(location, length))
+                continue
+            buffers += self._make_buffers(_NO_MESSAGE, (length,))
+            buffers[-1][:] = self._view[at : at + length]
+            at += length
+        self.bytes_copied += payload_bytes
+        self.message_bytes_copied = payload_bytes
+        self.sink.on_message(*message, buffers)
+        self.message_bytes_copied = 0
+
+    def _inline_buffers(
+        self,
+        message: tuple[int, int, int, int, bytes, bytes],
+        lengths: Sequence[int],
+    ) -> list[memoryview]:
+        """Make room for the buffers of one message, in one block."""
+        if len(lengths) == 1:
+            return self._make_buffers(message, lengths)
         starts = [0]
         for length in lengths:
             starts.append((starts[-1] + length + ALIGNMENT - 1) & -ALIGNMENT)
-        block = self._make_buffer(starts.pop())
-        buffers = []
-        for start, length in zip(starts, lengths, strict=True):
-            buffer = block[start : start + length]
-            buffer[:] = self._view[at : at + length]
-            buffers.append(buffer)
-            at += length
-            self.bytes_copied += length
-        return buffers
+        (block,) = self._make_buffers(message, (starts.pop(),))
+        return [
+            block[start : start + length]
+            for start, length in zip(starts, lengths, strict=True)
+        ]
 
     def _begin_transfer(
         self,
@@ -342,21 +450,41 @@ class FrameReader:
         lengths: Sequence[int],
     ) -> None:
         key = (message[0], message[2])
+        if message[1] & _LANES:
+            self._begin_arrival(message, lengths)
+            return
         if key in self._transfers:
             raise MalformedError(f"two transfers at once for call {message[2]}")
-        if len(self._transfers) >= self._limits.transfers_max:
+        self._check_transfers(len(self._transfers))
+        buffers = self._make_buffers(message, lengths)
+        self._transfers[key] = Transfer(message, buffers)
+
+    def _begin_arrival(
+        self,
+        message: tuple[int, int, int, int, bytes, bytes],
+        lengths: Sequence[int],
+    ) -> None:
+        if self.arrivals is None:
+            raise MalformedError("a payload over lanes on a connection without them")
+        self._check_transfers(len(self.arrivals))
+        self.arrivals.open(message, self._make_buffers(message, lengths))
+
+    def _check_transfers(self, count: int) -> None:
+        if count >= self._limits.transfers_max:
             raise FrameTooLargeError(
                 f"more than {self._limits.transfers_max} transfers at once"
             )
-        buffers = [self._make_buffer(length) for length in lengths]
-        self._transfers[key] = Transfer(message, buffers)
 
-    def _make_buffer(self, nbytes: int) -> memoryview:
+    def _make_buffers(
+        self,
+        message: tuple[int, int, int, int, bytes, bytes],
+        lengths: Sequence[int],
+    ) -> list[memoryview]:
         try:
-            return self._allocate(nbytes)
+            return self._allocate(message[0], message[2], lengths)
         except MemoryError as error:
             raise FrameTooLargeError(
-                f"a payload of {nbytes} bytes, for which there is no memory here"
+                f"a payload of {sum(lengths)} bytes, for which there is no memory here"
             ) from error
 
     def _begin_data(self, key: tuple[int, int], offset: int, nbytes: int) -> None:
@@ -379,6 +507,8 @@ class FrameReader:
             segment[:nbytes] = self._view[self._start : self._start + nbytes]
             self._start += nbytes
             self.bytes_copied += nbytes
+            if self._landing_for is not None:
+                self._transfers[self._landing_for].bytes_copied += nbytes
             self._landed(nbytes)
 
     def _landed(self, nbytes: int) -> None:
@@ -395,7 +525,9 @@ class FrameReader:
             return
         del self._transfers[key]
         if transfer.message:
+            self.message_bytes_copied = transfer.bytes_copied
             self.sink.on_message(*transfer.message, transfer.buffers)
+            self.message_bytes_copied = 0
 
     def _dropped(self, key: tuple[int, int]) -> None:
         if self._transfers.pop(key, None) is None:

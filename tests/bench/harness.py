@@ -10,30 +10,53 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 WARM_UPS: Final = 20  # the calls that connect, allocate and fill caches
 SIDES: Final = ("asyncrpc", "torch")
 
 
 class Row(NamedTuple):
-    """One line of the table."""
+    """One line of the table.
+
+    Attributes:
+        name: what was done.
+        unit: of the figures.
+        higher_is_better: of the figures; a ratio is always better when higher.
+        target: the ratio that is to be reached; None if there is no such aim.
+        limit: the figure itself is to be no more than this; None likewise.
+        against: the side and the row that it is compared with; torch's own if None.
+        ours: the row that has asyncrpc's figure, if it is not this one.
+    """
 
     name: str
     unit: str
     higher_is_better: bool = False
+    target: float | None = None
+    limit: float | None = None
+    against: tuple[str, str] | None = None
+    ours: str = ""
 
 
 class Figure(NamedTuple):
-    """What several starts gave for one row."""
+    """What several starts gave for one row, in their order."""
 
-    median: float
-    least: float
-    most: float
+    values: tuple[float, ...]
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Figure:
-        return cls(statistics.median(values), min(values), max(values))
+    @property
+    def median(self) -> float:
+        """The figure that is quoted."""
+        return statistics.median(self.values)
+
+    @property
+    def least(self) -> float:
+        """The lowest of the starts."""
+        return min(self.values)
+
+    @property
+    def most(self) -> float:
+        """The highest of the starts."""
+        return max(self.values)
 
     def __str__(self) -> str:
         least, most = short(self.least), short(self.most)
@@ -43,19 +66,56 @@ class Figure(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A row with the figures of each side; None where a side gave none."""
+    """A row and what was found; None where a side gave nothing."""
 
     row: Row
     figures: Mapping[str, Figure | None]
+    rival: Figure | None  # what it is compared with
+    failure: str = ""  # why asyncrpc gave nothing, if it should have
 
     @property
     def ratio(self) -> float | None:
-        """How many times as good as torch asyncrpc is; 2 is twice as fast."""
-        ours, theirs = (self.figures[side] for side in SIDES)
-        if ours is None or theirs is None or not ours.median or not theirs.median:
+        """How many times as good as its rival asyncrpc is; 2 is twice as fast."""
+        ours = self.figures[SIDES[0]]
+        if ours is None or self.rival is None:
             return None
-        ratio = ours.median / theirs.median
-        return ratio if self.row.higher_is_better else 1 / ratio
+        return self._ratio(ours.median, self.rival.median)
+
+    @property
+    def ratios(self) -> list[float]:
+        """The ratio in each pair of starts: its spread."""
+        ours = self.figures[SIDES[0]]
+        if ours is None or self.rival is None:
+            return []
+        pairs = zip(ours.values, self.rival.values, strict=False)
+        found = [self._ratio(one, other) for one, other in pairs]
+        return [ratio for ratio in found if ratio is not None]
+
+    def _ratio(self, ours: float, theirs: float) -> float | None:
+        if not ours or not theirs:
+            return None
+        return ours / theirs if self.row.higher_is_better else theirs / ours
+
+    @property
+    def aim(self) -> str:
+        """What was to be reached, in words."""
+        if self.row.target is not None:
+            return f">= {short(self.row.target)}"
+        return "" if self.row.limit is None else f"<= {short(self.row.limit)}"
+
+    @property
+    def verdict(self) -> str:
+        """`ok`, `short` or `failed`; empty if nothing was aimed at."""
+        ours = self.figures[SIDES[0]]
+        if ours is None:
+            return "failed" if self.failure or self.aim else ""
+        if self.row.limit is not None:
+            return "ok" if ours.median <= self.row.limit else "short"
+        if self.row.target is None:
+            return ""
+        if self.ratio is None:  # there is nothing to compare with
+            return ""
+        return "ok" if self.ratio >= self.row.target else "short"
 
 
 class Budget(NamedTuple):
@@ -115,36 +175,50 @@ def gb_per_second(times_s: Sequence[float], nbytes: int) -> float:
 
 def short(value: float) -> str:
     """Write a number with three digits that count, without an exponent."""
-    if value >= 100:
+    size = abs(value)
+    if size >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
 def collect(
-    rows: Iterable[Row], starts: Mapping[str, Sequence[Mapping[str, float]]]
+    rows: Iterable[Row],
+    starts: Mapping[str, Sequence[Mapping[str, float]]],
+    failures: Mapping[str, str] | None = None,
 ) -> list[Result]:
     """Join what the starts of each side gave, row by row.
 
     Args:
         rows: the lines of the table, in order.
         starts: by side, one mapping from row names to values per start.
+        failures: by row name, why asyncrpc gave nothing.
     """
+    failures = failures or {}
     results = []
     for row in rows:
-        figures: dict[str, Figure | None] = {}
-        for side in SIDES:
-            values = [one[row.name] for one in starts.get(side, ()) if row.name in one]
-            figures[side] = Figure.of(values) if values else None
-        if any(figures.values()):
-            results.append(Result(row, figures))
+        figures = {
+            side: _figure(starts.get(side, ()), name)
+            for side, name in zip(SIDES, (row.ours or row.name, row.name), strict=True)
+        }
+        side, name = row.against or (SIDES[1], row.name)
+        rival = _figure(starts.get(side, ()), name)
+        failure = "" if figures[SIDES[0]] else failures.get(row.name, "")
+        if failure or any(figures.values()):
+            results.append(Result(row, figures, rival, failure))
     return results
+
+
+def _figure(starts: Sequence[Mapping[str, float]], name: str) -> Figure | None:
+    values = tuple(one[name] for one in starts if name in one)
+    return Figure(values) if values else None
 
 
 def cells_of(result: Result) -> list[str]:
     """Return one line of the table."""
     figures = [str(result.figures[side] or "-") for side in SIDES]
     ratio = "-" if result.ratio is None else f"{result.ratio:.2f}"
-    return [result.row.name, result.row.unit, *figures, ratio]
+    row = result.row
+    return [row.name, row.unit, *figures, ratio, result.aim or "-", result.verdict]
 
 
 def table(results: Sequence[Result], *, markdown: bool = False) -> str:
@@ -154,39 +228,78 @@ def table(results: Sequence[Result], *, markdown: bool = False) -> str:
         results: its lines.
         markdown: write it for a Markdown document.
     """
-    heads = ["workload", "unit", *SIDES, "ratio"]
+    heads = ["workload", "unit", *SIDES, "ratio", "target", ""]
     lines = [heads, *map(cells_of, results)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
+    if markdown:
+        widths = [max(3, width) for width in widths]
+    is_text = [at < 2 or at == len(heads) - 1 for at in range(len(heads))]
     edge, gap = ("| ", " | ") if markdown else ("", "  ")
     texts = [
         edge
         + gap.join(
-            cell.ljust(width) if at < 2 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(width) if text else cell.rjust(width)
+            for cell, width, text in zip(line, widths, is_text, strict=True)
         )
         + edge[::-1]
         for line in lines
     ]
     if markdown:
         rules = [
-            "-" * width if at < 2 else "-" * (width - 1) + ":"
-            for at, width in enumerate(widths)
+            "-" * width if text else "-" * (width - 1) + ":"
+            for width, text in zip(widths, is_text, strict=True)
         ]
         texts.insert(1, edge + gap.join(rules) + edge[::-1])
     return "\n".join(text.rstrip() for text in texts)
 
 
-def as_json(results: Sequence[Result]) -> list[dict[str, object]]:
-    """Return the results as plain values."""
+def failures_of(results: Sequence[Result]) -> list[str]:
+    """Return a line for each row that gave nothing, with the reason."""
+    return [f"{one.row.name}: {one.failure}" for one in results if one.failure]
+
+
+def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return the results as plain values; `from_json` reads them."""
     return [
         {
             **result.row._asdict(),
-            **{side: figure and figure._asdict() for side, figure in _figures(result)},
+            **{side: _plain(result.figures[side]) for side in SIDES},
+            "rival": _plain(result.rival),
             "ratio": result.ratio,
+            "ratios": result.ratios,
+            "verdict": result.verdict,
+            "failure": result.failure,
         }
         for result in results
     ]
 
 
-def _figures(result: Result) -> list[tuple[str, Figure | None]]:
-    return [(side, result.figures[side]) for side in SIDES]
+def from_json(written: Sequence[Mapping[str, Any]]) -> list[Result]:
+    """Read what `as_json` wrote."""
+
+    def figure(found: Mapping[str, Any] | None) -> Figure | None:
+        return None if found is None else Figure(tuple(found["values"]))
+
+    return [
+        Result(
+            Row(
+                **{name: one[name] for name in Row._fields if name != "against"},
+                against=tuple(one["against"]) if one["against"] else None,
+            ),
+            {side: figure(one[side]) for side in SIDES},
+            figure(one["rival"]),
+            one["failure"],
+        )
+        for one in written
+    ]
+
+
+def _plain(figure: Figure | None) -> dict[str, Any] | None:
+    if figure is None:
+        return None
+    return {
+        "median": figure.median,
+        "least": figure.least,
+        "most": figure.most,
+        "values": list(figure.values),
+    }

@@ -1,14 +1,15 @@
 """What is measured: rows, sizes, and the functions that both sides call.
 
-Both sides call the same functions with the same values, between two processes with one
-torch thread each.  Each is used as its users would: asyncrpc by `await` on its event
-loop, torch.distributed.rpc by blocking calls.
+Both sides call the same functions with the same values, in processes with one torch
+thread each.  Each is used as its users would: asyncrpc by `await` on its event loop,
+torch.distributed.rpc by blocking calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
@@ -17,40 +18,153 @@ from tests.bench.harness import Row
 
 CALLER, CALLEE = "caller", "callee"
 OUTSTANDING: Final = 256
+OUTSTANDING_EACH: Final = 64  # of each of several callers
 SIZES_MIB: Final = (1, 16, 256)
+TCP_SIZES_MIB: Final = (16, 256)
+SHARED_MIB: Final = 64
+FAN_OUT_MIB: Final = 4
 KIB_FLOATS: Final = 256  # 1 KiB of float32
 FEATURES: Final = 256
 BATCH: Final = 64
 LEARNING_RATE: Final = 0.01
 
 
-def _latency(name: str) -> list[Row]:
-    return [Row(f"{name}, p50", "us"), Row(f"{name}, p99", "us")]
+class Kind(NamedTuple):
+    """How the processes of a start are set up."""
+
+    processes: int
+    sides: Sequence[str] = ("asyncrpc", "torch")
+    environ: Mapping[str, str] = MappingProxyType({})
 
 
-def _rate(name: str, unit: str) -> list[Row]:
-    return [Row(name, unit, higher_is_better=True)]
+# `pair`: two processes, each side with its defaults.  `tcp`: neither shared memory nor
+# Unix sockets.  `polling`: the loop polls while it waits.  `several`: callers 0, 2 and
+# 3 and one callee; eight callers are eight workers in the processes of these three.
+# `huge`: torch with huge pages, which it does not ask for by itself.
+KINDS: Final[Mapping[str, Kind]] = {
+    "pair": Kind(2),
+    "tcp": Kind(2),
+    "polling": Kind(2, ("asyncrpc",)),
+    "several": Kind(4),
+    "huge": Kind(2, ("torch",), {"THP_MEM_ALLOC_ENABLE": "1"}),
+}
 
 
-WORKLOADS: Final[Mapping[str, Sequence[Row]]] = {
-    "call_async": _latency("call, async def callee"),
-    "call_def": _latency("call, def callee"),
-    "tensor_add": _latency("add 1 to 1 KiB tensor"),
-    "many_async": _rate(f"{OUTSTANDING} outstanding, async def", "calls/s"),
+class Workload(NamedTuple):
+    """One thing that is measured, and the lines of the table that it gives."""
+
+    rows: Sequence[Row]
+    kind: str = "pair"
+    sides: Sequence[str] = ("asyncrpc", "torch")
+
+
+def _latency(name: str, target: float | None = None) -> Workload:
+    return Workload(
+        [Row(f"{name}, p50", "us", target=target), Row(f"{name}, p99", "us")]
+    )
+
+
+def _rate(
+    name: str, unit: str, target: float | None = None, kind: str = "pair"
+) -> Workload:
+    return Workload([Row(name, unit, higher_is_better=True, target=target)], kind)
+
+
+def _variant(name: str, usual: str) -> Workload:
+    """Return what torch cannot do, compared with what it does instead."""
+    row = Row(name, "GB/s", higher_is_better=True, against=("torch", usual))
+    return Workload([row], sides=("asyncrpc",))
+
+
+TRIVIAL: Final = "call, async def callee"
+FAN_IN: Final = f"3 callers x {OUTSTANDING_EACH} outstanding"
+
+# Targets are ratios over torch.distributed.rpc in the same run.
+WORKLOADS: Final[Mapping[str, Workload]] = {
+    "call_async": _latency(TRIVIAL, 2.0),
+    "call_polling": Workload(
+        [
+            Row(
+                f"call while polling, {percentile}",
+                "us",
+                target=target,
+                against=("torch", f"{TRIVIAL}, {percentile}"),
+            )
+            for percentile, target in (("p50", 5.0), ("p99", None))
+        ],
+        "polling",
+        ("asyncrpc",),
+    ),
+    "call_def": _latency("call, def callee", 4 / 3),
+    "tensor_add": _latency("add 1 to 1 KiB tensor", 1 / 0.35),
+    "many_async": _rate(f"{OUTSTANDING} outstanding, async def", "calls/s", 4.0),
     "many_def": _rate(f"{OUTSTANDING} outstanding, def", "calls/s"),
+    "callers_3": _rate(FAN_IN, "calls/s", 4.0, "several"),
+    "callers_8": Workload(
+        [
+            Row(
+                f"8 callers x {OUTSTANDING_EACH}, against 3",
+                "calls/s",
+                higher_is_better=True,
+                target=1.0,
+                against=("asyncrpc", FAN_IN),
+            )
+        ],
+        "several",
+        ("asyncrpc",),
+    ),
+    "send_64k": _rate("64 KiB tensor, one way", "GB/s", 2.5),
     **{
-        f"{way}_{size}": _rate(f"{size} MiB tensor, {words}", "GB/s")
-        for way, words in (("send", "one way"), ("echo", "echoed"))
-        for size in SIZES_MIB
+        f"send_{size}": _rate(f"{size} MiB tensor, one way", "GB/s", target)
+        for size, target in zip(SIZES_MIB, (2.0, 2.0, 5.0), strict=True)
     },
-    "rref": _rate("RRef: create, call, fetch", "1/s"),
+    "huge_256": Workload(
+        [
+            Row(
+                "256 MiB one way, torch with huge pages",
+                "GB/s",
+                higher_is_better=True,
+                ours="256 MiB tensor, one way",
+            )
+        ],
+        "huge",
+        ("torch",),
+    ),
+    "placed_16": _variant(
+        "16 MiB from worker.empty, one way", "16 MiB tensor, one way"
+    ),
+    **{
+        f"echo_{size}": _rate(f"{size} MiB tensor, echoed", "GB/s", target)
+        for size, target in zip(SIZES_MIB, (None, 2.0, 5.0), strict=True)
+    },
+    "out_256": _variant("256 MiB echoed into out=", "256 MiB tensor, echoed"),
+    **{
+        f"tcp_{size}": _rate(f"{size} MiB one way, TCP only", "GB/s", target, "tcp")
+        for size, target in zip(TCP_SIZES_MIB, (1.1, 1.3), strict=True)
+    },
+    "shared": Workload(
+        [Row(f"{SHARED_MIB} MiB shared already, over a call", "us more", limit=50.0)],
+        sides=("asyncrpc",),
+    ),
+    "group": _rate(f"{FAN_OUT_MIB} MiB to 3 peers, group", "GB/s", kind="several"),
+    "rref": _rate("RRef: create, call, fetch", "1/s", 4.0),
+    "rref_method": _rate("RRef: method on a kept one", "1/s", 4.0),
     "autograd": _rate("remote Linear, forward to step", "steps/s"),
 }
 
 
 def rows_of(names: Sequence[str]) -> list[Row]:
     """Return the lines of the table for some workloads."""
-    return [row for name in names for row in WORKLOADS[name]]
+    return [row for name in names for row in WORKLOADS[name].rows]
+
+
+def of_kind(names: Sequence[str], kind: str, side: str) -> list[str]:
+    """Return those of the workloads that a start of this kind measures."""
+    return [
+        name
+        for name in names
+        if WORKLOADS[name].kind == kind and side in WORKLOADS[name].sides
+    ]
 
 
 # --- what the callee runs ------------------------------------------------------------
@@ -62,6 +176,10 @@ def nothing() -> None:
 
 async def nothing_async() -> None:
     """Return at once; torch.distributed.rpc has no counterpart and gets `nothing`."""
+
+
+async def take_async(_tensor: torch.Tensor) -> None:
+    """Look at nothing: what is measured is how it came here."""
 
 
 def add_one(tensor: torch.Tensor) -> torch.Tensor:

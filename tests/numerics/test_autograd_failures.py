@@ -156,12 +156,12 @@ async def open_on_b(workers: list[Worker], k: Keepers) -> tuple[Link, torch.Tens
 
 
 async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
-    """They run as tasks, it does not; the pass must not start after its end."""
+    """Theirs may have payloads, it has none; the pass must not start after its end."""
     async with group_of(2) as (workers, keepers), context() as ctx:
         link, _ = await open_on_b(workers, keepers)
         ids = ids_of(ctx, workers[0])
-        late = link.request_service("autograd", "discover", [*ids, []])
         link.notify("autograd", "abort", ids)
+        late = link.request_service("autograd", "discover", [*ids, []])
         with pytest.raises(asyncrpc.AutogradError, match="aborted"):
             await late
         async with asyncio.timeout(5):

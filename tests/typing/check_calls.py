@@ -6,7 +6,7 @@ Checked with the rest of tests by `make type`, and never run.
 from collections.abc import AsyncIterator, Iterator
 from typing import assert_type
 
-from asyncrpc import Peer
+from asyncrpc import Peer, PeerGroup
 
 
 async def double(x: int, *, times: int = 2) -> float:
@@ -34,3 +34,11 @@ async def check(peer: Peer) -> None:
     async for line in peer.stream(lines, "a"):
         assert_type(line, str)
     peer.stream(rows, 3)  # type: ignore[call-overload]
+
+
+async def check_group(group: PeerGroup) -> None:
+    assert_type(await group.call(double, 3, times=4), list[float])
+    assert_type(await group.call(name_of, 3), list[str])
+    async for reply in group.call(double, 3):
+        assert_type(reply.result(), float)
+    await group.call(double, "3")  # type: ignore[call-overload]

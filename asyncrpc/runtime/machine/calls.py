@@ -6,7 +6,7 @@ the record that the service keeps for a call: here it is never looked into.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 from asyncrpc.errors import MalformedError
@@ -28,6 +28,11 @@ class PendingCalls(Generic[R]):
 
     def __iter__(self) -> Iterator[R]:
         return iter(tuple(self._open.values()))
+
+    @property
+    def calls(self) -> Mapping[int, R]:
+        """Those that wait, by id; always the same object."""
+        return self._open
 
     def open(self, record: R) -> int:
         """Add a call; return its id, which is not used again on this connection."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import sys
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 import asyncrpc
+from asyncrpc.testing import acting_as
 from tests.bench import workloads as w
 from tests.bench.harness import (
     Budget,
@@ -18,9 +23,24 @@ from tests.bench.harness import (
     p50_p99_us,
     per_second,
 )
-from tests.bench.sides.side import Arguments, parse, report
+from tests.bench.processes import report
+from tests.bench.sides import windows
+from tests.bench.sides.side import (
+    Arguments,
+    name_of,
+    parse,
+    reason_of,
+    warm_ups_for,
+)
 
 Measured = Callable[[Budget], Awaitable[list[float]]]
+
+LIMIT_S: Final = 40.0  # of one workload
+SECRET: Final = "of a benchmark on one host"
+CALLERS: Final = 8
+POLLING: Final = 0.001  # seconds: far longer than a small call takes
+# How many workers each process of a start of the kind `several` holds.
+WORKERS_EACH: Final = (3, 1, 3, 2)
 
 
 def latency(
@@ -51,14 +71,90 @@ def outstanding(function: Callable[..., Any]) -> Measured:
 
 
 def bandwidth(
-    peer: asyncrpc.Peer, function: Callable[..., Any], size_mib: int
+    peer: asyncrpc.Peer, function: Callable[..., Any], nbytes: int
 ) -> Measured:
     async def run(budget: Budget) -> list[float]:
-        tensor = torch.ones((size_mib << 20) // 4)
+        tensor = torch.ones(nbytes // 4)
         call = partial(peer.call, function, tensor)
-        warm_ups = 1 if size_mib > 100 else 3
-        times_s = await measure_async(call, budget, warm_ups=warm_ups)
+        times_s = await measure_async(call, budget, warm_ups=warm_ups_for(nbytes))
         return [gb_per_second(times_s, tensor.nbytes)]
+
+    return run
+
+
+def placed(worker: asyncrpc.Worker, nbytes: int) -> Measured:
+    """Measure a tensor that is in shared memory from the start."""
+
+    async def run(budget: Budget) -> list[float]:
+        empty: Any = worker.empty  # type: ignore[attr-defined,unused-ignore]
+        tensor = empty(nbytes // 4).fill_(1.0)
+        call = partial(worker.peer(w.CALLEE).call, w.shape_of, tensor)
+        times_s = await measure_async(call, budget, warm_ups=warm_ups_for(nbytes))
+        return [gb_per_second(times_s, nbytes)]
+
+    return run
+
+
+def echo_into(peer: asyncrpc.Peer, nbytes: int) -> Measured:
+    """Measure an echo that lands in a tensor that is there already."""
+
+    async def run(budget: Budget) -> list[float]:
+        tensor, out = torch.ones(nbytes // 4), torch.zeros(nbytes // 4)
+        call = partial(peer.using(out=out).call, w.echo, tensor)
+        times_s = await measure_async(call, budget, warm_ups=warm_ups_for(nbytes))
+        return [gb_per_second(times_s, nbytes)]
+
+    return run
+
+
+def shared(peer: asyncrpc.Peer) -> Measured:
+    """Measure by how much a call with a shared tensor is slower than one without."""
+
+    async def run(budget: Budget) -> list[float]:
+        share: Any = asyncrpc.share  # type: ignore[attr-defined,unused-ignore]
+        tensor = share(torch.ones((w.SHARED_MIB << 20) // 4))
+        trivial = partial(peer.call, w.nothing_async)
+        with_it = partial(peer.call, w.take_async, tensor)
+        half = Budget(budget.seconds / 2)
+        (bare_us, _), (with_us, _) = [
+            p50_p99_us(await measure_async(call, half)) for call in (trivial, with_it)
+        ]
+        return [with_us - bare_us]
+
+    return run
+
+
+def fan_out(worker: asyncrpc.Worker) -> Measured:
+    async def run(budget: Budget) -> list[float]:
+        tensor = torch.ones((w.FAN_OUT_MIB << 20) // 4)
+        peers = [name_of(rank) for rank in (1, 2, 3)]
+        group: Any = worker.group(peers)  # type: ignore[attr-defined,unused-ignore]
+
+        async def one() -> None:
+            await group.call(w.shape_of, tensor)
+
+        times_s = await measure_async(one, budget, warm_ups=warm_ups_for(0))
+        return [gb_per_second(times_s, len(peers) * tensor.nbytes)]
+
+    return run
+
+
+def fan_in(worker: asyncrpc.Worker, callers: int) -> Measured:
+    """Measure the rate of several workers that call the same one."""
+
+    async def run(budget: Budget) -> list[float]:
+        each = (1, 0, 1, 1) if callers == 3 else WORKERS_EACH
+        rates = await asyncio.gather(
+            *(
+                worker.peer(name_of(rank)).call(
+                    windows.asyncrpc_window, count, budget.seconds
+                )
+                for rank, count in enumerate(each)
+                if rank > 1
+            ),
+            windows.asyncrpc_window(each[0], budget.seconds),
+        )
+        return [sum(rates)]
 
     return run
 
@@ -68,6 +164,15 @@ async def references(budget: Budget) -> list[float]:
         rref = asyncrpc.remote(w.CALLEE, w.Counter)
         assert await rref.rpc_async().add(2) == 2
         await rref.to_here()
+
+    return [per_second(await measure_async(one, budget))]
+
+
+async def kept_reference(budget: Budget) -> list[float]:
+    rref = asyncrpc.remote(w.CALLEE, w.Counter)
+
+    async def one() -> None:
+        await rref.rpc_async().add(1)
 
     return [per_second(await measure_async(one, budget))]
 
@@ -96,36 +201,130 @@ async def training(budget: Budget) -> list[float]:
     return [per_second(await measure_async(step, budget))]
 
 
-def measured(peer: asyncrpc.Peer) -> Mapping[str, Measured]:
+def measured(worker: asyncrpc.Worker) -> Mapping[str, Measured]:
+    peer = worker.peer(w.CALLEE)
     found: dict[str, Measured] = {
         "call_async": latency(peer, w.nothing_async),
+        "call_polling": latency(peer, w.nothing_async),
         "call_def": latency(peer, w.nothing),
         "tensor_add": latency(peer, w.add_one, torch.ones(w.KIB_FLOATS)),
         "many_async": outstanding(w.nothing_async),
         "many_def": outstanding(w.nothing),
+        "callers_3": fan_in(worker, 3),
+        "callers_8": fan_in(worker, CALLERS),
+        "send_64k": bandwidth(peer, w.shape_of, 64 << 10),
+        "placed_16": placed(worker, 16 << 20),
+        "out_256": echo_into(peer, 256 << 20),
+        "shared": shared(peer),
+        "group": fan_out(worker),
         "rref": references,
+        "rref_method": kept_reference,
         "autograd": training,
     }
     for size in w.SIZES_MIB:
-        found[f"send_{size}"] = bandwidth(peer, w.shape_of, size)
-        found[f"echo_{size}"] = bandwidth(peer, w.echo, size)
+        found[f"send_{size}"] = bandwidth(peer, w.shape_of, size << 20)
+        found[f"echo_{size}"] = bandwidth(peer, w.echo, size << 20)
+    for size in w.TCP_SIZES_MIB:
+        found[f"tcp_{size}"] = bandwidth(peer, w.shape_of, size << 20)
     return found
+
+
+def options_for(kind: str) -> asyncrpc.Options:
+    """Return what the workers of a start are told.
+
+    Raises:
+        LookupError: this version has no such option.
+    """
+    if kind == "tcp":
+        return asyncrpc.Options(secret=SECRET, listen=("tcp://127.0.0.1:0",))
+    if kind == "polling":
+        return with_spin(POLLING)
+    return asyncrpc.Options()
+
+
+def with_spin(spin: object) -> asyncrpc.Options:
+    """Return options that let the loop poll.
+
+    Raises:
+        LookupError: this version has no such option.
+    """
+    if "spin" not in {field.name for field in dataclasses.fields(asyncrpc.Options)}:
+        raise LookupError("there is no Options.spin")
+    given: dict[str, Any] = {"spin": spin}
+    return asyncrpc.Options(**given)
+
+
+async def lead(worker: asyncrpc.Worker, arguments: Arguments) -> None:
+    """Measure one workload after the other; one that fails leaves the rest."""
+    found = measured(worker)
+    for name in arguments.workloads:
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                values = await found[name](arguments.budget_for(name))
+        except Exception as error:  # noqa: BLE001  (it is reported)
+            traceback.print_exc(file=sys.stderr)
+            report(name, [], reason_of(error))
+        else:
+            report(name, values, "")
+
+
+def names_of(arguments: Arguments) -> list[str]:
+    """Return the names of this process's workers; the first is the process's own."""
+    names = [arguments.name]
+    if arguments.kind == "several":
+        names += [
+            f"{arguments.name}.{at}" for at in range(1, WORKERS_EACH[arguments.rank])
+        ]
+    return names
+
+
+def rank_of(arguments: Arguments, at: int) -> int:
+    """Return the rank of this process's worker number `at`."""
+    if at == 0:
+        return arguments.rank
+    before = sum(count - 1 for count in WORKERS_EACH[: arguments.rank])
+    return arguments.processes + before + at - 1
 
 
 async def main(arguments: Arguments) -> None:
     torch.set_num_threads(1)
-    async with asyncrpc.init_rpc(
-        (w.CALLER, w.CALLEE)[arguments.rank],
-        rank=arguments.rank,
-        world_size=2,
-        rendezvous=f"tcp://127.0.0.1:{arguments.port}",
-    ) as worker:
+    options = options_for(arguments.kind)
+    total = sum(WORKERS_EACH) if arguments.kind == "several" else arguments.processes
+    windows.workers += [
+        asyncrpc.Worker(
+            name,
+            rank=rank_of(arguments, at),
+            world_size=total,
+            rendezvous=f"tcp://127.0.0.1:{arguments.port}",
+            options=options,
+        )
+        for at, name in enumerate(names_of(arguments))
+    ]
+    first, *others = windows.workers
+    async with asyncio.TaskGroup() as starting:
+        for one in windows.workers:
+            starting.create_task(one.__aenter__())
+    try:
+        with acting_as(first):
+            if arguments.rank == 0:
+                await lead(first, arguments)
+        await asyncio.gather(*(one.barrier() for one in windows.workers))
+    finally:
+        await asyncio.gather(*(one.shutdown() for one in (first, *others)))
+
+
+def start() -> int:
+    """Run this process; if it cannot begin, say so for each of its workloads."""
+    arguments = parse()
+    try:
+        asyncrpc.run(main(arguments))
+    except Exception as error:  # noqa: BLE001  (it is reported)
+        traceback.print_exc(file=sys.stderr)
         if arguments.rank == 0:
-            found = measured(worker.peer(w.CALLEE))
-            for name in arguments.workloads:
-                report(name, await found[name](arguments.budget_for(name)))
-        await worker.barrier()
+            report("", [], f"the start failed: {reason_of(error)}")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    asyncrpc.run(main(parse()))
+    sys.exit(start())

@@ -1,16 +1,17 @@
 """What the two sides share: how they are started, and how they report.
 
-A side is two processes, `python -m tests.bench.sides.NAME_side --rank 0|1 ...`.  Rank 0
-prints one JSON line per workload: its name and one value for each of its rows.
+A side is some processes, `python -m tests.bench.sides.NAME_side --rank RANK ...`.  Rank
+0 reports one line per workload: its name, one value for each of its rows (none if it
+failed), and why it failed.  A line without a name says why the start failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tests.bench import workloads as w
 from tests.bench.harness import Budget
 
 
@@ -21,11 +22,38 @@ class Arguments:
     rank: int
     port: int
     seconds: float
+    kind: str
     workloads: Sequence[str]
+
+    @property
+    def processes(self) -> int:
+        """How many processes this start has."""
+        return w.KINDS[self.kind].processes
+
+    @property
+    def name(self) -> str:
+        """What the worker of this process is called."""
+        return name_of(self.rank)
 
     def budget_for(self, name: str) -> Budget:
         """Return how long to measure; the largest tensors only a few times."""
-        return Budget(self.seconds / 2, 2) if "_256" in name else Budget(self.seconds)
+        return Budget(self.seconds / 2, 4) if "_256" in name else Budget(self.seconds)
+
+
+def name_of(rank: int) -> str:
+    """Return the name of a process's worker."""
+    return (w.CALLER, w.CALLEE)[rank] if rank < 2 else f"{w.CALLER}{rank}"
+
+
+def warm_ups_for(nbytes: int) -> int:
+    """Return how often a tensor travels before it is measured: pools must fill."""
+    return 3 if nbytes > 100 << 20 else 10
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of what went wrong."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no text'}"
 
 
 def parse() -> Arguments:
@@ -33,10 +61,6 @@ def parse() -> Arguments:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--kind", choices=list(w.KINDS), default="pair")
     parser.add_argument("workloads", nargs="+")
     return Arguments(**vars(parser.parse_args()))
-
-
-def report(name: str, values: Sequence[float]) -> None:
-    """Tell the parent what one workload gave."""
-    print(json.dumps([name, *values]), flush=True)

@@ -23,7 +23,15 @@ from tests.bench.harness import (
     p50_p99_us,
     per_second,
 )
-from tests.bench.sides.side import Arguments, parse, report
+from tests.bench.processes import report
+from tests.bench.sides.side import (
+    Arguments,
+    name_of,
+    parse,
+    reason_of,
+    warm_ups_for,
+)
+from tests.bench.sides.torch_windows import torch_window
 
 Measured = Callable[[Budget], list[float]]
 
@@ -59,14 +67,36 @@ def outstanding(function: Callable[..., Any]) -> Measured:
     return run
 
 
-def bandwidth(function: Callable[..., Any], size_mib: int) -> Measured:
+def bandwidth(function: Callable[..., Any], nbytes: int) -> Measured:
     def run(budget: Budget) -> list[float]:
-        tensor = torch.ones((size_mib << 20) // 4)
+        tensor = torch.ones(nbytes // 4)
         call = partial(rpc.rpc_sync, w.CALLEE, function, args=(tensor,))
-        times_s = measure(call, budget, warm_ups=1 if size_mib > 100 else 3)
+        times_s = measure(call, budget, warm_ups=warm_ups_for(nbytes))
         return [gb_per_second(times_s, tensor.nbytes)]
 
     return run
+
+
+def fan_out(budget: Budget) -> list[float]:
+    tensor = torch.ones((w.FAN_OUT_MIB << 20) // 4)
+    peers = [name_of(rank) for rank in (1, 2, 3)]
+
+    def one() -> None:
+        calls = [rpc.rpc_async(peer, w.shape_of, args=(tensor,)) for peer in peers]
+        for call in calls:
+            call.wait()
+
+    times_s = measure(one, budget, warm_ups=warm_ups_for(0))
+    return [gb_per_second(times_s, len(peers) * tensor.nbytes)]
+
+
+def fan_in(budget: Budget) -> list[float]:
+    others = [
+        rpc.rpc_async(name_of(rank), torch_window, args=(budget.seconds,))
+        for rank in (2, 3)
+    ]
+    rate = torch_window(budget.seconds)
+    return [rate + sum(one.wait() for one in others)]
 
 
 def references(budget: Budget) -> list[float]:
@@ -76,6 +106,11 @@ def references(budget: Budget) -> list[float]:
         rref.to_here()
 
     return [per_second(measure(one, budget))]
+
+
+def kept_reference(budget: Budget) -> list[float]:
+    rref = rpc.remote(w.CALLEE, w.Counter)
+    return [per_second(measure(lambda: rref.rpc_sync().add(1), budget))]
 
 
 def parameter_rrefs(rref: rpc.RRef[w.Layer]) -> list[rpc.RRef[torch.Tensor]]:
@@ -105,13 +140,44 @@ def measured() -> Mapping[str, Measured]:
         "tensor_add": add,
         "many_async": outstanding(w.nothing),
         "many_def": outstanding(w.nothing),
+        "callers_3": fan_in,
+        "send_64k": bandwidth(w.shape_of, 64 << 10),
+        "group": fan_out,
         "rref": references,
+        "rref_method": kept_reference,
         "autograd": training,
     }
     for size in w.SIZES_MIB:
-        found[f"send_{size}"] = bandwidth(w.shape_of, size)
-        found[f"echo_{size}"] = bandwidth(w.echo, size)
+        found[f"send_{size}"] = bandwidth(w.shape_of, size << 20)
+        found[f"echo_{size}"] = bandwidth(w.echo, size << 20)
+    found["huge_256"] = found["send_256"]
+    for size in w.TCP_SIZES_MIB:
+        found[f"tcp_{size}"] = bandwidth(w.shape_of, size << 20)
     return found
+
+
+def backend_options(arguments: Arguments) -> rpc.TensorPipeRpcBackendOptions:
+    """Return TensorPipe's defaults, or what keeps it to TCP.
+
+    `_transports` and `_channels` have no documentation; torch's own tests use them.
+    """
+    only_tcp: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
+    return rpc.TensorPipeRpcBackendOptions(
+        init_method=f"tcp://127.0.0.1:{arguments.port}",
+        **(only_tcp if arguments.kind == "tcp" else {}),
+    )
+
+
+def lead(arguments: Arguments) -> None:
+    """Measure one workload after the other; one that fails leaves the rest."""
+    found = measured()
+    for name in arguments.workloads:
+        try:
+            values = found[name](arguments.budget_for(name))
+        except Exception as error:  # noqa: BLE001  (it is reported)
+            report(name, [], reason_of(error))
+        else:
+            report(name, values, "")
 
 
 def main(arguments: Arguments) -> None:
@@ -120,17 +186,13 @@ def main(arguments: Arguments) -> None:
     # It warns of parts of itself, and resets the filters to be heard.
     warnings.showwarning = lambda *_args, **_kwargs: None
     init_rpc(
-        (w.CALLER, w.CALLEE)[arguments.rank],
+        arguments.name,
         rank=arguments.rank,
-        world_size=2,
-        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
-            init_method=f"tcp://127.0.0.1:{arguments.port}"
-        ),
+        world_size=arguments.processes,
+        rpc_backend_options=backend_options(arguments),
     )
     if arguments.rank == 0:
-        found = measured()
-        for name in arguments.workloads:
-            report(name, found[name](arguments.budget_for(name)))
+        lead(arguments)
     rpc.shutdown()
 
 

@@ -55,6 +55,25 @@ async def test_builtins_and_functions_of_libraries(trio: Trio) -> None:
     assert await peer.call(str.upper, "a") == "A"
 
 
+async def test_small_tensors_need_no_thread_for_torchs_own_functions(
+    trio: Trio,
+) -> None:
+    a, b, _ = trio
+    small, large = torch.ones(16), torch.ones(1 << 15)
+    assert (await a.peer("b").call(torch.add, small, 1)).sum() == 32
+    assert await a.peer("b").call(torch.Tensor.sum, small) == 16
+    assert b.pool.threads == 0
+    await a.peer("b").call(torch.add, large, 1)
+    assert b.pool.threads == 1
+
+
+async def test_that_can_be_switched_off() -> None:
+    options = asyncrpc.Options(on_loop_bytes_max=0)
+    async with Cluster(2, options=options) as (a, b):
+        assert await a.peer(b.name).call(torch.sum, torch.ones(2)) == 2
+        assert b.pool.threads == 1
+
+
 async def test_classes_and_methods(trio: Trio) -> None:
     peer = trio[0].peer("b")
     assert await peer.call(Point, 1, y=2) == Point(1, 2)

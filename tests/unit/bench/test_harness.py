@@ -1,6 +1,8 @@
-"""The harness: statistics, and a table that can be read."""
+"""The harness: statistics, verdicts, and a table that can be read."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
@@ -11,6 +13,8 @@ from tests.bench.harness import (
     Row,
     as_json,
     collect,
+    failures_of,
+    from_json,
     gb_per_second,
     measure,
     measure_async,
@@ -20,20 +24,22 @@ from tests.bench.harness import (
     table,
 )
 
-LATENCY = Row("call, p50", "us")
+LATENCY = Row("call, p50", "us", target=2.0)
 RATE = Row("calls", "1/s", higher_is_better=True)
+EXTRA = Row("shared", "us more", limit=50.0)
 
 
-def result(row: Row, ours: float, theirs: float | None) -> Result:
+def result(row: Row, ours: float | None, theirs: float | None) -> Result:
     figures = {
-        "asyncrpc": Figure(ours, ours, ours),
-        "torch": None if theirs is None else Figure(theirs, theirs, theirs),
+        side: None if value is None else Figure((value,))
+        for side, value in (("asyncrpc", ours), ("torch", theirs))
     }
-    return Result(row, figures)
+    return Result(row, figures, figures["torch"])
 
 
 def test_a_figure_is_the_median_and_the_range() -> None:
-    assert Figure.of([5.0, 1.0, 3.0]) == Figure(median=3.0, least=1.0, most=5.0)
+    figure = Figure((5.0, 1.0, 3.0))
+    assert (figure.median, figure.least, figure.most) == (3.0, 1.0, 5.0)
 
 
 def test_percentiles_are_in_microseconds_and_never_beyond_what_was_seen() -> None:
@@ -50,7 +56,13 @@ def test_rates_count_all_time_and_bandwidth_the_median() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.123, "0.12"), (12.34, "12.3"), (123.4, "123"), (39_391.2, "39,391")],
+    [
+        (0.123, "0.12"),
+        (12.34, "12.3"),
+        (123.4, "123"),
+        (39_391.2, "39,391"),
+        (-12.34, "-12.3"),
+    ],
 )
 def test_numbers_have_three_digits_that_count(value: float, text: str) -> None:
     assert short(value) == text
@@ -62,45 +74,85 @@ def test_a_ratio_over_one_means_better_whichever_way_is_better() -> None:
     assert result(RATE, 100.0, None).ratio is None
 
 
+def test_the_spread_of_a_ratio_is_over_the_starts_that_ran_side_by_side() -> None:
+    figures = {"asyncrpc": Figure((10.0, 20.0)), "torch": Figure((40.0, 40.0))}
+    spread = Result(LATENCY, figures, figures["torch"]).ratios
+    assert spread == pytest.approx([4.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("row", "ours", "theirs", "verdict"),
+    [
+        (LATENCY, 100.0, 200.0, "ok"),
+        (LATENCY, 100.0, 199.0, "short"),
+        (LATENCY, 100.0, None, ""),
+        (LATENCY, None, 200.0, "failed"),
+        (RATE, 100.0, 200.0, ""),
+        (EXTRA, 50.0, None, "ok"),
+        (EXTRA, 51.0, None, "short"),
+    ],
+)
+def test_a_row_reaches_its_target_or_falls_short_of_it(
+    row: Row, ours: float | None, theirs: float | None, verdict: str
+) -> None:
+    assert result(row, ours, theirs).verdict == verdict
+
+
 def test_starts_are_joined_by_row_and_a_lost_one_leaves_the_rest() -> None:
     starts = {
         "asyncrpc": [{"call, p50": 1.0}, {}, {"call, p50": 3.0}],
         "torch": [{"call, p50": 4.0, "calls": 7.0}],
     }
     latency, rate = collect([LATENCY, RATE, Row("absent", "s")], starts)
-    assert latency.figures["asyncrpc"] == Figure(2.0, 1.0, 3.0)
-    assert rate.figures == {"asyncrpc": None, "torch": Figure(7.0, 7.0, 7.0)}
+    assert latency.figures["asyncrpc"] == Figure((1.0, 3.0))
+    assert rate.figures == {"asyncrpc": None, "torch": Figure((7.0,))}
+
+
+def test_a_row_may_be_compared_with_another_row_of_either_side() -> None:
+    polling = Row("polling", "us", against=("torch", "call, p50"))
+    eight = Row("eight", "1/s", higher_is_better=True, against=("asyncrpc", "calls"))
+    starts = {
+        "asyncrpc": [{"polling": 20.0, "eight": 90.0, "calls": 60.0}],
+        "torch": [{"call, p50": 200.0, "eight": 1.0}],
+    }
+    ratios = [one.ratio for one in collect([polling, eight], starts)]
+    assert ratios == pytest.approx([10.0, 1.5])
+
+
+def test_a_row_that_failed_stays_with_its_reason_unless_another_start_gave_it() -> None:
+    failures = {"call, p50": "it broke", "calls": "it broke once"}
+    results = collect([LATENCY, RATE], {"asyncrpc": [{"calls": 1.0}]}, failures)
+    assert [one.verdict for one in results] == ["failed", ""]
+    assert failures_of(results) == ["call, p50: it broke"]
 
 
 def test_the_table_is_aligned() -> None:
-    spread = Result(RATE, {"asyncrpc": Figure(200.0, 150.0, 250.0), "torch": None})
+    figures = {"asyncrpc": Figure((200.0, 150.0, 250.0)), "torch": None}
+    spread = Result(RATE, figures, None)
     lines = table([result(LATENCY, 100.0, 250.0), spread]).splitlines()
     assert lines == [
-        "workload   unit       asyncrpc  torch  ratio",
-        "call, p50  us              100    250   2.50",
-        "calls      1/s   200 (150-250)      -      -",
+        "workload   unit       asyncrpc  torch  ratio   target",
+        "call, p50  us              100    250   2.50  >= 2.00  ok",
+        "calls      1/s   200 (150-250)      -      -        -",
     ]
 
 
 def test_markdown_has_a_rule_and_right_aligned_numbers() -> None:
     lines = table([result(LATENCY, 100.0, 250.0)], markdown=True).splitlines()
     assert lines == [
-        "| workload  | unit | asyncrpc | torch | ratio |",
-        "| --------- | ---- | -------: | ----: | ----: |",
-        "| call, p50 | us   |      100 |   250 |  2.50 |",
+        "| workload  | unit | asyncrpc | torch | ratio |  target |     |",
+        "| --------- | ---- | -------: | ----: | ----: | ------: | --- |",
+        "| call, p50 | us   |      100 |   250 |  2.50 | >= 2.00 | ok  |",
     ]
 
 
-def test_json_keeps_every_figure() -> None:
-    (written,) = as_json([result(LATENCY, 100.0, None)])
-    assert written == {
-        "name": "call, p50",
-        "unit": "us",
-        "higher_is_better": False,
-        "asyncrpc": {"median": 100.0, "least": 100.0, "most": 100.0},
-        "torch": None,
-        "ratio": None,
-    }
+def test_what_is_written_as_json_is_read_back_whole() -> None:
+    polling = Row("polling", "us", target=5.0, against=("torch", "call, p50"))
+    starts = {"asyncrpc": [{"polling": 20.0}], "torch": [{"call, p50": 200.0}]}
+    results = collect([polling, LATENCY, EXTRA], starts, {"shared": "no"})
+    written = json.loads(json.dumps(as_json(results)))
+    assert from_json(written) == results
+    assert (written[0]["ratio"], written[0]["verdict"]) == (10.0, "ok")
 
 
 def test_measuring_warms_up_and_repeats_as_often_as_it_must() -> None:

@@ -33,6 +33,17 @@ async def test_events_come_at_the_marks_only() -> None:
     assert asyncio.get_running_loop().is_running()
 
 
+async def test_other_marks_hold_from_then_on() -> None:
+    handler = Recorder()
+    gauge = Gauge(handler, WaterMarks(high_bytes=100, low_bytes=20))
+    gauge.use(WaterMarks(high_bytes=0, low_bytes=0))
+    gauge.add(2)
+    gauge.remove(1)
+    assert handler.events == ["pause_writing"]
+    gauge.remove(1)
+    assert handler.events == ["pause_writing", "resume_writing"]
+
+
 async def test_a_cleared_gauge_is_silent() -> None:
     handler = Recorder()
     gauge = Gauge(handler, WaterMarks(high_bytes=1, low_bytes=0))

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.reader import FrameReader, ReaderLimits
+from asyncrpc.wire.transfers import LaneReader
 
 # What carries a value, and so may have a payload.
 WITH_VALUE: Final = (
@@ -40,12 +41,14 @@ class Recorder:
         messages: what arrived, without the flag of a deferred payload.
         dropped: `(kind, call id)` of the transfers that the peer gave up.
         allocated: sizes of the buffers that the reader asked for.
+        made: these buffers.
         allocated_max: above this there is no memory.
     """
 
     messages: list[Message] = field(default_factory=list)
     dropped: list[tuple[int, int]] = field(default_factory=list)
     allocated: list[int] = field(default_factory=list)
+    made: list[memoryview] = field(default_factory=list)
     allocated_max: int = 1 << 30
 
     def on_message(  # noqa: PLR0917  (MessageSink)
@@ -65,19 +68,25 @@ class Recorder:
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
         self.dropped.append((kind, call_id))
 
-    def allocate(self, nbytes: int) -> memoryview:
+    def allocate(
+        self, _kind: int, _call_id: int, lengths: Sequence[int]
+    ) -> list[memoryview]:
         """Return memory full of 0xAA: what was not written can be told."""
-        if nbytes > self.allocated_max:
+        if max(lengths) > self.allocated_max:
             raise MemoryError
-        self.allocated.append(nbytes)
-        return memoryview(bytearray(b"\xaa" * nbytes))
+        self.allocated += lengths
+        made = [memoryview(bytearray(b"\xaa" * nbytes)) for nbytes in lengths]
+        self.made += made
+        return made
 
     def reader(self, limits: ReaderLimits | None = None) -> FrameReader:
         """Make a reader that ends here."""
         return FrameReader(self, self.allocate, limits)
 
 
-def feed(reader: FrameReader, stream: bytes, at_most: Sequence[int] = ()) -> None:
+def feed(
+    reader: FrameReader | LaneReader, stream: bytes, at_most: Sequence[int] = ()
+) -> None:
     """Let a stream arrive, cut into pieces of `at_most` bytes each, in turn."""
     rest, turn = memoryview(stream), 0
     while rest:

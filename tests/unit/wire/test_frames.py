@@ -68,5 +68,7 @@ def test_numbers_on_the_wire_do_not_change() -> None:
         "PING",
         "PONG",
         "GOODBYE",
+        "LANES",
+        "LANE_DROP",
     ]
-    assert [kind.value for kind in FrameKind] == list(range(1, 16))
+    assert [kind.value for kind in FrameKind] == list(range(1, 18))

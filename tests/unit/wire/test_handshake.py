@@ -81,6 +81,18 @@ def test_equal_secrets_meet(secret: bytes | None) -> None:
         assert end.machine.wanted == 0
         assert end.error is None
         assert not end.inbox
+    assert ends[0].machine.token == ends[1].machine.token
+    assert ends[0].machine.token >= 1 << 63
+
+
+def test_a_token_names_one_connection() -> None:
+    """It is of the dialer's nonce, whatever the acceptor's is."""
+    tokens = []
+    for nonce in (1, 3):
+        ends = End(Role.DIALER, b"secret", nonce), End(Role.ACCEPTOR, b"secret", 2)
+        meet(*ends)
+        tokens.append(ends[1].machine.token)
+    assert tokens[0] != tokens[1]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ HELLO = Hello(
     addresses=("tcp://[::1]:29500", "uds:///run/a"),
     host_id="boot/net",
     strict=True,
+    lane=(1 << 63) + 5,
 )
 
 
@@ -39,7 +40,7 @@ class TestHello:
         fields = [*astuple(HELLO), {"new": "field"}, 7]
         assert Hello.decode(msgpack.packb(fields)) == HELLO
 
-    @pytest.mark.parametrize("kept", range(4, 10))
+    @pytest.mark.parametrize("kept", range(4, 11))
     def test_fields_an_earlier_version_lacked_have_their_default(
         self, kept: int
     ) -> None:
@@ -48,7 +49,7 @@ class TestHello:
             *fields[:4], **dict(zip(Hello.__slots__[4:], fields[4:], strict=False))
         )
 
-    @pytest.mark.parametrize("field", range(10))
+    @pytest.mark.parametrize("field", range(11))
     @pytest.mark.parametrize("wrong", [None, 1.5, {}, [7], [None]])
     def test_a_field_of_another_type_is_malformed(
         self, field: int, wrong: object

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from asyncrpc.errors import (
@@ -101,6 +103,74 @@ class TestMessages:
         feed(reader, stream)
         assert sink.allocated == [4 * ALIGNMENT]
         assert reader.bytes_copied == 130
+
+
+class TestMoving:
+    """A payload that is arriving is to land elsewhere."""
+
+    @pytest.mark.parametrize("cut", range(1, 2 * HEADER_BYTES + 8))
+    def test_nothing_is_written_any_more_to_where_it_landed(self, cut: int) -> None:
+        """Wherever the stream is cut: also within a chunk, or its header."""
+        sink = Recorder()
+        reader = sink.reader()
+        first = opening(1, 3, 4, kind=RESPONSE)
+        stream = piece(1, 0, b"abcd", kind=RESPONSE) + piece(
+            1, 4, b"efg", kind=RESPONSE
+        )
+        feed(reader, first)
+        feed(reader, stream[:cut], (3,))
+        old = sink.made[:]
+        landed = [bytes(one) for one in old]
+        moved: list[memoryview] = []
+
+        def make(nbytes: int) -> memoryview:
+            moved.append(memoryview(bytearray(nbytes)))
+            return moved[-1]
+
+        reader.move_transfer(RESPONSE, 1, make)
+        feed(reader, stream[cut:], (3,))
+        feed(reader, PING)
+        assert [bytes(one) for one in old] == landed
+        if cut == len(stream):
+            assert moved == []
+            return
+        had = b"".join(landed).replace(b"\xaa", b"")
+        arrived = bytes(len(had)) + b"abcdefg"[len(had) :]
+        assert b"".join(sink.messages[0].buffers) == arrived
+        assert b"".join(map(bytes, moved)) == arrived
+        assert sink.messages[1] == PINGED
+
+    def test_one_that_is_not_arriving_is_no_matter(self) -> None:
+        sink = Recorder()
+        reader = sink.reader()
+        feed(reader, opening(1, 3))
+        for kind, call_id in ((RESPONSE, 1), (REQUEST, 2)):
+            reader.move_transfer(kind, call_id, lambda _: memoryview(b""))
+        feed(reader, piece(1, 0, b"abc"))
+        assert sink.messages[0].buffers == (b"abc",)
+
+
+class TestCounting:
+    """What was copied of each message, told while it is handed on."""
+
+    def test_inline_payloads_are_and_what_lands_in_place_is_not(self) -> None:
+        told: list[tuple[int, int]] = []
+
+        class Sink(Recorder):
+            def on_message(self, *message: Any) -> None:
+                told.append((message[2], reader.message_bytes_copied))
+
+        sink = Sink()
+        reader = sink.reader()
+        inline = prefix(REQUEST, 1, lengths=(2, 3), payload_bytes=5) + b"abcde"
+        feed(reader, inline + prefix(REQUEST, 2) + inline)
+        feed(reader, opening(3, 5) + piece(3, 0, b"ab"))  # in one read: strays
+        feed(reader, piece(3, 2, b"cde"))
+        feed(reader, opening(4, 5))
+        feed(reader, inline)
+        feed(reader, piece(4, 0, b"abcde") + PING)
+        assert told == [(1, 5), (2, 0), (1, 5), (3, 2), (1, 5), (4, 0), (9, 0)]
+        assert reader.bytes_copied == 5 + 5 + 2 + 5
 
 
 class TestLongFrames:
@@ -237,7 +307,7 @@ class TestRefusals:
             (header(magic=b"HT"), MalformedError, "begins with b'HT'"),
             (header(version=2), VersionMismatchError, "version 2 of .*, we 1"),
             (header(kind=0), MalformedError, "0 is no kind"),
-            (header(kind=16), MalformedError, "16 is no kind"),
+            (header(kind=99), MalformedError, "99 is no kind"),
             (header(control=101), FrameTooLargeError, "control part of 101 bytes"),
             (header(payload=1001, count=1), FrameTooLargeError, "payload of 1001"),
             (header(count=5), FrameTooLargeError, "5 buffers; the limit is 4"),

@@ -1,0 +1,87 @@
+"""When to poll for an answer instead of sleeping until it comes.
+
+To wake a sleeping core takes 20 to 50 us, most of a small call's time; to poll takes a
+core.  So the loop polls after it has written something, and only as long as that pays:
+
+*   at most `limit_s` after a write;
+*   adaptively, only while answers come within that time by experience, and no longer
+    than twice what they lately took;
+*   not at all for a while if the core was evidently wanted by others: if two looks that
+    should be 2 us apart are `STOLEN_S` apart, another thread or process ran in between.
+
+Time comes in from outside, in seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+STOLEN_S: Final = 300e-6
+# The first time the core is missed; doubled each time, up to the most.  Another process
+# keeps the core for some 3 ms: so seldom, one call in some 300 notices.
+PAUSE_S: Final = 20e-3
+PAUSE_MAX_S: Final = 0.5
+# Share of the newest wait in the running mean.
+_WEIGHT: Final = 0.125
+# Waits are not counted beyond this: one long pause must not be remembered for long.
+_WAIT_COUNTED_S: Final = 2e-3
+
+
+class Spin:
+    """Decides for one event loop whether it polls."""
+
+    __slots__ = (
+        "_adaptive",
+        "_looked_s",
+        "_pause_s",
+        "_paused_until_s",
+        "_since_s",
+        "_until_s",
+        "limit_s",
+        "mean_wait_s",
+    )
+
+    def __init__(self, limit_s: float, *, adaptive: bool) -> None:
+        self.limit_s = limit_s
+        self.mean_wait_s = limit_s / 2  # try it first
+        self._adaptive = adaptive
+        self._since_s: float | None = None  # when the wait began
+        self._until_s = 0.0
+        self._looked_s = 0.0
+        self._pause_s = PAUSE_S
+        self._paused_until_s = 0.0
+
+    def on_wait(self, now_s: float) -> bool:
+        """Something is awaited from now on; say whether to poll for it."""
+        self._since_s = now_s
+        window_s = self.limit_s
+        if self._adaptive:
+            if self.mean_wait_s > window_s or now_s < self._paused_until_s:
+                return False
+            window_s = min(window_s, 2 * self.mean_wait_s + 10e-6)
+        self._until_s = now_s + window_s
+        self._looked_s = now_s
+        return True
+
+    def on_read(self, now_s: float) -> None:
+        """Something has come: no polling until something is awaited again.
+
+        What has come may be a call for another thread, which needs the core.
+        """
+        if self._since_s is None:
+            return
+        if now_s < self._until_s:
+            self._pause_s = PAUSE_S  # it paid
+        self._until_s = 0.0
+        wait_s = min(now_s - self._since_s, _WAIT_COUNTED_S)
+        self._since_s = None
+        self.mean_wait_s += _WEIGHT * (wait_s - self.mean_wait_s)
+
+    def on_look(self, now_s: float) -> bool:
+        """The loop has looked; say whether it goes on polling."""
+        since_s, self._looked_s = now_s - self._looked_s, now_s
+        if self._adaptive and since_s > STOLEN_S:
+            self._paused_until_s = now_s + self._pause_s
+            self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+            return False
+        return now_s < self._until_s

@@ -1,0 +1,455 @@
+"""Codecs: a message's payload made smaller by the sender, at the caller's wish.
+
+A codec is a *cast* (fewer bits for float tensors, see `casts`), a *squeezer* (lossless,
+for the bytes of any buffer, see `squeezing`), or a cast and then a squeezer.  It works
+on the buffers of an encoded message, after it has been encoded and before it is
+decoded; so it can run in a thread, and neither encoder nor decoder knows of it.
+Tensors that share memory share a buffer, and do so again on the other side.
+
+A packed control part is a u32, the length of the *packings* with bit 30 set; the
+packings, a msgpack array with one element per buffer; and the control part of the
+message before it was packed.  A packing is nil for a buffer that travels as it is, or
+`[cast, dtype, bytes, squeezer, lengths]`: the buffer was `bytes` long, of elements of
+`dtype`; `lengths` are those of squeezed blocks.  Names that do not apply are empty.
+
+The reader believes nothing: every length is checked, and the sum of what is to be
+allocated against `Limits.unpacked_bytes_max`, before anything is.  That the bytes fit
+the tensors made over them, the decoder checks, as it does without a codec.
+
+Source: docs/reference/codecs.md, docs/reference/wire-protocol.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import numpy as np
+import torch
+
+from asyncrpc.errors import DecodeError, UsageError
+from asyncrpc.serde import kinds, squeezing
+from asyncrpc.serde.casts import CASTS, Cast, Harmed
+from asyncrpc.serde.tensors import DTYPES
+from asyncrpc.serde.unsendable import Unsendable
+
+PACKED: Final = 1 << 30
+_PACKED_IN_BYTE: Final = PACKED >> 24
+_KEEP: Final = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """A codec, by its name.
+
+    Attributes:
+        name: what the user writes and what the callee is asked for.
+        cast: name of its cast; empty if it has none.
+        squeezer: name of its squeezer; empty if it has none.
+        keep: whether a tensor that the cast would harm travels as it is; else it is
+            refused.
+    """
+
+    name: str
+    cast: str
+    squeezer: str
+    keep: bool
+
+    @property
+    def for_answer(self) -> Compression:
+        """The codec of the answer: the callee did not choose it, so it refuses none."""
+        return CODECS[f"{self.name}+{_KEEP}"] if self._refuses else self
+
+    @property
+    def _refuses(self) -> bool:
+        return bool(self.cast) and not self.keep
+
+
+def _codecs() -> Mapping[str, Compression]:
+    found = {name: Compression(name, "", name, keep=False) for name in squeezing.NAMES}
+    for cast in CASTS:
+        for squeezer in ("", *squeezing.NAMES):
+            name = f"{cast}+{squeezer}" if squeezer else cast
+            found[name] = Compression(name, cast, squeezer, keep=False)
+            kept = f"{name}+{_KEEP}"
+            found[kept] = Compression(kept, cast, squeezer, keep=True)
+    return found
+
+
+CODECS: Final[Mapping[str, Compression]] = _codecs()
+
+
+def compression_named(name: str) -> Compression | None:
+    """Return the codec of a name; None for the empty one, which is no codec.
+
+    Raises:
+        UsageError: there is none, or its package is not installed.
+    """
+    if not name:
+        return None
+    found = CODECS.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise UsageError(
+            f"codec {name!r} is unknown; known: 'lz4', 'zstd' (lossless), 'fp16',"
+            " 'bf16', 'int8' (for float tensors), one of each as 'bf16+zstd', and with"
+            " '+keep' at the end what the second kind would harm travels as it is"
+        )
+    if found.squeezer:
+        package = squeezing.missing_package(found.squeezer)
+        if package:
+            raise UsageError(
+                f"codec {name!r} needs the package {package!r}: pip install"
+                " 'asyncrpc-torch[compression]'"
+            )
+    return found
+
+
+def compression_for_answer(name: object) -> Compression | None:
+    """Return the codec that a caller asks for, or None if this worker has it not."""
+    found = CODECS.get(name) if isinstance(name, str) else None
+    if found is None or (found.squeezer and squeezing.missing_package(found.squeezer)):
+        return None
+    return found.for_answer
+
+
+# --- what is to be cast ---------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """Where in a buffer a tensor lies; `value` is what the user gave, for errors."""
+
+    value: Any
+    dtype: torch.dtype
+    shape: list[int]
+    strides: list[int] | None  # None: contiguous, and alone in the buffer
+    offset: int
+
+
+class Plan:
+    """Which buffers of a message are to be cast, and how all are to be packed."""
+
+    def __init__(
+        self,
+        compression: Compression,
+        table: Sequence[list[Any]],
+        objects: Sequence[Any],
+    ) -> None:
+        """Look through the table of an encoded message.
+
+        Raises:
+            Unsendable: a tensor is of a dtype that the cast would harm.
+        """
+        self._compression = compression
+        self._places: dict[int, list[_Place]] = {}
+        if compression.cast:
+            self._find_places(CASTS[compression.cast], table, objects)
+
+    def _find_places(
+        self, cast: Cast, table: Sequence[list[Any]], objects: Sequence[Any]
+    ) -> None:
+        structure, owners = _parts(table)
+        for index, entry in enumerate(table):
+            if entry[0] == kinds.ENTRY_QUANTIZED:
+                self._refuse_dtype(objects[index], entry[2])
+            if entry[0] != kinds.ENTRY_TENSOR or entry[4] == kinds.NO_BUFFER:
+                continue
+            if index in structure:
+                self._keep(entry[4])
+                continue
+            value = objects[owners.get(index, index)]
+            dtype = DTYPES[entry[2]]
+            if dtype in cast.shrinks:
+                shape, buffer, *rest = entry[3:]
+                offset, strides = [*rest, 0, None][:2]
+                place = _Place(value, dtype, shape, strides, offset)
+                self._places.setdefault(buffer, []).append(place)
+            elif dtype not in cast.leaves:
+                self._refuse_dtype(value, entry[2])
+                self._keep(entry[4])
+            else:
+                self._keep(entry[4])
+
+    def _keep(self, buffer: int) -> None:
+        place = _Place(None, torch.uint8, [], None, 0)
+        self._places.setdefault(buffer, []).append(place)
+
+    def _refuse_dtype(self, value: Any, dtype: str) -> None:
+        if not self._compression.keep:
+            name = self._compression.name
+            raise Unsendable(
+                value,
+                f"codec {name!r} would harm a tensor of {dtype}; convert it to float32"
+                f" if that will do, call without the codec, or use '{name}+{_KEEP}',"
+                " which leaves such tensors as they are",
+            )
+
+    def cast(self, buffer: int, view: memoryview) -> tuple[memoryview, str]:
+        """Return the bytes of a buffer after the cast, and the dtype they had.
+
+        Raises:
+            Unsendable: a value in it would be destroyed.
+        """
+        places = self._places.get(buffer)
+        if not places:
+            return view, ""
+        first = places[0]
+        if any(place.dtype is not first.dtype for place in places):
+            return self._mixed(places, view)
+        if first.dtype is torch.uint8:
+            return view, ""
+        flat = torch.frombuffer(view, dtype=first.dtype)
+        try:
+            narrow = CASTS[self._compression.cast].narrow(_without_holes(flat, places))
+        except Harmed as error:
+            if self._compression.keep:
+                return view, ""
+            name = self._compression.name
+            raise Unsendable(
+                first.value,
+                f"codec {name!r} would harm it: {error}; or call without the codec, or"
+                f" use '{name}+{_KEEP}', which leaves such tensors as they are",
+            ) from error
+        return _bytes_of(narrow), str(first.dtype).removeprefix("torch.")
+
+    def _mixed(self, places: list[_Place], view: memoryview) -> tuple[memoryview, str]:
+        """Take a buffer that is seen with several dtypes."""
+        if not self._compression.keep:
+            value = next(place.value for place in places if place.value is not None)
+            raise Unsendable(
+                value,
+                "it shares its memory with a tensor of another dtype, which codec"
+                f" {self._compression.name!r} would harm; send a clone of one",
+            )
+        return view, ""
+
+
+def _parts(table: Sequence[list[Any]]) -> tuple[set[int], dict[int, int]]:
+    """Return the entries that are structure, not values, and the owner of each part."""
+    structure: set[int] = set()
+    owners: dict[int, int] = {}
+    for index, entry in enumerate(table):
+        kind = entry[0]
+        if kind == kinds.ENTRY_SPARSE_COO:
+            structure.add(entry[3])
+            owners[entry[4]] = index
+        elif kind == kinds.ENTRY_SPARSE_COMPRESSED:
+            structure.update(entry[3:5])
+            owners[entry[5]] = index
+        elif kind == kinds.ENTRY_QUANTIZED:
+            structure.add(entry[3])
+            if len(entry) == 7:  # noqa: PLR2004 - per channel
+                structure.update(entry[4:6])
+    return structure, owners
+
+
+def _without_holes(flat: torch.Tensor, places: list[_Place]) -> torch.Tensor:
+    """Return elements of a buffer, with zeros where no tensor looks.
+
+    What lies there is nobody's: it must neither overflow nor spoil a block's scale.
+    """
+    if any(_fills(place, flat.numel()) for place in places):
+        return flat
+    seen = torch.zeros_like(flat)
+    for _, _, shape, strides, offset in places:
+        assert strides is not None  # or it would fill the buffer
+        once = [size if step else 1 for size, step in zip(shape, strides, strict=True)]
+        seen.as_strided(once, strides, offset).copy_(
+            flat.as_strided(once, strides, offset)
+        )
+    return seen
+
+
+def _fills(place: _Place, elements: int) -> bool:
+    """Tell whether a tensor looks at every element of its buffer."""
+    if place.strides is None:
+        return True
+    reached = 1
+    for step, size in sorted(zip(place.strides, place.shape, strict=True)):
+        if size != 1 and step:
+            if step != reached:
+                return False
+            reached *= size
+    return reached == elements
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.view(torch.uint8).numpy().data
+
+
+# --- packing and unpacking ------------------------------------------------------------
+
+
+def pack(
+    plan: Plan, control: bytes, buffers: Sequence[memoryview]
+) -> tuple[bytes, list[memoryview], int]:
+    """Pack the buffers of a message, in any thread.
+
+    Returns:
+        The control part and the buffers to send, and how many bytes were written.
+
+    Raises:
+        Unsendable: a value would be destroyed.
+    """
+    squeezer = plan._compression.squeezer  # noqa: SLF001
+    packings: list[list[Any] | None] = []
+    packed: list[memoryview] = []
+    written = 0
+    for index, view in enumerate(buffers):
+        data, dtype = plan.cast(index, view)
+        if dtype:
+            written += data.nbytes
+        squeezed = squeezing.squeeze(squeezer, data) if squeezer else None
+        lengths: list[int] = []
+        if squeezed is not None:
+            data, lengths = squeezed
+            written += data.nbytes
+        packed.append(data)
+        cast = plan._compression.cast if dtype else ""  # noqa: SLF001
+        by = squeezer if lengths else ""
+        is_packed = cast or by
+        packings.append([cast, dtype, view.nbytes, by, lengths] if is_packed else None)
+    if not any(packings):
+        return control, packed, written
+    return _header(packings) + control, packed, written
+
+
+def _header(packings: Any) -> bytes:
+    body: bytes = msgpack.packb(packings)
+    return (PACKED | len(body)).to_bytes(kinds.LENGTH_BYTES, "little") + body
+
+
+def is_packed(control: bytes | memoryview) -> bool:
+    """Tell whether the buffers of a message have to be unpacked."""
+    return len(control) >= kinds.LENGTH_BYTES and bool(control[3] & _PACKED_IN_BYTE)
+
+
+def unreadable(problem: str) -> bytes:
+    """Return a control part that decodes as a `DecodeError` with this text."""
+    return _header(problem)
+
+
+class Parcel:
+    """A message whose buffers are packed.
+
+    Attributes:
+        unpacked_bytes: what its buffers will take.
+    """
+
+    __slots__ = ("_buffers", "_control", "_packings", "unpacked_bytes")
+
+    def __init__(
+        self,
+        control: bytes | memoryview,
+        buffers: Sequence[memoryview],
+        unpacked_bytes_max: int,
+    ) -> None:
+        """Check what arrived; nothing is unpacked yet.
+
+        Raises:
+            DecodeError: the packings do not fit the buffers, or ask for too much.
+        """
+        view = memoryview(control)
+        header = int.from_bytes(view[: kinds.LENGTH_BYTES], "little")
+        stop = kinds.LENGTH_BYTES + (header & (PACKED - 1))
+        if stop > view.nbytes:
+            raise DecodeError(f"packings end at byte {stop} of {view.nbytes}")
+        try:
+            packings = msgpack.unpackb(view[kinds.LENGTH_BYTES : stop])
+        except (ValueError, msgpack.UnpackException) as error:
+            raise DecodeError(f"packings are no msgpack: {error}") from error
+        if isinstance(packings, str):
+            raise DecodeError(packings)
+        if type(packings) is not list or len(packings) != len(buffers):
+            raise DecodeError(f"packings do not fit the {len(buffers)} buffers")
+        self._control = view[stop:]
+        self._buffers = buffers
+        self._packings = [_Packing.read(packing) for packing in packings]
+        self.unpacked_bytes = sum(
+            packing.size_bytes for packing in self._packings if packing is not None
+        )
+        if self.unpacked_bytes > unpacked_bytes_max:
+            raise DecodeError(
+                f"a payload of {self.unpacked_bytes} bytes after unpacking; at most"
+                f" {unpacked_bytes_max} are taken (unpacked_bytes_max)"
+            )
+        for packing, buffer in zip(self._packings, buffers, strict=True):
+            if packing is not None:
+                packing.check(buffer.nbytes)
+
+    def unpack(self) -> tuple[memoryview, list[memoryview]]:
+        """Return the message as it was before it was packed; in any thread.
+
+        Raises:
+            DecodeError: its bytes are damaged, or a package is missing.
+        """
+        pairs = zip(self._packings, self._buffers, strict=True)
+        return self._control, [
+            buffer if packing is None else packing.unpack(buffer)
+            for packing, buffer in pairs
+        ]
+
+
+class _Packing(NamedTuple):
+    """How one buffer was packed."""
+
+    cast: str
+    dtype: torch.dtype | None
+    size_bytes: int
+    squeezer: str
+    lengths: list[int]
+
+    @classmethod
+    def read(cls, packing: Any) -> _Packing | None:
+        if packing is None:
+            return None
+        if type(packing) is not list or len(packing) < 5:  # noqa: PLR2004
+            raise DecodeError(f"a packing is {packing!r:.60}")
+        cast, name, size_bytes, squeezer, lengths = packing[:5]
+        if not isinstance(squeezer, str) or squeezer not in ("", *squeezing.NAMES):
+            raise DecodeError(f"codec {squeezer!r:.20} is unknown to this worker")
+        if type(size_bytes) is not int or size_bytes <= 0:
+            raise DecodeError(f"a buffer of {size_bytes!r:.20} bytes was packed")
+        if not cast:
+            return cls("", None, size_bytes, squeezer, lengths)
+        if not isinstance(cast, str) or cast not in CASTS:
+            raise DecodeError(f"codec {cast!r:.20} is unknown to this worker")
+        dtype = DTYPES.get(name) if isinstance(name, str) else None
+        if dtype not in CASTS[cast].shrinks or size_bytes % dtype.itemsize:
+            raise DecodeError(f"{size_bytes} bytes of {name!r:.20} under {cast!r}")
+        return cls(cast, dtype, size_bytes, squeezer, lengths)
+
+    @property
+    def elements(self) -> int:
+        return self.size_bytes // (1 if self.dtype is None else self.dtype.itemsize)
+
+    @property
+    def narrow_bytes(self) -> int:
+        """Bytes after the cast, and before the squeezer."""
+        if not self.cast:
+            return self.size_bytes
+        return CASTS[self.cast].narrow_bytes(self.elements)
+
+    def check(self, arrived_bytes: int) -> None:
+        if self.squeezer:
+            squeezing.check_lengths(self.lengths, self.narrow_bytes, arrived_bytes)
+        elif self.narrow_bytes != arrived_bytes:
+            raise DecodeError(
+                f"{arrived_bytes} bytes arrived where {self.cast!r} makes"
+                f" {self.narrow_bytes}"
+            )
+
+    def unpack(self, buffer: memoryview) -> memoryview:
+        data: Any = buffer
+        if self.squeezer:
+            data = squeezing.unsqueeze(
+                self.squeezer, buffer, self.lengths, self.narrow_bytes
+            )
+        if not self.cast:
+            return memoryview(data)
+        if memoryview(data).readonly:
+            data = bytearray(data)  # torch warns of memory that it may not write to
+        wide = torch.empty(self.elements, dtype=self.dtype)
+        CASTS[self.cast].widen(torch.from_numpy(np.frombuffer(data, np.uint8)), wide)
+        return _bytes_of(wide)

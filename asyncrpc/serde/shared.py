@@ -1,0 +1,138 @@
+"""Storages that travel by reference: `share` marks them, codecs ask for the mark.
+
+A mark is 16 random bytes on the storage itself, the *key*, so every view of a shared
+tensor has it, and it ends with the memory.  What a key stands for in another process,
+the runtime knows (`SharedStorages`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Final, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from asyncrpc.errors import UsageError
+
+KEY_BYTES: Final = 16
+_MARK: Final = "_asyncrpc_shared"
+
+Shareable = TypeVar("Shareable", bound=torch.Tensor | nn.Module)
+
+
+class SharedStorages(Protocol):
+    """The shared storages that one worker knows."""
+
+    def find(self, key: bytes) -> torch.UntypedStorage:
+        """Return a storage that a peer refers to.
+
+        Raises:
+            DecodeError: it is not here.
+        """
+        ...
+
+
+def share(value: Shareable) -> Shareable:
+    """Move a tensor, or a module's state, into memory shared with peers on this host.
+
+    From now on it travels by reference between the workers of one host: a call that
+    carries it costs the same whatever its size, and all who have it see what any of
+    them writes to it, as threads would: at once, and without a lock.  So one process
+    can train a model that others use (Hogwild, A3C).
+
+    Views of a shared tensor, and tensors made over it, are shared too; results computed
+    from it are not.  Passed on to a third worker it stays the same memory; sent back to
+    a worker that has it, it is that worker's own.  The memory lives until no process
+    uses it, and some seconds more.
+
+    Args:
+        value: a dense tensor (any shape and dtype) in host memory, or a module, whose
+            parameters, buffers and gradients are moved.  They stay the same objects.
+            What shares memory with a tensor from outside, such as a numpy array, does
+            not any more.
+
+    Returns:
+        `value` itself.
+
+    Raises:
+        UsageError: it is neither, or a tensor is sparse or on a device.
+
+    Thread safety: nobody may use `value` meanwhile.
+
+    Example:
+        >>> model = asyncrpc.share(nn.Linear(4, 2))
+        >>> await worker.peer("trainer").call(train, model)  # trains this very model
+
+    Source: torch.Tensor.share_memory_, which makes the memory; other than there, a
+    tensor that is only in shared memory still travels by value.
+    """
+    if not isinstance(value, torch.Tensor | nn.Module):
+        raise UsageError(
+            f"a {type(value).__name__} cannot be shared: share tensors and modules"
+        )
+    tensors = list(_tensors_of(value))
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or not tensor.is_cpu:
+            raise UsageError(
+                f"a {str(tensor.layout).removeprefix('torch.')} tensor on "
+                f"{str(tensor.device)!r} cannot be shared: only dense ones in host "
+                "memory can"
+            )
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and key_of(storage) is None:
+            descriptor_of(storage)
+            mark(storage, os.urandom(KEY_BYTES))
+    return value
+
+
+def key_of(storage: torch.UntypedStorage) -> bytes | None:
+    """Return the key of a storage that travels by reference; None: it does not."""
+    return getattr(storage, _MARK, None)
+
+
+def mark(storage: torch.UntypedStorage, key: bytes) -> None:
+    """Let a storage travel by reference from now on."""
+    setattr(storage, _MARK, key)
+
+
+def descriptor_of(storage: torch.UntypedStorage) -> int:
+    """Return the descriptor of a storage's memory, which stays the storage's.
+
+    Memory that is not shared yet is moved, under all its views.
+    """
+    descriptor: int = storage._share_fd_cpu_()[0]
+    return descriptor
+
+
+def storage_over(descriptor: int, key: bytes, nbytes: int) -> torch.UntypedStorage:
+    """Return a storage over memory that another process shares.
+
+    Args:
+        descriptor: stays the caller's.
+        key: of the memory.
+        nbytes: its length; the file must have it.
+    """
+    kind: Any = torch.UntypedStorage  # torch's own way has no type
+    storage: torch.UntypedStorage = kind._new_shared_fd_cpu(descriptor, nbytes)  # noqa: SLF001
+    mark(storage, key)
+    return storage
+
+
+def users_of(storage: torch.UntypedStorage) -> int:
+    """Return how many tensors there are over a storage, and one for Python's own."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001
+    return count
+
+
+def _tensors_of(value: torch.Tensor | nn.Module) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    for parameter in value.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from value.buffers()

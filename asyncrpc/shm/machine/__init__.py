@@ -1,0 +1,1 @@
+"""What decides about shared memory, without any: sizes, offsets and who holds what."""

@@ -1,0 +1,208 @@
+"""Passing open files between the workers of one user on one host.
+
+An event loop's streams drop the descriptors that come with their bytes.  So a worker
+that listens at a Unix socket listens beside it, too, at `PATH.fd`, for nothing else.
+Whoever has a descriptor to pass connects there, sends one record of `TOKEN_BYTES`
+random bytes with the descriptor, and closes; over the connection that both sides have
+authenticated it then names the token.
+
+The same rules as for the socket itself: its directory is closed to others, and the
+kernel names the user at the other end, who must be ours.  What comes is bounded in
+number and in time, and closed if nobody claims it.
+
+Source: unix(7), SCM_RIGHTS.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+from asyncrpc.errors import ConnectError, TransportError
+from asyncrpc.transport.sockets import peer_credentials
+from asyncrpc.transport.uds import bind_private, check_length, remove_own
+
+SUFFIX: Final = ".fd"
+TOKEN_BYTES: Final = 16
+CONNECTIONS_MAX: Final = 64  # that have not sent their record yet
+UNCLAIMED_MAX: Final = 64
+RECORD_TIMEOUT_S: Final = 5.0  # it is sent at once by whoever connects
+CLAIM_TIMEOUT_S: Final = 10.0  # the message that names it is sent right after
+_ACCEPTS_PER_TURN: Final = 16
+_DESCRIPTORS_MAX: Final = 8  # in one record; more than one is refused, all are closed
+
+
+def send_descriptor(
+    path: str, token: bytes, descriptor: int, *, timeout_s: float = RECORD_TIMEOUT_S
+) -> None:
+    """Pass a descriptor to the worker that listens at `path`; blocks: for a thread.
+
+    Args:
+        path: of the worker's Unix socket.
+        token: `TOKEN_BYTES` bytes that name it.
+        descriptor: stays ours.
+        timeout_s: seconds to wait for a place in the worker's queue.
+
+    Raises:
+        ConnectError: nobody takes descriptors there, or it is another user.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(timeout_s)
+        try:
+            sock.connect(path + SUFFIX)
+            found = peer_credentials(sock)
+            if found is not None and found.uid != os.geteuid():
+                raise ConnectError(f"{path}{SUFFIX} belongs to user {found.uid}")
+            socket.send_fds(sock, [token], [descriptor])
+        except OSError as error:
+            raise ConnectError(
+                f"cannot pass a descriptor to {path}{SUFFIX}: {error}"
+            ) from error
+
+
+class DescriptorInbox:
+    """Takes the descriptors that peers pass to one worker, and keeps them for it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._listening: list[tuple[socket.socket, Path, int]] = []
+        self._connections: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._unclaimed: dict[bytes, tuple[int, asyncio.TimerHandle]] = {}
+        self._awaited: dict[bytes, asyncio.Future[int]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many descriptors are here that nobody has claimed."""
+        return len(self._unclaimed)
+
+    def listen(self, path: str) -> None:
+        """Listen beside the Unix socket at `path`.
+
+        Raises:
+            TransportError: its name is too long, or the directory is open to others.
+        """
+        beside = Path(path + SUFFIX)
+        check_length(beside, TransportError)
+        try:
+            sock, inode = bind_private(beside)
+        except OSError as error:
+            raise TransportError(f"cannot listen at {beside}: {error}") from error
+        self._listening.append((sock, beside, inode))
+        self._loop.add_reader(sock, self._accept, sock)
+
+    async def claim(self, token: bytes) -> int:
+        """Return the descriptor that a peer has named; from now on it is the caller's.
+
+        Raises:
+            TimeoutError: it did not come within `CLAIM_TIMEOUT_S`.
+            TransportError: too many are waited for.
+
+        Cancellation:
+            The descriptor is closed if it comes.
+        """
+        kept = self._unclaimed.pop(token, None)
+        if kept is not None:
+            kept[1].cancel()
+            return kept[0]
+        if token in self._awaited or len(self._awaited) >= UNCLAIMED_MAX:
+            raise TransportError("too many descriptors are waited for")
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._awaited[token] = future
+        try:
+            async with asyncio.timeout(CLAIM_TIMEOUT_S):
+                return await future
+        except BaseException:
+            if future.done() and not future.cancelled():
+                os.close(future.result())  # it came in the very turn that gave it up
+            raise
+        finally:
+            del self._awaited[token]
+
+    def close(self) -> None:
+        """Stop listening, and close what nobody has claimed.  Idempotent."""
+        for sock, path, inode in self._listening:
+            self._loop.remove_reader(sock)
+            sock.close()
+            remove_own(path, inode)
+        self._listening.clear()
+        for sock in tuple(self._connections):
+            self._end(sock)
+        for token in tuple(self._unclaimed):
+            self._give_up(token)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, _ = listening.accept()
+            except OSError:  # nobody, or nobody any more
+                return
+            found = peer_credentials(sock)
+            is_ours = found is None or found.uid == os.geteuid()
+            if not is_ours or len(self._connections) >= CONNECTIONS_MAX:
+                sock.close()
+                continue
+            sock.settimeout(0)
+            timer = self._loop.call_later(RECORD_TIMEOUT_S, self._end, sock)
+            self._connections[sock] = timer
+            self._loop.add_reader(sock, self._read, sock)
+
+    def _read(self, sock: socket.socket) -> None:
+        """Take the one record of a connection; whatever else comes is junk."""
+        try:
+            token, descriptors, flags = _receive(sock)
+        except BlockingIOError:
+            return
+        except OSError:
+            token, descriptors, flags = b"", [], 0
+        self._end(sock)
+        is_sound = len(token) == TOKEN_BYTES and len(descriptors) == 1
+        if is_sound and not flags & socket.MSG_CTRUNC:
+            self._keep(token, descriptors[0])
+        else:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _keep(self, token: bytes, descriptor: int) -> None:
+        awaited = self._awaited.get(token)
+        if awaited is not None and not awaited.done():
+            awaited.set_result(descriptor)
+        elif token in self._unclaimed or len(self._unclaimed) >= UNCLAIMED_MAX:
+            os.close(descriptor)
+        else:
+            timer = self._loop.call_later(CLAIM_TIMEOUT_S, self._give_up, token)
+            self._unclaimed[token] = (descriptor, timer)
+
+    def _give_up(self, token: bytes) -> None:
+        descriptor, timer = self._unclaimed.pop(token)
+        timer.cancel()
+        os.close(descriptor)
+
+    def _end(self, sock: socket.socket) -> None:
+        timer = self._connections.pop(sock, None)
+        if timer is not None:
+            timer.cancel()
+            with contextlib.suppress(OSError, ValueError):
+                self._loop.remove_reader(sock)
+            sock.close()
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[int], int]:
+    """Return a record, its descriptors, and the flags of recvmsg(2).
+
+    Not `socket.recv_fds`: that leaves its flags unheeded, and so the descriptors to the
+    programs that this process may start.
+    """
+    found = array.array("i")
+    room = socket.CMSG_SPACE(_DESCRIPTORS_MAX * found.itemsize)
+    token, ancillary, flags, _ = sock.recvmsg(
+        TOKEN_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC
+    )
+    for level, kind, packed in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(packed[: len(packed) - len(packed) % found.itemsize])
+    return token, list(found), flags

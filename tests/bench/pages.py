@@ -1,0 +1,69 @@
+"""The parts of docs/explanation/performance.md that runs write.
+
+Each stands between two markers that name what made it; the rest is written by people.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tests.bench import harness, machine
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "performance.md"
+PICTURE: Final = PAGE.with_suffix(".png")
+
+
+def section(written: Mapping[str, Any]) -> str:
+    """Return the text that stands for one run.
+
+    Args:
+        written: what `--json` wrote.
+    """
+    results = harness.from_json(written["rows"])
+    missed = [one.row.name for one in results if one.verdict == "short"]
+    failed = harness.failures_of(results)
+    aimed = [one for one in results if one.verdict]
+    reached = sum(one.verdict == "ok" for one in aimed)
+    lines = [
+        f"{written['date']}, starts of each side: {written['starts']}, seconds per",
+        f"workload and start: {written['seconds']:g}.  Load before the run:",
+        f"{written['load']:g}.  {written['machine']}.",
+        "",
+        harness.table(results, markdown=True),
+        "",
+        f"{reached} of {len(aimed)} targets are reached.",
+    ]
+    if missed:
+        lines.append(f"Short of theirs: {'; '.join(missed)}.")
+    if failed:
+        lines.append(f"Not measured: {'; '.join(failed)}.")
+    return "\n".join(lines)
+
+
+def replaced(page: str, name: str, text: str) -> str:
+    """Return a page with `text` between the markers of a part.
+
+    Raises:
+        ValueError: it does not have each marker once, in order.
+    """
+    opening, closing = (f"<!-- measured: {name}: {end} -->" for end in ("begin", "end"))
+    before, begin, rest = page.partition(opening)
+    _, end, after = rest.partition(closing)
+    if not begin or not end or opening in rest or closing in after:
+        raise ValueError(f"the page needs {opening!r} and {closing!r}, once each")
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+
+
+def renew(name: str, text: str) -> None:
+    """Write one part of the page."""
+    PAGE.write_text(replaced(PAGE.read_text("utf-8"), name, text), "utf-8")
+
+
+def as_block(table: str) -> str:
+    """Return a table that a script printed as a part of the page, with the machine."""
+    today = dt.datetime.now(dt.UTC).date().isoformat()
+    about = f"{today}. {machine.describe()}, load {machine.load():g} after the run."
+    return f"{about}\n\n```text\n{table}\n```"

@@ -1,0 +1,112 @@
+"""One process of `bench_call_path`: calls one after the other, traced or not."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import asyncrpc
+from tests.bench import tracing
+from tests.bench import workloads as w
+from tests.bench.processes import report
+from tests.bench.sides.asyncrpc_side import with_spin
+from tests.bench.tracing import CALLEE_PROBES, CALLER_PROBES, Place
+
+WARM_UPS = 300
+
+Workload = tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]
+
+# Name: what is called when nothing is traced, what when it is, and the arguments.
+WORKLOADS: dict[str, Workload] = {
+    "async def": (w.nothing_async, tracing.trace_nothing_async, ()),
+    "def": (w.nothing, tracing.trace_nothing, ()),
+    "1 KiB tensor, def": (
+        w.add_one,
+        tracing.trace_add_one,
+        (torch.ones(w.KIB_FLOATS),),
+    ),
+}
+
+
+async def plain(peer: asyncrpc.Peer, workload: Workload, calls: int) -> list[float]:
+    """Return the microseconds of each call, from outside."""
+    function, _, args = workload
+    now, times_us = time.perf_counter_ns, []
+    for _ in range(calls):
+        start_ns = now()
+        await peer.call(function, *args)
+        times_us.append((now() - start_ns) / 1000)
+    return times_us
+
+
+async def traced(peer: asyncrpc.Peer, workload: Workload, calls: int) -> list[int]:
+    """Return the marks of both processes."""
+    _, function, args = workload
+    await tracing.take_marks()
+    await peer.call(tracing.take_marks)
+    tracing.marks.clear()
+    begin, end = int(Place.BEGIN), int(Place.END)
+    now, append, bits = time.perf_counter_ns, tracing.marks.append, tracing.PLACE_BITS
+    for _ in range(calls):
+        append(now() << bits | begin)
+        await peer.call(function, *args)
+        append(now() << bits | end)
+    ours = list(tracing.marks)
+    return ours + await peer.call(tracing.take_marks)
+
+
+async def lead(peer: asyncrpc.Peer, options: argparse.Namespace) -> None:
+    for name, workload in WORKLOADS.items():
+        await plain(peer, workload, WARM_UPS)
+        if options.traced:
+            _, function, args = workload
+            await plain(peer, (function, function, args), WARM_UPS)
+            report(name, await traced(peer, workload, options.calls))
+        else:
+            report(name, await plain(peer, workload, options.calls))
+
+
+def choose_core(rank: int, cores: str) -> None:
+    """Keep this process on one core, if that is wanted and there are enough."""
+    mine = sorted(os.sched_getaffinity(0))
+    if cores == "same":
+        os.sched_setaffinity(0, mine[:1])
+    elif cores == "apart" and len(mine) > 1:
+        os.sched_setaffinity(0, mine[rank : rank + 1])
+
+
+async def main(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    choose_core(options.rank, options.cores)
+    cost_ns, absent = 0.0, []
+    if options.traced:
+        cost_ns = tracing.mark_cost_ns()
+        probes = CALLEE_PROBES if options.rank else CALLER_PROBES
+        absent = [probe.method for probe in probes if not tracing.attach(probe)]
+    async with asyncrpc.init_rpc(
+        (w.CALLER, w.CALLEE)[options.rank],
+        rank=options.rank,
+        world_size=2,
+        rendezvous=f"tcp://127.0.0.1:{options.port}",
+        options=with_spin(options.spin) if options.spin else None,
+    ) as worker:
+        if options.rank == 0:
+            report("mark", cost_ns, absent)
+            await lead(worker.peer(w.CALLEE), options)
+        await worker.barrier()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--calls", type=int, default=3000)
+    parser.add_argument("--cores", default="free")
+    parser.add_argument("--spin", default="")
+    parser.add_argument("--traced", action="store_true")
+    asyncrpc.run(main(parser.parse_args()))

@@ -1,0 +1,238 @@
+"""Marks: when a call passed which place, in both processes, on one clock.
+
+`time.perf_counter_ns` is the same clock in every process of a host.  A mark is one
+integer, time and place together: a list of integers gives the garbage collector nothing
+to walk through.
+
+A probe wraps a method of a class before any object of it exists, because bound methods
+are kept in many places (the event loop keeps those of a protocol).  A method that is no
+longer there is skipped, and its stage is part of the next one.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, Self
+
+import torch
+
+PLACE_BITS: Final = 6
+CALIBRATIONS: Final = 20_000
+
+
+class Place(enum.IntEnum):
+    """Where a call passes, in order; the text says what led up to it."""
+
+    text: str
+
+    def __new__(cls, number: int, text: str) -> Self:
+        """Make a member that is a number and has a text."""
+        place = int.__new__(cls, number)
+        place._value_ = number
+        place.text = text
+        return place
+
+    BEGIN = 0, ""
+    ENCODE = 1, "start: find function, link, deadline"
+    ENCODED = 2, "encode the arguments"
+    WRITE = 3, "head and frame"
+    WRITTEN = 4, "write: system call"
+    READ = 5, "-> wire, wake-up, read"
+    MESSAGE = 6, "parse the frame"
+    DECODE = 7, "head, deadline, context"
+    DECODED = 8, "decode the arguments"
+    RUN = 9, "dispatch: to a task or a thread"
+    RAN = 10, "run the function"
+    REPLY = 11, "back to the loop"
+    REPLY_ENCODED = 12, "encode the result"
+    REPLY_WRITE = 13, "head and frame of the reply"
+    REPLY_WRITTEN = 14, "reply write: system call"
+    ANSWER = 15, "<- wire, wake-up, read"
+    ANSWER_MESSAGE = 16, "parse the reply"
+    ANSWER_DECODE = 17, "find the call"
+    ANSWER_DECODED = 18, "decode the result"
+    DONE = 19, "complete the future"
+    END = 20, "resume the caller's task"
+
+
+class Probe(NamedTuple):
+    """A method, and the places that its beginning and its end are."""
+
+    module: str
+    owner: str
+    method: str
+    begin: Place | None
+    end: Place | None
+
+
+_CORE: Final = ("asyncrpc.runtime.core", "LinkCore")
+_SOCKET: Final = ("asyncrpc.transport.sockets", "SocketTransport")
+_CONNECTION: Final = ("asyncrpc.runtime.connection", "Connection")
+_LINK: Final = ("asyncrpc.runtime.link", "Link")
+_FUTURE: Final = ("asyncrpc.runtime.futures", "CallFuture")
+
+CALLER_PROBES: Final = (
+    Probe(*_CORE, "_encode", Place.ENCODE, Place.ENCODED),
+    Probe(*_SOCKET, "send", Place.WRITE, Place.WRITTEN),
+    Probe(*_CONNECTION, "buffer_updated", Place.ANSWER, None),
+    Probe(*_LINK, "_on_response", Place.ANSWER_MESSAGE, None),
+    Probe(*_CORE, "_decode", Place.ANSWER_DECODE, Place.ANSWER_DECODED),
+    Probe(*_FUTURE, "succeed", None, Place.DONE),
+)
+CALLEE_PROBES: Final = (
+    Probe(*_CONNECTION, "buffer_updated", Place.READ, None),
+    Probe(*_LINK, "_on_request", Place.MESSAGE, None),
+    Probe(*_CORE, "_decode", Place.DECODE, Place.DECODED),
+    Probe(*_CORE, "_encode", Place.REPLY, Place.REPLY_ENCODED),
+    Probe(*_SOCKET, "send", Place.REPLY_WRITE, Place.REPLY_WRITTEN),
+)
+
+marks: list[int] = []
+
+
+def mark(place: Place) -> None:
+    """Take down that a call is at `place` now."""
+    marks.append(time.perf_counter_ns() << PLACE_BITS | place)
+
+
+def attach(probe: Probe) -> bool:
+    """Wrap the method that a probe names; say whether there is one."""
+    owner = getattr(importlib.import_module(probe.module), probe.owner, None)
+    method = getattr(owner, probe.method, None)
+    if owner is None or method is None:
+        return False
+    setattr(owner, probe.method, traced(method, probe.begin, probe.end))
+    return True
+
+
+def traced(
+    function: Callable[..., Any], begin: int | None, end: int | None
+) -> Callable[..., Any]:
+    """Return `function` with marks at its beginning, its end or both."""
+    now, append = time.perf_counter_ns, marks.append
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        append(now() << PLACE_BITS | begin)  # type: ignore[operator]
+        result = function(*args, **kwargs)
+        append(now() << PLACE_BITS | end)  # type: ignore[operator]
+        return result
+
+    def first(*args: Any, **kwargs: Any) -> Any:
+        append(now() << PLACE_BITS | begin)  # type: ignore[operator]
+        return function(*args, **kwargs)
+
+    def last(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        append(now() << PLACE_BITS | end)  # type: ignore[operator]
+        return result
+
+    if end is None:
+        return first
+    return last if begin is None else both
+
+
+def mark_cost_ns() -> float:
+    """Measure what one mark costs: half of what two add to a call of nothing."""
+
+    def nothing(*_args: object) -> None: ...
+
+    def median_ns(function: Callable[..., Any]) -> float:
+        times_ns = []
+        for _ in range(CALIBRATIONS // 100):
+            start_ns = time.perf_counter_ns()
+            for _ in range(100):
+                function(None)
+            times_ns.append((time.perf_counter_ns() - start_ns) / 100)
+        return statistics.median(times_ns)
+
+    cost_ns = (median_ns(traced(nothing, 0, 1)) - median_ns(nothing)) / 2
+    marks.clear()
+    return max(0.0, cost_ns)
+
+
+# --- what the callee runs, marks included --------------------------------------------
+
+
+def trace_nothing() -> None:
+    mark(Place.RUN)
+    mark(Place.RAN)
+
+
+async def trace_nothing_async() -> None:
+    mark(Place.RUN)
+    mark(Place.RAN)
+
+
+def trace_add_one(tensor: torch.Tensor) -> torch.Tensor:
+    mark(Place.RUN)
+    result = tensor + 1
+    mark(Place.RAN)
+    return result
+
+
+async def take_marks() -> list[int]:
+    """Return this process's marks, and forget them."""
+    taken = list(marks)
+    marks.clear()
+    return taken
+
+
+# --- from marks to stages ------------------------------------------------------------
+
+
+def passages(marks_of_both: Iterable[int]) -> list[dict[Place, int]]:
+    """Cut the marks of calls that were made one after the other into calls.
+
+    Only those count that passed the same places in the same order as most did: a call
+    that met a ping, say, is left out.
+
+    Returns:
+        When each call was at each place, in nanoseconds.
+    """
+    places = {int(place): place for place in Place}
+    mask = (1 << PLACE_BITS) - 1
+    calls: list[list[tuple[Place, int]]] = []
+    for one in sorted(marks_of_both):
+        place = places[one & mask]
+        if place is Place.BEGIN:
+            calls.append([])
+        if calls and (not calls[-1] or calls[-1][-1][0] is not Place.END):
+            calls[-1].append((place, one >> PLACE_BITS))
+    # A write returns at one side while the other side wakes: these two may swap.
+    orders = [tuple(sorted(place for place, _ in call)) for call in calls]
+    if not orders:
+        return []
+    usual = Counter(orders).most_common(1)[0][0]
+    return [
+        _in_order(dict(call))
+        for call, order in zip(calls, orders, strict=True)
+        if order == usual
+    ]
+
+
+def _in_order(call: dict[Place, int]) -> dict[Place, int]:
+    """End a write no later than what it sent is read: on one core it returns late."""
+    for written, read in (
+        (Place.WRITTEN, Place.READ),
+        (Place.REPLY_WRITTEN, Place.ANSWER),
+    ):
+        if written in call and read in call:
+            call[written] = min(call[written], call[read])
+    return call
+
+
+def stages(calls: Sequence[Mapping[Place, int]]) -> dict[Place, list[float]]:
+    """Return the microseconds that led up to each place, call by call."""
+    if not calls:
+        return {}
+    order = sorted(calls[0])
+    return {
+        place: [(call[place] - call[before]) / 1000 for call in calls]
+        for before, place in pairwise(order)
+    }

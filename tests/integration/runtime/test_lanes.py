@@ -1,0 +1,397 @@
+"""Large payloads take other connections than small messages, and lose nothing there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc import Options, Worker, WorkerLostError
+from asyncrpc.errors import ConnectError, UsageError
+from asyncrpc.runtime.connection import Connection
+from asyncrpc.runtime.lanes import Lane, Lanes, LanesState
+from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.testing.cluster import Wires
+from asyncrpc.testing.loop import SimLoop
+from asyncrpc.testing.network import Network
+from asyncrpc.wire.frames import LANE_CHUNK_BYTES
+from asyncrpc.wire.handshake import Role
+from tests.integration.runtime import remote
+
+MIB = 1 << 20
+Pair = tuple[Worker, Worker]
+
+
+@asynccontextmanager
+async def two(
+    network: Wires | Network = "tcp", **options: Any
+) -> AsyncIterator[tuple[Worker, Worker]]:
+    given: dict[str, Any] = {"drain_timeout_s": 2.0, "shared_memory_bytes": 0}
+    async with Cluster(
+        2, network=network, options=Options(**given | options)
+    ) as workers:
+        yield workers[0], workers[1]
+
+
+def lanes_of(worker: Worker, to: str) -> Lanes:
+    link = worker.directory.find(to).link
+    assert link is not None
+    assert link.connection.lanes is not None
+    return link.connection.lanes
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[Lane]:
+    """Count the bytes that each lane reads."""
+    read: Counter[Lane] = Counter()
+    advance = Lane.advance
+
+    def count(self: Lane, nbytes: int) -> None:
+        read[self] += nbytes
+        advance(self, nbytes)
+
+    monkeypatch.setattr(Lane, "advance", count)
+    return read
+
+
+def is_empty(lanes: Lanes) -> bool:
+    return not len(lanes.arrivals)
+
+
+async def until(is_so: Callable[[], bool], step_s: float = 0.0) -> None:
+    """Let the loop turn until something is so; the limit of a test ends it, too."""
+    while not is_so():  # noqa: ASYNC110  (it sets no event)
+        await asyncio.sleep(step_s)
+
+
+def numbers(count: int) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.int32)
+
+
+class TestOpening:
+    @pytest.mark.parametrize(("network", "count"), [("tcp", 2), ("uds", 1), ("mem", 1)])
+    async def test_the_first_large_payload_opens_them(
+        self, network: Wires, count: int
+    ) -> None:
+        async with two(network) as (a, b):
+            await a.peer("b").call(remote.add, torch.ones(1000))
+            assert lanes_of(a, "b").state is LanesState.NONE
+            large = numbers(MIB)
+            assert torch.equal(await a.peer("b").call(remote.echo, large), large)
+            assert lanes_of(a, "b").state is LanesState.UP
+            await a.peer("b").call(remote.echo, large)
+            assert len(lanes_of(a, "b").lanes) == len(lanes_of(b, "a").lanes) == count
+
+    async def test_the_side_that_was_dialed_asks_for_them(self) -> None:
+        async with two() as (a, b):
+            await a.peer("b").call(remote.add, 1)
+            large = numbers(MIB)
+            assert torch.equal(await b.peer("a").call(remote.echo, large), large)
+            assert lanes_of(b, "a").state is LanesState.UP
+            assert lanes_of(a, "b").state is LanesState.UP
+
+    @pytest.mark.parametrize("network", ["tcp", "uds", "mem"])
+    async def test_nothing_is_copied_in_user_space(self, network: Wires) -> None:
+        async with two(network) as (a, b):
+            for _ in range(2):
+                await a.peer("b").call(remote.total, numbers(4 * MIB))
+            (link,) = b.directory.links
+            assert link.connection.bytes_copied == 0
+
+    async def test_no_lanes_if_the_options_say_so(self) -> None:
+        async with two(bulk_lanes=0) as (a, b):
+            large = numbers(MIB)
+            assert torch.equal(await a.peer("b").call(remote.echo, large), large)
+            assert torch.equal(await b.peer("a").call(remote.echo, large), large)
+            assert not lanes_of(a, "b").lanes
+
+    async def test_a_number_of_lanes_that_makes_no_sense(self) -> None:
+        for count in (-1, 17):
+            with pytest.raises(UsageError, match=r"Options\.bulk_lanes is 0 to 16"):
+                Options(bulk_lanes=count)
+
+    @pytest.mark.parametrize("who", ["dialer", "acceptor"])
+    async def test_without_them_payloads_take_the_connection_itself(
+        self, monkeypatch: pytest.MonkeyPatch, who: str
+    ) -> None:
+        async def dial(*_: object) -> None:
+            raise ConnectError("a wall")
+
+        async with two() as (a, b):
+            await a.peer("b").call(remote.add, 1)
+            one, to = (a, "b") if who == "dialer" else (b, "a")
+            monkeypatch.setattr(a.directory, "_dial_lane", dial)
+            large = numbers(MIB)
+            assert torch.equal(await one.peer(to).call(remote.echo, large), large)
+            assert lanes_of(one, to).state is LanesState.OFF
+            assert torch.equal(await one.peer(to).call(remote.echo, large), large)
+
+    async def test_no_payload_waits_long_for_the_first(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("asyncrpc.runtime.lanes.OPENING_WAIT_S", 0.01)
+        async with two() as (a, _):
+            go_on = asyncio.Event()
+            dial = a.directory._dial_lane  # noqa: SLF001  (a slow network)
+
+            async def slowly(*where: Any) -> None:
+                await go_on.wait()
+                await dial(*where)
+
+            monkeypatch.setattr(a.directory, "_dial_lane", slowly)
+            large = numbers(MIB)
+            assert torch.equal(await a.peer("b").call(remote.echo, large), large)
+            lanes = lanes_of(a, "b")
+            assert lanes.state is LanesState.OPENING
+            go_on.set()
+            await until(lambda: len(lanes.lanes) == 2)
+            opened = lanes.arrivals.opened
+            assert torch.equal(await a.peer("b").call(remote.echo, large), large)
+            assert lanes.arrivals.opened == opened + 1
+
+    async def test_a_call_given_up_while_they_open_is_never_sent(self) -> None:
+        async with two() as (a, b):
+            await a.peer("b").call(remote.add, 1)
+            call = a.start_call("b", remote.total, (numbers(MIB),))
+            assert lanes_of(a, "b").state is LanesState.OPENING
+            call.cancel()
+            assert await a.peer("b").call(remote.add, 1) == 2
+            assert lanes_of(b, "a").arrivals.opened == 0
+
+    async def test_a_lane_of_another_connection_is_refused(self) -> None:
+        async with two() as (a, b):
+            await a.peer("b").call(remote.add, 1)
+            (control,) = [link.connection for link in a.directory.links]
+            member = a.directory.find("b").member
+            own = a.incarnation
+
+            async def dial(token: int) -> str:
+                def on_proved(connection: Connection) -> None:
+                    connection.hello(a.hello(expects="b", lane=token))
+
+                def on_hello(connection: Connection, _: object) -> None:
+                    connection.open_to(connection)
+
+                made = a.directory.make_connection(Role.DIALER, on_proved, on_hello)
+                (address, *_) = a.directory._usable(member)  # noqa: SLF001
+                await a.connectors["tcp"].connect(address, made)
+                hello = await made.opened
+                made.close()
+                return hello.verdict
+
+            assert await dial(control.token ^ 2) == "no such connection"
+            a.incarnation = type(own)(int(own) ^ 2)
+            assert await dial(control.token) == "no such connection"
+            a.incarnation = own
+            assert not lanes_of(b, "a").lanes
+            assert await a.peer("b").call(remote.add, 1) == 2
+
+
+class TestStriping:
+    async def test_every_lane_takes_its_part(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read = counted(monkeypatch)
+        async with two(bulk_lanes=3) as (a, b):
+            await a.peer("b").call(remote.total, numbers(MIB))
+            await until(lambda: len(lanes_of(b, "a").lanes) == 3)
+            read.clear()
+            await a.peer("b").call(remote.total, numbers(16 * MIB))
+            assert set(read) == set(lanes_of(b, "a").lanes)
+            assert min(read.values()) > LANE_CHUNK_BYTES
+            assert sum(read.values()) == 64 * MIB + 40 * (64 * MIB // LANE_CHUNK_BYTES)
+
+    @pytest.mark.parametrize("network", ["tcp", "uds", "mem"])
+    async def test_both_directions_and_many_calls_at_once(self, network: Wires) -> None:
+        async with two(network) as (a, b):
+            large = [numbers((number + 1) * MIB) for number in range(6)]
+            calls = [a.start_call("b", remote.echo, (one,)) for one in large]
+            calls += [b.start_call("a", remote.echo, (one,)) for one in large]
+            small = [await a.peer("b").call(remote.add, number) for number in range(9)]
+            assert small == list(range(1, 10))
+            for call, one in zip(calls, large * 2, strict=True):
+                assert torch.equal(await call, one)
+
+    async def test_items_of_a_stream(self) -> None:
+        async with two() as (a, _):
+            items = [one async for one in a.peer("b").stream(remote.tensors, 9, MIB)]
+            assert [len(one) for one in items] == [4, MIB] * 4 + [4]
+            assert lanes_of(a, "b").arrivals.opened == 4
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_whatever_order_the_network_gives_them(self, seed: int) -> None:
+        """Chunks overtake each other, and the messages that they belong to."""
+
+        async def scenario(network: Network) -> None:
+            network.between("a", "b").delay(network.rng.choice([0.0001, 0.01, 0.1]))
+            network.between("a", "b").lose(network.rng.choice([0.0, 0.05]))
+            async with two(network, bulk_lanes=3) as (a, b):
+                large = [numbers((number + 1) * 99_999) for number in range(8)]
+                calls = [a.start_call("b", remote.echo, (one,)) for one in large]
+                calls += [b.start_call("a", remote.echo, (one,)) for one in large]
+                for call in calls[::3]:
+                    call.cancel()
+                for number, call in enumerate(calls):
+                    if number % 3:
+                        assert torch.equal(await call, large[number % 8])
+                assert len(lanes_of(a, "b").lanes) == 3
+                for lanes in (lanes_of(a, "b"), lanes_of(b, "a")):
+                    await until(partial(is_empty, lanes), 1.0)
+
+        with asyncio.Runner(loop_factory=SimLoop) as runner:
+            runner.run(scenario(Network(seed, runner.get_loop())))
+
+
+class TestGivingUp:
+    @pytest.mark.parametrize("network", ["tcp", "uds", "mem"])
+    async def test_the_rest_of_a_request_is_not_sent(
+        self, network: Wires, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read = counted(monkeypatch)
+        async with two(network) as (a, b):
+            await a.peer("b").call(remote.total, numbers(MIB))
+            read.clear()
+            call = a.start_call("b", remote.total, (numbers(64 * MIB),))
+            await until(lambda: bool(read))
+            call.cancel()
+            assert await a.peer("b").call(remote.add, 1) == 2
+            await until(lambda: not len(lanes_of(b, "a").arrivals))
+            assert read.total() < 128 * MIB
+            assert await a.peer("b").call(remote.total, torch.ones(MIB)) == MIB
+
+    async def test_the_rest_of_a_result_is_not_sent(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with two() as (a, b):
+            await a.peer("b").call(remote.total, numbers(MIB))
+            read = counted(monkeypatch)
+            call = a.start_call("b", torch.ones, (64 * MIB,))
+            await until(lambda: bool(read))
+            call.cancel()
+            assert await a.peer("b").call(remote.add, 1) == 2
+            await until(lambda: not len(lanes_of(a, "b").arrivals))
+            assert read.total() < 128 * MIB
+            assert not b.active
+
+
+class TestTheEnd:
+    async def test_a_lane_that_breaks_breaks_the_link_and_says_so(self) -> None:
+        async with two() as (a, b):
+            await a.peer("b").call(remote.total, numbers(MIB))
+            call = a.start_call("b", remote.total, (numbers(64 * MIB),))
+            lanes_of(b, "a").lanes[0].connection.fail(ConnectError("cut"))
+            with pytest.raises(WorkerLostError, match=r"a lane to .* broke"):
+                await call
+            assert await a.peer("b").call(remote.total, torch.ones(MIB)) == MIB
+
+    async def test_a_peer_that_closes_its_lanes_alone_is_left(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("asyncrpc.runtime.lanes.LINGER_S", 0.01)
+        async with two() as (a, b):
+            await a.peer("b").call(remote.total, numbers(MIB))
+            remote.watches["w"] = watch = remote.Watch()
+            call = a.start_call("b", remote.wait_for_ever, ("w",))
+            await watch.begun.wait()
+            for lane in lanes_of(b, "a").lanes:
+                lane.connection.close()
+            with pytest.raises(WorkerLostError, match="closed its lanes"):
+                await call
+            await watch.ended.wait()
+            del remote.watches["w"]
+
+    async def test_what_is_no_chunk_breaks_the_link(self) -> None:
+        async with two() as (a, b):
+            await a.peer("b").call(remote.total, numbers(MIB))
+            link = b.directory.links[0]
+            lanes_of(a, "b").lanes[0].connection.write(b"junk" * 10)
+            await link.connection.ended
+            assert "no DATA frame on a lane" in link.lost_because
+
+    async def test_a_large_answer_of_one_that_shuts_down_arrives(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with two() as (a, b):
+            await a.peer("b").call(remote.total, numbers(MIB))
+            read = counted(monkeypatch)
+            call = a.start_call("b", make_large, (64 * MIB,))
+            await until(lambda: bool(read))
+            assert not b.active
+            await b.shutdown()
+            assert len(await call) == 64 * MIB
+
+    async def test_a_killed_peer_takes_its_lanes_along(self) -> None:
+        options = Options(shared_memory_bytes=0)
+        cluster = ProcessCluster(
+            ["b"], transport="tcp", options=options, method="forkserver"
+        )
+        async with cluster as a:
+            await a.peer("b").call(remote.total, numbers(MIB))
+            connections = [lane.connection for lane in lanes_of(a, "b").lanes]
+            call = a.start_call("b", remote.total, (numbers(64 * MIB),))
+            cluster.kill("b")
+            with pytest.raises(WorkerLostError):
+                await call
+            await asyncio.wait_for(asyncio.gather(*(c.ended for c in connections)), 5)
+
+    async def test_idle_lanes_do_not_keep_a_worker_from_ending(self) -> None:
+        async with two() as (a, b):
+            await a.peer("b").call(remote.total, numbers(MIB))
+            async with asyncio.timeout(1):
+                await asyncio.gather(a.shutdown(), b.shutdown())
+
+
+async def make_large(nbytes: int) -> torch.Tensor:
+    return torch.ones(nbytes, dtype=torch.uint8)
+
+
+# --- memory --------------------------------------------------------------------------
+
+GIB = 1 << 30
+ALLOWED_BYTES = 64 * MIB
+
+
+@asyncrpc.on_loop
+def peak_bytes() -> int:
+    """Return the most memory that this process has ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+@asyncrpc.on_loop
+def length(tensor: torch.Tensor) -> int:
+    return tensor.numel()
+
+
+async def send_one_gib(to: str) -> tuple[int, int]:
+    """Send 1 GiB on; return what it has cost here and there, above the tensor."""
+    peer = asyncrpc.current_worker().peer(to)
+    await peer.call(length, torch.ones(MIB))
+    tensor = torch.ones(GIB, dtype=torch.uint8)
+    here, there = peak_bytes(), await peer.call(peak_bytes)
+    assert await peer.call(length, tensor) == GIB
+    return peak_bytes() - here, await peer.call(peak_bytes) - there - GIB
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+@pytest.mark.parametrize("transport", ["tcp", "uds"])
+async def test_one_gib_costs_no_more_than_the_tensor_and_64_mib(transport: Any) -> None:
+    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 4 * GIB:
+        pytest.skip("4 GiB of memory are needed")
+    options = Options(shared_memory_bytes=0)
+    async with ProcessCluster(
+        ["b", "c"], transport=transport, options=options, method="forkserver"
+    ) as a:
+        sent, received = await a.peer("b").call(send_one_gib, "c")
+        assert sent < ALLOWED_BYTES
+        assert received < ALLOWED_BYTES

@@ -1,0 +1,140 @@
+"""One worker with many peers and many calls: what it costs, and that nothing is lost.
+
+Processes, since it is memory and processor time that are measured.  The figures
+themselves: `python -m tests.bench.bench_scale`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Literal
+
+import pytest
+import uvloop
+
+from asyncrpc import Options, Outcome, RejectedError, Worker
+from asyncrpc.testing import Cluster, ProcessCluster
+from tests.integration.runtime import crowd
+from tests.integration.runtime.crowd import MIB
+
+PEERS = 64
+IDLE_BYTES_MAX = MIB  # of a peer that is connected
+SMALL_BYTES = 32 << 10  # goes with its message
+CALLS = 10_000
+CALL_BYTES_MAX = 8 << 10  # of a call in hand, at either end; a few are enough
+GROWTH_BYTES_MAX = 8 * MIB  # from one time to the next; it takes 20 MiB each time
+ROUNDS = 3
+
+pytestmark = pytest.mark.slow
+
+
+def _processes(
+    names: list[str], transport: Literal["uds", "tcp"] = "uds"
+) -> ProcessCluster:
+    """Processes that have imported everything: nine that import torch take 20 s."""
+    return ProcessCluster(names, transport=transport, method="forkserver")
+
+
+class TestProcesses:
+    """The loop of the test itself makes no difference: it only asks the others."""
+
+    loops = {"uvloop": uvloop.new_event_loop}  # noqa: RUF012
+
+    @pytest.mark.parametrize(
+        ("transport", "nbytes"), [("uds", SMALL_BYTES), ("tcp", MIB)]
+    )
+    async def test_64_idle_peers_cost_under_1_mib_each(
+        self, transport: Literal["uds", "tcp"], nbytes: int
+    ) -> None:
+        """On TCP each of them has a bulk lane, too; what a slab holds is not idle."""
+        hosts = ["w", "x"]
+        async with _processes(["b", *hosts], transport) as worker:
+            callee, group = worker.peer("b"), worker.group(hosts)
+            addresses = worker.directory.find("b").member.addresses
+            await crowd.call_some(callee, nbytes)
+            before = await callee.call(crowd.settled_memory)
+            each = PEERS // len(hosts)
+            await group.call(crowd.gather_crowd, each, "b", addresses, nbytes)
+            assert await callee.call(crowd.peers) == PEERS + 1
+            after = await callee.call(crowd.settled_memory)
+            await group.call(crowd.dismiss_crowd)
+        assert (after.rss - before.rss) / PEERS < IDLE_BYTES_MAX
+        assert (after.pss - before.pss) / PEERS < IDLE_BYTES_MAX
+
+    async def test_10_000_outstanding_calls_are_all_answered_in_bounded_memory(
+        self,
+    ) -> None:
+        async with _processes(["b"]) as worker:
+            await crowd.call_some(worker.peer("b"))
+            callee_bytes, caller_bytes, after = await _hold_calls(worker)
+            assert callee_bytes / CALLS < CALL_BYTES_MAX
+            assert caller_bytes / CALLS < CALL_BYTES_MAX
+            _, _, later = await _hold_calls(worker)
+        assert later - after < GROWTH_BYTES_MAX
+
+    async def test_10_000_calls_of_plain_functions_wait_for_a_few_threads(self) -> None:
+        async with _processes(["b"]) as worker:
+            calls = [
+                worker.start_call("b", crowd.give_back, (number,))
+                for number in range(CALLS)
+            ]
+            assert await asyncio.gather(*calls) == list(range(CALLS))
+            most = Options().threads
+            assert await worker.peer("b").call(crowd.threads_of_functions) <= most
+
+    async def test_a_call_costs_no_more_with_8_callers_than_with_3(self) -> None:
+        """In processor time of the callee: that bounds the rate, and is no guess."""
+        callers = [f"c{number}" for number in range(8)]
+        async with _processes(["b", *callers]) as worker:
+            await _cost_s(worker, callers)
+            few, many = [], []
+            for _ in range(ROUNDS):
+                few.append(await _cost_s(worker, callers[:3]))
+                many.append(await _cost_s(worker, callers))
+        assert min(many) < 1.25 * min(few)
+
+
+async def test_calls_beyond_the_cap_are_refused_and_the_others_answered() -> None:
+    cap = 100
+    async with Cluster(2, options=Options(inbound_calls_max=cap)) as (a, _):
+        await a.peer("b").call(crowd.close_gate)
+        calls = [a.start_call("b", crowd.pass_gate, (n,)) for n in range(cap + 10)]
+        for call in calls[cap:]:
+            with pytest.raises(RejectedError, match="inbound_calls_max") as caught:
+                await call
+            assert caught.value.outcome is Outcome.NOT_EXECUTED
+        crowd.open_gate_here()
+        assert await asyncio.gather(*calls[:cap]) == list(range(cap))
+        assert await a.peer("b").call(crowd.give_back, 1) == 1
+
+
+async def _hold_calls(worker: Worker) -> tuple[int, int, int]:
+    """Make many calls that wait for all to be there; check every answer.
+
+    Returns:
+        Bytes: what they took on the callee and here, what the callee had in the end.
+    """
+    callee = worker.peer("b")
+    await callee.call(crowd.close_gate)
+    before, here = await callee.call(crowd.settled_memory), crowd.memory_of()
+    calls = [
+        worker.start_call("b", crowd.pass_gate, (number,)) for number in range(CALLS)
+    ]
+    # Behind the calls on the same connection: they are all in hand then.
+    assert await callee.call(crowd.calls_in_hand) == CALLS
+    during, then = await callee.call(crowd.settled_memory), crowd.memory_of()
+    await callee.call(crowd.open_gate)
+    assert await asyncio.gather(*calls) == list(range(CALLS))
+    assert await callee.call(crowd.calls_in_hand) == 0
+    after = await callee.call(crowd.settled_memory)
+    return during.rss - before.rss, then.rss - here.rss, after.rss
+
+
+async def _cost_s(worker: Worker, callers: list[str]) -> float:
+    """Return the callee's processor time per call, 64 of each caller outstanding."""
+    callee, seconds = worker.peer("b"), 0.3
+    begun_s = await callee.call(time.process_time)
+    load = worker.group(callers).call(crowd.call_for, "b", crowd.nothing, 64, seconds)
+    calls = sum(await load) * seconds
+    return (await callee.call(time.process_time) - begun_s) / calls

@@ -1,0 +1,483 @@
+"""Large payloads between workers of one host: through shared memory, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc import DeadlineExceededError, Options, Worker, WorkerLostError
+from asyncrpc.runtime import mover as moving
+from asyncrpc.runtime import sharing
+from asyncrpc.testing import Cluster, ProcessCluster
+from tests.integration.runtime import remote
+
+MIB = 1 << 20
+KEPT: list[Any] = []
+
+Pair = tuple[Worker, Worker]
+
+
+# --- what runs on the other side -----------------------------------------------------
+
+
+def keep(value: Any) -> None:
+    KEPT.append(value)
+
+
+def drop_kept() -> None:
+    KEPT.clear()
+
+
+def kept_sum() -> float:
+    return float(KEPT[-1].sum())
+
+
+def overwrite(value: torch.Tensor) -> torch.Tensor:
+    return value.fill_(5)
+
+
+def mapped_slabs() -> int:
+    """Count the mappings of slabs of this process."""
+    maps = Path("/proc/self/maps").read_text(encoding="ascii")
+    return maps.count("memfd:asyncrpc")
+
+
+def open_slabs() -> int:
+    """Count the descriptors of slabs of this process."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found += "memfd:asyncrpc" in str(entry.readlink())
+        except FileNotFoundError:
+            continue
+    return found
+
+
+async def numbers(count: int, size: int) -> AsyncIterator[torch.Tensor]:
+    for index in range(count):
+        yield torch.full((size,), float(index))
+
+
+# --- watching ------------------------------------------------------------------------
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until something is so; the limit of the test ends it if not."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def mover_to(worker: Worker, name: str) -> moving.SlabMover:
+    found = (await worker.link_to(name)).connection.mover
+    assert isinstance(found, moving.SlabMover)
+    return found
+
+
+async def warm(worker: Worker, name: str, nbytes: int) -> moving.SlabMover:
+    """Send until there is a slab with room for payloads of a size."""
+    mover = await mover_to(worker, name)
+    room = sum(map(worker.memory.pool.slab_bytes, mover.attached))
+    while worker.memory.pool.find_room(nbytes, without=()) is None or not room:
+        await worker.peer(name).call(remote.add, torch.zeros(nbytes // 4))
+        await until(lambda: not mover.is_busy)
+        room = len(mover.attached)
+    return mover
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    """Two workers of this process, each with its own mapping."""
+    async with Cluster(2, network="uds", options=Options(drain_timeout_s=2.0)) as (a, b):
+        yield a, b
+
+
+async def sent(worker: Worker, function: Any, *args: Any) -> asyncrpc.CallStats:
+    call = worker.start_call("b", function, args)
+    await call
+    return call.stats
+
+
+# --- values --------------------------------------------------------------------------
+
+
+def strided() -> torch.Tensor:
+    return torch.arange(900 * 700, dtype=torch.float32).view(900, 700).t()
+
+
+VALUES = {
+    "float32": lambda: torch.randn(300, 500),
+    "bfloat16": lambda: torch.randn(300, 500).bfloat16(),
+    "complex64": lambda: torch.randn(300, 500, dtype=torch.complex64),
+    "bool": lambda: torch.rand(300, 500) > 0.5,
+    "uint8": lambda: torch.randint(256, (200_000,), dtype=torch.uint8),
+    "float64": lambda: torch.randn(100_001, dtype=torch.float64),
+    "float8": lambda: torch.randn(200_000).to(torch.float8_e4m3fn),
+    "transposed": strided,
+    "with holes": lambda: torch.randn(900, 700)[::2, 1:],
+    "expanded": lambda: torch.randn(1, 70_000).expand(3, -1),
+    "conjugate": lambda: torch.randn(50_000, dtype=torch.complex64).conj(),
+    "sparse": lambda: torch.eye(400, 400).to_sparse(),
+    "several": lambda: [torch.randn(size) for size in (5, 20_000, 300_000, 0, 4_096)],
+    "many short": lambda: [torch.full((900,), float(i)) for i in range(100)],
+    "aliases": lambda: [(base := torch.randn(100_000)), base[50:90_000]],
+    "array": lambda: np.arange(100_000, dtype=np.int64),
+    "bytes": lambda: os.urandom(300_000),
+}
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        if one.is_sparse:
+            one, other = one.to_dense(), other.to_dense()
+        if one.dtype is torch.float8_e4m3fn:
+            one, other = one.view(torch.uint8), other.view(torch.uint8)
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else one == other
+
+
+@pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
+async def test_a_value_comes_and_goes_as_it_was(
+    pair: Pair, make: Callable[[], Any]
+) -> None:
+    a, b = pair
+    await warm(a, "b", 4 * MIB)
+    await warm(b, "a", 4 * MIB)
+    value = make()
+    assert same(await a.peer("b").call(remote.echo, value), value)
+
+
+@pytest.mark.parametrize(
+    "size", [1, 65_536, 65_537, 131_072, 2 * MIB, 2 * MIB + 1, 5 * MIB + 3]
+)
+async def test_every_size_arrives_whole(pair: Pair, size: int) -> None:
+    a, _ = pair
+    await warm(a, "b", 8 * MIB)
+    value = torch.randint(256, (size,), dtype=torch.uint8)
+    assert torch.equal(await a.peer("b").call(remote.echo, value), value)
+
+
+async def test_aliases_stay_aliases(pair: Pair) -> None:
+    a, b = pair
+    await warm(a, "b", 4 * MIB)
+    await warm(b, "a", 4 * MIB)
+    base = torch.zeros(200_000)
+    whole, part = await a.peer("b").call(remote.echo, [base, base[7:]])
+    part.fill_(1)
+    assert whole.sum() == 200_000 - 7
+
+
+async def test_a_payload_is_copied_once_into_the_slab_and_never_out(pair: Pair) -> None:
+    a, b = pair
+    await warm(a, "b", 4 * MIB)
+    await warm(b, "a", 4 * MIB)
+    value = torch.randn(MIB)
+    call = a.start_call("b", remote.echo, (value,))
+    result = await call
+    assert torch.equal(result, value)
+    assert call.stats.bytes_copied == value.nbytes  # ours; the result cost b a copy
+    assert call.stats.bytes_received == value.nbytes
+    link = await b.link_to("a")
+    assert link.connection.bytes_copied == value.nbytes
+
+
+async def test_the_receiver_may_write_and_the_sender_does_not_see_it(pair: Pair) -> None:
+    a, b = pair
+    await warm(a, "b", 4 * MIB)
+    await warm(b, "a", 4 * MIB)
+    value = torch.zeros(MIB)
+    result = await a.peer("b").call(overwrite, value)
+    assert value.sum() == 0
+    assert result.sum() == 5 * MIB
+    result.zero_()
+    assert (await a.peer("b").call(overwrite, value)).sum() == 5 * MIB
+
+
+async def test_a_stream_of_large_items_comes_in_order(pair: Pair) -> None:
+    a, b = pair
+    await warm(b, "a", 8 * MIB)
+    items = a.peer("b").stream(numbers, 12, MIB)
+    assert [float(item[-1]) async for item in items] == [float(i) for i in range(12)]
+
+
+# --- room ----------------------------------------------------------------------------
+
+
+async def test_memory_is_free_again_when_the_receivers_tensors_are_dead(
+    pair: Pair,
+) -> None:
+    a, b = pair
+    await warm(a, "b", 4 * MIB)
+    pool = a.memory.pool
+    await a.peer("b").call(keep, torch.zeros(MIB))
+    assert pool.held_bytes == 4 * MIB
+    part = KEPT[-1][5:7]
+    drop_kept()
+    await a.peer("b").call(remote.add, 1)
+    assert pool.held_bytes == 4 * MIB  # a view of it lives
+    assert len(b.memory.leases) == 1
+    del part
+    await until(lambda: pool.held_bytes == 0)
+    assert len(b.memory.leases) == 0
+
+
+async def test_one_call_after_the_other_uses_the_same_memory(pair: Pair) -> None:
+    a, _ = pair
+    await warm(a, "b", 16 * MIB)
+    size_bytes = a.memory.pool.size_bytes
+    for _ in range(20):  # each is given back before its answer
+        stats = await sent(a, remote.total, torch.ones(2 * MIB))
+        assert stats.bytes_copied == 8 * MIB
+    assert a.memory.pool.size_bytes == size_bytes
+
+
+async def test_when_slabs_are_full_the_socket_takes_over(pair: Pair) -> None:
+    a, b = pair
+    a.memory.pool.limit_bytes = 16 * MIB
+    await warm(a, "b", 4 * MIB)
+    value = torch.ones(MIB)
+    for _ in range(8):
+        await a.peer("b").call(keep, value)
+    assert a.memory.pool.held_bytes == 16 * MIB
+    assert a.memory.pool.size_bytes == 16 * MIB
+    assert {float(tensor.sum()) for tensor in KEPT} == {float(MIB)}
+    stats = await sent(a, remote.total, value)
+    assert stats.bytes_copied == 0
+    drop_kept()
+    await until(lambda: a.memory.pool.held_bytes == 0)
+    assert (await sent(a, remote.total, value)).bytes_copied == value.nbytes
+
+
+async def test_one_payload_of_more_than_half_of_the_limit_goes_by_socket() -> None:
+    options = Options(shared_memory_bytes=16 * MIB, drain_timeout_s=2.0)
+    async with Cluster(2, network="uds", options=options) as (a, _):
+        for _ in range(3):
+            stats = await sent(a, remote.total, torch.ones(2 * MIB + 1))
+            assert stats.bytes_copied == 0
+        assert a.memory.pool.size_bytes == 0
+
+
+@pytest.mark.parametrize("off", ["a", "b"])
+async def test_without_shared_memory_on_either_side_all_goes_by_socket(
+    off: str,
+) -> None:
+    names = ("a", "b")
+    async with Cluster(2, network="uds", options=Options(drain_timeout_s=2.0)) as both:
+        pass
+    del both
+    meeting = asyncrpc.LocalRendezvous(2)
+    a, b = (
+        Worker(
+            name,
+            rank=rank,
+            rendezvous=meeting,
+            options=Options(
+                drain_timeout_s=2.0, shared_memory_bytes=0 if name == off else 1 << 30
+            ),
+        )
+        for rank, name in enumerate(names)
+    )
+    async with asyncio.TaskGroup() as starting:
+        starting.create_task(a.__aenter__())
+        starting.create_task(b.__aenter__())
+    try:
+        for _ in range(3):
+            stats = await sent(a, remote.total, torch.ones(MIB))
+            assert stats.bytes_copied == 0
+            found = (await a.link_to("b")).connection.mover
+            if isinstance(found, moving.SlabMover):
+                await until(lambda one=found: not one.is_busy)  # type: ignore[misc]
+    finally:
+        await asyncio.gather(a.shutdown(), b.shutdown())
+
+
+async def test_slabs_that_are_not_used_are_given_back_to_the_system(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "SWEEP_S", 0.02)
+    a, b = pair
+    mover = await mover_to(a, "b")
+    await a.peer("b").call(remote.total, torch.ones(MIB))
+    await until(lambda: a.memory.pool.size_bytes > 0)
+    await until(lambda: a.memory.pool.size_bytes == 0)
+    assert not mover.attached
+    await until(lambda: mapped_slabs() == 0)
+    await warm(a, "b", 4 * MIB)
+    assert (await sent(a, remote.total, torch.ones(MIB))).bytes_copied == 4 * MIB
+
+
+# --- giving up -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 5])
+async def test_a_call_cancelled_while_it_is_copied_never_runs_and_leaves_no_block(
+    pair: Pair, turns: int
+) -> None:
+    a, b = pair
+    await warm(a, "b", 32 * MIB)
+    call = a.start_call("b", keep, (torch.ones(8 * MIB),))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    assert a.memory.pool.held_bytes == 32 * MIB
+    call.cancel()
+    await until(lambda: a.memory.pool.held_bytes == 0)
+    assert not KEPT
+    assert await a.peer("b").call(remote.add, 1) == 2
+    assert not b.active
+
+
+async def test_a_deadline_passes_while_a_payload_is_copied(pair: Pair) -> None:
+    a, _ = pair
+    await warm(a, "b", 32 * MIB)
+    with pytest.raises(DeadlineExceededError):
+        async with asyncrpc.deadline(1e-4):
+            await a.peer("b").call(remote.total, torch.ones(8 * MIB))
+    await until(lambda: a.memory.pool.held_bytes == 0)
+
+
+async def test_small_calls_pass_a_large_payload_that_is_being_copied(pair: Pair) -> None:
+    a, _ = pair
+    await warm(a, "b", 128 * MIB)
+    large = a.start_call("b", remote.total, (torch.ones(32 * MIB),))
+    assert await a.peer("b").call(remote.add_on_loop, 1) == 2
+    assert not large.done()
+    assert await large == 32 * MIB
+
+
+async def test_the_peers_end_frees_what_it_held() -> None:
+    async with Cluster(2, network="uds", options=Options(drain_timeout_s=2.0)) as (a, b):
+        await warm(a, "b", 4 * MIB)
+        await a.peer("b").call(keep, torch.ones(MIB))
+        assert a.memory.pool.held_bytes == 4 * MIB
+        await b.shutdown()
+        await until(lambda: a.memory.pool.held_bytes == 0)
+        assert KEPT[-1].sum() == MIB  # the mapping lives as long as the tensor
+        drop_kept()
+
+
+# --- tensors made in a slab ----------------------------------------------------------
+
+
+async def test_a_tensor_of_worker_empty_is_sent_without_a_copy(pair: Pair) -> None:
+    a, b = pair
+    value = a.empty(1024, 1024).fill_(3.0)
+    await a.peer("b").call(remote.total, value)  # passes the slab, by the socket
+    mover = await mover_to(a, "b")
+    await until(lambda: bool(mover.attached))
+    await a.peer("b").call(keep, value[512:])
+    received = KEPT.pop()
+    stats = await sent(a, remote.total, value)
+    assert (stats.bytes_sent, stats.bytes_copied) == (value.nbytes, 0)
+    value.fill_(4.0)
+    assert received.sum() == 4.0 * 512 * 1024  # it is the same memory
+    del value
+    await until(lambda: a.memory.pool.held_bytes == 4 * MIB)
+    await asyncio.sleep(0)
+    assert a.memory.pool.held_bytes == 4 * MIB  # the receiver has it still
+    del received
+    await until(lambda: a.memory.pool.held_bytes == 0)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64]
+)
+async def test_worker_empty_makes_what_torch_empty_does(
+    pair: Pair, dtype: torch.dtype
+) -> None:
+    a, _ = pair
+    for shape in ((300, 1000), (5,), (0, 3), ()):
+        made = a.empty(*shape, dtype=dtype)
+        assert (made.shape, made.dtype) == (torch.empty(shape).shape, dtype)
+        assert made.is_contiguous()
+    assert a.empty((300, 1000)).shape == (300, 1000)
+
+
+async def test_worker_empty_in_a_thread_is_of_the_same_memory(pair: Pair) -> None:
+    a, _ = pair
+    made = await asyncio.to_thread(a.empty, MIB)
+    assert a.memory.pool.held_bytes == 4 * MIB
+    del made
+    await until(lambda: a.memory.pool.held_bytes == 0)
+
+
+async def test_without_room_worker_empty_makes_a_plain_tensor(pair: Pair) -> None:
+    a, _ = pair
+    a.memory.pool.limit_bytes = 16 * MIB
+    made = [a.empty(MIB) for _ in range(6)]
+    assert a.memory.pool.held_bytes == 16 * MIB
+    assert made[5].fill_(1).sum() == MIB
+
+
+# --- processes -----------------------------------------------------------------------
+
+
+async def test_workers_in_processes_share_memory_with_each_other() -> None:
+    async with ProcessCluster(["b", "c"], method="forkserver") as a:
+        value = torch.randn(MIB)
+        for name in ("b", "c"):
+            await warm(a, name, 4 * MIB)
+            assert torch.equal(await a.peer(name).call(remote.echo, value), value)
+        assert a.memory.pool.size_bytes == 16 * MIB  # one slab is enough for both
+        assert await a.peer("c").call(mapped_slabs) >= 1
+        await asyncio.gather(*(a.peer(name).call(keep, value) for name in "bbccbc"))
+        sums = await asyncio.gather(*(a.peer(name).call(kept_sum) for name in "bc"))
+        assert sums == [float(value.sum())] * 2
+        await asyncio.gather(*(a.peer(name).call(drop_kept) for name in "bc"))
+        await until(lambda: a.memory.pool.held_bytes == 0)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_receiver_that_is_killed_holds_nothing(signal_number: int) -> None:
+    cluster = ProcessCluster(["b", "c"], method="forkserver")
+    async with cluster as a:
+        await warm(a, "b", 4 * MIB)
+        await warm(a, "c", 4 * MIB)
+        await a.peer("b").call(keep, torch.ones(MIB))
+        await a.peer("c").call(keep, torch.ones(MIB))
+        assert a.memory.pool.held_bytes == 8 * MIB
+        pending = a.start_call("b", keep, (torch.ones(8 * MIB),))
+        cluster.kill("b", signal_number)
+        with pytest.raises(WorkerLostError):
+            await pending
+        await until(lambda: a.memory.pool.held_bytes == 4 * MIB)
+        assert await a.peer("c").call(kept_sum) == MIB
+
+
+async def test_what_a_killed_sender_sent_lives_and_nothing_else_of_it() -> None:
+    cluster = ProcessCluster(["b"], method="forkserver")
+    async with cluster as a:
+        for _ in range(2):
+            await a.peer("b").call(torch.ones, MIB)
+        await until(lambda: mapped_slabs() > 0)
+        while not len(a.memory.leases):
+            result = await a.peer("b").call(torch.ones, MIB)
+        slabs = mapped_slabs()
+        cluster.kill("b")
+        await until(lambda: (a.directory.find("b").link) is None)
+        assert result.sum() == MIB
+        assert mapped_slabs() == slabs
+        del result
+        gc.collect()
+        await until(lambda: mapped_slabs() == 0)
+        assert open_slabs() == 0
+
+
+async def test_nothing_is_left_in_the_file_system() -> None:
+    before = set(os.listdir("/dev/shm"))
+    async with ProcessCluster(["b"], method="forkserver") as a:
+        await warm(a, "b", 4 * MIB)
+        assert set(os.listdir("/dev/shm")) == before
+        directory = Path(a.addresses[0].removeprefix("uds://")).parent
+        assert any(one.name.endswith(".fd") for one in directory.iterdir())
+    assert not directory.exists()

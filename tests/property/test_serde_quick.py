@@ -1,0 +1,161 @@
+"""The shortcuts of serde write and read exactly what the long way does, or decline."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrpc.errors import DecodeError
+from asyncrpc.serde import UNREAD, Codec, FunctionTable, Policy
+from asyncrpc.serde.quick import Quick
+
+CODEC = Codec(FunctionTable(Policy.TRUSTED))
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=()), max_size=20),
+)
+flat = st.one_of(
+    scalars,
+    st.lists(scalars, max_size=4),
+    st.dictionaries(scalars, scalars, max_size=4),
+)
+dtypes = st.sampled_from(
+    [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16]
+)
+shapes = st.lists(st.integers(0, 4), max_size=3)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    """Plain ones, and ones that only look so."""
+    tensor = torch.ones(draw(shapes), dtype=draw(dtypes))
+    match draw(st.integers(0, 5)):
+        case 0 if tensor.dim() > 1:
+            return tensor.transpose(0, 1)
+        case 1 if tensor.is_floating_point():
+            return tensor.requires_grad_()
+        case 2 if tensor.is_floating_point():
+            return torch.nn.Parameter(tensor)
+        case 3:
+            return tensor.to("meta")
+        case _:
+            return tensor
+
+
+arguments = st.tuples(
+    st.lists(st.one_of(flat, tensors(), st.binary(max_size=4)), max_size=3),
+    st.dictionaries(st.text(max_size=3), flat, max_size=2),
+).map(list)
+values = st.one_of(flat, arguments, tensors(), st.lists(flat, max_size=3).map(tuple))
+
+
+def long_way(value: Any) -> tuple[bytes, list[bytes]]:
+    with mock.patch.object(Codec, "encode_quickly", return_value=None):
+        encoded = CODEC.encode(value)
+    return encoded.control, [bytes(buffer) for buffer in encoded.buffers]
+
+
+def received(views: list[memoryview]) -> list[memoryview]:
+    return [memoryview(bytearray(view)) for view in views]
+
+
+@given(values)
+def test_what_is_written_quickly_is_what_the_long_way_writes(value: Any) -> None:
+    quick = CODEC.encode_quickly(value)
+    if quick is not None:
+        buffers = [bytes(buffer) for buffer in quick.buffers]
+        assert (quick.control, buffers) == long_way(value)
+        assert not quick.gradient_tensors
+        assert not quick.bytes_copied
+
+
+@given(values)
+def test_what_is_read_quickly_is_what_the_long_way_reads(value: Any) -> None:
+    encoded = CODEC.encode(value)
+    quick = CODEC.decode_quickly(encoded.control, received(encoded.buffers))
+    if quick is UNREAD:
+        return
+    with mock.patch.object(Codec, "decode_quickly", return_value=UNREAD):
+        slow = CODEC.decode(encoded.control, received(encoded.buffers))
+    assert_same(quick, slow)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape, one.stride()) == (
+            other.dtype,
+            other.shape,
+            other.stride(),
+        )
+        assert torch.equal(one, other)
+        assert one.requires_grad == other.requires_grad
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for mine, its in zip(one, other, strict=True):
+            assert_same(mine, its)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [[], {}],
+        [[1, "two", 3.0, [4]], {"five": 6}],
+        [[torch.ones(3)], {}],
+        [[torch.ones(2, 2), 1], {"alpha": 2}],
+        torch.ones(3, dtype=torch.float64),
+    ],
+    ids=str,
+)
+def test_the_values_of_most_calls_go_the_short_way(value: Any) -> None:
+    assert CODEC.encode_quickly(value) is not None
+
+
+@pytest.mark.parametrize(
+    "value", [None, [[], {}], [[1], {}], [[torch.ones(3)], {}], torch.ones(3)], ids=str
+)
+def test_and_come_back_that_way(value: Any) -> None:
+    encoded = CODEC.encode(value)
+    got = CODEC.decode_quickly(encoded.control, received(encoded.buffers))
+    assert got is not UNREAD
+    assert_same(got, value)
+
+
+@given(st.binary(max_size=40), st.lists(st.binary(max_size=16), max_size=2))
+def test_junk_is_left_to_the_long_way(control: bytes, parts: list[bytes]) -> None:
+    buffers = received([memoryview(part) for part in parts])
+    quick = CODEC.decode_quickly(control, buffers)
+    if quick is not UNREAD:
+        with mock.patch.object(Codec, "decode_quickly", return_value=UNREAD):
+            assert_same(quick, CODEC.decode(control, buffers))
+
+
+def test_a_buffer_of_another_size_is_no_tensor() -> None:
+    encoded = CODEC.encode(torch.ones(4))
+    for nbytes in (15, 17):
+        short = [memoryview(bytearray(nbytes))]
+        assert CODEC.decode_quickly(encoded.control, short) is UNREAD
+        with pytest.raises(DecodeError):
+            CODEC.decode(encoded.control, short)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    quick = Quick()
+    for size in range(1, 3000):
+        found = quick.write(torch.ones(size))
+        assert found is not None
+        quick.read(found[0], received(found[1]))
+    assert len(quick._tables) <= 1024  # noqa: SLF001
+    assert len(quick._forms) <= 1024  # noqa: SLF001

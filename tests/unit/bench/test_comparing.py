@@ -1,0 +1,198 @@
+"""Starts, their reports and their failures, with real processes that only report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench import comparing, harness, pages
+from tests.bench import workloads as w
+from tests.bench.comparing import Comparison
+from tests.bench.harness import Figure, Result, Row
+from tests.bench.processes import reports
+
+BEGIN, END = "<!-- measured: table: begin -->", "<!-- measured: table: end -->"
+MODULE = "reporter"
+REPORTER = """
+import json, os, sys
+for word in sys.argv[5:]:
+    if sys.argv[2] == "0":
+        if word == "die":
+            os._exit(3)
+        print("noise", flush=True)
+        print(json.dumps([word, 1]), flush=True)
+"""
+
+
+@pytest.fixture
+def reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    (tmp_path / f"{MODULE}.py").write_text(REPORTER, "utf-8")
+    return {"PYTHONPATH": str(tmp_path)}
+
+
+def test_only_the_reports_of_rank_0_are_heard(reporter: dict[str, str]) -> None:
+    heard = list(reports(MODULE, ["a", "b"], world_size=3, environ=reporter))
+    assert heard == [("a", [1]), ("b", [1])]
+
+
+def test_a_process_that_dies_is_an_error_after_what_it_had_reported(
+    reporter: dict[str, str],
+) -> None:
+    heard: list[tuple[str, list[Any]]] = []
+    with pytest.raises(RuntimeError, match="status 3"):
+        heard.extend(reports(MODULE, ["a", "die", "b"], environ=reporter))
+    assert heard == [("a", [1])]
+
+
+def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
+    (tmp_path / f"{MODULE}.py").write_text("import time\ntime.sleep(600)", "utf-8")
+    environ = {"PYTHONPATH": str(tmp_path)}
+    with pytest.raises(RuntimeError, match="status"):
+        list(reports(MODULE, [], world_size=1, limit_s=0.2, environ=environ))
+
+
+Reported = tuple[str, list[Any]] | Exception
+
+
+class Script:
+    """What the processes report, start by start: each start of a side is one list."""
+
+    def __init__(self, starts: Sequence[list[Reported]]) -> None:
+        self.starts = list(starts)
+        self.asked: list[list[str]] = []
+
+    def __call__(
+        self, _module: str, arguments: list[str], **_rest: object
+    ) -> Iterator[tuple[str, list[Any]]]:
+        self.asked.append(arguments[4:])
+        for one in self.starts.pop(0):
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+
+def compared(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], *starts: list[Reported]
+) -> tuple[list[Result], Script]:
+    script = Script(starts)
+    monkeypatch.setattr(comparing, "reports", script)
+    comparison = Comparison(names, seconds=0.1)
+    comparison.run(1)
+    return comparison.results(), script
+
+
+def test_a_workload_that_kills_its_process_costs_itself_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ok: Reported = ("many_async", [[5.0], ""])
+    results, script = compared(
+        monkeypatch,
+        ["many_async", "many_def", "rref"],
+        [ok, RuntimeError("it died")],
+        [("rref", [[7.0], ""])],
+        [ok, ("many_def", [[1.0], ""]), ("rref", [[2.0], ""])],
+    )
+    assert script.asked[1] == ["rref"]
+    ours = [one.figures["asyncrpc"] for one in results]
+    assert ours == [Figure((5.0,)), None, Figure((7.0,))]
+    assert [one.failure for one in results] == ["", "it died", ""]
+
+
+def test_a_start_that_never_begins_fails_its_workloads_and_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results, script = compared(
+        monkeypatch,
+        ["many_async", "rref"],
+        [("", [[], "no such option"])],
+        [],
+    )
+    assert len(script.asked) == 2
+    assert [one.failure for one in results] == ["no such option"] * 2
+
+
+def test_every_workload_has_a_start_and_every_row_a_name_of_its_own() -> None:
+    rows = w.rows_of(list(w.WORKLOADS))
+    assert len({row.name for row in rows}) == len(rows)
+    for name, workload in w.WORKLOADS.items():
+        assert set(workload.sides) <= set(w.KINDS[workload.kind].sides), name
+
+
+def test_what_a_row_is_compared_with_is_a_row() -> None:
+    rows = w.rows_of(list(w.WORKLOADS))
+    names = {row.name for row in rows}
+    assert {row.against[1] for row in rows if row.against} <= names
+    assert {row.ours for row in rows if row.ours} <= names
+
+
+RATE = Row("calls", "1/s", higher_is_better=True, target=4.0)
+
+
+def written() -> dict[str, Any]:
+    rows = [Row("call", "us", target=2.0), RATE]
+    starts = {
+        "asyncrpc": [{"call": 10.0, "calls": 5.0}, {"call": 12.0, "calls": 4.0}],
+        "torch": [{"call": 40.0, "calls": 9.0}, {"call": 60.0, "calls": 3.0}],
+    }
+    results = harness.collect(rows, starts)
+    return {
+        "date": "2026-01-01",
+        "machine": "a machine",
+        "load": 7.5,
+        "starts": 2,
+        "seconds": 0.5,
+        "rows": harness.as_json(results),
+    }
+
+
+def test_the_page_gets_the_table_between_its_markers_and_keeps_the_rest() -> None:
+    page = f"# Title\n\n{BEGIN}\nold\n{END}\n\nrest\n"
+    text = pages.section(written())
+    renewed = pages.replaced(page, "table", text)
+    assert "old" not in renewed
+    assert renewed.startswith("# Title\n")
+    assert renewed.endswith("\n\nrest\n")
+    assert "before the run:\n7.5." in text
+    assert "1 of 2 targets are reached." in text
+    assert "Short of theirs: calls." in text
+    assert pages.replaced(renewed, "table", text) == renewed
+
+
+@pytest.mark.parametrize("page", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
+def test_a_page_without_its_markers_is_left_alone(page: str) -> None:
+    with pytest.raises(ValueError, match="once each"):
+        pages.replaced(page, "table", "text")
+
+
+@pytest.mark.parametrize(
+    "part", ["table", "call path", "call path, not polling", "spin", "busy"]
+)
+def test_the_page_of_this_repository_has_the_markers_of(part: str) -> None:
+    page = pages.PAGE.read_text("utf-8")
+    assert "made for a test" in pages.replaced(page, part, "made for a test")
+
+
+def test_a_run_that_was_kept_is_shown_and_drawn_again(tmp_path: Path) -> None:
+    run, picture = tmp_path / "run.json", tmp_path / "ratios.png"
+    run.write_text(json.dumps(written()), "utf-8")
+    options = ["--from", str(run), "--plot", str(picture)]
+    command = [sys.executable, "-m", "tests.bench", *options]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "11.0 (10.0-12.0)  50.0 (40.0-60.0)   4.55  >= 2.00  ok" in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_rival_is_measured_in_processes_without_asyncrpc() -> None:
+    program = (
+        "import sys, tests.bench.sides.torch_side;"
+        "print([name for name in ('asyncrpc', 'uvloop') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"

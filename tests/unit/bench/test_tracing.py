@@ -1,0 +1,98 @@
+"""Marks and what is made of them: calls, stages, and a clock that is not their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from tests.bench import tracing
+from tests.bench.tracing import (
+    CALLEE_PROBES,
+    CALLER_PROBES,
+    PLACE_BITS,
+    Place,
+    Probe,
+    passages,
+    stages,
+)
+
+WHOLE: Mapping[Place, int] = {
+    Place.BEGIN: 0,
+    Place.WRITE: 10,
+    Place.WRITTEN: 30,
+    Place.READ: 50,
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_marks() -> Iterator[None]:
+    yield
+    tracing.marks.clear()
+
+
+def marks_of(call: Mapping[Place, int], at_ns: int = 0) -> list[int]:
+    whole = {**call, Place.END: 100}
+    return [(at_ns + time_ns) << PLACE_BITS | place for place, time_ns in whole.items()]
+
+
+def test_the_marks_of_both_processes_become_calls_and_stages() -> None:
+    marks = marks_of(WHOLE, 5_000) + marks_of(WHOLE, 1_000)
+    found = stages(passages(marks))
+    assert found[Place.WRITTEN] == pytest.approx([0.02, 0.02])
+    assert found[Place.END] == pytest.approx([0.05, 0.05])
+    assert sum(times[0] for times in found.values()) == pytest.approx(0.1)
+
+
+def test_a_write_that_returns_late_ends_when_the_other_side_has_read() -> None:
+    late = {**WHOLE, Place.WRITTEN: 70}
+    found = stages(passages(marks_of(late)))
+    assert found[Place.WRITTEN] == pytest.approx([0.04])
+    assert found[Place.READ] == pytest.approx([0.0])
+
+
+def test_a_call_that_met_something_else_on_its_way_is_left_out() -> None:
+    twice = [*marks_of(WHOLE, 3_000), 3_060 << PLACE_BITS | Place.READ]
+    marks = marks_of(WHOLE, 1_000) + twice + marks_of(WHOLE, 5_000)
+    assert len(passages(marks)) == 2
+
+
+def test_what_comes_between_calls_is_no_part_of_one() -> None:
+    between = [2_000 << PLACE_BITS | Place.READ]
+    assert len(passages(marks_of(WHOLE) + between + marks_of(WHOLE, 3_000))) == 2
+    assert passages([]) == []
+    assert stages([]) == {}
+
+
+def test_a_place_that_is_not_there_is_part_of_the_next_stage() -> None:
+    shorter: Mapping[Place, int] = {
+        place: ns for place, ns in WHOLE.items() if place is not Place.WRITTEN
+    }
+    assert stages(passages(marks_of(shorter)))[Place.READ] == pytest.approx([0.04])
+
+
+def test_a_traced_function_returns_what_it_did_and_marks_both_ends() -> None:
+    traced = tracing.traced(max, Place.WRITE, Place.WRITTEN)
+    assert traced(1, 2) == 2
+    places = [one & ((1 << PLACE_BITS) - 1) for one in tracing.marks]
+    assert places == [Place.WRITE, Place.WRITTEN]
+
+
+def test_a_mark_costs_something_and_leaves_none_behind() -> None:
+    assert tracing.mark_cost_ns() > 0
+    assert tracing.marks == []
+
+
+def test_a_probe_of_a_method_that_has_gone_says_so() -> None:
+    gone = Probe("asyncrpc.runtime.core", "LinkCore", "gone", Place.READ, None)
+    assert not tracing.attach(gone)
+
+
+@pytest.mark.parametrize("probe", CALLER_PROBES + CALLEE_PROBES)
+def test_every_probe_has_something_to_hold_on_to(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename in the runtime must not make a stage vanish without a word."""
+    owner = getattr(__import__(probe.module, fromlist=[probe.owner]), probe.owner)
+    monkeypatch.setattr(owner, probe.method, getattr(owner, probe.method))
+    assert tracing.attach(probe)
