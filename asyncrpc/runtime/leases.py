@@ -52,9 +52,7 @@ class _Watch(weakref.ref[Lease]):
     lender: Lender
     location: int
 
-    def __new__(
-        cls, lease: Lease, on_death: Callable[[Any], None], *_: object
-    ) -> Self:
+    def __new__(cls, lease: Lease, on_death: Callable[[Any], None], *_: object) -> Self:
         return super().__new__(cls, lease, on_death)
 
     def __init__(

@@ -96,8 +96,14 @@ class Regions:
                 "there is no memory that both can use; send tensor.clone()",
                 outcome=Outcome.NOT_EXECUTED,
             )
-        for key, storage in shared.items():
-            self._keep(key, storage)
+        try:
+            for key, storage in shared.items():
+                self._keep(key, storage)
+        except RejectedError as error:
+            raise EncodeError(
+                f"a tensor marked by asyncrpc.share cannot be sent: {error.problem}",
+                outcome=Outcome.NOT_EXECUTED,
+            ) from error
         at_peer = self._at_peers.setdefault(link, set())
         missing = [key for key in shared if key not in at_peer]
         if missing:

@@ -96,6 +96,7 @@ class Sharing:
         # Slabs on their way to a peer; done when it has mapped them, or will not.
         self._passing: dict[tuple[Link, int], asyncio.Future[str]] = {}
         self._is_growing = False
+        self._is_closed = False
         self._sweeping: asyncio.TimerHandle | None = None
 
     def listen(self, path: str) -> None:
@@ -128,9 +129,12 @@ class Sharing:
             if link is mover.link and not attached.done():
                 attached.set_result("the connection has ended")
         self._movers.pop(mover.link, None)
-        self._borrowed.pop(mover.link, None)
+        borrowed = self._borrowed.pop(mover.link, None)
+        if borrowed is not None:
+            borrowed.slabs.clear()
         self.regions.on_link_lost(mover.link)
         self.pool.release_all(mover)
+        self._let_go_if_closed()
 
     def mover_of(self, link: Link) -> SlabMover | None:
         """Return what moves payloads to a peer, if we share memory with it."""
@@ -165,7 +169,7 @@ class Sharing:
 
     def extend(self, mover: SlabMover, needed_bytes: int) -> None:
         """Get a peer more room, in the background, as far as the limit allows."""
-        if mover.is_busy or self._worker.is_draining:
+        if mover.is_busy or self._worker.is_draining or self._is_closed:
             return
         slab, mover.unattached = mover.unattached, -1
         if slab < 0 or slab not in self.slabs:
@@ -262,7 +266,7 @@ class Sharing:
 
         Its content is arbitrary.  None if there is no room.
         """
-        if not self.is_on or nbytes < PLACED_BYTES_MIN:
+        if not self.is_on or self._is_closed or nbytes < PLACED_BYTES_MIN:
             return None
         block = self.pool.allocate(nbytes, self.slabs)
         if block is None:
@@ -378,12 +382,18 @@ class Sharing:
             It never waits.
         """
         self.inbox.close()
-        self._is_growing = True  # nor does anything grow from now on
+        self._is_closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
         for slab in self.slabs.values():
             slab.close_descriptor()
+        self._let_go_if_closed()
+
+    def _let_go_if_closed(self) -> None:
+        """Unmap our slabs once nobody can send through them any more."""
+        if self._is_closed and not self._movers:
+            self.slabs.clear()
 
 
 def _first_address(entry: tuple[int, int, Block]) -> int:

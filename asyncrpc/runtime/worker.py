@@ -39,8 +39,8 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.peer import Peer
 from asyncrpc.runtime.placing import empty
 from asyncrpc.runtime.rendezvous import Member, Rendezvous, open_rendezvous
-from asyncrpc.runtime.spinning import spinner_for
 from asyncrpc.runtime.sharing import Sharing
+from asyncrpc.runtime.spinning import spinner_for
 from asyncrpc.runtime.starting import CallStarter
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.serde import Codec, FunctionTable, Limits, Policy

@@ -6,6 +6,8 @@ back, every slab is one extent again.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -91,7 +93,7 @@ class Pool(RuleBasedStateMachine):
     @invariant()
     def blocks_do_not_overlap(self) -> None:
         spans = sorted((one.slab, one.start, one.stop) for one in self.live)
-        for (slab, _, stop), (other, start, _) in zip(spans, spans[1:], strict=False):
+        for (slab, _, stop), (other, start, _) in pairwise(spans):
             assert slab != other or stop <= start
 
     @invariant()
