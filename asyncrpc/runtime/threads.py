@@ -16,7 +16,8 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from asyncrpc.errors import RejectedError
@@ -37,10 +38,11 @@ class ThreadPool:
         self._limit = limit
         self._loop = loop
         self._lock = threading.Lock()
-        self._ready = threading.Condition(self._lock)
-        self._jobs: deque[tuple[Job, Done]] = deque()
+        self._thread_ended = threading.Condition(self._lock)
+        # Written in C: a thread is woken by one lock.  None ends a thread.
+        self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
-        self._idle = 0
+        self._unfinished = 0  # jobs, as the loop knows
         self._blocked = 0
         self._closed = False
         self._started = 0
@@ -63,15 +65,16 @@ class ThreadPool:
         Raises:
             RejectedError: the pool is closed.
         """
+        if self._closed:
+            raise RejectedError("the worker is closing")
+        self._jobs.put((job, done))
+        self._unfinished += 1
+        if self._unfinished <= len(self._threads):
+            return
         with self._lock:
-            if self._closed:
-                raise RejectedError("the worker is closing")
-            self._jobs.append((job, done))
-            if len(self._jobs) <= self._idle:  # each waiting job has an idle thread
-                self._ready.notify()
-            elif len(self._threads) - self._blocked < self._limit:
+            if len(self._threads) - self._blocked < self._limit:
                 self._start_thread()
-        if len(self._jobs) > self._idle and self._stall_timer is None:
+        if self._unfinished > len(self._threads) and self._stall_timer is None:
             self._ended_before = self._ended
             self._stall_timer = self._loop.call_later(STALL_S, self._on_stall_timer)
 
@@ -86,7 +89,7 @@ class ThreadPool:
             return
         with self._lock:
             self._blocked += 1
-            if len(self._jobs) > self._idle:
+            if not self._jobs.empty():
                 self._start_thread()
         try:
             yield
@@ -100,10 +103,12 @@ class ThreadPool:
         Jobs that have not begun are dropped.  A thread cannot be interrupted: one that
         runs on is a daemon, and does not keep the process.
         """
-        with self._lock:
-            self._closed = True
-            self._jobs.clear()
-            self._ready.notify_all()
+        self._closed = True
+        with suppress(Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in range(len(self._threads)):
+            self._jobs.put(None)
         if self._stall_timer is not None:
             self._stall_timer.cancel()
         joined = asyncio.Event()
@@ -120,7 +125,7 @@ class ThreadPool:
 
     def _join_all(self, timeout_s: float, joined: asyncio.Event) -> None:
         with self._lock:
-            self._ready.wait_for(lambda: not self._threads, timeout_s)
+            self._thread_ended.wait_for(lambda: not self._threads, timeout_s)
         self._loop.call_soon_threadsafe(joined.set)
 
     def _start_thread(self) -> None:
@@ -146,26 +151,32 @@ class ThreadPool:
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
-                self._ready.notify_all()
+                self._thread_ended.notify_all()
 
     def _next(self) -> tuple[Job, Done] | None:
         """Wait for a job; None tells the thread to end."""
-        with self._lock:
-            if self._surplus():
+        while True:
+            if len(self._threads) - self._blocked > self._limit and self._may_end():
                 return None
-            self._idle += 1
             try:
-                while not self._jobs:
-                    if self._closed or not self._ready.wait(_IDLE_S):
-                        return self._jobs.popleft() if self._jobs else None
-                return self._jobs.popleft()
-            finally:
-                self._idle -= 1
+                return self._jobs.get(timeout=_IDLE_S)
+            except Empty:
+                if self._may_end():
+                    return None
 
-    def _surplus(self) -> bool:
-        """Say whether a spare is no longer needed; the lock is held."""
-        running = len(self._threads) - self._blocked
-        return running > self._limit and not self._jobs
+    def _may_end(self) -> bool:
+        """Take this thread out, unless a job has come that counts on it.
+
+        `submit` first adds the job and then counts the threads: it sees that this one
+        is gone, or this one sees the job.
+        """
+        me = threading.current_thread()
+        with self._lock:
+            self._threads.discard(me)
+            if self._jobs.empty():
+                return True
+            self._threads.add(me)
+            return False
 
     def _report(self, done: Done, result: Any, error: BaseException | None) -> None:
         self._ended += 1
@@ -183,14 +194,15 @@ class ThreadPool:
         finished = self._finished
         while finished:
             done, result, error = finished.popleft()
+            self._unfinished -= 1
             done(result, error)
 
     def _on_stall_timer(self) -> None:
         self._stall_timer = None
-        with self._lock:
-            if self._closed or not self._jobs:
-                return
-            if self._ended == self._ended_before and not self._idle:
+        if self._closed or self._jobs.empty():
+            return
+        if self._ended == self._ended_before:
+            with self._lock:
                 self._start_thread()
         self._ended_before = self._ended
         self._stall_timer = self._loop.call_later(STALL_S, self._on_stall_timer)

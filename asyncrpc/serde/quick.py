@@ -17,10 +17,17 @@ import msgpack
 import numpy as np
 import torch
 
+from asyncrpc.errors import DecodeError
 from asyncrpc.serde import kinds
 from asyncrpc.serde.outbox import view_memory
-from asyncrpc.serde.shared import key_of
-from asyncrpc.serde.tensors import KNOWN_DTYPES, NAMES
+from asyncrpc.serde.shared import KEY_BYTES, SharedStorages, key_of
+from asyncrpc.serde.tensors import (
+    DTYPES,
+    KNOWN_DTYPES,
+    NAMES,
+    SIZE_MAX,
+    shared_entry,
+)
 
 UNREAD: Final = object()
 # Shapes and messages remembered, per table; then it starts again.
@@ -37,23 +44,39 @@ _ALONE: Final = msgpack.packb(_REFERENCE)
 _ARGUMENT: Final = msgpack.packb([[_REFERENCE], {}])
 
 
+# The control part and the buffers of a message; the storages it refers to, if any.
+Written = tuple[bytes, list[memoryview], dict[bytes, torch.UntypedStorage] | None]
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in shared memory."""
+
+    dtype: torch.dtype
+    offset: int
+    strides: tuple[int, ...]
+    stop: int  # in bytes
+
+
 class Form(NamedTuple):
     """A message of one plain tensor that has been seen before."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    nbytes: int
+    nbytes: int  # of its buffer
     is_argument: bool  # [[tensor], {}]; else the tensor itself
+    place: Place | None = None  # if the buffer is the key of shared memory
 
 
 class Quick:
     """The shortcuts of one codec; what it remembers is bounded and only saves time."""
 
-    __slots__ = ("_forms", "_packer", "_tables")
+    __slots__ = ("_forms", "_packer", "_places", "_tables")
 
     def __init__(self) -> None:
         # A table of one tensor, with its length in front, by dtype and shape.
         self._tables: dict[tuple[torch.dtype, torch.Size], bytes] = {}
+        self._places: dict[tuple[torch.dtype, torch.Size, int | torch.SymInt], bytes]
+        self._places = {}
         self._forms: dict[bytes, Form | None] = {}  # by the whole control part
         self._packer = msgpack.Packer(
             strict_types=True, unicode_errors="surrogatepass", autoreset=True
@@ -61,27 +84,25 @@ class Quick:
 
     # --- writing ---------------------------------------------------------------------
 
-    def write(self, value: Any) -> tuple[bytes, list[memoryview]] | None:
-        """Return the control part and the buffers of `value`, or None."""
+    def write(self, value: Any) -> Written | None:
+        """Return what is sent of `value`, or None."""
         if value is None:
-            return kinds.FLAT + _NONE, []
+            return kinds.FLAT + _NONE, [], None
         kind = type(value)
         if kind is torch.Tensor:
             table = self._table_of(value)
-            return _framed(table, _ALONE, value)
+            return self._framed(table, _ALONE, value)
         if kind is list and len(value) == 2 and type(value[0]) is list:  # noqa: PLR2004
             return self._write_arguments(value)
         flat = self._write_flat(value)
-        return None if flat is None else (flat, [])
+        return None if flat is None else (flat, [], None)
 
-    def _write_arguments(
-        self, value: list[Any]
-    ) -> tuple[bytes, list[memoryview]] | None:
+    def _write_arguments(self, value: list[Any]) -> Written | None:
         args, kwargs = value
         if type(kwargs) is not dict or (kwargs and not _is_flat(kwargs)):
             return None
         if not args and not kwargs:
-            return kinds.FLAT + _NOTHING, []
+            return kinds.FLAT + _NOTHING, [], None
         tensor = None
         for part in args:
             if not _is_flat(part):
@@ -90,13 +111,13 @@ class Quick:
                 tensor = part
         if tensor is None:
             tree = self._pack(value)
-            return None if tree is None else (kinds.FLAT + tree, [])
+            return None if tree is None else (kinds.FLAT + tree, [], None)
         if len(args) == 1 and not kwargs:
-            return _framed(self._table_of(tensor), _ARGUMENT, tensor)
+            return self._framed(self._table_of(tensor), _ARGUMENT, tensor)
         lowered = [_REFERENCE if part is tensor else part for part in args]
         tree = self._pack([lowered, kwargs])
         table = None if tree is None else self._table_of(tensor)
-        return _framed(table, tree or b"", tensor)
+        return self._framed(table, tree or b"", tensor)
 
     def _write_flat(self, value: Any) -> bytes | None:
         """Return the control part of scalars, or of lists and dictionaries of them."""
@@ -145,9 +166,39 @@ class Quick:
         table = msgpack.packb([entry])
         return len(table).to_bytes(4, "little") + table  # type: ignore[no-any-return]
 
+    def _framed(
+        self, table: bytes | None, tree: bytes, tensor: torch.Tensor
+    ) -> Written | None:
+        """Return what is sent of one tensor, by its bytes or by reference."""
+        if table is None:
+            return None
+        storage = tensor.untyped_storage()
+        key = key_of(storage)
+        if key is None:
+            view = view_memory(storage, tensor.data_ptr(), tensor.nbytes)
+            return table + tree, [view], None
+        return self._place_of(tensor) + tree, [memoryview(key)], {key: storage}
+
+    def _place_of(self, tensor: torch.Tensor) -> bytes:
+        """Return the table of a plain tensor in shared memory, with its length."""
+        known = tensor.dtype, tensor.shape, tensor.storage_offset()
+        table = self._places.get(known)
+        if table is None:
+            packed: bytes = msgpack.packb([shared_entry(tensor, 0, 0)])
+            table = len(packed).to_bytes(4, "little") + packed
+            if len(self._places) >= _REMEMBERED_MAX:
+                self._places.clear()
+            self._places[known] = table
+        return table
+
     # --- reading ---------------------------------------------------------------------
 
-    def read(self, control: bytes, buffers: Sequence[memoryview]) -> Any:
+    def read(
+        self,
+        control: bytes,
+        buffers: Sequence[memoryview],
+        shared: SharedStorages | None = None,
+    ) -> Any:
         """Return the value, or `UNREAD`."""
         if not buffers:
             return _read_flat(control)
@@ -160,6 +211,8 @@ class Quick:
         buffer = buffers[0]
         if form is None or buffer.nbytes != form.nbytes or buffer.readonly:
             return UNREAD
+        if form.place is not None:
+            return _read_shared(form, form.place, bytes(buffer), shared)
         tensor = torch.from_numpy(np.ndarray(form.shape, form.dtype, buffer))
         if tensor.data_ptr() % form.dtype.itemsize:
             return UNREAD
@@ -171,6 +224,23 @@ class Quick:
             self._forms.clear()
         self._forms[control] = form
         return form
+
+
+def _read_shared(
+    form: Form, place: Place, key: bytes, shared: SharedStorages | None
+) -> Any:
+    """Return a tensor over shared memory, or `UNREAD`: `decoding` says why not."""
+    if shared is None:
+        return UNREAD
+    try:
+        storage = shared.find(key)
+    except DecodeError:
+        return UNREAD
+    if place.stop > storage.nbytes():
+        return UNREAD
+    tensor = torch.empty(0, dtype=place.dtype)
+    tensor.set_(storage, place.offset, form.shape, place.strides)
+    return [[tensor], {}] if form.is_argument else tensor
 
 
 def _is_flat(part: Any) -> bool:
@@ -185,19 +255,6 @@ def _is_flat(part: Any) -> bool:
         and _SCALARS.issuperset(map(type, part))
         and _SCALARS.issuperset(map(type, part.values()))
     )
-
-
-def _framed(
-    table: bytes | None, tree: bytes, tensor: torch.Tensor
-) -> tuple[bytes, list[memoryview]] | None:
-    """Return what is sent of one tensor; None if that is more than its bytes."""
-    if table is None:
-        return None
-    storage = tensor.untyped_storage()
-    if key_of(storage) is not None:
-        return None
-    view = view_memory(storage, tensor.data_ptr(), tensor.nbytes)
-    return table + tree, [view]
 
 
 class _NotFlat(Exception):  # noqa: N818  (it says what was found, and is no error)
@@ -238,6 +295,8 @@ def _form_of(control: bytes) -> Form | None:
         return None
     match table:
         case [[kinds.ENTRY_TENSOR, 0, str(name), list(shape), 0]]:
+            place = None
+        case [[kinds.ENTRY_SHARED, 0, str(name), list(shape), 0, *place]]:
             pass
         case _:
             return None
@@ -249,4 +308,27 @@ def _form_of(control: bytes) -> Form | None:
     nbytes = dtype.itemsize
     for size in shape:
         nbytes *= size
-    return Form(dtype, tuple(shape), nbytes, tree == _ARGUMENT)
+    form = Form(dtype, tuple(shape), nbytes, tree == _ARGUMENT)
+    return form if place is None else _placed(form, DTYPES[name], place)
+
+
+def _placed(form: Form, dtype: torch.dtype, place: list[Any]) -> Form | None:
+    """Return the form of a contiguous tensor in shared memory."""
+    strides = _dense(form.shape)
+    if len(place) != 2 or place[1] != strides:  # noqa: PLR2004
+        return None
+    offset = place[0]
+    if type(offset) is not int or not 0 <= offset <= SIZE_MAX:
+        return None
+    stop = offset * dtype.itemsize + form.nbytes
+    found = Place(dtype, offset, tuple(strides), stop)
+    return form._replace(nbytes=KEY_BYTES, place=found)
+
+
+def _dense(shape: Sequence[int]) -> list[int]:
+    """Return the strides of a contiguous tensor as torch gives them."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return strides[::-1]

@@ -294,9 +294,7 @@ class TensorReader:
             tensor = _with_bits(tensor, flags)
         return tensor
 
-    def read_shared(
-        self, entry: Entry, storage: torch.UntypedStorage
-    ) -> torch.Tensor:
+    def read_shared(self, entry: Entry, storage: torch.UntypedStorage) -> torch.Tensor:
         """Return a tensor over shared memory; see `read`.
 
         Raises:

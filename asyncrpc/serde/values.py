@@ -202,7 +202,8 @@ class Codec:
         found = self._quick.write(value)
         if found is None or len(found[0]) > self.limits.control_bytes_max:
             return None
-        return Encoded(*found, [], 0)
+        control, buffers, shared = found
+        return Encoded(control, buffers, [], 0, shared=shared)
 
     def decode_quickly(self, control: bytes, buffers: Sequence[memoryview]) -> Any:
         """Decode a value that `encode_quickly` may have made; `UNREAD` if it is other.
@@ -211,7 +212,7 @@ class Codec:
         """
         if len(control) > self.limits.control_bytes_max:
             return UNREAD
-        return self._quick.read(control, buffers)
+        return self._quick.read(control, buffers, self.shared)
 
     def decode(
         self,

@@ -17,6 +17,7 @@ import os
 import secrets
 import signal
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -48,16 +49,17 @@ class InlinePool(ThreadPool):
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name, 1, loop)
+        self._waiting: deque[tuple[Job, Done]] = deque()
 
     def submit(self, job: Job, done: Done) -> None:
         """Run `job` in the next turn of the loop, then `done`."""
-        self._jobs.append((job, done))
+        self._waiting.append((job, done))
         self._loop.call_soon(self._run_one)
 
     def _run_one(self) -> None:
-        if not self._jobs:  # closed meanwhile
+        if not self._waiting:  # closed meanwhile
             return
-        job, done = self._jobs.popleft()
+        job, done = self._waiting.popleft()
         try:
             result = job()
         except Exception as error:  # noqa: BLE001  (the caller gets it)
@@ -71,7 +73,7 @@ class InlinePool(ThreadPool):
         Cancellation:
             It never waits.
         """
-        self._jobs.clear()
+        self._waiting.clear()
         return []
 
 
