@@ -94,6 +94,7 @@ class Connection(LaneUser):
     Attributes:
         role: which end this is.
         peer: the peer's HELLO, once it is in.
+        reads: how often something has been read.
         awaited: calls that have not been answered; not empty: polling goes on.
         spinner: polls for what comes after a write, if the worker wants that.
         mover: takes large payloads, if there is one.
@@ -143,7 +144,9 @@ class Connection(LaneUser):
         self._transport: Transport | None = None
         self.mover: Mover | None = None
         self._held: list[HeldBack] = []
+        self._ahead: list[bytes] = []  # goes with the next message
         self.spinner: Spinner | None = None
+        self.reads = 0
         self.awaited: Mapping[int, object] = {}
         self.lanes = None
         self.address: Address | None = None
@@ -174,6 +177,7 @@ class Connection(LaneUser):
                 self._on_record(nbytes)
             else:
                 spinner = self.spinner
+                self.reads += 1
                 if spinner is not None:
                     spinner.read()
                 self._reader.advance(nbytes)
@@ -420,15 +424,26 @@ class Connection(LaneUser):
         if self.state is ConnectionState.CLOSED:
             raise ConnectionLostError(f"the connection to {self.where} has ended")
 
+    def post(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write a message that is ready in parts, in its turn among the others."""
+        if self._transport is not None and self.state is not ConnectionState.CLOSED:
+            self._write(parts)
+
     def join(self, part: bytes) -> None:
         """Write a message that can wait: with the next one, or in the loop's next turn.
 
         It is written before every message that is sent later.
         """
-        if self._turn is None:
-            self._turn = []
-            self._loop.call_soon(self._end_turn)
-        self._turn.append(part)
+        if self._turn is not None:
+            self._turn.append(part)
+            return
+        if not self._ahead:
+            self._loop.call_soon(self._write_ahead)
+        self._ahead.append(part)
+
+    def _write_ahead(self) -> None:
+        if self._ahead:
+            self._write(())
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write the first message of a loop turn at once, and join those after it.
@@ -440,6 +455,8 @@ class Connection(LaneUser):
         elif self._transport is not None:
             self._turn = []
             self._loop.call_soon(self._end_turn)
+            if self._ahead:
+                parts, self._ahead = (*self._ahead, *parts), []
             self._transport.send(parts)
 
     def _end_turn(self) -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from asyncrpc.errors import (
@@ -28,6 +26,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.connection import Connection
+from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.lane_dialing import SILENT, LaneDialing
 from asyncrpc.runtime.link import Link
 from asyncrpc.runtime.machine.pool import DUPLICATE, PeerConnection
@@ -491,21 +490,6 @@ def _give_up(connection: Connection, limit_s: float) -> None:
             f"{connection.where} did not introduce itself in {limit_s:g} s"
         )
     )
-
-
-def _host_id() -> str:
-    """Return what two workers share if Unix sockets and loopback reach one another."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        net, mount = (
-            Path(f"/proc/self/ns/{kind}").readlink() for kind in ("net", "mnt")
-        )
-    except OSError:  # no Linux
-        return platform.node()
-    return f"{boot}/{net}/{mount}"
-
-
-HOST_ID: Final = _host_id()
 
 
 def check_listen_address(address: Address, *, has_secret: bool) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from asyncrpc.errors import ConnectError
+from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.lanes import Lanes
 from asyncrpc.runtime.options import LANES_MAX
 from asyncrpc.transport.dial import connect_any
@@ -75,6 +76,7 @@ class LaneDialing(ABC):
             arrivals,
             loop=self._worker.loop,
             wanted=self._worker.options.bulk_lanes,
+            is_on_host=control.peer is not None and control.peer.host_id == HOST_ID,
             dial=partial(self._dial_lanes, member, control) if dialed else None,
             start_task=self._worker.start_task,
         )

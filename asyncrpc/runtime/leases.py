@@ -19,13 +19,12 @@ from asyncrpc.errors import MalformedError
 from asyncrpc.shm.machine.pool import OFFSET_BITS, OFFSET_MASK
 from asyncrpc.shm.slab import Slab
 from asyncrpc.wire.frames import FrameKind, prefix
-from asyncrpc.wire.messages import pack_head
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.link import Link
 
 
-_FREE: Final = pack_head(["memory", "free"])
+_FREE: Final = int(FrameKind.FREE)
 
 
 class Lease:
@@ -103,9 +102,9 @@ class Borrowed:
     def take_back(self, locations: list[int]) -> None:
         """Tell the peer that these places are free again."""
         if not self.link.is_lost:
-            control = self.link.codec.encode(locations).control
-            frame = prefix(FrameKind.NOTICE, head=_FREE, control=control)
-            self.link.connection.join(frame)
+            join = self.link.connection.join
+            for location in locations:
+                join(prefix(_FREE, location))
 
 
 class Leases:

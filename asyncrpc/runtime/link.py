@@ -41,6 +41,7 @@ class Link(CallerSide, CalleeSide):
             FrameKind.PING: self._on_ping,
             FrameKind.PONG: self._on_pong,
             FrameKind.GOODBYE: self._on_goodbye,
+            FrameKind.FREE: self._on_free,
             FrameKind.LANES: self._on_lanes,
             FrameKind.LANE_DROP: self._on_lane_drop,
         }
@@ -91,6 +92,9 @@ class Link(CallerSide, CalleeSide):
         dropped = lanes.arrivals.drop(serial, aux) if lanes is not None else None
         if dropped is not None:
             self.on_transfer_dropped(*dropped)
+
+    def _on_free(self, _flags: int, location: int, *_rest: object) -> None:
+        self.worker.memory.take_back_from(self.link, location)
 
     def _on_goodbye(self, *_rest: object) -> None:
         self.peer_drains = True

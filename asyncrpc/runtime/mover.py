@@ -98,6 +98,8 @@ class _Placement:
 
     def place_all(self, buffers: Sequence[memoryview]) -> bool:
         """Find a place for every buffer; False: there is not enough room."""
+        if len(buffers) == 1:
+            return self._place(buffers[0])
         short = [one for one in buffers if one.nbytes < OWN_BLOCK_BYTES_MIN]
         offset = 0
         if sum(one.nbytes for one in short) > INLINE_BYTES_MAX:
@@ -152,9 +154,9 @@ class _Placement:
         self._sharing.pool.hold(self._mover, block, location)
         nbytes = buffer.nbytes
         self.entries.append(Entry(nbytes, location))
-        slab = self._sharing.slabs[block.slab]
+        memory = self._sharing.slabs[block.slab].memory
         start = location & OFFSET_MASK
-        self.copies.append((slab.view(slab, start, nbytes), buffer))
+        self.copies.append((memory[start : start + nbytes], buffer))
         self.copied_bytes += nbytes
 
 
@@ -228,7 +230,7 @@ class SlabMover:
         self._finish(job)
 
     def _finish(self, job: Copying) -> None:
-        self.link.connection.write(*job.frame)
+        self.link.connection.post(job.frame)
         if job.on_sent is not None:
             job.on_sent()
 

@@ -83,7 +83,8 @@ class Options:
         codecs: names of peers, or `"*"` for all others, and the codec of calls to
             them that name none; see `CallOptions.codec`.
         bulk_lanes: connections to a peer for payloads over 64 KiB, opened by the first
-            of them; 0: they share that of small messages.  None: 2 on TCP, else 1.
+            of them; 0: they share that of small messages.  None: 2 on TCP to
+            another host, else 1.
         spin: whether the loop polls for an answer instead of sleeping, which saves 20
             to 50 us a call and takes a core meanwhile: `"off"`; `"adaptive"`, only
             while it pays; or the seconds to poll for after each write.

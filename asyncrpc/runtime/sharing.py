@@ -12,7 +12,7 @@ been used for a while.  Each peer that needs a slab is passed its descriptor onc
       attach [id, size, token] -->  claims and maps it
                              <---   attached [id, ""]
       message with locations --->   makes tensors over the slab
-                             <---   free [location, ...], when they are dead
+                             <---   FREE location, when they are dead
 
 Nothing outlives its processes: a slab has no name, and what a peer held is free when
 its connection ends.
@@ -352,12 +352,12 @@ class Sharing:
         await self._worker.run_in_thread(made.prefault)
 
     def on_notice(self, link: Link, method: str, value: Any) -> None:
-        """Take back what a peer does not use any more, or let go of what it wants."""
-        if method == "free":
-            mover = self._movers.get(link)
-            for location in _numbers(value):
-                self.pool.release(mover, location)
-        elif method == "attach":
+        """Take what a peer says of slabs.
+
+        Raises:
+            MalformedError: it makes no sense.
+        """
+        if method == "attach":
             self._worker.start_task(self._attach(link, _checked_slab(value)))
         elif method == "attached":
             slab, refusal = _checked_answer(value)
@@ -371,6 +371,14 @@ class Sharing:
                     raise MalformedError(f"slab {slab} was never passed")
         else:
             raise MalformedError(f"memory cannot be told to {method!r}")
+
+    def take_back_from(self, link: Link, location: int) -> None:
+        """Take back a place that a peer does not use any more.
+
+        Raises:
+            MalformedError: it has never been told of it.
+        """
+        self.pool.release(self._movers.get(link), location)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Do nothing: its connection's end has settled everything."""

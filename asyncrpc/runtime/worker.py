@@ -29,10 +29,11 @@ from asyncrpc.errors import (
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.barrier import Barrier
 from asyncrpc.runtime.context import current_worker_var
-from asyncrpc.runtime.directory import HOST_ID, Directory, check_listen_address
+from asyncrpc.runtime.directory import Directory, check_listen_address
 from asyncrpc.runtime.extensions import Propagator, References, Service
 from asyncrpc.runtime.futures import CallFuture
 from asyncrpc.runtime.group import PeerGroup, group_of
+from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.inbound import Target
 from asyncrpc.runtime.landing import ReceivePool
 from asyncrpc.runtime.options import Options

@@ -46,10 +46,18 @@ class Slab:
     Attributes:
         address: of the first byte.
         size_bytes: of the whole.
+        memory: all of it; to be used only while this object lives.
         descriptor: of its memfd, as long as it is needed to pass the slab on; else -1.
     """
 
-    __slots__ = ("__weakref__", "_close", "address", "descriptor", "size_bytes")
+    __slots__ = (
+        "__weakref__",
+        "_close",
+        "address",
+        "descriptor",
+        "memory",
+        "size_bytes",
+    )
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         """Map a descriptor, which becomes ours.
@@ -63,6 +71,7 @@ class Slab:
         close.atexit = False
         self._close = close
         self.address = _map(descriptor, size_bytes)
+        self.memory = view_memory(None, self.address, size_bytes)
         weakref.finalize(self, _LIBC.munmap, self.address, size_bytes).atexit = False
 
     @classmethod

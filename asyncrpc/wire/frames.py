@@ -56,7 +56,7 @@ INLINE_BYTES_MAX: Final = 64 << 10
 CHUNK_BYTES: Final = 512 << 10
 
 # The same on a lane, where all but the last chunk of a payload have this length.
-LANE_CHUNK_BYTES: Final = 256 << 10
+LANE_CHUNK_BYTES: Final = 512 << 10
 
 HEAD_BYTES_MAX: Final = 0xFFFF
 
@@ -81,6 +81,7 @@ class FrameKind(enum.IntEnum):
     GOODBYE = 15  # no further request will be sent or accepted; answers still come
     LANES = 16  # aux: how many lanes are asked for; from the dialer, 0: none will come
     LANE_DROP = 17  # call_id: a transfer over lanes that is given up; aux: bytes sent
+    FREE = 18  # call_id: a place in a slab of the receiver that is not used any more
 
 
 class Flags(enum.IntFlag):

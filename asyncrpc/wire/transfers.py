@@ -367,6 +367,7 @@ class LaneReader:
     Attributes:
         waits_for: serial of the transfer whose message has to come first, else 0.  Then
             nothing may be read from this lane until `proceed` says so.
+        read_bytes_max: what one read may take.
         bytes_copied: 0, always.
     """
 
@@ -374,6 +375,7 @@ class LaneReader:
 
     def __init__(self, arrivals: Arrivals) -> None:
         self.waits_for = 0
+        self.read_bytes_max = READ_BYTES_MAX
         self._arrivals = arrivals
         self._arrival: Arrival | None = None  # whose bytes come next; None: a header
         self._serial = 0
@@ -397,7 +399,7 @@ class LaneReader:
             if not self._scratch:
                 self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
             return self._scratch[: self._left]
-        return arrival.place(self._offset, min(self._left, READ_BYTES_MAX))
+        return arrival.place(self._offset, min(self._left, self.read_bytes_max))
 
     def advance(self, nbytes: int) -> None:
         """Take note that `nbytes` bytes have landed in the last `get_buffer`.

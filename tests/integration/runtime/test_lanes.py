@@ -18,7 +18,9 @@ import torch
 import asyncrpc
 from asyncrpc import Options, Worker, WorkerLostError
 from asyncrpc.errors import ConnectError, UsageError
+from asyncrpc.runtime import lane_dialing
 from asyncrpc.runtime.connection import Connection
+from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.lanes import Lane, Lanes, LanesState
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
@@ -37,6 +39,8 @@ async def two(
     network: Wires | Network = "tcp", **options: Any
 ) -> AsyncIterator[tuple[Worker, Worker]]:
     given: dict[str, Any] = {"drain_timeout_s": 2.0, "shared_memory_bytes": 0}
+    if network == "tcp":  # on one host it would be a single lane
+        given["bulk_lanes"] = 2
     async with Cluster(
         2, network=network, options=Options(**given | options)
     ) as workers:
@@ -78,11 +82,15 @@ def numbers(count: int) -> torch.Tensor:
 
 
 class TestOpening:
-    @pytest.mark.parametrize(("network", "count"), [("tcp", 2), ("uds", 1), ("mem", 1)])
+    @pytest.mark.parametrize(
+        ("network", "count", "host"),
+        [("tcp", 1, HOST_ID), ("tcp", 2, "another"), ("uds", 1, "another")],
+    )
     async def test_the_first_large_payload_opens_them(
-        self, network: Wires, count: int
+        self, network: Wires, count: int, host: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async with two(network) as (a, b):
+        monkeypatch.setattr(lane_dialing, "HOST_ID", host)
+        async with two(network, bulk_lanes=None) as (a, b):
             await a.peer("b").call(remote.add, torch.ones(1000))
             assert lanes_of(a, "b").state is LanesState.NONE
             large = numbers(MIB)

@@ -70,5 +70,6 @@ def test_numbers_on_the_wire_do_not_change() -> None:
         "GOODBYE",
         "LANES",
         "LANE_DROP",
+        "FREE",
     ]
-    assert [kind.value for kind in FrameKind] == list(range(1, 18))
+    assert [kind.value for kind in FrameKind] == list(range(1, 19))
