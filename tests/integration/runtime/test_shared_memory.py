@@ -19,6 +19,8 @@ from asyncrpc import DeadlineExceededError, Options, Worker, WorkerLostError
 from asyncrpc.runtime import mover as moving
 from asyncrpc.runtime import sharing
 from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.transport import descriptors
+from asyncrpc.wire.frames import FrameKind
 from tests.integration.runtime import remote
 
 MIB = 1 << 20
@@ -461,8 +463,7 @@ async def test_a_receiver_that_is_killed_holds_nothing(signal_number: int) -> No
 async def test_what_a_killed_sender_sent_lives_and_nothing_else_of_it() -> None:
     cluster = ProcessCluster(["b"], method="forkserver")
     async with cluster as a:
-        for _ in range(2):
-            await a.peer("b").call(torch.ones, MIB)
+        result = await a.peer("b").call(torch.ones, MIB)
         await until(lambda: mapped_slabs() > 0)
         while not len(a.memory.leases):
             result = await a.peer("b").call(torch.ones, MIB)
@@ -485,3 +486,54 @@ async def test_nothing_is_left_in_the_file_system() -> None:
         directory = Path(a.addresses[0].removeprefix("uds://")).parent
         assert any(one.name.endswith(".fd") for one in directory.iterdir())
     assert not directory.exists()
+
+
+# --- peers that break the rules ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [
+        ("attach", [0, 4096]),
+        ("attach", [1 << 20, 4096, bytes(16)]),
+        ("attach", [0, -1, bytes(16)]),
+        ("attached", ["0", ""]),
+        ("detach", [5]),
+        ("detach", None),
+        ("unheard of", []),
+    ],
+)
+async def test_nonsense_about_slabs_ends_the_connection(
+    pair: Pair, method: str, value: Any
+) -> None:
+    a, _ = pair
+    link = await a.link_to("b")
+    link.notify("memory", method, value)
+    with pytest.raises(WorkerLostError):
+        await a.peer("b").call(remote.sleep_long)
+
+
+@pytest.mark.parametrize("wire", ["uds", "mem"])
+async def test_giving_back_what_was_never_lent_ends_the_connection(wire: Any) -> None:
+    options = Options(drain_timeout_s=2.0)
+    async with Cluster(2, network=wire, options=options) as (a, _):
+        link = await a.link_to("b")
+        link.connection.send(FrameKind.FREE, 4096)
+        with pytest.raises(WorkerLostError):
+            await a.peer("b").call(remote.sleep_long)
+
+
+@pytest.mark.parametrize("token", [bytes(16), b"short"])
+async def test_a_slab_that_never_comes_is_refused_and_nothing_else_is(
+    pair: Pair, token: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descriptors, "CLAIM_TIMEOUT_S", 0.05)
+    a, b = pair
+    link = await a.link_to("b")
+    told: list[Any] = []
+    monkeypatch.setattr(a.memory, "on_notice", lambda *given: told.append(given[1:]))
+    link.notify("memory", "attach", [0, 4096, token])
+    await until(lambda: bool(told))
+    assert told == [("attached", [0, "its descriptor has not come"])]
+    assert await a.peer("b").call(remote.add, 1) == 2
+    assert not b.active
