@@ -213,7 +213,7 @@ class CalleeSide(LinkCore):
         def ready(function: Callable[..., Any]) -> None:
             name = getattr(function, "__qualname__", type(function).__qualname__)
             try:
-                found = Target(name, function, mode_of(function))
+                found = Target(name, function, self.worker.mode_of_method(function))
                 self._run(inbound, found, args, kwargs, 0)
             except AsyncRpcError as error:
                 self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)

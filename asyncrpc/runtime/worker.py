@@ -34,7 +34,7 @@ from asyncrpc.runtime.extensions import Propagator, References, Service
 from asyncrpc.runtime.futures import CallFuture
 from asyncrpc.runtime.group import PeerGroup, group_of
 from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.inbound import Target
+from asyncrpc.runtime.inbound import Mode, Target
 from asyncrpc.runtime.landing import ReceivePool
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.peer import Peer
@@ -108,6 +108,7 @@ class Worker(CallStarter):
         self.propagators: list[Propagator] = []
         self._services: dict[str, Service] = {}
         self._targets: dict[str, Target] = {}
+        self._modes: dict[Callable[..., Any], Mode] = {}
         self._known: dict[Callable[..., Any], tuple[str | None, str]] = {}
         self._listeners: list[Listener] = []
         self._tasks: set[asyncio.Task[Any]] = set()
