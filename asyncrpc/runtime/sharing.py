@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("asyncrpc")
 
 # A slab that was not used for this long, or twice, is given back to the system.
-SWEEP_S: Final = 30.0
+SWEEP_S: Final = 10.0
 ATTACH_TIMEOUT_S: Final = 30.0  # touching the pages of a large slab takes a second
 
 

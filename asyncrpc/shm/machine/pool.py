@@ -28,7 +28,7 @@ OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 SLABS_MAX: Final = 1 << 10
 
 # The first slab holds four payloads like the one that asked for it, within these.
-SLAB_BYTES_MIN: Final = 16 << 20
+SLAB_BYTES_MIN: Final = 4 << 20
 SLAB_BYTES_USUAL: Final = 64 << 20
 
 

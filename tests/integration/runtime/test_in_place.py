@@ -193,6 +193,17 @@ async def test_a_received_tensor_may_be_written_to_and_kept(a: Worker) -> None:
 @pytest.mark.timeout(60)
 async def test_a_gigabyte_takes_its_own_memory_and_little_more(a: Worker) -> None:
     """On both sides, at the worst moment, over what each had before."""
+    await assert_a_gigabyte_takes_little_more(a)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_shared_memory_makes_that_no_more() -> None:
+    async with ProcessCluster(["b"], method="forkserver") as a:
+        await assert_a_gigabyte_takes_little_more(a)
+
+
+async def assert_a_gigabyte_takes_little_more(a: Worker) -> None:
     await a.peer("b").call(echo, torch.rand(MIB))  # what the first call needs
     value = torch.empty(GIB, dtype=torch.uint8).fill_(7)
     here = forget_peak()  # the tensor itself included

@@ -85,7 +85,7 @@ def test_only_the_slabs_that_are_named_are_used() -> None:
 
 @pytest.mark.parametrize(
     ("payload_mib", "first_mib", "second_mib"),
-    [(1, 16, 16), (16, 64, 64), (100, 100, 100), (256, 256, 256)],
+    [(1, 4, 4), (16, 64, 64), (100, 100, 100), (256, 256, 256)],
 )
 def test_slabs_hold_several_payloads_and_the_next_is_as_large_as_all_before(
     payload_mib: int, first_mib: int, second_mib: int
@@ -106,7 +106,7 @@ def test_one_payload_takes_no_more_than_half_of_the_limit() -> None:
 
 
 def test_a_reservation_counts_until_it_is_cancelled() -> None:
-    pool = SlabPool(16 * MIB)
+    pool = SlabPool(4 * MIB)
     size_bytes = pool.reserve(MIB)
     assert pool.reserve(MIB) == 0
     pool.cancel(size_bytes)
