@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Train a model that is split over processes, and watch it
 	$(RUN) examples/train_split_model.py
 
-test: $(STAMP) ## Run all tests: under five minutes, on loopback, without a GPU
+test: $(STAMP) ## Run all tests: five to six minutes, on loopback, without a GPU
 	$(PYTEST) $(call tests,unit property simulation integration numerics docs examples)
 
 check: lint type arch ## Lint, types, contracts

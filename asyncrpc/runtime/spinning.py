@@ -50,13 +50,8 @@ class Spinner:
 
 def spinner_for(spin: str | float, loop: asyncio.AbstractEventLoop) -> Spinner | None:
     """Return what polls as `Options.spin` says, or None."""
-    if spin in {"off", 0} or cores() == 1:
+    if spin in {"off", 0} or os.cpu_count() == 1:
         return None  # on a single core nobody could answer while we poll
     if spin == "adaptive":
         return Spinner(Spin(LIMIT_S, adaptive=True), loop)
     return Spinner(Spin(float(spin), adaptive=False), loop)
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
