@@ -33,7 +33,7 @@ ALIGNMENT: Final = 64  # of buffers that share a block
 
 # Warm 45 us, from and to memory that is not in the cache 150 us.
 COPY_AT_ONCE_BYTES: Final = 2 << 20
-COPY_PIECE_BYTES: Final = 1 << 20
+COPY_PIECE_BYTES: Final = 512 << 10
 
 _REQUEST: Final = int(FrameKind.REQUEST)
 _Copy = tuple[memoryview, memoryview]  # to, from
