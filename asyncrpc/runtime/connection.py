@@ -13,7 +13,7 @@ import enum
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -28,7 +28,7 @@ from asyncrpc.runtime.landing import Landing, fresh, zeros
 from asyncrpc.runtime.lane_user import LaneUser
 from asyncrpc.runtime.spinning import Spinner
 from asyncrpc.transport.abc import PeerCredentials, Transport
-from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, prefix
+from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, Outgoing, prefix
 from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.wire.messages import Hello
 from asyncrpc.wire.outbox import Outbox
@@ -63,18 +63,7 @@ class ConnectionState(enum.Enum):
 class Mover(Protocol):
     """Another way for large payloads than the bytes of the connection itself."""
 
-    def send(
-        self,
-        kind: int,
-        call_id: int,
-        *,
-        flags: int,
-        aux: int,
-        head: bytes,
-        control: bytes,
-        buffers: Sequence[memoryview],
-        on_sent: Callable[[], None] | None,
-    ) -> bool:
+    def send(self, message: Outgoing) -> bool:
         """Take a message and its payload over, as `Connection.send` would; or refuse.
 
         Returns:
@@ -255,7 +244,10 @@ class Connection(LaneUser):
                 on_sent()
             return
         if type(buffers) is HeldBack:
-            self._hold(buffers, kind, call_id, on_sent, flags, aux, head, control)
+            self._hold(
+                buffers,
+                Outgoing(kind, call_id, flags, aux, head, control, on_sent=on_sent),
+            )
             return
         lengths = [buffer.nbytes for buffer in buffers]
         total = sum(lengths)
@@ -274,68 +266,21 @@ class Connection(LaneUser):
             if on_sent is not None:
                 on_sent()
             return
-        if self.mover is not None and self.mover.send(
-            kind,
-            call_id,
-            flags=flags,
-            aux=aux,
-            head=head,
-            control=control,
-            buffers=buffers,
-            on_sent=on_sent,
-        ):
-            return
-        if (
-            self.lanes is not None
-            and total > INLINE_BYTES_MAX
-            and self.lanes.send(
-                kind,
-                call_id,
-                flags=flags,
-                aux=aux,
-                head=head,
-                control=control,
-                buffers=buffers,
-                on_sent=on_sent,
-            )
-        ):
-            return
-        self.send_in_band(
-            kind,
-            call_id,
-            flags=flags,
-            aux=aux,
-            head=head,
-            control=control,
-            buffers=buffers,
-            on_sent=on_sent,
-        )
+        message = Outgoing(kind, call_id, flags, aux, head, control, buffers, on_sent)
+        taken = self.mover is not None and self.mover.send(message)
+        if not taken and self.lanes is not None and total > INLINE_BYTES_MAX:
+            taken = self.lanes.send(message)
+        if not taken:
+            self.send_in_band(message)
 
-    def _hold(
-        self,
-        held: HeldBack,
-        kind: int,
-        call_id: int,
-        on_sent: Callable[[], None] | None,
-        *rest: Any,
-    ) -> None:
+    def _hold(self, held: HeldBack, message: Outgoing) -> None:
         """Keep a message until what it refers to is at the peer; others pass it by."""
-        flags, aux, head, control = rest
 
         def send() -> None:
             self._held.remove(held)
-            self.send(
-                kind,
-                call_id,
-                flags=flags,
-                aux=aux,
-                head=head,
-                control=control,
-                buffers=list(held),
-                on_sent=on_sent,
-            )
+            self.send(**message._replace(buffers=list(held))._asdict())
 
-        held.hold((kind, call_id), send, on_sent)
+        held.hold((message.kind, message.call_id), send, message.on_sent)
         self._held.append(held)
 
     def _drop_held(self, key: tuple[int, int]) -> bool:
@@ -345,29 +290,9 @@ class Connection(LaneUser):
             held.give_up()
         return bool(dropped)
 
-    def send_in_band(
-        self,
-        kind: int,
-        call_id: int,
-        *,
-        flags: int,
-        aux: int,
-        head: bytes,
-        control: bytes,
-        buffers: Sequence[memoryview],
-        on_sent: Callable[[], None] | None,
-    ) -> None:
+    def send_in_band(self, message: Outgoing) -> None:
         """Send a message and its payload over this connection itself; see `send`."""
-        parts = self._outbox.message(
-            kind,
-            call_id,
-            flags=flags,
-            aux=aux,
-            head=head,
-            control=control,
-            buffers=buffers,
-            on_sent=on_sent,
-        )
+        parts = self._outbox.message(**message._asdict())
         if parts:
             self._write(parts)
         if self._outbox:

@@ -18,8 +18,8 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -30,7 +30,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.runtime.options import LANES_MAX
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
-from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.frames import FrameKind, Outgoing
 from asyncrpc.wire.transfers import Arrivals, Departure, Departures, LaneReader
 
 if TYPE_CHECKING:
@@ -62,19 +62,6 @@ class LanesState(enum.Enum):
     UP = "there is at least one"
     OFF = "there can be none: payloads take the control connection"
     CLOSED = "the link has ended"
-
-
-class _Held(NamedTuple):
-    """A message that waits for the first lane."""
-
-    kind: int
-    call_id: int
-    flags: int
-    aux: int
-    head: bytes
-    control: bytes
-    buffers: Sequence[memoryview]
-    on_sent: Callable[[], None] | None
 
 
 class Lane:
@@ -170,7 +157,7 @@ class Lanes:
         self._dial = dial
         self._start_task = start_task
         self._departures = Departures()
-        self._held: list[_Held] = []
+        self._held: list[Outgoing] = []
         self._is_late = False  # the first lane lets itself be waited for
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -185,26 +172,14 @@ class Lanes:
 
     # --- sending ---------------------------------------------------------------------
 
-    def send(
-        self,
-        kind: int,
-        call_id: int,
-        *,
-        flags: int,
-        aux: int,
-        head: bytes,
-        control: bytes,
-        buffers: Sequence[memoryview],
-        on_sent: Callable[[], None] | None,
-    ) -> bool:
+    def send(self, message: Outgoing) -> bool:
         """Take over a message with a large payload; see `connection.Mover`."""
         if self.state is LanesState.OFF or self._is_late:
             return False
-        held = _Held(kind, call_id, flags, aux, head, control, buffers, on_sent)
         if self.state is LanesState.UP:
-            self._depart(held)
+            self._depart(message)
             return True
-        self._held.append(held)
+        self._held.append(message)
         if self.state is LanesState.NONE:
             self._open(self._wanted)
         return True
@@ -231,18 +206,8 @@ class Lanes:
             self._control.write(frame)
         self._check_drained()
 
-    def _depart(self, held: _Held) -> None:
-        kind, call_id, flags, aux, head, control, buffers, on_sent = held
-        departure = Departure(
-            kind,
-            call_id,
-            flags=flags,
-            aux=aux,
-            head=head,
-            control=control,
-            buffers=buffers,
-            on_sent=on_sent,
-        )
+    def _depart(self, message: Outgoing) -> None:
+        departure = Departure(**message._asdict())
         self._control.write(self._departures.add(departure))
         self.pump()
 
@@ -396,7 +361,7 @@ class Lanes:
     def _send_held(self) -> None:
         held, self._held = self._held, []
         for one in held:
-            self._control.send_in_band(**one._asdict())
+            self._control.send_in_band(one)
 
     # --- the end ---------------------------------------------------------------------
 

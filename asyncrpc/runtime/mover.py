@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from asyncrpc.runtime.futures import CallFuture
 from asyncrpc.shm.machine.pool import OFFSET_MASK, PAGE_BYTES, Block
-from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind
+from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, Outgoing
 from asyncrpc.wire.placed import Entry, placed_prefix
 
 if TYPE_CHECKING:
@@ -183,19 +183,9 @@ class SlabMover:
         self.is_refused = not path
         self._copying: list[Copying] = []
 
-    def send(
-        self,
-        kind: int,
-        call_id: int,
-        *,
-        flags: int,
-        aux: int,
-        head: bytes,
-        control: bytes,
-        buffers: Sequence[memoryview],
-        on_sent: Callable[[], None] | None,
-    ) -> bool:
+    def send(self, message: Outgoing) -> bool:
         """Take a message over if it is large and there is room; see `Mover`."""
+        kind, call_id, flags, aux, head, control, buffers, on_sent = message
         total = sum(buffer.nbytes for buffer in buffers)
         if total < PLACED_BYTES_MIN or self.is_refused:
             return False

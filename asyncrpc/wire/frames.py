@@ -39,8 +39,8 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 MAGIC: Final = b"AR"
 VERSION: Final = 1
@@ -92,6 +92,30 @@ class Flags(enum.IntFlag):
     STREAM = 2  # REQUEST: the function is a generator
     LANES = 4  # with DEFERRED: the DATA frames come over the lanes
     PLACED = 8  # buffers lie in shared memory, as the longer table says
+
+
+class Outgoing(NamedTuple):
+    """A message that is to be sent, with its payload.
+
+    Attributes:
+        kind: its kind.
+        call_id: its call.
+        flags: of the header.
+        aux: of the header.
+        head: routing.
+        control: the value.
+        buffers: the payload: not to change until it is written.
+        on_sent: called once the message has left whole, or has been dropped.
+    """
+
+    kind: int
+    call_id: int
+    flags: int = 0
+    aux: int = 0
+    head: bytes = b""
+    control: bytes = b""
+    buffers: Sequence[memoryview] = ()
+    on_sent: Callable[[], None] | None = None
 
 
 def prefix(
