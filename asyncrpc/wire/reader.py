@@ -395,10 +395,7 @@ class FrameReader:
         for buffer, length in zip(buffers, lengths, strict=True):
             buffer[:] = self._view[at : at + length]
             at += length
-        self.bytes_copied += payload_bytes
-        self.message_bytes_copied = payload_bytes
-        self.sink.on_message(*message, buffers)
-        self.message_bytes_copied = 0
+        self._deliver_copied(message, buffers, payload_bytes)
 
     def _with_places(
         self,
@@ -422,8 +419,17 @@ class FrameReader:
             buffers += self._make_buffers(_NO_MESSAGE, (length,))
             buffers[-1][:] = self._view[at : at + length]
             at += length
-        self.bytes_copied += payload_bytes
-        self.message_bytes_copied = payload_bytes
+        self._deliver_copied(message, buffers, payload_bytes)
+
+    def _deliver_copied(
+        self,
+        message: tuple[int, int, int, int, bytes, bytes],
+        buffers: list[memoryview],
+        nbytes: int,
+    ) -> None:
+        """Give the sink a message of whose payload so much has been copied."""
+        self.bytes_copied += nbytes
+        self.message_bytes_copied = nbytes
         self.sink.on_message(*message, buffers)
         self.message_bytes_copied = 0
 

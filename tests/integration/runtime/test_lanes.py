@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import resource
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import asyncrpc
 from asyncrpc import Options, Worker, WorkerLostError
 from asyncrpc.errors import ConnectError, UsageError
 from asyncrpc.runtime import lane_dialing
@@ -360,46 +356,3 @@ class TestTheEnd:
 
 async def make_large(nbytes: int) -> torch.Tensor:
     return torch.ones(nbytes, dtype=torch.uint8)
-
-
-# --- memory --------------------------------------------------------------------------
-
-GIB = 1 << 30
-ALLOWED_BYTES = 64 * MIB
-
-
-@asyncrpc.on_loop
-def peak_bytes() -> int:
-    """Return the most memory that this process has ever had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-
-
-@asyncrpc.on_loop
-def length(tensor: torch.Tensor) -> int:
-    return tensor.numel()
-
-
-async def send_one_gib(to: str) -> tuple[int, int]:
-    """Send 1 GiB on; return what it has cost here and there, above the tensor."""
-    peer = asyncrpc.current_worker().peer(to)
-    await peer.call(length, torch.ones(MIB))
-    tensor = torch.ones(GIB, dtype=torch.uint8)
-    here, there = peak_bytes(), await peer.call(peak_bytes)
-    assert await peer.call(length, tensor) == GIB
-    return peak_bytes() - here, await peer.call(peak_bytes) - there - GIB
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(60)
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
-@pytest.mark.parametrize("transport", ["tcp", "uds"])
-async def test_one_gib_costs_no_more_than_the_tensor_and_64_mib(transport: Any) -> None:
-    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 4 * GIB:
-        pytest.skip("4 GiB of memory are needed")
-    options = Options(shared_memory_bytes=0)
-    async with ProcessCluster(
-        ["b", "c"], transport=transport, options=options, method="forkserver"
-    ) as a:
-        sent, received = await a.peer("b").call(send_one_gib, "c")
-        assert sent < ALLOWED_BYTES
-        assert received < ALLOWED_BYTES
