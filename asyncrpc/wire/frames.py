@@ -82,6 +82,10 @@ class FrameKind(enum.IntEnum):
     LANES = 16  # aux: how many lanes are asked for; from the dialer, 0: none will come
     LANE_DROP = 17  # call_id: a transfer over lanes that is given up; aux: bytes sent
     FREE = 18  # call_id: a place in a slab of the receiver that is not used any more
+    ACK = 19  # aux: how many bytes have been read; call_id: on which lane, 0: on this
+    CLOSE = 20  # the last frame of a side that ends in order; control: why, for people
+    CREDIT = 21  # aux: bytes of large payloads that may be sent in requests, from now on
+    WANT = 22  # aux: bytes of such payloads that wait for credit
 
 
 class Flags(enum.IntFlag):

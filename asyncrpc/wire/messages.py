@@ -56,6 +56,13 @@ class Hello:
         host_id: which host and network namespace it is in.
         strict: whether it refuses pickles.
         lane: of the dialer: 0, or the token of the connection that this is a lane of.
+        resume: of the dialer: 0, or the token of the connection whose place this one
+            takes; see `wire.resume`.
+        received: with `resume`, and in the answer to it: how many bytes of the other
+            connection this side has read.
+        window: bytes of large payloads of requests that the receiver of this HELLO may
+            send before it is granted more.
+        watch: where it can be asked whether the worker's process runs, if anywhere.
     """
 
     name: str
@@ -69,6 +76,10 @@ class Hello:
     host_id: str = ""
     strict: bool = False
     lane: int = 0
+    resume: int = 0
+    received: int = 0
+    window: int = 0
+    watch: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """Return the control part of a HELLO frame.
@@ -98,14 +109,18 @@ class Hello:
             raise MalformedError("a HELLO has the wrong fields")
         names = [field.name for field in fields(cls)]
         values = dict(zip(names, record, strict=False))
-        addresses = values.get("addresses", [])
-        if any(type(address) is not str for address in addresses):
-            raise MalformedError("a HELLO has an address that is no text")
-        values["addresses"] = tuple(addresses)
+        for name in ("addresses", "watch"):
+            addresses = values.get(name, [])
+            if any(type(address) is not str for address in addresses):
+                raise MalformedError("a HELLO has an address that is no text")
+            values[name] = tuple(addresses)
         return cls(**values)
 
 
-_HELLO_TYPES: Final = (str, int, int, int, str, int, str, list, str, bool, int)
+_HELLO_TYPES: Final = (
+    *(str, int, int, int, str, int, str, list, str, bool, int),
+    *(int, int, int, list),
+)
 _HELLO_REQUIRED: Final = 4  # the fields without a default
 
 

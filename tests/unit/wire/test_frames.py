@@ -71,5 +71,9 @@ def test_numbers_on_the_wire_do_not_change() -> None:
         "LANES",
         "LANE_DROP",
         "FREE",
+        "ACK",
+        "CLOSE",
+        "CREDIT",
+        "WANT",
     ]
-    assert [kind.value for kind in FrameKind] == list(range(1, 19))
+    assert [kind.value for kind in FrameKind] == list(range(1, 23))
