@@ -21,6 +21,8 @@ from asyncrpc.errors import (
     AuthenticationError,
     AutogradError,
     BackwardFailedError,
+    BarrierBrokenError,
+    BarrierTimeoutError,
     CallError,
     ClosedError,
     ConnectError,
@@ -55,7 +57,9 @@ from asyncrpc.errors import (
 from asyncrpc.functions import async_execution, on_loop
 from asyncrpc.ids import WorkerInfo
 from asyncrpc.rref.handle import RRef
+from asyncrpc.rref.records import RRefRecord
 from asyncrpc.runtime.context import cancelled, current_worker, deadline
+from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.futures import CallFuture, CallStats
 from asyncrpc.runtime.group import GroupCall, GroupReply, PeerGroup
 from asyncrpc.runtime.loops import run
@@ -63,6 +67,7 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.peer import Peer
 from asyncrpc.runtime.rendezvous import LocalRendezvous
 from asyncrpc.serde import Policy, expose, share
+from asyncrpc.transport.tls import Tls
 
 __version__ = "0.1.0"
 
@@ -72,12 +77,15 @@ __all__ = [
     "AuthenticationError",
     "AutogradError",
     "BackwardFailedError",
+    "BarrierBrokenError",
+    "BarrierTimeoutError",
     "CallError",
     "CallFuture",
     "CallStats",
     "ClosedError",
     "ConnectError",
     "ConnectionLostError",
+    "Counters",
     "DeadlineExceededError",
     "DecodeError",
     "EncodeError",
@@ -103,10 +111,12 @@ __all__ = [
     "RRef",
     "RRefDeletedError",
     "RRefError",
+    "RRefRecord",
     "RejectedError",
     "RemoteError",
     "RemoteProtocolError",
     "RendezvousTimeoutError",
+    "Tls",
     "TransportError",
     "UnknownWorkerError",
     "UsageError",

@@ -7,7 +7,6 @@ torch.distributed.rpc; what waits is awaitable.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -15,17 +14,16 @@ from typing import Any
 from asyncrpc import runtime
 from asyncrpc.autograd.context import Context
 from asyncrpc.autograd.service import AutogradService
-from asyncrpc.errors import AlreadyStartedError, CallError, UsageError
+from asyncrpc.errors import AlreadyStartedError, UsageError
 from asyncrpc.ids import WorkerInfo
 from asyncrpc.optim.service import OptimizerService
 from asyncrpc.rref.handle import RRef
+from asyncrpc.rref.records import RRefRecord
 from asyncrpc.rref.service import RRefService
 from asyncrpc.runtime.context import current_worker, current_worker_var
 from asyncrpc.runtime.futures import CallFuture, refuse_on_loop
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
 from asyncrpc.runtime.rendezvous import Rendezvous
-
-logger = logging.getLogger("asyncrpc")
 
 
 class Worker(runtime.Worker):
@@ -44,10 +42,23 @@ class Worker(runtime.Worker):
         references = RRefService(self)
         autograd = AutogradService(self)
         references.backward_from = _backward_from(autograd)
+        self._rrefs = references
         self.references = references
         self.propagators.append(autograd)
         for service in (references, autograd, OptimizerService(self, autograd)):
             self.add_service(service)
+
+    def rrefs(self) -> list[RRefRecord]:
+        """List the references that this worker owns or holds, the oldest first.
+
+        To find what is never let go: on the owner a record names the holders, and on a
+        holder it says how many handles there are, and what relies on them.
+
+        Raises:
+            NotStartedError: this worker does not run.
+        """
+        self.check_running()
+        return self._rrefs.records()
 
 
 def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
@@ -162,34 +173,33 @@ def init_rpc(
 
 
 async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:  # noqa: ASYNC109, FBT001, FBT002
-    """End the current worker.
+    """End the current worker; by default together with the group.
 
     Args:
-        graceful: first wait until every worker of the group has come here; so nobody
-            leaves while another still needs it.
-        timeout: seconds to wait for the others, and then for calls in flight; None:
-            `Options.drain_timeout_s` for the latter, no limit for the former.
+        graceful: first wait until every worker of the group has come here and no call
+            is in flight anywhere; see `Worker.shutdown`.  Otherwise end alone, after
+            the calls in flight here.
+        timeout: seconds until the worker ends in any case; None: no limit for the
+            others to come, and `Options.drain_timeout_s` for calls in flight.
 
     Raises:
         NotStartedError: there is no current worker.
-        TimeoutError: the others did not come in time; the worker has ended anyway.
+        TimeoutError: `timeout` passed before all had come and no call was in flight;
+            the message says who is to blame.  The worker has ended anyway.
 
     Cancellation:
         The worker is ended at once, then it is passed on.
 
-    Source: torch.distributed.rpc.shutdown; unlike there, a worker that has died fails
-    the wait instead of making it last for ever.
+    Source: torch.distributed.rpc.shutdown; unlike there, workers that have died are
+    left out, instead of making the wait last for ever.
     """
     worker = current_worker()
     try:
-        if graceful and worker.world_size > 1:
-            await worker.barrier(timeout)
-    except CallError as error:
-        logger.warning(
-            "worker %r: shutting down without the others: %s", worker.name, error
-        )
+        if graceful:
+            await worker.shutdown(graceful=True, timeout=timeout)
+        else:
+            await worker.shutdown(drain_timeout_s=timeout)
     finally:
-        await worker.shutdown(drain_timeout_s=timeout)
         current_worker_var.set(None)
 
 

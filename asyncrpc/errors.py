@@ -17,6 +17,8 @@ __all__ = [
     "AuthenticationError",
     "AutogradError",
     "BackwardFailedError",
+    "BarrierBrokenError",
+    "BarrierTimeoutError",
     "CallError",
     "ClosedError",
     "ConnectError",
@@ -38,6 +40,7 @@ __all__ = [
     "ProtocolError",
     "RRefDeletedError",
     "RRefError",
+    "RefusedError",
     "RejectedError",
     "RemoteError",
     "RemoteProtocolError",
@@ -154,6 +157,10 @@ class TransportError(AsyncRpcError, ConnectionError, code="transport"):
 
 class ConnectError(TransportError, code="transport.connect"):
     """No connection could be made; nothing was sent."""
+
+
+class RefusedError(ConnectError, code="transport.connect.refused"):
+    """Nobody listens there: the worker has ended, or has not begun."""
 
 
 class AuthenticationError(ConnectError, code="transport.connect.authentication"):
@@ -346,3 +353,21 @@ class BackwardFailedError(AutogradError, code="autograd.backward_failed"):
 
 class OptimizerError(AsyncRpcError, code="optimizer"):
     """A distributed optimizer refused or failed; the text says what was applied."""
+
+
+class BarrierBrokenError(AsyncRpcError, code="barrier.broken"):
+    """A barrier failed for everyone who had not passed it; the next can be used.
+
+    Attributes:
+        number: of the barrier, from 0, by how often this worker has come to one.
+        missing: names of those that had not come, as far as was known.
+    """
+
+    def __init__(self, problem: str, *, number: int, missing: Iterable[str]) -> None:
+        super().__init__(problem)
+        self.number = number
+        self.missing = tuple(missing)
+
+
+class BarrierTimeoutError(BarrierBrokenError, TimeoutError, code="barrier.timeout"):
+    """Not everyone came to a barrier within the time that this worker gave it."""

@@ -6,6 +6,7 @@ count at the owner.  Collecting a handle only queues a note for the event loop.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -38,8 +39,9 @@ class RRef(Generic[T]):
     Source: torch.distributed.rpc.RRef.
     """
 
-    __slots__ = ("__weakref__", "_service", "_shared", "rref_id")
+    __slots__ = ("__weakref__", "_final", "_service", "_shared", "rref_id")
 
+    _final: weakref.finalize[[Any, Shared], RRef[Any]]
     _service: RRefService
     _shared: Shared
     rref_id: RRefId
@@ -87,6 +89,20 @@ class RRef(Generic[T]):
     def confirmed_by_owner(self) -> bool:
         """Say whether the owner counts this worker as a holder."""
         return self._service.is_confirmed(self._shared)
+
+    def release(self) -> None:
+        """Give this handle back now, instead of when it is collected.  Idempotent.
+
+        For a value that refers to another worker's, which refers back: no worker sees
+        such a circle, and it lives until a handle in it is given back, or a worker in
+        it leaves.  Other handles of the same value, here and elsewhere, keep it.
+
+        Raises:
+            RRefDeletedError: not here, but whenever this handle is used from now on.
+
+        Thread safety: from any thread.
+        """
+        self._service.release(self)
 
     # --- the value -------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import torch
 from asyncrpc.errors import (
     CallError,
     EncodeError,
+    RejectedError,
     RRefError,
     UsageError,
 )
@@ -40,6 +41,8 @@ class RRefService(Travel, OwnedValues):
     ) -> Any:
         """Return the value or a copy of it; see `RRef.to_here`."""
         shared = handle._shared  # noqa: SLF001
+        if shared.error is not None:
+            raise shared.error
         if not shared.is_here:
             return await self.start_method(handle, "", (), {}, timeout_s, out=out)
         future = self.value(handle.rref_id)
@@ -116,8 +119,7 @@ class RRefService(Travel, OwnedValues):
         rref_id = self.new_id()
         member = self.worker.directory.find(to).member
         owner = WorkerId(member.name, member.incarnation)
-        shared = Shared(rref_id, owner, is_here=owner == self.worker.id)
-        self._shared[rref_id] = shared
+        shared = self._shared_of(rref_id, owner)
         name = target if isinstance(target, str) else "a method"
         call = self.worker.new_call(name.rpartition(":")[2], to)
         call.add_done_callback(_Keep(keep))
@@ -138,10 +140,16 @@ class RRefService(Travel, OwnedValues):
         rref_id = shared.rref_id
         self._names[shared.owner.incarnation] = shared.owner.name
         if shared.is_here:
+            full = self._refusal()
             self._carry_out(self._owner.create(rref_id))
             self.value(rref_id)
+            if full is not None:
+                self.fail(rref_id, full)
+                call.fail(full)
+                call.exception()  # the value has it
+                return
         else:
-            self._carry_out(self._user.create(rref_id, shared.owner.incarnation))
+            self._user.create(rref_id, shared.owner.incarnation)
         call.add_done_callback(lambda done: self._on_remote_answered(shared, done))
         try:
             self.worker.begin(
@@ -153,6 +161,14 @@ class RRefService(Travel, OwnedValues):
             if isinstance(error, EncodeError):
                 raise
 
+    def _refusal(self) -> RejectedError | None:
+        """Say why no more values can be made here, if so."""
+        try:
+            self.admit_value()
+        except RejectedError as error:
+            return error
+        return None
+
     def _on_remote_answered(self, shared: Shared, call: asyncio.Future[Any]) -> None:
         """The owner has run the function, or the call failed before it could."""
         error = None if call.cancelled() else call.exception()
@@ -160,6 +176,8 @@ class RRefService(Travel, OwnedValues):
             if error is not None:
                 self.fail(shared.rref_id, error)
             return
+        if shared.is_apart:
+            return  # the owner was lost, and has come back meanwhile
         if error is None:
             self._carry_out(self._user.confirmed(shared.rref_id))
             return

@@ -11,27 +11,30 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from asyncrpc.errors import (
-    CallError,
-    MalformedError,
-    OwnerLostError,
-    RRefDeletedError,
-    TransportError,
-    UsageError,
-)
+from asyncrpc.errors import MalformedError, OwnerLostError, RRefDeletedError
 from asyncrpc.ids import Incarnation, RRefId, WorkerId, WorkerInfo
 from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
+from asyncrpc.rref.notices import SERVICE, Notices
 from asyncrpc.rref.pins import Shared
+from asyncrpc.rref.records import RRefRecord
 from asyncrpc.runtime.link import Link
 from asyncrpc.runtime.worker import Worker
 
 if TYPE_CHECKING:
     from asyncrpc.rref.service import RRefService
 
-SERVICE: Final = "rref"
+_Change: TypeAlias = Callable[[Shared], Iterable[m.Effect]]
+
+
+class Value(asyncio.Future[Any]):
+    """A value that is here or is to be, and since when, on the loop's clock."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.made_s = loop.time()
 
 
 class RRefTable:
@@ -47,14 +50,18 @@ class RRefTable:
         self._user = m.UserTable()
         self._serial = 0
         self._serial_lock = threading.Lock()
-        self._values: dict[RRefId, asyncio.Future[Any]] = {}
+        self._values: dict[RRefId, Value] = {}
         self._shared: weakref.WeakValueDictionary[RRefId, Shared] = (
             weakref.WeakValueDictionary()
         )
         self._names: dict[Incarnation, str] = {self._me: worker.name}
-        self._notes: deque[Callable[[], Iterable[m.Effect]]] = deque()
+        # Changes for the loop to make; at most two for each handle.
+        self._notes: deque[tuple[_Change, Shared]] = deque()
         self._noted = False
-        self._waiting: dict[Incarnation, list[tuple[str, list[Any]]]] = {}
+        self._thread_id = threading.get_ident()
+        self._notices = Notices(
+            worker, name_of=self._name_of, on_unreachable=self.on_peer_lost
+        )
 
     # --- handles ---
 
@@ -67,52 +74,78 @@ class RRefTable:
     def adopt(self, handle: RRef[Any], value: Any) -> None:
         """Make `handle` refer to a value of this worker; from any thread."""
         rref_id = self.new_id()
-        shared = Shared(rref_id, self.worker.id, is_here=True)
-        future: asyncio.Future[Any] = asyncio.Future(loop=self.worker.loop)
+        future = Value(self.worker.loop)
         future.set_result(value)
         self._values[rref_id] = future
-        self._shared[rref_id] = shared
-        self._note(lambda: self._owner.create(rref_id))
+        shared = self._shared_of(rref_id, self.worker.id)
+        self._note(self._created, shared)
         self.attach(handle, shared)
 
     def attach(self, handle: RRef[Any], shared: Shared) -> None:
         """Tie a counted handle to what it refers to, until it is collected."""
         handle._service, handle._shared = self.whole, shared  # noqa: SLF001
         handle.rref_id = shared.rref_id
-        drop = self._drop_owned if shared.is_here else self._drop_held
-        final = weakref.finalize(handle, drop, shared.rref_id)
+        final = weakref.finalize(handle, self._note, self._dropped, shared)
         final.atexit = False
+        handle._final = final  # noqa: SLF001
 
-    def _drop_owned(self, rref_id: RRefId) -> None:
-        self._note(lambda: self._owner.local_release(rref_id))
+    def release(self, handle: RRef[Any]) -> None:
+        """Give a handle back now; see `RRef.release`."""
+        shared = handle._shared  # noqa: SLF001
+        if handle._final() is None and shared.error is not None:  # noqa: SLF001
+            return  # it has been given back, or was lost, before
+        released = Shared(
+            shared.rref_id, shared.owner, is_here=shared.is_here, made_s=shared.made_s
+        )
+        released.is_apart = True
+        released.error = RRefDeletedError(
+            f"{handle!r} was given back by RRef.release(); use another handle of the "
+            "value, or make it again"
+        )
+        handle._shared = released  # noqa: SLF001
 
-    def _drop_held(self, rref_id: RRefId) -> None:
-        self._note(lambda: self._user.drop_handle(rref_id))
+    def _created(self, shared: Shared) -> Iterable[m.Effect]:
+        return self._owner.create(shared.rref_id)
 
-    def _note(self, change: Callable[[], Iterable[m.Effect]]) -> None:
+    def _dropped(self, shared: Shared) -> Iterable[m.Effect]:
+        if shared.is_here:
+            return self._owner.local_release(shared.rref_id)
+        return () if shared.is_apart else self._user.drop_handle(shared.rref_id)
+
+    def _note(self, change: _Change, shared: Shared) -> None:
         """Queue a change for the loop; from any thread, also from a finalizer."""
-        self._notes.append(change)
-        if not self._noted:
-            self._noted = True
-            try:
-                self.worker.loop.call_soon_threadsafe(self.settle_notes)
-            except RuntimeError:  # the loop is closed, and all of this with it
-                self._notes.clear()
+        self._notes.append((change, shared))
+        if self._noted:
+            return
+        self._noted = True
+        loop = self.worker.loop
+        # To wake the loop takes a system call; on its own thread it is awake.
+        is_here = threading.get_ident() == self._thread_id
+        try:
+            (loop.call_soon if is_here else loop.call_soon_threadsafe)(self._on_noted)
+        except RuntimeError:  # the loop is closed, and all of this with it
+            self._notes.clear()
+
+    def _on_noted(self) -> None:
+        self._noted = False
+        self.settle_notes()
+        self._notices.flush()
 
     def settle_notes(self) -> None:
         """Apply what was queued.  Cheap if nothing was."""
-        self._noted = False
-        effects: list[m.Effect] = []
-        while self._notes:
-            effects += self._notes.popleft()()
-        if effects:
-            self._carry_out(effects)
+        notes = self._notes
+        while notes:
+            change, shared = notes.popleft()
+            effects = change(shared)
+            if effects:
+                self._carry_out(effects)
 
     def _shared_of(self, rref_id: RRefId, owner: WorkerId) -> Shared:
         shared = self._shared.get(rref_id)
         if shared is None:
             is_here = owner.incarnation == self._me
-            shared = Shared(rref_id, owner, is_here=is_here)
+            made_s = self.worker.loop.time()
+            shared = Shared(rref_id, owner, is_here=is_here, made_s=made_s)
             self._shared[rref_id] = shared
         return shared
 
@@ -127,54 +160,88 @@ class RRefTable:
         """Say whether the owner counts this worker."""
         if shared.is_here:
             return True
-        holding = self._user.get(shared.rref_id)
+        holding = None if shared.is_apart else self._user.get(shared.rref_id)
         return holding is not None and holding.state is m.HoldingState.CONFIRMED
 
     # --- the protocol's own messages ---
 
     def on_notice(self, link: Link, method: str, value: Any) -> None:
         """Feed a message to the machines."""
-        from_ = link.peer.incarnation
-        self._names[from_] = link.peer.name
-        if method == "returned":
-            self.whole.take_back(from_, value)
-            return
-        if method == "release":
-            for creator, serial, forks in value:
-                rref_id = RRefId(creator, serial)
-                self._carry_out(self._owner.release(rref_id, from_, forks))
-            return
-        rref_id = RRefId(*value)
-        handler = {
-            "register": lambda: self._owner.register(rref_id, from_),
-            "registered": lambda: self._user.registered(rref_id),
-            "gone": lambda: self._user.gone(rref_id),
-            "probe": lambda: self._user.probe(rref_id, from_),
-            "settled": lambda: self._owner.settled(rref_id, from_),
-        }.get(method)
-        if handler is None:
+        take = _TAKE.get(method)
+        if take is None:
             raise MalformedError(f"there is no message {method!r} about references")
-        self._carry_out(handler())
+        if link.is_lost:
+            return  # of a time that both ends have declared over
+        if type(value) is not list:
+            raise MalformedError(f"a message {method!r} about references without a list")
+        self.meet(link)
+        self._names[link.peer.incarnation] = link.peer.name
+        take(self, link.peer.incarnation, value)
+
+    def _take_returned(self, from_: Incarnation, tokens: list[int]) -> None:
+        self.whole.take_back(from_, tokens)
+
+    def _take_release(self, from_: Incarnation, released: list[list[int]]) -> None:
+        for creator, serial, forks in released:
+            rref_id = RRefId(Incarnation(creator), serial)
+            self._carry_out(self._owner.release(rref_id, from_, forks))
+
+    def _take_register(self, from_: Incarnation, value: list[Any]) -> None:
+        self._carry_out(self._owner.register(RRefId(*value), from_))
+
+    def _take_registered(self, _from: Incarnation, value: list[Any]) -> None:
+        self._carry_out(self._user.registered(RRefId(*value)))
+
+    def _take_gone(self, _from: Incarnation, value: list[Any]) -> None:
+        self._carry_out(self._user.gone(RRefId(*value)))
+
+    def _take_probe(self, from_: Incarnation, value: list[Any]) -> None:
+        self._carry_out(self._user.probe(RRefId(*value), from_))
+
+    def _take_settled(self, from_: Incarnation, value: list[Any]) -> None:
+        self._carry_out(self._owner.settled(RRefId(*value), from_))
 
     async def on_request(self, link: Link, method: str, value: Any) -> Any:
         """Nothing here is asked for."""
         raise MalformedError(f"references do not answer {method!r}")
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        """Drop what a dead worker held; fail what it owned."""
-        self._waiting.pop(peer.incarnation, None)
+        """Drop what a lost worker held; fail what it owned."""
+        self.settle_notes()
+        self._notices.forget(peer.incarnation)
         for shared in list(self._shared.values()):
-            if shared.owner == peer and shared.error is None:
+            owner = shared.owner.incarnation
+            if owner == peer.incarnation and shared.error is None:
                 shared.error = OwnerLostError(
                     worker=peer.name, incarnation=peer.incarnation, reason=reason
                 )
         effects = self._owner.worker_lost(peer.incarnation)
         self._carry_out(effects + self._user.worker_lost(peer.incarnation))
+        self._notices.forget(peer.incarnation)
         self._names.pop(peer.incarnation, None)
+
+    def on_peer_back(self, peer: WorkerId) -> None:
+        """Begin anew with a worker that was declared lost, and lives.
+
+        What was lost stays lost: its handles here fail, and it holds nothing here.
+        """
+        self.settle_notes()
+        self._owner.forgive(peer.incarnation)
+        self._carry_out(self._user.forgive(peer.incarnation))
+
+    def meet(self, link: Link) -> None:
+        """Take note that a link to a worker is open, which may have been lost before.
+
+        A worker may have been declared lost here alone, since it could not be reached.
+        """
+        peer = link.peer
+        if self._user.is_lost(peer.incarnation) and not link.is_lost:
+            self.on_peer_back(peer)
 
     async def close(self) -> None:
         """Let go of every value."""
         self.settle_notes()
+        self._notices.close()
         self._values.clear()
 
     def counts(self) -> dict[str, int]:
@@ -186,31 +253,86 @@ class RRefTable:
             "values": len(self._values),
         }
 
+    def records(self) -> list[RRefRecord]:
+        """Describe every reference that this worker owns or holds, oldest first."""
+        self.settle_notes()
+        found = [self._owned_record(rref_id) for rref_id in self._owner]
+        found += [self._held_record(rref_id) for rref_id in self._user]
+        return sorted(found, key=lambda record: (-record.age_s, record.rref_id))
+
+    def _owned_record(self, rref_id: RRefId) -> RRefRecord:
+        future = self._values.get(rref_id)
+        return RRefRecord(
+            rref_id=rref_id,
+            owner=self.worker.name,
+            creator=self._name_or_number(rref_id.creator),
+            is_owner=True,
+            state=self._owner.state(rref_id).value,
+            type_name=_type_name(future),
+            holders=self.holders(rref_id),
+            handles=self._owner.local(rref_id),
+            lent=0,
+            age_s=self.worker.loop.time() - getattr(future, "made_s", 0.0),
+        )
+
+    def _held_record(self, rref_id: RRefId) -> RRefRecord:
+        holding = self._user.get(rref_id)
+        assert holding is not None  # the loop has not turned since it was listed
+        shared = self._shared.get(rref_id)
+        now_s = self.worker.loop.time()
+        return RRefRecord(
+            rref_id=rref_id,
+            owner=self._name_or_number(holding.owner),
+            creator=self._name_or_number(rref_id.creator),
+            is_owner=False,
+            state=holding.state.value,
+            type_name="",
+            holders={},
+            handles=holding.handles,
+            lent=holding.pins,
+            age_s=now_s - shared.made_s if shared is not None else 0.0,
+        )
+
+    def _name_or_number(self, who: Incarnation) -> str:
+        return self._name_of(who) or f"{who:016x}"
+
     def holders(self, rref_id: RRefId) -> dict[str, int]:
         """Return who holds a value of this worker, by name, and how many forks."""
         held = self._owner.holders(rref_id)
-        return {self._names.get(who, f"{who:016x}"): n for who, n in held.items()}
+        return {self._name_or_number(who): forks for who, forks in held.items()}
 
     def _carry_out(self, effects: Iterable[m.Effect]) -> None:
         for effect in effects:
-            match effect:
-                case m.SendRelease(to, rref_id, forks):
-                    self._send(to, "release", [[*rref_id, forks]])
-                case m.SendLoanReturned(to, token):
-                    self._send(to, "returned", [token])
-                case m.Freed(rref_id):
-                    self._values.pop(rref_id, None)
-                case m.ValueGone(rref_id):
-                    self.whole.fail(
-                        rref_id, RRefDeletedError("the value will never be made")
-                    )
-                    self._values.pop(rref_id, None)
-                case m.HandlesLost(rref_id, cause):
-                    self._lose_handles(rref_id, cause)
-                case _:
-                    self._send(effect.to, _METHODS[type(effect)], [*effect.rref_id])
+            _CARRY_OUT[type(effect)](self, effect)
 
-    def _lose_handles(self, rref_id: RRefId, cause: m.LossCause) -> None:
+    def _send_release(self, effect: m.SendRelease) -> None:
+        self._notices.release(effect.to, effect.rref_id, effect.forks)
+
+    def _return_loan(self, effect: m.SendLoanReturned) -> None:
+        self._notices.return_loan(effect.to, effect.token)
+
+    def _send(self, effect: Any) -> None:
+        method = _METHODS[type(effect)]
+        self._notices.send(effect.to, method, [*effect.rref_id])
+
+    def _free(self, effect: m.Freed) -> None:
+        self._values.pop(effect.rref_id, None)
+
+    def _fail_value(self, effect: m.ValueGone) -> None:
+        gone = RRefDeletedError("the value will never be made")
+        self.whole.fail(effect.rref_id, gone)
+        self._values.pop(effect.rref_id, None)
+
+    def _set_apart(self, effect: m.HandlesApart) -> None:
+        shared = self._shared.pop(effect.rref_id, None)
+        if shared is not None:
+            shared.is_apart = True
+
+    def _find(self, effect: m.FindOwner) -> None:
+        self._notices.connect(effect.owner)
+
+    def _lose_handles(self, effect: m.HandlesLost) -> None:
+        rref_id, cause = effect.rref_id, effect.cause
         shared = self._shared.get(rref_id)
         if shared is None or shared.error is not None:
             return
@@ -223,36 +345,19 @@ class RRefTable:
         else:
             shared.error = RRefDeletedError(f"{rref_id}: {cause.value}")
 
-    def _send(self, to: Incarnation, method: str, value: list[Any]) -> None:
-        """Send a message, over a connection that may have to be made first."""
-        link = self.worker.directory.link_of(to)
-        if link is not None and to not in self._waiting:
-            link.notify(SERVICE, method, value)
-            return
-        queue = self._waiting.setdefault(to, [])
-        queue.append((method, value))
-        if len(queue) == 1 and not self.worker.is_closed:
-            self.worker.start_task(self._connect_and_send(to))
-
-    def _listed_name(self, to: Incarnation) -> str:
-        """Return the name of a worker that has not spoken to us: a creator we probe."""
+    def _name_of(self, to: Incarnation) -> str:
+        """Return the name of a worker; one that has not spoken to us may be listed."""
+        name = self._names.get(to)
+        if name is not None:
+            return name
         members = self.worker.directory.members
         return next((one.name for one in members if one.incarnation == to), "")
 
-    async def _connect_and_send(self, to: Incarnation) -> None:
-        name = self._names.get(to) or self._listed_name(to)
-        try:
-            link = await self.worker.link_to(name)
-        except (CallError, TransportError, UsageError) as error:
-            if to in self._waiting:
-                self.on_peer_lost(WorkerId(name, to), str(error))
-            return
-        queue = self._waiting.pop(to, [])
-        if link.peer.incarnation != to:
-            self.on_peer_lost(WorkerId(name, to), "it has been restarted")
-            return
-        for method, value in queue:
-            link.notify(SERVICE, method, value)
+
+def _type_name(value: Value | None) -> str:
+    if value is None or not value.done():
+        return ""
+    return type(value.exception() or value.result()).__qualname__
 
 
 _METHODS: Final[dict[type, str]] = {
@@ -261,4 +366,25 @@ _METHODS: Final[dict[type, str]] = {
     m.SendGone: "gone",
     m.SendProbe: "probe",
     m.SendSettled: "settled",
+}
+
+_TAKE: Final[dict[str, Callable[[RRefTable, Incarnation, list[Any]], None]]] = {
+    "register": RRefTable._take_register,  # noqa: SLF001  (its own table)
+    "registered": RRefTable._take_registered,  # noqa: SLF001
+    "gone": RRefTable._take_gone,  # noqa: SLF001
+    "probe": RRefTable._take_probe,  # noqa: SLF001
+    "settled": RRefTable._take_settled,  # noqa: SLF001
+    "release": RRefTable._take_release,  # noqa: SLF001
+    "returned": RRefTable._take_returned,  # noqa: SLF001
+}
+
+_CARRY_OUT: Final[dict[type, Callable[[RRefTable, Any], None]]] = {
+    m.SendRelease: RRefTable._send_release,  # noqa: SLF001
+    m.SendLoanReturned: RRefTable._return_loan,  # noqa: SLF001
+    m.Freed: RRefTable._free,  # noqa: SLF001
+    m.ValueGone: RRefTable._fail_value,  # noqa: SLF001
+    m.HandlesLost: RRefTable._lose_handles,  # noqa: SLF001
+    m.HandlesApart: RRefTable._set_apart,  # noqa: SLF001
+    m.FindOwner: RRefTable._find,  # noqa: SLF001
+    **dict.fromkeys(_METHODS, RRefTable._send),  # noqa: SLF001
 }

@@ -32,11 +32,12 @@ class Travel(RRefTable):
         super().__init__(worker)
         self._link: Link | None = None  # of the message at hand
         self._pins: MessagePins | None = None
-        self._loans: list[tuple[RRefId, Incarnation, int]] = []
+        self._loans: list[tuple[RRefId | None, Incarnation, int]] = []
 
     def begin_encode(self, link: Link) -> None:
         """A message to the other end of `link` is about to be encoded."""
         self._link = link
+        self.meet(link)
 
     def end_encode(self, *, sent: bool) -> MessagePins | None:
         """It has been, or could not be."""
@@ -55,9 +56,11 @@ class Travel(RRefTable):
             self.settle_notes()  # a handle made in a thread may not be counted yet
         if value._service is not self:  # noqa: SLF001
             raise EncodeError(f"{value!r} belongs to another worker of this process")
+        if shared.error is not None:
+            raise shared.error
         to = link.peer.incarnation
         if self._pins is None:
-            self._pins = MessagePins(self, to)
+            self._pins = MessagePins(self, link)
         owner = shared.owner
         form, token = HOME, 0
         if to == self._me:
@@ -76,6 +79,7 @@ class Travel(RRefTable):
         """A message from the other end of `link` is about to be decoded."""
         self._link = link
         self._loans = []
+        self.meet(link)
 
     def end_decode(self) -> Any:
         """It has been; return the loans that it brought."""
@@ -89,6 +93,8 @@ class Travel(RRefTable):
         rref_id, owner, form, token = _read_reference(tree)
         if link is None:
             raise DecodeError("an RRef outside of a call")
+        if link.is_lost:
+            raise DecodeError("an RRef from a worker that was lost meanwhile")
         sender = link.peer.incarnation
         self._names[owner.incarnation] = owner.name
         if form == HOME and sender != self._me:
@@ -110,10 +116,10 @@ class Travel(RRefTable):
 
     def _lift_own(self, rref_id: RRefId, sender: Incarnation, token: int) -> RRef[Any]:
         """A reference to a value of this worker has come back to it."""
-        effects = self._owner.came_home(rref_id, sender, token)
         self.whole.value(rref_id)
-        self._owner.local_acquire(rref_id)
-        effects += self._owner.unpin(rref_id)
+        effects = self._owner.came_home(rref_id)
+        if token:
+            self._loans.append((None, sender, token))
         shared = self._shared_of(rref_id, self.worker.id)
         handle = RRef._make(self.whole, shared)
         self._carry_out(effects)
@@ -128,30 +134,26 @@ class Travel(RRefTable):
     def drop_all(self, at_home: Iterable[Shared]) -> None:
         """Drop the counts of references that were to go to this worker itself."""
         for shared in at_home:
-            drop = self._drop_owned if shared.is_here else self._drop_held
-            drop(shared.rref_id)
+            self._note(self._dropped, shared)
 
     def settle_loans(self, link: Link, loans: Any, *, answered: bool) -> list[int]:
         """The call is over: return the loans that go back with its answer."""
         self.settle_notes()
-        effects: list[m.Effect] = []
-        for rref_id, lender, token in loans:
-            effects += self._user.settle(rref_id, lender, token)
+        if link.is_lost:
+            return []  # and all that it lent with it
         to = link.peer.incarnation if answered else None
-        here = [
-            effect
-            for effect in effects
-            if isinstance(effect, m.SendLoanReturned) and effect.to == to
-        ]
-        self._carry_out(effect for effect in effects if effect not in here)
-        return [effect.token for effect in here]
-
-    def end_loans(self, tokens: Iterable[int]) -> None:
-        """End loans that need no return."""
-        effects: list[m.Effect] = []
-        for token in tokens:
-            effects += self._user.loan_over(token)
-        self._carry_out(effects)
+        here: list[int] = []
+        for rref_id, lender, token in loans:
+            if rref_id is None:  # a value of this worker, which looks after itself
+                effects: list[m.Effect] = [m.SendLoanReturned(lender, token)]
+            else:
+                effects = self._user.settle(rref_id, lender, token)
+            for effect in effects:
+                if type(effect) is m.SendLoanReturned and effect.to == to:
+                    here.append(effect.token)
+                else:
+                    self._carry_out((effect,))
+        return here
 
     def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
         """Take back loans that came with an answer."""
@@ -166,7 +168,7 @@ class Travel(RRefTable):
         for rref_id in forks:
             effects += self._owner.undo_hand_out(rref_id, to)
         for token in loans:
-            effects += self._user.loan_over(token)
+            effects += self._user.undo_lend(token)
         self._carry_out(effects)
 
 

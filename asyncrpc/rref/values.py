@@ -16,7 +16,7 @@ from asyncrpc.errors import (
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.table import RRefTable
+from asyncrpc.rref.table import RRefTable, Value
 from asyncrpc.runtime.futures import is_done_within, refuse_on_loop
 from asyncrpc.runtime.inbound import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.link import Link
@@ -48,8 +48,24 @@ class OwnedValues(RRefTable):
             return  # our own remote(): the entry is there
         if key.creator != link.peer.incarnation:
             raise MalformedError("a reference in the name of another worker")
+        self.admit_value()
         self.value(key)
         self._carry_out(self._owner.create(key, link.peer.incarnation))
+
+    def admit_value(self) -> None:
+        """Let one more value be made here, or refuse it.
+
+        Raises:
+            RejectedError: `Options.references_max` values are here.
+        """
+        owned, owned_max = len(self._owner), self.worker.options.references_max
+        if owned >= owned_max:
+            raise RejectedError(
+                f"worker {self.worker.name!r} has {owned} values that are referred to, "
+                "its limit (Options.references_max); let go of references, or see in "
+                "Worker.rrefs() there who holds them",
+                outcome=Outcome.NOT_EXECUTED,
+            )
 
     def fulfil(self, rref_id: tuple[int, int], value: Any) -> None:
         """The function that makes a value has returned it."""
@@ -111,16 +127,18 @@ class OwnedValues(RRefTable):
             )
         return method
 
-    def value(self, rref_id: RRefId) -> asyncio.Future[Any]:
+    def value(self, rref_id: RRefId) -> Value:
         """Return the future of a value that is here, or is to be."""
         future = self._values.get(rref_id)
         if future is None:
-            future = self._values[rref_id] = self.worker.loop.create_future()
+            future = self._values[rref_id] = Value(self.worker.loop)
         return future
 
     def local_value(self, handle: RRef[Any]) -> Any:
         """Return a value that is here; see `RRef.local_value`."""
         shared = handle._shared  # noqa: SLF001
+        if shared.error is not None:
+            raise shared.error
         if not shared.is_here:
             raise UsageError(
                 f"the value of {handle!r} is on worker {shared.owner.name!r}, not on "

@@ -1,33 +1,30 @@
-"""A barrier without a centre: dissemination over the ranks.
+"""Barriers of the group: who has come is told round, without a centre.
 
-In round k, rank r tells rank (r + 2^k) and waits to hear from rank (r - 2^k), modulo
-the world size; after ceil(log2(world size)) rounds everyone has heard of everyone.
-
-Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988.
+`machine.barriers` decides; here are its words, its connections and its errors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from asyncrpc.errors import (
     AsyncRpcError,
+    BarrierBrokenError,
+    BarrierTimeoutError,
     MalformedError,
     Outcome,
     UsageError,
     WorkerLostError,
 )
 from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.machine.barriers import Barriers, Blame, Failure
+from asyncrpc.runtime.neighbours import STALL_S, Neighbours
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.link import Link
     from asyncrpc.runtime.worker import Worker
-
-# A worker can be one barrier ahead of us, not more: what is kept stays small.
-AHEAD_MAX: Final = 2
-LAST_WORD_S: Final = 0.5  # for a word on its way from a worker that has left
 
 
 class Barrier:
@@ -37,79 +34,78 @@ class Barrier:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._generation = 0
-        self._heard: set[tuple[int, int]] = set()  # generation and round
+        has_rank = 0 <= worker.rank < worker.world_size
+        self._size = worker.world_size if has_rank else 0
+        self._machine = Barriers(max(worker.rank, 0), max(self._size, 1))
+        self._neighbours = Neighbours(worker, self._say, self._on_gone)
         self._changed = asyncio.Event()
-        self._awaited = -1  # the rank we wait to hear from
-        self._error: AsyncRpcError | None = None
+        self._turn = asyncio.Lock()
 
-    async def wait(self) -> None:
-        """Pass one barrier.
-
-        Raises:
-            WorkerLostError: a worker is gone, here or where another one waits.
-            UsageError: the group has no ranks.
-        """
-        worker = self._worker
-        if worker.rank < 0 or worker.world_size < 1:
+    async def wait(self, timeout_s: float | None) -> None:
+        """Pass one barrier; see `Worker.barrier`."""
+        if not self._size:
             raise UsageError("a barrier needs ranks: this group was made without")
-        generation, self._generation = self._generation, self._generation + 1
+        async with self._turn:
+            await self._pass(timeout_s)
+
+    async def _pass(self, timeout_s: float | None) -> None:
+        machine = self._machine
+        machine.come()
         try:
-            for step in range((worker.world_size - 1).bit_length()):
-                await self._round(generation, step)
+            async with asyncio.timeout(timeout_s):
+                await self._until_over()
+                # Who passes may leave at once: whoever relies on its word has it first.
+                await self._neighbours.settle()
+        except TimeoutError:
+            if machine.is_waiting:
+                self._give_up(f"waited {timeout_s:g} s for {self._absent()}")
+                raise self._timed_out(timeout_s or 0.0) from None
         except BaseException as error:
-            self._tell_failure(f"worker {worker.name!r} gave up: {error!r}")
+            self._give_up(f"stopped waiting: {error!r}")
             raise
         finally:
-            self._awaited = -1
+            self._neighbours.forget()
+        if machine.failure is not None:
+            self._tell_failure(machine.failure)
+            raise self._error(machine.failure)
 
-    async def _round(self, generation: int, step: int) -> None:
-        worker, distance = self._worker, 1 << step
-        link = await self._link_to_rank(worker.rank + distance)
-        link.notify(self.name, "here", [generation, step])
-        word = (generation, step)
-        if word not in self._heard:
-            self._awaited = (worker.rank - distance) % worker.world_size
-            await self._watch(word)
-            await self._hear(word)
-            self._awaited = -1
-        self._heard.discard(word)
-
-    async def _link_to_rank(self, rank: int) -> Link:
-        worker = self._worker
-        entry = worker.directory.find(rank % worker.world_size)
-        return await worker.link_to(entry.member.name)
-
-    async def _watch(self, word: tuple[int, int]) -> None:
-        """Connect to the worker we wait for: or nobody would tell us of its death.
-
-        It may have passed and left; then its word is here, or still on its way.
-        """
-        try:
-            await self._link_to_rank(self._awaited)
-        except AsyncRpcError:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORD_S):
-                    await self._hear(word)
-            if word not in self._heard:
-                raise
-
-    async def _hear(self, word: tuple[int, int]) -> None:
-        while word not in self._heard:
-            if self._error is not None:
-                raise self._error
+    async def _until_over(self) -> None:
+        machine, is_silent = self._machine, False
+        while machine.is_waiting:
             self._changed.clear()
-            await self._changed.wait()
+            self._tell(machine.due())
+            heard = await self._hear(None if is_silent else STALL_S)
+            is_silent = not heard
+            if is_silent:
+                self._tell(machine.overdue())
+                for rank in machine.awaited():
+                    self._neighbours.watch(rank)
+        self._tell(machine.due())
+
+    async def _hear(self, patience_s: float | None) -> bool:
+        """Wait until something has changed; False after so much silence."""
+        if not self._machine.is_waiting:
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._changed.wait()
+        return self._changed.is_set()
 
     def on_notice(self, link: Link, method: str, value: Any) -> None:
         """Take the word of another rank."""
-        if method == "failed":
-            self._fail(str(value))
-            return
-        generation, step = int(value[0]), int(value[1])
-        if not self._generation - 1 <= generation <= self._generation + AHEAD_MAX:
-            raise MalformedError(f"barrier {generation}; we are at {self._generation}")
-        self._heard.add((generation, step))
+        try:
+            if method == "failed":
+                number, blame, problem, missing = value
+                names = tuple(str(name) for name in missing)
+                failure = Failure(Blame[blame], str(problem), names)
+                self._machine.hear_failure(int(number), failure)
+            else:
+                number, passed, known = value
+                mask = int.from_bytes(known, "little")
+                if self._machine.hear(int(number), int(passed), mask):
+                    self._say(link)
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedError(f"a word of a barrier: {value!r}") from error
         self._changed.set()
 
     async def on_request(self, link: Link, method: str, value: Any) -> Any:
@@ -117,24 +113,72 @@ class Barrier:
         raise MalformedError(f"a barrier does not answer {method!r}")
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        """Fail if the worker we wait for is gone."""
-        if self._awaited < 0:
-            return
-        if self._worker.directory.find(self._awaited).member.name == peer.name:
-            self._fail(f"worker {peer.name!r} is gone: {reason}")
+        """Fail if it is not known that the worker had come."""
+        self._on_gone(self._neighbours.rank_of(peer.name), reason)
 
     async def close(self) -> None:
         """Nothing is held."""
 
-    def _fail(self, problem: str) -> None:
-        if self._error is None:
-            self._error = WorkerLostError(
-                problem, function="barrier", to="the group", outcome=Outcome.UNKNOWN
-            )
-            self._changed.set()
+    def _on_gone(self, rank: int, reason: str) -> None:
+        name = self._neighbours.name_of(rank)
+        problem = f"worker {name!r} is gone: {reason}"
+        self._machine.on_lost(rank, Failure(Blame.LOST, problem, (name,)))
+        self._changed.set()
 
-    def _tell_failure(self, problem: str) -> None:
+    def _tell(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            self._neighbours.tell(rank)
+
+    def _say(self, link: Link) -> None:
+        """Say what is known of the present barrier."""
+        machine = self._machine
+        if machine.failure is not None:
+            self._say_failure(link, machine.failure)
+            return
+        known = machine.known.to_bytes((self._size + 7) // 8, "little")
+        link.notify(self.name, "here", [machine.number, machine.passed, known])
+
+    def _say_failure(self, link: Link, failure: Failure) -> None:
+        word = [self._machine.number, failure.blame.name, failure.problem]
+        link.notify(self.name, "failed", [*word, list(failure.missing)])
+
+    def _tell_failure(self, failure: Failure) -> None:
         """Tell those who are connected, who tell those they are connected to."""
         for link in self._worker.directory.links:
             if link.peer.name != self._worker.name:
-                link.notify(self.name, "failed", problem)
+                self._say_failure(link, failure)
+
+    def _give_up(self, what: str) -> None:
+        number = self._machine.number
+        problem = f"worker {self._worker.name!r} gave up barrier {number}: it {what}"
+        failure = Failure(Blame.LATE, problem, self._missing())
+        if self._machine.is_waiting:
+            self._machine.fail(failure)
+            self._tell_failure(failure)
+
+    def _missing(self) -> tuple[str, ...]:
+        return tuple(map(self._neighbours.name_of, self._machine.missing))
+
+    def _absent(self) -> str:
+        return ", ".join(map(repr, self._missing()))
+
+    def _timed_out(self, timeout_s: float) -> AsyncRpcError:
+        missing = self._missing()
+        return BarrierTimeoutError(
+            f"barrier {self._machine.number}: in {timeout_s:g} s these did not come: "
+            f"{self._absent()}; it has failed for all, the next one can be used",
+            number=self._machine.number,
+            missing=missing,
+        )
+
+    def _error(self, failure: Failure) -> AsyncRpcError:
+        if failure.blame is Blame.LOST:
+            return WorkerLostError(
+                failure.problem,
+                function="barrier",
+                to="the group",
+                outcome=Outcome.UNKNOWN,
+            )
+        return BarrierBrokenError(
+            failure.problem, number=self._machine.number, missing=failure.missing
+        )

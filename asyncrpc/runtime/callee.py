@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +23,7 @@ from asyncrpc.errors import (
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime import streams
 from asyncrpc.runtime.core import CODEC, NO_META, LinkCore
+from asyncrpc.runtime.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.inbound import InboundCall, Mode, Target, mode_of
 from asyncrpc.runtime.packing import PACK_HERE_BYTES_MAX
 from asyncrpc.serde import Encoded, compression_for_answer, describe_exception
@@ -52,6 +52,7 @@ class CalleeSide(LinkCore):
         self._targets: dict[int, Target] = {}
         # Heads that say no more than the number of a function named before.
         self._heads: dict[bytes, tuple[Target, dict[str, Any]]] = {}
+        self._arriving = self.credit.account.arriving
 
     def _on_request(  # noqa: PLR0917
         self,
@@ -75,9 +76,13 @@ class CalleeSide(LinkCore):
         except RemoteProtocolError:
             raise
         except AsyncRpcError as error:
-            self._refuse(inbound, target, error)
+            self._refuse(inbound, target, error, buffers)
             return
         self._begin_served(inbound)
+        if self._arriving or (
+            buffers and (len(buffers) > 1 or buffers[0].nbytes > FREE_BYTES_MAX)
+        ):
+            inbound.claim = self.credit.claim(call_id, buffers)
         buffers.clear()  # a tensor dies with the function's last reference to it
         try:
             if type(target) is Target:
@@ -104,8 +109,9 @@ class CalleeSide(LinkCore):
         references = self.worker.references
         if references is None:
             raise RejectedError("this worker has no remote references")
-        inbound.rref_id = (int(rref_id[0]), int(rref_id[1]))
-        references.expect(self.link, inbound.rref_id)
+        wanted = (int(rref_id[0]), int(rref_id[1]))
+        references.expect(self.link, wanted)
+        inbound.rref_id = wanted  # not before: what is refused is no value that failed
 
     def _arguments(
         self, control: bytes, buffers: list[memoryview], meta: Meta
@@ -122,12 +128,19 @@ class CalleeSide(LinkCore):
             raise MalformedError("a request whose arguments are no list and no map")
         return (args, kwargs), loans
 
-    def _refuse(self, inbound: InboundCall, target: Any, error: AsyncRpcError) -> None:
+    def _refuse(
+        self,
+        inbound: InboundCall,
+        target: Any,
+        error: AsyncRpcError,
+        buffers: list[memoryview],
+    ) -> None:
         """Answer a request that cannot be run, and keep its name for those to come."""
         if type(target) is list and target and type(target[0]) is int:
             with contextlib.suppress(CallError):  # this caller is told of `error`
                 self._named_target(target)
         self._begin_served(inbound)
+        inbound.claim = self.credit.claim(inbound.call_id, buffers)
         self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
 
     def _dispatch(
@@ -299,7 +312,7 @@ class CalleeSide(LinkCore):
         if isinstance(error, CallError) and not error.function:
             error.function, error.to = inbound.function_name, self.worker.name
         tree = describe_exception(
-            error, self.codec, worker=self.worker.name, pid=os.getpid()
+            error, self.codec, worker=self.worker.name, pid=self.worker.pid
         )
         encoded = self.codec.encode(tree)
         meta = None if outcome is Outcome.EXECUTED else {"o": outcome.name}
@@ -349,6 +362,9 @@ class CalleeSide(LinkCore):
         pins: Pins | None,
         aux: int = 0,
     ) -> None:
+        on_sent = None if pins is None else pins.on_sent
+        if inbound.claim is not None and encoded.buffers:
+            on_sent = inbound.claim.until_sent(on_sent)
         self._end_served(inbound)
         if inbound.loans is not None:
             returned = self._settle_loans(inbound, answered=True)
@@ -362,7 +378,7 @@ class CalleeSide(LinkCore):
             head=pack_head([meta]) if meta else b"",
             control=encoded.control,
             buffers=encoded.buffers,
-            on_sent=None if pins is None else pins.on_sent,
+            on_sent=on_sent,
         )
 
     def _begin_served(self, inbound: InboundCall) -> None:
@@ -381,7 +397,7 @@ class CalleeSide(LinkCore):
             return []
         return references.settle_loans(self.link, loans, answered=answered)
 
-    def _on_cancel(self, _flags: int, call_id: int, _aux: int, *_rest: object) -> None:
+    def _on_cancel(self, _flags: int, call_id: int, aux: int, *_rest: object) -> None:
         # A cancel may overtake its request, whose payload is still on its way.
         is_arriving = self.connection.forget_transfer(FrameKind.REQUEST, call_id)
         if not is_arriving and not self.unpacking.cancel(call_id):
@@ -390,6 +406,7 @@ class CalleeSide(LinkCore):
                 inbound.cancel()
             if self.connection.lanes is not None:  # the answer may be on its way
                 self.connection.lanes.drop_unwanted(_RESPONSE, call_id)
+        self.credit.on_cancel(call_id, aux)
 
     def discard_request(
         self, head: bytes, control: bytes, buffers: list[memoryview]

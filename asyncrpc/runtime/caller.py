@@ -22,7 +22,9 @@ from asyncrpc.errors import (
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime import streams
 from asyncrpc.runtime.core import CODEC, NO_META, CommonArguments, LinkCore
+from asyncrpc.runtime.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.futures import CallFuture
+from asyncrpc.runtime.holding import HeldBack
 from asyncrpc.runtime.options import PLAIN
 from asyncrpc.runtime.packing import PACK_HERE_BYTES_MAX
 from asyncrpc.serde import (
@@ -150,6 +152,7 @@ class CallerSide(LinkCore):
         deadline: Deadline | None,
     ) -> None:
         """Pack a call's arguments, then send it; whatever goes wrong, it fails."""
+        self.worker.beginning += 1
         try:
             async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
                 packed = await pack()
@@ -179,6 +182,7 @@ class CallerSide(LinkCore):
         except Exception as error:  # noqa: BLE001  (no memory, say; the caller's)
             call.fail(error)
         finally:
+            self.worker.beginning -= 1
             if call.link is None:
                 self._undo_pins(call)
 
@@ -221,6 +225,11 @@ class CallerSide(LinkCore):
             call.destination.claim(self.connection, call_id)
         if deadline is not None:
             self._watch(call, deadline, meta)
+        if bytes_sent > FREE_BYTES_MAX:
+            call.request_bytes = bytes_sent
+            if not self.credit.waiting.spend(bytes_sent):
+                self._await_credit(call, target, encoded, deadline, meta)
+                return
         self.connection.send(
             _REQUEST,
             call_id,
@@ -229,6 +238,64 @@ class CallerSide(LinkCore):
             control=encoded.control,
             buffers=encoded.buffers,
             on_sent=None if call.pins is None else call.pins.on_sent,
+        )
+
+    def _await_credit(
+        self,
+        call: CallFuture[Any] | streams.Inflow,
+        target: str | list[Any] | None,
+        encoded: Encoded,
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        """Keep a large request back until the peer has room for it."""
+        overtaken, self.may_be_overtaken = self.may_be_overtaken, False
+        held = encoded.buffers if type(encoded.buffers) is HeldBack else None
+        if held is not None:
+            held.key = (_REQUEST, call.call_id)
+
+        def send() -> None:
+            self.may_be_overtaken = overtaken
+            if held is not None and held.is_released:
+                encoded.buffers = list(held)
+            try:
+                self._send_with_credit(call, target, encoded, deadline, meta)
+            except AsyncRpcError as error:  # it cannot be written at all
+                self.may_be_overtaken = False
+                self.return_credit(call)
+                self.pending.take(call.call_id)
+                call.settle()
+                call.fail(error)
+
+        self.credit.wait(call.call_id, call.request_bytes, send)
+
+    def _send_with_credit(
+        self,
+        call: CallFuture[Any] | streams.Inflow,
+        target: str | list[Any] | None,
+        encoded: Encoded,
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        """Write a request for which there is credit."""
+        is_stream = isinstance(call, streams.Inflow)
+        self.connection.send(
+            _REQUEST,
+            call.call_id,
+            flags=Flags.STREAM if is_stream else 0,
+            aux=NO_LIMIT_NS
+            if deadline is None
+            else deadline.budget_ns(self.loop.time()),
+            head=self._head(target, meta, call.request_bytes),
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if call.pins is None else call.pins.on_sent,
+        )
+
+    def return_credit(self, call: CallFuture[Any] | streams.Inflow) -> None:
+        """Give back the credit of a request of which nothing was or will be sent."""
+        self.connection.send(
+            FrameKind.CANCEL, call.call_id, aux=call.request_bytes
         )
 
     def request_service(
@@ -288,18 +355,13 @@ class CallerSide(LinkCore):
         """
         encoded, inflow.pins, meta = self._encode(list(value), None, _LABELS)
         inflow.call_id = self.pending.open(inflow)
-        self.connection.send(
-            FrameKind.REQUEST,
-            inflow.call_id,
-            flags=Flags.STREAM,
-            aux=NO_LIMIT_NS
-            if deadline is None
-            else deadline.budget_ns(self.loop.time()),
-            head=self._head(target, meta, sum(one.nbytes for one in encoded.buffers)),
-            control=encoded.control,
-            buffers=encoded.buffers,
-            on_sent=None if inflow.pins is None else inflow.pins.on_sent,
-        )
+        nbytes = sum(one.nbytes for one in encoded.buffers)
+        if nbytes > FREE_BYTES_MAX:
+            inflow.request_bytes = nbytes
+            if not self.credit.waiting.spend(nbytes):
+                self._await_credit(inflow, target, encoded, deadline, meta)
+                return
+        self._send_with_credit(inflow, target, encoded, deadline, meta)
 
     def send_credit(self, call_id: int, items: int) -> None:
         """Tell a stream's producer that items have been taken."""
@@ -311,10 +373,15 @@ class CallerSide(LinkCore):
             return
         self.pending.take(call.call_id)
         call.settle()
+        if call.request_bytes and self.credit.withdraw(call.call_id):
+            if call.pins is not None:
+                call.pins.undo()
+            return
         never_read = self.connection.drop(FrameKind.REQUEST, call.call_id)
         if never_read and call.pins is not None:
             call.pins.undo()
-        self.connection.send(FrameKind.CANCEL, call.call_id)
+        unsent_bytes = call.request_bytes if never_read else 0
+        self.connection.send(FrameKind.CANCEL, call.call_id, aux=unsent_bytes)
 
     def _budget_ns(self, call: CallFuture[Any], deadline: Deadline | None) -> int:
         if self.peer_drains:
@@ -341,7 +408,16 @@ class CallerSide(LinkCore):
 
     def _expire(self, call: CallFuture[Any]) -> None:
         call.timer = None
+        has_waited = call.call_id in self.credit.waiting
         self.cancel(call)
+        if has_waited:
+            error = self._never_sent(call, call.allowed_s)
+            error.add_note(
+                f"its {call.request_bytes} bytes waited for room at {call.to!r}, which "
+                "takes in no more at once than its Options.inbound_bytes_max"
+            )
+            call.fail(error)
+            return
         call.fail(
             DeadlineExceededError(
                 function=call.function,

@@ -25,7 +25,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.runtime.holding import HeldBack
 from asyncrpc.runtime.landing import Landing, fresh, zeros
-from asyncrpc.runtime.lane_user import LaneUser
+from asyncrpc.runtime.resuming import NEVER, Resuming
 from asyncrpc.runtime.spinning import Spinner
 from asyncrpc.transport.abc import PeerCredentials, Transport
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, Outgoing, prefix
@@ -34,9 +34,11 @@ from asyncrpc.wire.messages import Hello
 from asyncrpc.wire.outbox import Outbox
 from asyncrpc.wire.placed import Places
 from asyncrpc.wire.reader import FrameReader, MessageSink, ReaderLimits
+from asyncrpc.wire.resume import Kept
 
 if TYPE_CHECKING:
     from asyncrpc.transport.address import Address
+    from asyncrpc.transport.flow import WaterMarks
 
 logger = logging.getLogger("asyncrpc")
 
@@ -77,7 +79,7 @@ class Mover(Protocol):
         """The connection has ended: forget what was to be sent."""
 
 
-class Connection(LaneUser):
+class Connection(Resuming):
     """One connection to one peer, from the first byte on.
 
     Attributes:
@@ -102,6 +104,7 @@ class Connection(LaneUser):
         loop: asyncio.AbstractEventLoop,
         limits: ReaderLimits,
         make_buffer: Callable[[int], memoryview] = fresh,
+        nonce: bytes | None = None,
         on_proved: Callable[[Connection], None],
         on_hello: Callable[[Connection, Hello], None],
     ) -> None:
@@ -116,7 +119,9 @@ class Connection(LaneUser):
         self._loop = loop
         self._on_proved = on_proved
         self._on_hello = on_hello
-        self._handshake = Handshake(role, secret, os.urandom(NONCE_BYTES))
+        self._handshake = Handshake(
+            role, secret, nonce or os.urandom(NONCE_BYTES)
+        )
         self._record = bytearray()
         self._record_place = memoryview(bytearray(64))
         self._landing = Landing(make_buffer)
@@ -125,6 +130,22 @@ class Connection(LaneUser):
         self._reader = self._frames
         self.bytes_gathered = 0
         self._outbox = Outbox()
+        self.kept = Kept()
+        self._keep: Callable[[Sequence[bytes | memoryview]], None] = _keep_nothing
+        self.received = 0
+        self._acked = 0
+        self._ack_at = 1 << 62
+        self._ack_bytes = 0
+        self.on_broken = None
+        self.peer_closed = None
+        self.ack_through = self
+        self.first_kept_back = NEVER
+        self.next_call_id = None
+        self.mended = asyncio.Event()
+        self.mended.set()
+        self._closing = False
+        self._is_reading_paused = False
+        self._marks: WaterMarks | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self._pumping = False
@@ -146,6 +167,7 @@ class Connection(LaneUser):
     def connection_made(self, transport: Transport) -> None:
         """Begin the handshake."""
         self._transport = transport
+        self._handshake.binding = transport.channel_binding
         if self.on_made is not None:
             self.on_made(self)
         if self._cause is not None:  # it was given up before it was made
@@ -167,9 +189,12 @@ class Connection(LaneUser):
             else:
                 spinner = self.spinner
                 self.reads += 1
+                self.received += nbytes
                 if spinner is not None:
                     spinner.read()
                 self._reader.advance(nbytes)
+                if self.received >= self._ack_at:
+                    self.acknowledge()
                 if spinner is not None and self.awaited:
                     spinner.wait()
         except (AuthenticationError, RemoteProtocolError) as error:
@@ -183,8 +208,20 @@ class Connection(LaneUser):
             self.fail(MalformedError(f"a message that could not be handled: {error!r}"))
 
     def connection_lost(self, error: TransportError | None, /) -> None:
-        """Tell whoever waits; called once by the transport."""
+        """Wait for another transport, or tell whoever waits for this one."""
+        if self._may_resume():
+            self._break(error)
+        else:
+            self._finish(error)
+
+    def _finish(self, error: TransportError | None) -> None:
+        """Tell whoever waits: the connection has ended for good."""
+        if self.state is ConnectionState.CLOSED:
+            return
         self.state = ConnectionState.CLOSED
+        self.kept.clear()
+        self._keep = _keep_nothing
+        self.mended.set()
         self._writable.set()
         self._outbox.clear()
         held_back, self._held = self._held, []
@@ -327,6 +364,10 @@ class Connection(LaneUser):
         """Take messages whose buffers lie in shared memory, which `places` finds."""
         self._frames.places = places
 
+    def watch_requests(self, begun: Callable[[int, int], None]) -> None:
+        """Have `begun` told of call and bytes of each large request that begins."""
+        self._frames.on_request = begun
+
     def claim(self, call_id: int, memory: memoryview) -> None:
         """Let the only buffer of a call's response land in `memory`, if it fits."""
         self._landing.claims[call_id] = memory
@@ -382,6 +423,7 @@ class Connection(LaneUser):
             self._loop.call_soon(self._end_turn)
             if self._ahead:
                 parts, self._ahead = (*self._ahead, *parts), []
+            self._keep(parts)
             self._transport.send(parts)
 
     def _end_turn(self) -> None:
@@ -393,8 +435,10 @@ class Connection(LaneUser):
     def _flush(self) -> None:
         """Write what this turn has joined."""
         if self._turn and self._transport is not None:
-            self._transport.send(_joined(self._turn))
+            parts = _joined(self._turn)
             self._turn = []
+            self._keep(parts)
+            self._transport.send(parts)
 
     def _pump(self) -> None:
         """Hand payload chunks to the transport while it has room for them."""
@@ -431,8 +475,9 @@ class Connection(LaneUser):
         return self._reader.message_bytes_copied
 
     def hello(self, hello: Hello) -> None:
-        """Send our HELLO."""
-        self.send(FrameKind.HELLO, 0, control=hello.encode())
+        """Send our HELLO, which is not counted: it belongs to the transport."""
+        if self._transport is not None:
+            self._transport.send((prefix(FrameKind.HELLO, control=hello.encode()),))
 
     def open_to(self, sink: MessageSink) -> None:
         """Hand all further messages to `sink`."""
@@ -452,8 +497,11 @@ class Connection(LaneUser):
         if self._transport is not None:
             self._transport.abort()
 
-    def close(self) -> None:
-        """Write what is queued, then end."""
+    def close(self, why: str = "") -> None:
+        """Write what is queued, then end in order: the peer does not wait for us."""
+        if self._transport is not None and self.on_broken is not None:
+            self._say_close(why)
+        self._closing = True
         self._flush()
         if self._transport is not None:
             self._transport.close()
@@ -472,6 +520,7 @@ class Connection(LaneUser):
         if kind != FrameKind.HELLO or self.peer is not None:
             raise MalformedError(f"a {FrameKind(kind).name} before the HELLO")
         self.peer = Hello.decode(control)
+        self.received = 0  # what is counted begins after the HELLO
         self._on_hello(self, self.peer)
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
@@ -481,6 +530,7 @@ class Connection(LaneUser):
     def _on_record(self, nbytes: int) -> None:
         self._record += self._record_place[:nbytes]
         if len(self._record) < self._handshake.wanted:
+            self._handshake.check_beginning(self._record)
             return
         record, self._record = bytes(self._record), bytearray()
         answer = self._handshake.receive(record)
@@ -498,11 +548,23 @@ class Connection(LaneUser):
                 self._transport.send((farewell,))
             self._transport.close()
 
+    def _say_close(self, why: str) -> None:
+        control = self.ack_through
+        lane = 0 if control is self else self.token
+        control.send(FrameKind.CLOSE, lane, control=why.encode())
+
+    def _whole(self) -> Connection:
+        return self
+
     def _closed_early(self) -> ConnectionLostError:
         return ConnectionLostError(
             f"{self.where} closed the connection before it was open: it is shutting "
             f"down, or is not a worker of this cluster"
         )
+
+
+def _keep_nothing(parts: Sequence[bytes | memoryview]) -> None:
+    """Keep nothing: the connection does not outlive its transport."""
 
 
 def _joined(parts: list[bytes | memoryview]) -> Sequence[bytes | memoryview]:

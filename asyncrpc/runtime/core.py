@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from asyncrpc.errors import AsyncRpcError, EncodeError
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime import streams
+from asyncrpc.runtime.credit import LinkCredit
 from asyncrpc.runtime.futures import CallFuture
 from asyncrpc.runtime.inbound import InboundCall
 from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
@@ -86,6 +87,7 @@ class LinkCore:
         self.unreturned = worker.memory.leases.dead  # places of peers, to be given back
         self.compression = worker.options.compression_to(peer.name)
         self.unpacking = Unpacking(self.link)
+        self.credit = LinkCredit(self.link, worker.inbound_credit)
 
     @property
     def is_lost(self) -> bool:

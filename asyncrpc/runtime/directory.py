@@ -18,6 +18,7 @@ from asyncrpc.errors import (
     AuthenticationError,
     ClosedError,
     ConnectError,
+    ConnectionLostError,
     Outcome,
     TransportError,
     UnknownWorkerError,
@@ -25,15 +26,18 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.admission import Admission
 from asyncrpc.runtime.connection import Connection
 from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.lane_dialing import SILENT, LaneDialing
+from asyncrpc.runtime.lane_dialing import SILENT
 from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.liveness import Liveness
 from asyncrpc.runtime.machine.pool import DUPLICATE, PeerConnection
-from asyncrpc.runtime.rendezvous import UNKNOWN_INCARNATION, Member
+from asyncrpc.runtime.reconnecting import Reconnecting
+from asyncrpc.runtime.rendezvous import Member
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.dial import connect_any
-from asyncrpc.wire.handshake import Role
+from asyncrpc.wire.handshake import NONCE_BYTES, Role
 from asyncrpc.wire.messages import Hello
 
 if TYPE_CHECKING:
@@ -41,21 +45,32 @@ if TYPE_CHECKING:
 
 # How often a dial that lost to the peer's own is repeated before it counts as failed.
 DIALS_MAX: Final = 5
+LOST_MAX: Final = 4096  # incarnations that are remembered as lost
 DUPLICATE_WAIT_S: Final = 1.0  # for the connection that won to come up
 
 
 class Entry:
-    """One worker, by name."""
+    """One worker, by name.
+
+    Attributes:
+        member: what is known of it.
+        link: to it; None if there is none, or its connection is broken just now.
+        broken: the link in that case: calls wait for what becomes of it.
+        machine: says which of several connections is the one.
+        dial: makes a connection.
+        came_up: set when there is one.
+    """
 
     def __init__(self, member: Member, own_incarnation: int) -> None:
         self.member = member
         self.link: Link | None = None
+        self.broken: Link | None = None
         self.machine: PeerConnection[Connection] = PeerConnection(own_incarnation)
         self.dial: asyncio.Task[Link] | None = None
         self.came_up = asyncio.Event()
 
 
-class Directory(LaneDialing):
+class Directory(Reconnecting):
     """The workers that one worker knows."""
 
     def __init__(self, worker: Worker) -> None:
@@ -66,10 +81,13 @@ class Directory(LaneDialing):
         self._connections: dict[Connection, None] = {}
         self._links: dict[Connection, Link] = {}
         self._by_incarnation: dict[Incarnation, Link] = {}
-        self._handshakes = 0
+        self.admission = Admission(worker)
         # Who dialed before `serve`; bounded by `Options.handshakes_max`.
         self._early: list[tuple[Connection, Hello]] | None = []
         self._closing = False
+        self._liveness = Liveness(worker)
+        # Those that were given up and may be back: a partition that has healed.
+        self._lost: dict[Incarnation, None] = {}
 
     # --- who there is ----------------------------------------------------------------
 
@@ -84,6 +102,20 @@ class Directory(LaneDialing):
                 entry.member = member
             if member.rank >= 0:
                 self._by_rank[member.rank] = member.name
+
+    def forget(self, name: str) -> None:
+        """Let go of a worker that ended long ago, unless there is a link to it."""
+        entry = self._entries.get(name)
+        if entry is None or entry.link or entry.broken or entry.dial:
+            return
+        del self._entries[name]
+        if self._by_rank.get(entry.member.rank) == name:
+            del self._by_rank[entry.member.rank]
+
+    def known_incarnation(self, name: str) -> Incarnation | None:
+        """Return the incarnation that calls to a worker go to; None if it is unknown."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.member.incarnation
 
     @property
     def members(self) -> list[Member]:
@@ -133,6 +165,8 @@ class Directory(LaneDialing):
         Cancellation:
             The dial goes on for others who wait for it, and for the next call.
         """
+        while entry.broken is not None and not self._closing:
+            await entry.broken.connection.settled()
         if entry.link is not None:
             return entry.link
         if self._closing:
@@ -160,12 +194,15 @@ class Directory(LaneDialing):
             try:
                 connection = await self._dial_once(entry, attempt)
             except AuthenticationError:
+                self._worker.counters.authentications_failed += 1
                 entry.machine.on_dial_failed()
                 raise
             except (TransportError, TimeoutError) as error:
                 entry.machine.on_dial_failed()
                 if entry.link is not None:
                     return entry.link
+                if await self._worker.membership.refresh(entry.member.name):
+                    continue  # it is elsewhere now
                 raise self._unreachable(entry, error) from error
             if connection is None:
                 await self._await_winner(entry)
@@ -239,19 +276,7 @@ class Directory(LaneDialing):
     def accept(self) -> Connection:
         """Make the handler of a connection that somebody dials."""
         connection = self._new_connection(Role.ACCEPTOR, None, 0)
-        self._handshakes += 1
-        if self._handshakes > self._worker.options.handshakes_max:
-            self._worker.loop.call_soon(
-                connection.fail, ConnectError("too many connections at once")
-            )
-        limit_s = self._worker.options.connect_timeout_s
-        timer = self._worker.loop.call_later(limit_s, _give_up, connection, limit_s)
-
-        def settled(_: object) -> None:
-            self._handshakes -= 1
-            timer.cancel()
-
-        connection.opened.add_done_callback(settled)
+        self.admission.admit(connection)
         return connection
 
     def _new_connection(
@@ -292,6 +317,7 @@ class Directory(LaneDialing):
             loop=worker.loop,
             limits=worker.options.limits,
             make_buffer=worker.receive_pool.make,
+            nonce=worker.random_bytes(NONCE_BYTES),
             on_proved=on_proved,
             on_hello=on_hello,
         )
@@ -324,7 +350,7 @@ class Directory(LaneDialing):
             connection.fail(ConnectError("the peer's own connection survives"))
             return
         if verdict.replaced is not None:
-            verdict.replaced.fail(ConnectError("replaced by a newer connection"))
+            verdict.replaced.end(ConnectionLostError("replaced by a newer connection"))
         self._open(entry, connection, hello, dialed=True)
 
     @property
@@ -350,8 +376,12 @@ class Directory(LaneDialing):
             return
         if not self._is_trusted(connection):
             return
-        if hello.lane:
-            self._on_lane_offer(connection, hello)
+        if hello.lane or hello.resume:
+            take = self._on_lane_offer if hello.lane else self._on_resume_offer
+            take(connection, hello)
+            return
+        if not hello.expects and not self._closing:
+            self._worker.membership.take_in(connection, hello)
             return
         verdict = self._verdict(connection, hello)
         connection.hello(self._worker.hello(verdict=verdict))
@@ -368,13 +398,15 @@ class Directory(LaneDialing):
             return f"this is worker {worker.name!r}, not {hello.expects!r}"
         if hello.name == worker.name:
             return self._accept_own(connection, hello)
+        if refusal := self._worker.membership.refusal(hello):
+            return refusal
         self._learn(hello)
         entry = self._entries[hello.name]
         offer = entry.machine.on_offer(hello.incarnation, hello.attempt)
         if not offer.accept:
             return DUPLICATE
         if offer.replaced is not None:
-            offer.replaced.fail(ConnectError("replaced by a newer connection"))
+            offer.replaced.end(ConnectionLostError("it has given up the connection"))
         self._open(entry, connection, hello, dialed=False)
         return ""
 
@@ -390,8 +422,9 @@ class Directory(LaneDialing):
         entry = self._entries.get(hello.name)
         if entry is not None and entry.member.incarnation == hello.incarnation:
             return
-        if entry is not None and entry.link is not None:
-            entry.link.connection.fail(ConnectError("the worker has been restarted"))
+        link = None if entry is None else entry.link or entry.broken
+        if link is not None:
+            link.connection.end(ConnectionLostError("the worker has been restarted"))
         incarnation = Incarnation(hello.incarnation)
         self.add(
             [
@@ -424,9 +457,10 @@ class Directory(LaneDialing):
         self, entry: Entry, connection: Connection, hello: Hello, *, dialed: bool
     ) -> None:
         entry.machine.on_open(connection, dialed=dialed)
-        if entry.member.incarnation == UNKNOWN_INCARNATION:
+        if entry.member.incarnation != hello.incarnation:
             self._learn(hello)
         link = entry.link = self._attach(connection, hello)
+        entry.broken = None
         self._by_incarnation[link.peer.incarnation] = link
         entry.came_up.set()
 
@@ -438,7 +472,14 @@ class Directory(LaneDialing):
         connection.prepare_lanes(partial(self._lanes_for, connection, member))
         connection.awaited = link.pending.calls
         connection.open_to(link)
+        if peer.incarnation != self._worker.incarnation:
+            self.allow_resuming(connection, link)
+            self._liveness.watch(link)
+        if peer.incarnation in self._lost:
+            del self._lost[peer.incarnation]
+            self._worker.on_peer_back(peer)
         self._worker.memory.on_link(link)
+        self._worker.membership.on_link(link)
         return link
 
     # --- the end ---------------------------------------------------------------------
@@ -448,16 +489,32 @@ class Directory(LaneDialing):
         link = self._links.pop(connection, None)
         if link is None:
             return
+        self._liveness.forget(connection)
         reason = str(error) if error is not None else ""
         entry = self._entries.get(link.peer.name)
         if entry is not None and entry.machine.on_lost(connection):
-            entry.link = None
+            entry.link = entry.broken = None
         if self._by_incarnation.get(link.peer.incarnation) is link:
             del self._by_incarnation[link.peer.incarnation]
+        reason = reason or connection.peer_closed or "it closed the connection"
         link.on_lost(reason)
-        is_elsewhere = link.peer.incarnation in self._by_incarnation
-        if link.peer.name != self._worker.name and not is_elsewhere:
-            self._worker.on_peer_lost(link.peer, reason or "it closed the connection")
+        if link.peer.name != self._worker.name:
+            self._lost[link.peer.incarnation] = None
+            if len(self._lost) > LOST_MAX:
+                del self._lost[next(iter(self._lost))]
+            self._worker.on_peer_lost(link.peer, reason)
+
+    def _set_broken(self, connection: Connection, *, broken: bool) -> None:
+        link = self._links.get(connection)
+        entry = None if link is None else self._entries.get(link.peer.name)
+        if entry is not None and entry.machine.connection is connection:
+            entry.link, entry.broken = (None, link) if broken else (link, None)
+
+    def _control_of(self, connection: Connection) -> Connection:
+        return connection.ack_through
+
+    def _member_named(self, name: str) -> Member:
+        return self._entries[name].member
 
     async def close(self, timeout_s: float) -> None:
         """End every connection, in order where the peer still listens."""
@@ -484,23 +541,17 @@ def _dial_done(entry: Entry, task: asyncio.Task[Link]) -> None:
         task.exception()  # whoever waited has it; perhaps nobody waits any more
 
 
-def _give_up(connection: Connection, limit_s: float) -> None:
-    connection.fail(
-        AuthenticationError(
-            f"{connection.where} did not introduce itself in {limit_s:g} s"
-        )
-    )
-
-
-def check_listen_address(address: Address, *, has_secret: bool) -> None:
+def check_listen_address(address: Address, *, is_guarded: bool) -> None:
     """Refuse to serve strangers.
 
     Raises:
-        UsageError: the address can be reached by others and there is no secret.
+        UsageError: the address can be reached by others, who need neither a secret nor
+            a certificate.
     """
-    if address.scheme == "tcp" and not has_secret:
+    if address.scheme == "tcp" and not is_guarded:
         raise UsageError(
             f"refusing to listen at {address} without a secret: anybody who reaches it "
             "could run code here. Set ASYNCRPC_SECRET, or Options(secret=...), to the "
-            "same value on every worker; or listen at a Unix socket (uds://)"
+            "same value on every worker; or verify their certificates, with "
+            "Options(tls=Tls(ca=...)); or listen at a Unix socket (uds://)"
         )

@@ -7,7 +7,7 @@ know them.  A `Worker` is given its extensions when it is made; `asyncrpc` joins
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
@@ -138,3 +138,11 @@ class Service(Protocol):
 
     async def close(self) -> None:
         """The worker ends: stop, and let go of everything."""
+
+
+@runtime_checkable
+class RemembersLost(Protocol):
+    """A `Service` that remembers which workers were lost."""
+
+    def on_peer_back(self, peer: WorkerId) -> None:
+        """A worker that was lost is here again: everything begins anew."""

@@ -56,6 +56,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     # What the runtime keeps of a call in flight; not for others.
     link: Link | None = None  # once it has been sent
     call_id: int = 0
+    request_bytes: int = 0  # of its buffers, if they are many: see `credit`
     timer: asyncio.TimerHandle | None = None
     pins: Any = None  # what must live until the callee has answered
     on_result: Callable[[Any], Any] | None = None

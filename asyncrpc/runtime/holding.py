@@ -12,11 +12,13 @@ class HeldBack(list[memoryview]):
 
     Attributes:
         key: kind and call of the message, once it has been given to a connection.
+        is_released: whether it may be sent.
     """
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         super().__init__(buffers)
         self.key = (0, 0)
+        self.is_released = False
         self._send: Callable[[], None] | None = None
         self._on_sent: Callable[[], None] | None = None
 
@@ -37,6 +39,7 @@ class HeldBack(list[memoryview]):
 
     def release(self) -> None:
         """Send it, unless it has been given up."""
+        self.is_released = True
         send, self._send = self._send, None
         if send is not None:
             send()

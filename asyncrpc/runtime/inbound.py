@@ -17,7 +17,7 @@ import contextvars
 import enum
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -30,6 +30,7 @@ from asyncrpc.runtime.futures import CallFuture
 if TYPE_CHECKING:
     import torch
 
+    from asyncrpc.runtime.credit import Claim
     from asyncrpc.runtime.link import Link
     from asyncrpc.runtime.threads import ThreadPool
 
@@ -131,10 +132,12 @@ class InboundCall:
 
     Attributes:
         is_cancelled: whether the caller no longer wants the result.
+        claim: of a large request: what it holds of the worker's inbound bytes.
     """
 
     __slots__ = (
         "call_id",
+        "claim",
         "context",
         "credit",
         "deadline",
@@ -159,6 +162,7 @@ class InboundCall:
         self.rref_id: tuple[int, int] | None = None
         self.loans: Any = None
         self.credit: Any = None
+        self.claim: Claim | None = None
         self.is_cancelled = False
         self.pool: ThreadPool = link.worker.pool
         self.target: Target | None = None
@@ -197,12 +201,15 @@ class InboundCall:
             self.timer = self.link.loop.call_at(self.deadline.at_s, self._expire)
         mode = target.mode
         if mode is _COROUTINE:
-            self.link.worker.start_eagerly(
-                self._await(target.function, args, kwargs), self.context, self
-            )
+            coroutine = self._await(target.function, args, kwargs)
+            if self.claim is not None:
+                coroutine = _holding(self.claim, coroutine)
+            self.link.worker.start_eagerly(coroutine, self.context, self)
         elif mode is _ON_LOOP or (target.is_listed and self._is_cheap(args, kwargs)):
             self._run_here(target.function, args, kwargs)
         else:
+            if self.claim is not None:
+                self.claim.hold()
             self.pool.submit(
                 lambda: self._in_thread(target.function, args, kwargs),
                 self._on_thread_done,
@@ -228,13 +235,24 @@ class InboundCall:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+        if self.claim is not None:
+            self.claim.let_go()
 
     def start_stream(self, coroutine: Any) -> None:
         """Run the coroutine that sends a stream's items, in this call's context."""
         self._start_task(coroutine)
 
     def _start_task(self, coroutine: Any) -> None:
+        if self.claim is not None:
+            self.claim.hold()
         self.task = self.link.worker.start_task(coroutine, context=self.context)
+        self.task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # before it began, and so could say it
+            self.link.forget(self)
+        if self.claim is not None:
+            self.claim.let_go()
 
     async def _await(
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
@@ -287,12 +305,13 @@ class InboundCall:
             kwargs.clear()
 
     def _on_thread_done(self, result: Any, error: BaseException | None) -> None:
-        if self.is_cancelled:
-            return
-        if error is not None:
-            self.link.answer_error(self, error)
-        else:
-            self._on_returned(result)
+        if not self.is_cancelled:
+            if error is not None:
+                self.link.answer_error(self, error)
+            else:
+                self._on_returned(result)
+        if self.claim is not None:
+            self.claim.let_go()
 
     def _on_returned(self, result: Any) -> None:
         """Take what a plain function returned: a value, or what is to be awaited."""
@@ -318,6 +337,15 @@ class InboundCall:
         )
         self.link.answer_error(self, error, outcome=Outcome.UNKNOWN)
         self.cancel()
+
+
+async def _holding(claim: Claim, coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a function that uses what a claim is held for."""
+    claim.hold()
+    try:
+        await coroutine
+    finally:
+        claim.let_go()
 
 
 async def _identity(future: Any) -> Any:

@@ -58,6 +58,7 @@ class ReceivePool:
             limit_bytes: how much unused memory is kept; 0 keeps none.
         """
         self._loop = loop
+        self._limit_bytes = limit_bytes
         self._idle: IdleBlocks[_Block] = IdleBlocks(limit_bytes)
         # What finalizers, in any thread, have given back; as many as were given out.
         self._returned: deque[_Block] = deque()
@@ -75,7 +76,7 @@ class ReceivePool:
 
         Its content is arbitrary.
         """
-        if nbytes < POOLED_BYTES_MIN or not self._idle.limit_bytes:
+        if nbytes < POOLED_BYTES_MIN or not self._limit_bytes:
             return fresh(nbytes)
         self._take_in()
         block = self._idle.take(nbytes)
@@ -85,8 +86,15 @@ class ReceivePool:
         weakref.finalize(lease, self._give_back, block).atexit = False
         return view_memory(lease, block.ctypes.data, nbytes)
 
+    def allow(self, idle_bytes: int) -> None:
+        """Keep no more unused memory than this, whatever the limit, for now."""
+        limit_bytes = min(idle_bytes, self._limit_bytes)
+        if limit_bytes != self._idle.limit_bytes:
+            self._idle.limit_to(limit_bytes)
+
     def close(self) -> None:
         """Free what is kept, and keep nothing from now on."""
+        self._limit_bytes = 0
         self._idle = IdleBlocks(0)
         self._returned.clear()
         if self._timer is not None:
@@ -95,7 +103,7 @@ class ReceivePool:
 
     def _give_back(self, block: _Block) -> None:
         """Queue a block for the loop: a finalizer may run anywhere, at any time."""
-        if not self._idle.limit_bytes:  # closed
+        if not self._limit_bytes:  # closed
             return
         self._returned.append(block)
         if not self._noted:

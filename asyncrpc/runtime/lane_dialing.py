@@ -46,6 +46,7 @@ class LaneDialing(ABC):
     """The part of a `Directory` that opens lanes."""
 
     _worker: Worker
+    _connections: dict[Connection, None]
     _links: dict[Connection, Link]
     _closing: bool
 
@@ -57,6 +58,10 @@ class LaneDialing(ABC):
         on_hello: Callable[[Connection, Hello], None],
     ) -> Connection:
         """Make a connection that is ended with this directory."""
+
+    @abstractmethod
+    def _member_named(self, name: str) -> Member:
+        """Return what is known of a worker."""
 
     @abstractmethod
     def _usable(self, member: Member) -> list[Address]:

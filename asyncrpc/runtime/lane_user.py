@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncrpc.wire.transfers import Arrivals
@@ -25,6 +25,9 @@ class LaneUser(ABC):
 
     lanes: Lanes | None
     _frames: FrameReader
+    _is_reading_paused: bool
+    _keep: Callable[[Sequence[bytes | memoryview]], None]
+    _marks: WaterMarks | None
     _handshake: Handshake
     _on_writable: Callable[[], None]
     _reader: FrameReader | Lane
@@ -63,6 +66,7 @@ class LaneUser(ABC):
         """Write parts of frames now, after what this turn of the loop has joined."""
         self._flush()
         if self._transport is not None:
+            self._keep(parts)
             self._transport.send(parts)
 
     def prepare_lanes(self, make: Callable[[Arrivals], Lanes]) -> None:
@@ -82,17 +86,20 @@ class LaneUser(ABC):
         """
         self._reader = lane
         self._on_writable = on_writable
+        self._marks = marks
         if self._transport is not None:
             self._transport.use_marks(marks)
         self._set_open()
 
     def pause_reading(self) -> None:
         """Take no more for now."""
+        self._is_reading_paused = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Go on reading."""
+        self._is_reading_paused = False
         if self._transport is not None:
             self._transport.resume_reading()
 
@@ -100,3 +107,5 @@ class LaneUser(ABC):
         """Give the sink a message whose payload came over lanes."""
         self._frames.message_bytes_copied = 0
         self._frames.sink.on_message(*message)
+        if self.lanes is not None:
+            self.lanes.acknowledge()

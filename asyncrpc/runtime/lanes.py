@@ -334,7 +334,10 @@ class Lanes:
 
         connection.on_lost = lost
         self.lanes.append(lane)
+        connection.ack_through = self._control
         connection.open_as_lane(lane, self.pump, _MARKS)
+        if self._control.on_broken is not None:
+            connection.allow_resuming(self._control.on_broken)
         self.state = LanesState.UP
         self._stop_waiting()
         held, self._held = self._held, []
@@ -373,7 +376,8 @@ class Lanes:
             self.state = LanesState.OFF
             self._departures.clear()
             self._check_drained()
-        if error is None and lane.reader.is_between_chunks:
+        in_order = error is None or lane.connection.peer_closed is not None
+        if in_order and lane.reader.is_between_chunks:
             # The peer closes in order, and the control connection last of all.
             if self._timer is None:
                 self._timer = self._loop.call_later(LINGER_S, self._on_left_alone)
@@ -390,6 +394,18 @@ class Lanes:
         self._control.fail(
             ConnectionLostError(f"{where} closed its lanes, but not the connection")
         )
+
+    def connection_of(self, token: int) -> Connection | None:
+        """Return a lane's connection by its token; None if it has ended."""
+        for lane in self.lanes:
+            if lane.connection.token == token:
+                return lane.connection
+        return None
+
+    def acknowledge(self) -> None:
+        """Tell the peer what has been read, so that it lets go of a payload."""
+        for lane in self.lanes:
+            lane.connection.acknowledge()
 
     async def close(self) -> None:
         """Send what is queued, then end every lane, in order.

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from asyncrpc.errors import MalformedError, Outcome
+from asyncrpc.errors import ConnectionLostError, MalformedError, Outcome
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.callee import CalleeSide
 from asyncrpc.runtime.caller import CallerSide
@@ -44,7 +44,12 @@ class Link(CallerSide, CalleeSide):
             FrameKind.FREE: self._on_free,
             FrameKind.LANES: self._on_lanes,
             FrameKind.LANE_DROP: self._on_lane_drop,
+            FrameKind.CREDIT: self.credit.on_credit,
+            FrameKind.WANT: self.credit.on_want,
+            FrameKind.ACK: self._on_ack,
+            FrameKind.CLOSE: self._on_close,
         }
+        connection.watch_requests(self.credit.on_begun)
 
     def on_message(  # noqa: PLR0917  (a call per message: no object in between)
         self,
@@ -61,6 +66,8 @@ class Link(CallerSide, CalleeSide):
         if handler is None:
             raise MalformedError(f"a {FrameKind(kind).name} on an open connection")
         if buffers and is_packed(control):
+            if kind == FrameKind.REQUEST:
+                self.credit.on_arrived(call_id, buffers)
             deliver = functools.partial(handler, flags, call_id, aux, head)
             self.unpacking.take(
                 kind, call_id, control, buffers, head=head, deliver=deliver
@@ -81,7 +88,36 @@ class Link(CallerSide, CalleeSide):
         self.connection.send(FrameKind.PONG, call_id, aux=aux)
 
     def _on_pong(self, *_rest: object) -> None:
-        """Take it: nothing is asked of a peer yet but that it may answer a PING."""
+        """Take it: that something has come is all that was wanted."""
+
+    def _on_ack(self, _flags: int, lane: int, aux: int, *_rest: object) -> None:
+        connection = self._connection_named(lane)
+        if connection is not None:
+            connection.kept.acknowledge(aux)
+
+    def _on_close(
+        self,
+        _flags: int,
+        lane: int,
+        _aux: int,
+        _head: bytes,
+        control: bytes,
+        *_rest: object,
+    ) -> None:
+        connection = self._connection_named(lane)
+        if connection is None:
+            return
+        why = bytes(control).decode(errors="replace")
+        connection.peer_closed = why or "it closed the connection"
+        if connection.is_broken:  # its end has overtaken this word
+            connection.end(ConnectionLostError(connection.peer_closed))
+
+    def _connection_named(self, lane: int) -> Connection | None:
+        """Return the connection, or one of its lanes; None if that has ended."""
+        if not lane:
+            return self.connection
+        lanes = self.connection.lanes
+        return None if lanes is None else lanes.connection_of(lane)
 
     def _on_lanes(self, _flags: int, _id: int, aux: int, *_rest: object) -> None:
         if self.connection.lanes is not None:
@@ -106,12 +142,16 @@ class Link(CallerSide, CalleeSide):
     def on_lost(self, reason: str) -> None:
         """The connection has ended: fail what waits, cancel what it runs."""
         self.lost_because = reason or "the connection was closed"
+        waited = self.credit.close()
+        kept_back = self.connection.first_kept_back
         for call in self.pending.take_all():
             call.settle()
             call.pins = None  # the peer's death settles what it was lent
             if isinstance(call, CallFuture):
-                error = self._lost_error(call.function, call.outcome_if_lost)
-                call.fail(error)
+                outcome = call.outcome_if_lost
+                if call.call_id in waited or call.call_id >= kept_back:  # it never left this worker
+                    outcome = Outcome.NOT_EXECUTED
+                call.fail(self._lost_error(call.function, outcome))
             else:
                 call.on_error(self._lost_error(call.function, Outcome.UNKNOWN), 0)
         for inbound in self.served:

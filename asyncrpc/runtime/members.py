@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import msgpack
 
@@ -45,11 +45,22 @@ class Member:
         return cls(name, rank, Incarnation(incarnation), tuple(addresses), host_id)
 
 
+class RunningGroup(tuple[Member, ...]):
+    """What a rendezvous returns of a group that runs already: some of its members.
+
+    A worker that comes so late asks one of them to be taken in.
+    """
+
+    __slots__ = ()
+
+
 class Rendezvous(Protocol):
     """Where workers meet."""
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Publish `member`; return all members, once they are all there.
+
+        If they have been there before, return a `RunningGroup`.
 
         Raises:
             RendezvousTimeoutError: some are missing; it names them.
@@ -58,6 +69,14 @@ class Rendezvous(Protocol):
 
     async def leave(self, timeout_s: float) -> None:
         """Let go of the meeting place; a host waits for those still reading."""
+
+
+@runtime_checkable
+class Republishing(Protocol):
+    """A `Rendezvous` that a late worker leaves its record at, once it is taken in."""
+
+    async def publish(self, member: Member) -> None:
+        """Put the record in place of that of the name's former life."""
 
 
 def missing_error(

@@ -11,6 +11,8 @@ import torch
 
 from asyncrpc.errors import UsageError
 from asyncrpc.serde import Compression, Policy, compression_named
+from asyncrpc.transport.address import Address
+from asyncrpc.transport.tls import Tls
 from asyncrpc.wire.reader import ReaderLimits
 
 LANES_MAX: Final = 16  # of one link, whatever a peer asks for
@@ -19,6 +21,14 @@ SECRET_VARIABLE = "ASYNCRPC_SECRET"  # noqa: S105  (a variable's name, no secret
 
 
 SPIN_MAX_S: Final = 0.1
+
+AT_LEAST_ONE: Final = (
+    "threads",
+    "inbound_calls_max",
+    "inbound_bytes_max",
+    "handshakes_max",
+    "references_max",
+)
 
 UNSET: Final = object()  # "the worker's own default", where None means "no limit"
 
@@ -58,16 +68,32 @@ class Options:
     Attributes:
         secret: the cluster's secret, text or bytes.  None: `ASYNCRPC_SECRET` of the
             environment, and if that is unset the worker serves only its own user on
-            its own host.
+            its own host, and whom `tls` lets in.
+        tls: certificates; connections by TCP are encrypted, and with
+            `Tls.verify_peer` need no secret.  None: they are not.
         policy: `Policy.TRUSTED` (pickle allowed between authenticated workers) or
             `Policy.STRICT` (no pickle; only exposed or allowed functions).
         allow: under `STRICT`, patterns like `"shop.models:*"` of callable functions.
         listen: addresses to listen at.  None: a private Unix socket, and with a secret
             also TCP on every interface.
         interface: the network interface whose addresses are published; None: all.
+        advertise: addresses that peers are told in place of those listened at: what a
+            NAT, a container's port mapping or a proxy leads here.  None: the real ones.
         rpc_timeout_s: limit of every call that is given none.
         rendezvous_timeout_s: how long to wait for the other workers at start.
         connect_timeout_s: how long a connection may take, authentication included.
+        handshake_timeout_s: how long who connects to this worker may take to prove that
+            it belongs here, and to introduce itself.
+        heartbeat_s: after how long a silence a peer is asked for a sign of life.
+        lost_after_s: how long a peer may be silent, or without a connection, before it
+            is given up; at least twice `heartbeat_s`.  A process that is known to have
+            ended is given up at once, and one that is known to be busy, never.
+        watch: whether peers on other hosts can ask a small process beside this one
+            whether this one still runs: `"auto"`, it is started when the first of them
+            connects; `"on"`, at once; `"off"`, never.  For addresses of TCP only.
+        membership: `"dynamic"`: workers may join a group that runs, and its members
+            tell each other who comes and goes; `"static"`: the set of names is that of
+            the start, others are refused.
         drain_timeout_s: how long shutdown waits for calls in flight.
         threads: how many plain functions may run at once; threads that wait in a
             nested call do not count.
@@ -75,7 +101,10 @@ class Options:
             itself if their tensors have at most so many bytes together; 0: never.
         inbound_calls_max: calls accepted and unfinished, over all peers; more are
             rejected.
-        handshakes_max: connections that have not authenticated yet; more are closed.
+        inbound_bytes_max: bytes of the payloads of requests that arrive or are served,
+            over all peers, those of up to 8 KiB not counted; callers with more wait.
+        handshakes_max: connections that have not authenticated yet; with more, the
+            oldest of them is closed.
         stream_items_max: items of a stream that its consumer has not taken yet.
         stream_bytes_max: bytes of the same; one item may exceed it.
         receive_pool_bytes: memory of received payloads kept, once nothing refers to
@@ -90,21 +119,31 @@ class Options:
             while it pays; or the seconds to poll for after each write.
         shared_memory_bytes: memory through which large payloads go to peers on this
             host, copied once; as much again of each peer's may be mapped.  0 uses none.
+        references_max: values here that are referred to, by this worker or others; a
+            remote() beyond is rejected.
         limits: what a peer may make this worker allocate for one message.
     """
 
     secret: str | bytes | None = field(default=None, repr=False)
+    tls: Tls | None = None
     policy: Policy = Policy.TRUSTED
     allow: tuple[str, ...] = ()
     listen: tuple[str, ...] | None = None
     interface: str | None = None
+    advertise: tuple[str, ...] | None = None
     rpc_timeout_s: float | None = None
     rendezvous_timeout_s: float = 60.0
     connect_timeout_s: float = 10.0
+    handshake_timeout_s: float = 5.0
+    heartbeat_s: float = 2.0
+    lost_after_s: float = 10.0
+    watch: str = "auto"
+    membership: str = "dynamic"
     drain_timeout_s: float = 10.0
     threads: int = 16
     on_loop_bytes_max: int = 16 << 10
     inbound_calls_max: int = 100_000
+    inbound_bytes_max: int = 4 << 30
     handshakes_max: int = 256
     stream_items_max: int = 16
     stream_bytes_max: int = 32 << 20
@@ -113,6 +152,7 @@ class Options:
     bulk_lanes: int | None = None
     spin: str | float = "adaptive"
     shared_memory_bytes: int = 1 << 30
+    references_max: int = 1_000_000
     limits: ReaderLimits = field(default_factory=ReaderLimits)
 
     def __post_init__(self) -> None:
@@ -121,7 +161,7 @@ class Options:
         Raises:
             UsageError: a number is out of its range; the message names it.
         """
-        for name in ("threads", "inbound_calls_max", "handshakes_max"):
+        for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise UsageError(
                     f"Options.{name} is at least 1, not {getattr(self, name)}"
@@ -129,6 +169,14 @@ class Options:
         if self.receive_pool_bytes < 0:
             raise UsageError("Options.receive_pool_bytes is at least 0; 0 keeps none")
         _check_lanes(self.bulk_lanes)
+        _check_watching(self.heartbeat_s, self.lost_after_s, self.watch)
+        if self.membership not in ("dynamic", "static"):
+            raise UsageError(
+                'Options.membership is "dynamic" or "static", not '
+                f"{self.membership!r}"
+            )
+        for address in self.advertise or ():
+            Address.parse(address)
         if self.shared_memory_bytes < 0:
             raise UsageError("Options.shared_memory_bytes is at least 0; 0 uses none")
         if isinstance(self.spin, str):
@@ -141,8 +189,7 @@ class Options:
                 f"Options.spin is at most {SPIN_MAX_S:g} seconds, not {self.spin!r}: "
                 "a loop that polls for longer only burns a core"
             )
-        if self.rpc_timeout_s is not None and not self.rpc_timeout_s > 0:
-            raise UsageError("Options.rpc_timeout_s is positive, or None for no limit")
+        _check_times(self.handshake_timeout_s, self.rpc_timeout_s)
         for peer in self.codecs:
             self.compression_to(peer)
 
@@ -157,11 +204,24 @@ class Options:
             return self.secret.encode() or None
         return self.secret or None
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether who connects by TCP has to prove that it belongs here."""
+        vouched = self.tls is not None and self.tls.vouches_for_peers
+        return vouched or self.secret_bytes is not None
+
     def with_environment(self, environ: Mapping[str, str] = os.environ) -> Options:
         """Fill in what the environment gives and the program did not."""
         if self.secret is None and environ.get(SECRET_VARIABLE):
             return replace(self, secret=environ[SECRET_VARIABLE])
         return self
+
+
+def _check_times(handshake_timeout_s: float, rpc_timeout_s: float | None) -> None:
+    if not handshake_timeout_s > 0:
+        raise UsageError("Options.handshake_timeout_s is positive: seconds")
+    if rpc_timeout_s is not None and not rpc_timeout_s > 0:
+        raise UsageError("Options.rpc_timeout_s is positive, or None for no limit")
 
 
 def _check_lanes(count: int | None) -> None:
@@ -170,3 +230,16 @@ def _check_lanes(count: int | None) -> None:
             f"Options.bulk_lanes is 0 to {LANES_MAX}, or None to leave it to the "
             f"transport; not {count}"
         )
+
+
+def _check_watching(heartbeat_s: float, lost_after_s: float, watch: str) -> None:
+    if not heartbeat_s > 0:
+        raise UsageError(f"Options.heartbeat_s is positive, not {heartbeat_s!r}")
+    if not lost_after_s >= 2 * heartbeat_s:
+        raise UsageError(
+            f"Options.lost_after_s is at least twice Options.heartbeat_s, that is "
+            f"{2 * heartbeat_s:g}, not {lost_after_s!r}: a peer must have the time to "
+            "answer"
+        )
+    if watch not in ("auto", "on", "off"):
+        raise UsageError(f'Options.watch is "auto", "on" or "off", not {watch!r}')

@@ -147,7 +147,11 @@ class Regions:
                 f"shared memory could not be passed to {link.peer.name!r}: {error}",
                 outcome=Outcome.NOT_EXECUTED,
             )
-            if link.connection.drop(*held.key):  # unless the caller has given it up
+            kind, call_id = held.key
+            if link.connection.drop(kind, call_id):  # unless the caller has given it up
+                _return_credit(link, kind, call_id)
+                _fail(link, held.key, problem)
+            elif kind == FrameKind.REQUEST and link.credit.withdraw(call_id):
                 _fail(link, held.key, problem)
             return
         held.release()
@@ -285,6 +289,13 @@ class Regions:
         self._at_peers.clear()
 
 
+def _return_credit(link: Link, kind: int, call_id: int) -> None:
+    """Nothing of a message will be sent: give back what it took of the peer's memory."""
+    call = link.pending.get(call_id) if kind == FrameKind.REQUEST else None
+    if call is not None and call.request_bytes:
+        link.return_credit(call)
+
+
 def _fail(link: Link, key: tuple[int, int], error: EncodeError) -> None:
     """Tell whoever waits for a message, or for its answer, that it was not sent."""
     kind, call_id = key
@@ -293,7 +304,7 @@ def _fail(link: Link, key: tuple[int, int], error: EncodeError) -> None:
         if inbound is not None:  # a stream: it cannot go on without this item
             inbound.cancel()
         tree = describe_exception(
-            error, link.codec, worker=link.worker.name, pid=os.getpid()
+            error, link.codec, worker=link.worker.name, pid=link.worker.pid
         )
         control = link.codec.encode(tree).control
         link.connection.send(FrameKind.ERROR, call_id, control=control)

@@ -1,10 +1,13 @@
-"""How workers find each other: a torch store, a list, or a dictionary in one process.
+"""How workers find each other: a torch store, a list, one member, or a dictionary.
 
 Each worker publishes one record: its name, rank, incarnation and addresses.  The last
 one to arrive says so, the others wait for that word and read the records once;
 connections are made later, on demand.  After that the meeting place is not needed;
 whoever hosts a store waits until everyone has read.  If some do not come in time, the
 first to notice says who; all fail alike.
+
+A worker that comes later, or again under its name, is taken in by any member: it is
+given the address of one (`JoinRendezvous`), or finds them all at the store.
 
 Source: `env://` is the contract of torchrun (torch.distributed.run).
 """
@@ -15,7 +18,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from asyncrpc.errors import UsageError
@@ -23,18 +26,24 @@ from asyncrpc.runtime.members import (
     UNKNOWN_INCARNATION,
     Member,
     Rendezvous,
+    RunningGroup,
     missing_error,
 )
 from asyncrpc.runtime.stores import StoreRendezvous, file_opener, tcp_opener
+from asyncrpc.transport.address import Address
 
 __all__ = [
     "UNKNOWN_INCARNATION",
+    "JoinRendezvous",
     "LocalRendezvous",
     "Member",
     "Rendezvous",
+    "RunningGroup",
     "StaticRendezvous",
     "open_rendezvous",
 ]
+
+JOIN: Final = "join://"
 
 
 @dataclass(slots=True)
@@ -64,9 +73,76 @@ class StaticRendezvous:
         """Nothing is held."""
 
 
+@dataclass(frozen=True, slots=True)
+class JoinRendezvous:
+    """Workers of a group that runs: any of them takes the new one in.
+
+    The new worker proves the secret, as in any connection, and is told who else there
+    is; the others are told of it.  Nothing else has to be there: no store, no rank 0.
+
+    Attributes:
+        addresses: of some members, tried in turn, such as `tcp://10.0.0.2:7000`.
+
+    Example:
+        >>> where = asyncrpc.JoinRendezvous(["tcp://10.0.0.2:7000"])
+        >>> async with asyncrpc.Worker("late", rendezvous=where) as worker:
+        ...     print(worker.known_members)
+    """
+
+    addresses: Sequence[str]
+
+    def __post_init__(self) -> None:
+        """Refuse what is no address.
+
+        Raises:
+            UsageError: it is empty, or one is no address.
+        """
+        if not self.addresses or isinstance(self.addresses, str):
+            raise UsageError("JoinRendezvous needs a list of addresses of members")
+        for address in self.addresses:
+            Address.parse(address)
+
+    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
+        """Return the members to ask, known by their addresses only.
+
+        Raises:
+            Nothing.
+
+        Cancellation:
+            It never waits.
+        """
+        return RunningGroup(
+            Member("", -1, UNKNOWN_INCARNATION, (address,))
+            for address in self.addresses
+        )
+
+    async def leave(self, timeout_s: float) -> None:
+        """Do nothing: nothing is held.
+
+        Raises:
+            Nothing.
+
+        Cancellation:
+            It never waits.
+        """
+
+
+def _join_addresses(text: str) -> list[str]:
+    """Read what follows `join://`: hosts and ports, paths, or whole addresses."""
+    found = [one.strip() for one in text.removeprefix(JOIN).split(",")]
+    return [
+        one if "://" in one else f"uds://{one}" if one[:1] == "/" else f"tcp://{one}"
+        for one in found
+        if one
+    ]
+
+
 @dataclass(slots=True)
 class LocalRendezvous:
-    """A meeting place inside one process; all workers are given the same object."""
+    """A meeting place inside one process; all workers are given the same object.
+
+    Once all were there, who comes joins those who run.
+    """
 
     world_size: int
     _members: dict[str, Member] = field(default_factory=dict)
@@ -75,6 +151,8 @@ class LocalRendezvous:
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Publish the record in a dictionary, and wait for the others.
 
+        If they were all there before, return a `RunningGroup`.
+
         Raises:
             RendezvousTimeoutError: some are missing; it names their ranks.
             UsageError: the name or the rank is taken.
@@ -82,6 +160,8 @@ class LocalRendezvous:
         Cancellation:
             The record stays published.
         """
+        if len(self._members) >= self.world_size:
+            return RunningGroup(self._members.values())
         _refuse_taken(member, self._members.values())
         self._members[member.name] = member
         self._changed.set()
@@ -95,6 +175,17 @@ class LocalRendezvous:
             missing = sorted(set(range(self.world_size)) - present)
             raise missing_error(missing, self.world_size, timeout_s) from None
         return list(self._members.values())
+
+    async def publish(self, member: Member) -> None:
+        """Put the record in place of that of the name's former life.
+
+        Raises:
+            Nothing.
+
+        Cancellation:
+            It never waits.
+        """
+        self._members[member.name] = member
 
     async def leave(self, timeout_s: float) -> None:
         """Do nothing: nothing is held.
@@ -128,8 +219,8 @@ def open_rendezvous(
     """Make the rendezvous that `where` describes.
 
     Args:
-        where: `env://`, `tcp://host:port`, `file:///path`, a mapping from worker names
-            to addresses, or a rendezvous.
+        where: `env://`, `tcp://host:port`, `file:///path`, `join://host:port,...`, a
+            mapping from worker names to addresses, or a rendezvous.
         rank: of this worker; None takes it from the environment or the URL.
         world_size: likewise.
         environ: read by `env://`.
@@ -145,6 +236,9 @@ def open_rendezvous(
     if not isinstance(where, str):
         size: int = world_size or getattr(where, "world_size", 0) or 0
         return where, -1 if rank is None else rank, size
+    if where.startswith(JOIN):
+        found = JoinRendezvous(_join_addresses(where))
+        return found, -1 if rank is None else rank, world_size or 0
     url = urlsplit(where)
     query = {key: values[0] for key, values in parse_qs(url.query).items()}
     is_env = url.scheme == "env"
@@ -160,13 +254,13 @@ def open_rendezvous(
         opener = file_opener(url.path)
         return StoreRendezvous(opener, rank, world_size), rank, world_size
     host, port, is_master = _store_address(where, rank, environ)
-    found = StoreRendezvous(
+    store = StoreRendezvous(
         tcp_opener(host, port, is_master=is_master),
         rank,
         world_size,
         address=None if is_master else (host, port),
     )
-    return found, rank, world_size
+    return store, rank, world_size
 
 
 def _number(
@@ -207,6 +301,6 @@ def _store_address(
     if url.scheme == "tcp" and url.hostname and url.port:
         return url.hostname, url.port, rank == 0
     raise UsageError(
-        f"{where!r} is no rendezvous; use env://, tcp://host:port, file:///path, or a "
-        "mapping from names to addresses"
+        f"{where!r} is no rendezvous; use env://, tcp://host:port, file:///path, "
+        "join://host:port, or a mapping from names to addresses"
     )

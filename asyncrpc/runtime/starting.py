@@ -53,7 +53,9 @@ class CallStarter:
     references: References | None
     name: str
     _state: str
-    _tasks: set[asyncio.Task[Any]]
+    beginning = 0  # calls that have been started and have no link yet
+    # A set, but ordered: in a simulation runs must not depend on addresses.
+    _tasks: dict[asyncio.Task[Any], None]
     _thread_id: int
     _targets: dict[str, Target]
     _modes: dict[Callable[..., Any], Mode]
@@ -231,6 +233,7 @@ class CallStarter:
             deadline: for the connection, too.
             turn: held while connecting.
         """
+        self.beginning += 1
         try:
             async with (
                 asyncio.timeout_at(None if deadline is None else deadline.at_s),
@@ -250,6 +253,8 @@ class CallStarter:
             raise
         except Exception as error:  # noqa: BLE001  (a value's own code; the caller's)
             call.fail(error)
+        finally:
+            self.beginning -= 1
 
     def on_loop_thread(self, action: Callable[[], None]) -> None:
         """Run `action` on the loop: now if this is its thread, else soon."""
@@ -320,8 +325,8 @@ class CallStarter:
     ) -> asyncio.Task[T]:
         """Run a coroutine as a task that this worker owns: it ends with the worker."""
         task = self.loop.create_task(coroutine, context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     def start_eagerly(
@@ -338,8 +343,8 @@ class CallStarter:
         task = eager_task(self.loop, coroutine, context)
         if not task.done():
             inbound.task = task
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
             if inbound.is_cancelled:  # by something that its first step has set off
                 task.cancel()
 

@@ -8,6 +8,7 @@ loop; none lasts long, so that a worker that is ended while it waits is gone at 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from torch.distributed import DistNetworkError, FileStore, TCPStore  # type: ign
 
 from asyncrpc.clock import Clock
 from asyncrpc.errors import RendezvousTimeoutError, UsageError
-from asyncrpc.runtime.members import Member, missing_error
+from asyncrpc.runtime.members import Member, RunningGroup, missing_error
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -71,6 +72,8 @@ class StoreRendezvous:
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Publish the record and wait for the word.
 
+        If the word was given before, return a `RunningGroup`.
+
         Raises:
             RendezvousTimeoutError: some are missing, or the store is; it says which.
             UsageError: the name or the rank is taken.
@@ -104,10 +107,12 @@ class StoreRendezvous:
             store = self._store = self._open_store(timeout_s)
         except (RuntimeError, OSError) as error:
             raise _no_store(timeout_s, error) from error
+        keys = [f"{PREFIX}/member/{rank}" for rank in range(self.world_size)]
         try:
+            if self._is_running(store, member):
+                return RunningGroup(map(Member.decode, _get_all(store, keys)))
             self._publish(store, member)
             missing = self._await_word(store, end_s)
-            keys = [f"{PREFIX}/member/{rank}" for rank in range(self.world_size)]
             members = [] if missing else _get_all(store, keys)
             store.add(f"{PREFIX}/read", 1)
         except DistNetworkError as error:
@@ -141,6 +146,39 @@ class StoreRendezvous:
             else:
                 knock.abort()
                 return
+
+    async def publish(self, member: Member) -> None:
+        """Put the record in place of that of the name's former life.
+
+        That the store is gone meanwhile is no failure: nobody needs it any more.
+
+        Cancellation:
+            The record may be there or not.
+        """
+        await self._in_thread(self._republish, member)
+
+    def _republish(self, member: Member) -> None:
+        store = self._store
+        with contextlib.suppress(DistNetworkError):
+            if store is not None:
+                store.set(f"{PREFIX}/member/{self.rank}", member.encode())  # type: ignore[arg-type]
+
+    def _is_running(self, store: Store, member: Member) -> bool:
+        """Say whether all have met here before, this name among them.
+
+        Then its former life has ended, and this one joins those who are left; if it has
+        not, they will say so.
+        """
+        if not store.check([_WORD]) or store.get(_WORD).decode() != _ALL:
+            return False
+        former = Member.decode(store.get(f"{PREFIX}/member/{self.rank}"))
+        if former.name == member.name:
+            return True
+        raise UsageError(
+            f"rank {self.rank} of the group that met at this store is worker "
+            f"{former.name!r}, not {member.name!r}; a worker that is new joins by "
+            'rendezvous="join://host:port" of any member'
+        )
 
     def _publish(self, store: Store, member: Member) -> None:
         if store.add(f"{PREFIX}/name/{member.name}", 1) > 1:

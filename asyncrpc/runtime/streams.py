@@ -72,6 +72,7 @@ class Inflow:
         self.function = function
         self.to = to
         self.call_id = 0
+        self.request_bytes = 0  # of its buffers, if they are many: see `credit`
         self.pins: Any = None
         self._items: dict[int, Any] = {}
         self._next = 0  # serial of the item to be taken next
@@ -99,6 +100,10 @@ class Inflow:
         self._end = items
         self._error = error
         self._arrived.set()
+
+    def fail(self, error: BaseException) -> None:
+        """The stream has failed before its first item."""
+        self.on_error(error, 0)
 
     @property
     def is_whole(self) -> bool:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import os
 import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -26,36 +26,47 @@ from asyncrpc.errors import (
     RejectedError,
     UsageError,
 )
-from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.runtime.barrier import Barrier
+from asyncrpc.runtime.changes import MemberChanges
+from asyncrpc.runtime.closing import Closing
+from asyncrpc.runtime.connection import Connection
 from asyncrpc.runtime.context import current_worker_var
+from asyncrpc.runtime.counters import Counters
+from asyncrpc.runtime.credit import InboundCredit
 from asyncrpc.runtime.directory import Directory, check_listen_address
-from asyncrpc.runtime.extensions import Propagator, References, Service
-from asyncrpc.runtime.futures import CallFuture
+from asyncrpc.runtime.ending import Ending
+from asyncrpc.runtime.extensions import (
+    Propagator,
+    References,
+    RemembersLost,
+    Service,
+)
 from asyncrpc.runtime.group import PeerGroup, group_of
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.inbound import Mode, Target
 from asyncrpc.runtime.landing import ReceivePool
+from asyncrpc.runtime.membership import MembershipService
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.peer import Peer
 from asyncrpc.runtime.placing import empty
 from asyncrpc.runtime.rendezvous import Member, Rendezvous, open_rendezvous
 from asyncrpc.runtime.sharing import Sharing
 from asyncrpc.runtime.spinning import spinner_for
-from asyncrpc.runtime.starting import CallStarter
 from asyncrpc.runtime.threads import ThreadPool
+from asyncrpc.runtime.watching import Watch
 from asyncrpc.serde import Codec, FunctionTable, Limits, Policy
 from asyncrpc.transport.abc import Connector, Listener
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.tcp import TcpConnector
+from asyncrpc.transport.tls import open_tls
 from asyncrpc.transport.uds import UdsConnector
 from asyncrpc.wire.messages import Hello
 
 T = TypeVar("T")
-logger = logging.getLogger("asyncrpc")
 
 
-class Worker(CallStarter):
+class Worker(Closing):
     """A participant: it calls functions on others and runs functions for them.
 
     Attributes:
@@ -63,7 +74,9 @@ class Worker(CallStarter):
         rank: index in the group; -1 if it has none.
         world_size: number of workers in the group; 0 if it is not fixed.
         incarnation: 64 random bits: this life of this worker.
+        pid: of its process, for peers to show.
         options: as given, completed from the environment.
+        counters: what has happened to it.
     """
 
     def __init__(
@@ -83,9 +96,10 @@ class Worker(CallStarter):
             rank: its index, from 0; None takes it from `rendezvous`.
             world_size: how many workers there are; None likewise.
             rendezvous: how the workers find each other: `env://` (as torchrun sets it),
-                `tcp://host:port`, `file:///path`, a mapping from names to addresses
-                such as `{"ps": "tcp://10.0.0.2:7000"}`, or a `LocalRendezvous` shared
-                by the workers of one process.
+                `tcp://host:port`, `file:///path`, `join://host:port` of any member of a
+                group that runs, a mapping from names to addresses such as `{"ps":
+                "tcp://10.0.0.2:7000"}`, or a `LocalRendezvous` shared by the workers of
+                one process.
             options: limits, times, secret, policy.
             network: an in-process network to use instead of sockets.
 
@@ -98,7 +112,9 @@ class Worker(CallStarter):
             )
         self.name = name
         self.incarnation = Incarnation(secrets.randbits(64) or 1)
+        self.pid = os.getpid()
         self.options = (options or Options()).with_environment()
+        self.counters = Counters()
         self._rendezvous, self.rank, self.world_size = open_rendezvous(
             rendezvous, rank=rank, world_size=world_size
         )
@@ -111,7 +127,7 @@ class Worker(CallStarter):
         self._modes: dict[Callable[..., Any], Mode] = {}
         self._known: dict[Callable[..., Any], tuple[str | None, str]] = {}
         self._listeners: list[Listener] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self.active = 0  # calls that are being served
         self._idle = asyncio.Event()
         self._thread_id = 0
@@ -119,6 +135,7 @@ class Worker(CallStarter):
         self._draining = False
         self._token: contextvars.Token[Any] | None = None
         self._directory_path: tempfile.TemporaryDirectory[str] | None = None
+        self.watch = Watch(self)
 
     # --- life ------------------------------------------------------------------------
 
@@ -148,14 +165,21 @@ class Worker(CallStarter):
             else spinner_for(self.options.spin, self.loop)
         )
         self.receive_pool = ReceivePool(self.loop, self.options.receive_pool_bytes)
+        self.inbound_credit = InboundCredit(
+            self.name, self.loop, self.options.inbound_bytes_max, self.receive_pool
+        )
         self.context = contextvars.Context()
         self.context.run(current_worker_var.set, self)
         self.directory = Directory(self)
         self.barriers = Barrier(self)
         self.add_service(self.barriers)
+        self.ending = Ending(self)
+        self.add_service(self.ending)
         self.memory = Sharing(self)
         self.add_service(self.memory)
         self.add_service(self.memory.regions)
+        self.membership = MembershipService(self)
+        self.add_service(self.membership)
         self._extend()
         unpacked_bytes_max = self.options.limits.unpacked_bytes_max
         limits = Limits(unpacked_bytes_max=unpacked_bytes_max)
@@ -163,16 +187,16 @@ class Worker(CallStarter):
         self.codec.shared = self.memory.regions
         try:
             await self._listen()
-            members = await self._rendezvous.join(
-                self.member, self.options.rendezvous_timeout_s
-            )
+            limit_s = self.options.rendezvous_timeout_s
+            await self.membership.enter(self._rendezvous, limit_s)
         except BaseException:
             await self._stop(drain_s=0.0)
             raise
-        self.directory.add(members)
-        self.directory.add([self.member])
+        # Its own calls need no way around, and a NAT may not lead back in.
+        self.directory.add([replace(self.member, addresses=self.listening)])
         self._state = "running"
         self.directory.serve()
+        self.membership.start()
         self._token = current_worker_var.set(self)
         return self
 
@@ -182,91 +206,8 @@ class Worker(CallStarter):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Shut down: in order if the block ended well, at once if it raised."""
+        """Shut down, alone: in order if the block ended well, at once if it raised."""
         await self.shutdown(drain_timeout_s=None if error is None else 0.0)
-
-    async def shutdown(self, *, drain_timeout_s: float | None = None) -> None:
-        """End this worker; waits for no other.  Idempotent.
-
-        New calls are refused, those in flight have `drain_timeout_s` seconds to end
-        (None: `Options.drain_timeout_s`), then tasks are cancelled, connections closed
-        and threads ended.  A thread that does not end is left behind, with a warning.
-
-        Cancellation:
-            The shutdown is completed without waiting any longer, then it is passed on.
-        """
-        if self._state != "running":
-            return
-        self._state = "closing"
-        if drain_timeout_s is None:
-            drain_timeout_s = self.options.drain_timeout_s
-        if self._token is not None and current_worker_var.get() is self:
-            current_worker_var.set(None)
-        await self._stop(drain_s=drain_timeout_s)
-
-    async def _stop(self, *, drain_s: float) -> None:
-        try:
-            await self._drain(drain_s)
-        finally:
-            self._state = "closed"
-            await asyncio.shield(asyncio.ensure_future(self._tear_down(drain_s)))
-
-    async def _drain(self, timeout_s: float) -> None:
-        """Let what is in flight end, in both directions."""
-        self._draining = True
-        for link in self.directory.links:
-            link.say_goodbye()
-        if timeout_s <= 0:
-            return
-        end_s = self.loop.time() + timeout_s
-        waiting = [
-            call
-            for link in self.directory.links
-            for call in link.pending
-            if isinstance(call, CallFuture)
-        ]
-        if waiting:
-            await asyncio.wait(waiting, timeout=timeout_s)
-        self._idle.clear()
-        if self.active:
-            try:
-                async with asyncio.timeout_at(end_s):
-                    await self._idle.wait()
-            except TimeoutError:
-                logger.warning(
-                    "worker %r: %d calls had not ended %g s after shutdown began; they "
-                    "are cancelled",
-                    self.name,
-                    self.active,
-                    timeout_s,
-                )
-
-    async def _tear_down(self, drain_s: float) -> None:
-        for listener in self._listeners:
-            await listener.close()
-        for service in tuple(self._services.values()):
-            await service.close()
-        await self._cancel_tasks()
-        await self.directory.close(min(1.0, drain_s) if drain_s else 0.1)
-        await self._cancel_tasks()
-        self.receive_pool.close()
-        left = await self.pool.close(min(1.0, drain_s) if drain_s else 0.2)
-        if left:
-            logger.warning(
-                "worker %r: these threads run on, their functions do not end: %s",
-                self.name,
-                ", ".join(left),
-            )
-        await self._rendezvous.leave(self.options.drain_timeout_s)
-        if self._directory_path is not None:
-            self._directory_path.cleanup()
-
-    async def _cancel_tasks(self) -> None:
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=2.0)
 
     def _make_pool(self) -> ThreadPool:
         """Return the threads for plain functions; a simulation has others."""
@@ -274,6 +215,10 @@ class Worker(CallStarter):
 
     def _extend(self) -> None:
         """Add references, autograd and what else is built on calls; see `asyncrpc`."""
+
+    def random_bytes(self, count: int) -> bytes:
+        """Return bytes that nobody can foresee; a simulation has others."""
+        return os.urandom(count)
 
     @property
     def is_draining(self) -> bool:
@@ -289,7 +234,12 @@ class Worker(CallStarter):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Every address at which this worker can be reached."""
+        """Every address at which others are told that they can reach this worker."""
+        return self.options.advertise or self.listening
+
+    @property
+    def listening(self) -> tuple[str, ...]:
+        """Every address at which this worker listens."""
         return tuple(
             str(address)
             for listener in self._listeners
@@ -307,14 +257,21 @@ class Worker(CallStarter):
         return WorkerId(self.name, self.incarnation)
 
     def hello(
-        self, *, expects: str = "", attempt: int = 0, verdict: str = "", lane: int = 0
+        self,
+        *,
+        expects: str = "",
+        attempt: int = 0,
+        verdict: str = "",
+        lane: int = 0,
+        resume: int = 0,
+        received: int = 0,
     ) -> Hello:
         """Return what introduces this worker to a peer."""
         return Hello(
             name=self.name,
             incarnation=self.incarnation,
             rank=self.rank,
-            pid=os.getpid(),
+            pid=self.pid,
             expects=expects,
             attempt=attempt,
             verdict=verdict,
@@ -322,6 +279,9 @@ class Worker(CallStarter):
             host_id=HOST_ID,
             strict=self.options.policy is Policy.STRICT,
             lane=lane,
+            resume=resume,
+            received=received,
+            watch=self.watch.addresses,
         )
 
     async def _listen(self) -> None:
@@ -332,26 +292,28 @@ class Worker(CallStarter):
             where: Sequence[str] = (f"{self._network.scheme}://{self.name}",)
         else:
             self.connectors = {
-                "tcp": TcpConnector(interface=self.options.interface),
+                "tcp": TcpConnector(
+                    interface=self.options.interface, tls=open_tls(self.options.tls)
+                ),
                 "uds": UdsConnector(),
             }
             where = self.options.listen or self._default_addresses()
         for text in where:
             address = Address.parse(text)
-            check_listen_address(
-                address, has_secret=self.options.secret_bytes is not None
-            )
+            check_listen_address(address, is_guarded=self.options.is_guarded)
             connector = self.connectors[address.scheme]
             listener = await connector.listen(address, self.directory.accept)
             self._listeners.append(listener)
             if address.scheme == "uds":
                 self.memory.listen(address.host)
+        if self._network is None:
+            await self.watch.start([Address.parse(text) for text in where])
 
     def _default_addresses(self) -> list[str]:
         """A Unix socket of our own; with a secret, TCP on every interface too."""
         self._directory_path = tempfile.TemporaryDirectory(prefix="asyncrpc-")
         where = [f"uds://{Path(self._directory_path.name) / 'worker'}"]
-        if self.options.secret_bytes is not None:
+        if self.options.is_guarded:
             where.append("tcp://[::]:0" if has_ipv6() else "tcp://0.0.0.0:0")
         return where
 
@@ -361,11 +323,61 @@ class Worker(CallStarter):
         """Return another worker, or this one, by name or rank.
 
         Raises:
-            UnknownWorkerError: there is none; the message lists those there are.
+            UnknownWorkerError: there is none; the message lists those there are.  Of
+                one that has just joined, others may know: see `find`.
             NotStartedError: this worker does not run.
         """
         self.check_running()
         return Peer(self, self.directory.find(to).member.name)
+
+    async def find(self, name: str, *, timeout_s: float | None = None) -> Peer:
+        """Return another worker by name, asking others if this one does not know it.
+
+        Any member can say where another is.  News of one that has just joined reach
+        everyone within a moment; this is for those who cannot wait for them.
+
+        Args:
+            name: of the worker.
+            timeout_s: seconds to ask for; None: `Options.connect_timeout_s`.
+
+        Raises:
+            UnknownWorkerError: none of three members that were asked knows it, or it
+                has ended.
+            NotStartedError: this worker does not run.
+
+        Cancellation:
+            Nothing has changed.
+
+        Example:
+            >>> late = await worker.find("trainer7")
+        """
+        self.check_running()
+        if timeout_s is None:
+            timeout_s = self.options.connect_timeout_s
+        await self.membership.find(name, timeout_s)
+        return self.peer(name)
+
+    def members(self) -> MemberChanges:
+        """Return the changes of the membership from now on, to be iterated over.
+
+        Who is there at this moment, `known_members` says: read it after this call, and
+        no change is missed in between.  The iteration ends when the worker does.  Each
+        call returns an iterator of its own.
+
+        Raises:
+            NotStartedError: this worker does not run.
+
+        Example:
+            >>> async for change in worker.members():
+            ...     print(change.kind, change.member.name)
+        """
+        self.check_running()
+        return self.membership.changes()
+
+    @property
+    def known_members(self) -> list[WorkerInfo]:
+        """Every member that is there, by rank and name, as far as this worker knows."""
+        return self.membership.known
 
     def group(self, peers: Iterable[str | int | Peer]) -> PeerGroup:
         """Return several workers, to call the same function on all of them.
@@ -477,28 +489,43 @@ class Worker(CallStarter):
         for service in tuple(self._services.values()):
             service.on_peer_lost(peer, reason)
 
+    def on_peer_back(self, peer: WorkerId) -> None:
+        """Tell every part of this worker that a peer is here again that was lost."""
+        for service in tuple(self._services.values()):
+            if isinstance(service, RemembersLost):
+                service.on_peer_back(peer)
+
+    def on_resumed(self, connection: Connection) -> None:
+        """Count a connection that has outlived its transport."""
+
     # --- the group -------------------------------------------------------------------
 
-    async def barrier(self, timeout_s: float | None = None) -> None:
+    async def barrier(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Wait until every worker of the group has come here.
 
-        All must call it the same number of times.  No worker is special, and each
-        speaks to about log2(world size) others.
+        Barriers are numbered by how often a worker has come to one; all must do so the
+        same number of times.  No worker is special, and each speaks to about
+        log2(world size) others.
+
+        One that fails does so for everyone who has not passed it yet, at once; those
+        who come to it later are told, too.  Then the next one can be used, by all who
+        live.
 
         Args:
-            timeout_s: seconds to wait; None: no limit.
+            timeout: seconds to wait; None: no limit.
 
         Raises:
-            TimeoutError: it passed.  The barrier cannot be used again in this group.
-            WorkerLostError: a worker that this one waits for is gone.
+            BarrierTimeoutError: `timeout` passed here; `missing` names who did not
+                come.  It is a TimeoutError.
+            BarrierBrokenError: another worker gave this barrier up.
+            WorkerLostError: a worker is gone; so it is at every later barrier.
             UsageError: the group has no ranks.
 
         Cancellation:
             The others are told, and their barrier fails too.
         """
         self.check_running()
-        async with asyncio.timeout(timeout_s):
-            await self.barriers.wait()
+        await self.barriers.wait(timeout)
 
     def __repr__(self) -> str:
         where = (

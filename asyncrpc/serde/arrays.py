@@ -8,7 +8,8 @@ the way of pickle.
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import numpy as np
 from numpy.lib import format as npy
@@ -18,6 +19,12 @@ from asyncrpc.serde.kinds import ENTRY_ARRAY, NO_BUFFER
 from asyncrpc.serde.outbox import Outbox
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+# What `dtype.str` can be.  numpy reads much more than that, some of it ("3i8") by
+# compiling it as Python.
+_TYPE: Final = re.compile(
+    r"[<>|=][a-zA-Z]\d{0,10}(\[\d{0,10}[a-zA-Z]{1,7}\])?", re.ASCII
+)
 
 
 def describe_dtype(dtype: np.dtype[Any]) -> Any | None:
@@ -39,7 +46,7 @@ def read_dtype(description: Any) -> np.dtype[Any]:
     """
     try:
         if isinstance(description, str):
-            dtype = np.dtype(description)
+            dtype = np.dtype(_checked(description))
         else:
             dtype = npy.descr_to_dtype(_as_tuples(description))
     except Exception as error:
@@ -86,6 +93,12 @@ def read_array(entry: list[Any], buffer: memoryview | None) -> Array:
     return array.copy(order="K") if buffer.readonly else array
 
 
+def _checked(text: str) -> str:
+    if _TYPE.fullmatch(text) is None:
+        raise ValueError("it is not in numpy's own short form")
+    return text
+
+
 def _as_lists(description: Any) -> Any:
     if isinstance(description, (list, tuple)):
         return [_as_lists(part) for part in description]
@@ -95,7 +108,7 @@ def _as_lists(description: Any) -> Any:
 def _as_tuples(description: Any) -> Any:
     """Undo what msgpack does: a field is a tuple, and so is its shape."""
     if isinstance(description, str):
-        return description
+        return _checked(description)
     return [
         (
             tuple(field[0]) if isinstance(field[0], list) else field[0],

@@ -32,11 +32,12 @@ from asyncrpc.multiprocessing import Processes, launch
 from asyncrpc.runtime.context import current_worker_var
 from asyncrpc.runtime.link import Link
 from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.rendezvous import LocalRendezvous
+from asyncrpc.runtime.rendezvous import LocalRendezvous, Member
 from asyncrpc.runtime.threads import Done, Job, ThreadPool
 from asyncrpc.testing.network import Network
 from asyncrpc.transport.abc import Connector
 from asyncrpc.transport.memory import MemoryHub
+from asyncrpc.wire.messages import Hello
 
 Wires: TypeAlias = Literal["mem", "uds", "tcp"]
 
@@ -83,6 +84,21 @@ class SimWorker(Worker):
     def __init__(self, name: str, network: Network, **given: Any) -> None:
         super().__init__(name, network=network.connector(name), **given)
         self.incarnation = Incarnation(network.rng.getrandbits(64) | 1)
+        self.pid = 0
+        self._simulated = network
+
+    @property
+    def member(self) -> Member:
+        """What others are told of this worker: nothing of the host that simulates it."""
+        return replace(super().member, host_id="")
+
+    def hello(self, **about: Any) -> Hello:
+        """Return what introduces this worker, likewise."""
+        return replace(super().hello(**about), host_id="")
+
+    def random_bytes(self, count: int) -> bytes:
+        """Return bytes that the seed decides on."""
+        return self._simulated.rng.randbytes(count)
 
     def _make_pool(self) -> ThreadPool:
         return InlinePool(self.name, self.loop)

@@ -13,13 +13,21 @@ another thread acts is not a function of the inputs.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 
+# Workers that wait for nothing but each other's heartbeats would do so for ever.
+LIMIT_S = 6 * 3600.0
+
+
 class DeadlockError(Exception):
     """Tasks wait, no timer is set and nothing is ready: no event can ever happen.
+
+    Or hours of virtual time have passed, which nothing needs but a task that waits for
+    what never comes while heartbeats go on.
 
     Attributes:
         stuck: each task that waits, with the place at which it does.
@@ -31,14 +39,35 @@ class DeadlockError(Exception):
         super().__init__(f"no timer is set and these wait: {waiting}")
 
 
+class SimTask(asyncio.Task[Any]):
+    """A task whose place in a set does not depend on its address: asyncio uses sets."""
+
+    def __init__(self, coroutine: Any, *, serial: int, **given: Any) -> None:
+        self._serial = serial
+        super().__init__(coroutine, **given)
+
+    def __hash__(self) -> int:
+        return self._serial
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
 class SimLoop(asyncio.BaseEventLoop):
-    """The loop; use it as `asyncio.Runner(loop_factory=SimLoop)`."""
+    """The loop; use it as `asyncio.Runner(loop_factory=SimLoop)`.
+
+    Attributes:
+        limit_s: virtual seconds after which a run counts as stuck.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.limit_s = LIMIT_S
         self._now_s = 0.0
         self._home = threading.get_ident()
         self._selector = self  # BaseEventLoop waits in self._selector.select(timeout)
+        self._serials = itertools.count()
+        self.set_task_factory(self._make_task)
 
     def time(self) -> float:
         """Return the virtual time, in seconds since the loop was made."""
@@ -54,6 +83,9 @@ class SimLoop(asyncio.BaseEventLoop):
             tasks = asyncio.all_tasks(self)
             raise DeadlockError(sorted(describe_task(task) for task in tasks))
         self._now_s += timeout
+        if self._now_s > self.limit_s:
+            tasks = asyncio.all_tasks(self)
+            raise DeadlockError(sorted(describe_task(task) for task in tasks))
         return []
 
     def run_in_executor(  # type: ignore[override]  # BaseEventLoop's is a coroutine
@@ -66,6 +98,11 @@ class SimLoop(asyncio.BaseEventLoop):
         except Exception as exc:  # noqa: BLE001  (it belongs to whoever awaits)
             future.set_exception(exc)
         return future
+
+    def _make_task(
+        self, _loop: asyncio.AbstractEventLoop, coroutine: Any, **given: Any
+    ) -> asyncio.Task[Any]:
+        return SimTask(coroutine, loop=self, serial=next(self._serials), **given)
 
     def _process_events(self, event_list: list[object]) -> None:
         assert not event_list

@@ -17,19 +17,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from asyncrpc.errors import (
     ConnectError,
     ConnectionLostError,
+    RefusedError,
     TransportError,
     UsageError,
 )
-from asyncrpc.transport.abc import Connector, Listener, StreamHandler, Transport
+from asyncrpc.transport.abc import (
+    Buffer,
+    Connector,
+    Listener,
+    StreamHandler,
+    Transport,
+)
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import WaterMarks
 from asyncrpc.transport.memory import MemoryListener, MemoryTransport
@@ -90,6 +98,11 @@ class Link:
         self._note("drop connections")
         for connection in tuple(self.connections):
             connection.fail(ConnectionLostError(f"{connection}: connection reset"))
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it lets nothing through now."""
+        return self.blocked_until_s > self._network.loop.time()
 
     def draw_delay_s(self) -> float:
         """Return how long the next packet takes; infinite if it never arrives."""
@@ -176,6 +189,12 @@ class SimTransport(MemoryTransport):
             error = ConnectionLostError(f"{self}: no acknowledgement; timed out")
             self._loop.call_later(BROKEN_AFTER_S, self.fail, error)
 
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Queue buffers, in order; see `Transport.send`."""
+        for buffer in buffers:
+            self._network.note_bytes(buffer)
+        super().send(buffers)
+
     def _post(self, nbytes: int) -> None:
         self._posted += nbytes
         delay_s = self._link.draw_delay_s()
@@ -235,7 +254,7 @@ class Network:
 
     Attributes:
         rng: the one source of chance.
-        trace: what happened, and when: `(virtual seconds, words)`.
+        trace: what happened last, and when: `(virtual seconds, words)`.
     """
 
     def __init__(
@@ -254,6 +273,12 @@ class Network:
         self._homes: dict[str, str] = {}  # which host has, or had, a name
         self._crashed: dict[str, bool] = {}  # host: silently?
         self._changed = asyncio.Event()
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    @property
+    def digest(self) -> str:
+        """What has been noted and sent so far, every byte of it, as one short text."""
+        return self._digest.hexdigest()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -270,6 +295,14 @@ class Network:
         if ends not in self._links:
             self._links[ends] = Link(self, ends)
         return self._links[ends]
+
+    def heal_all(self) -> None:
+        """End every partition, clog, delay and loss."""
+        for link in self._links.values():
+            link.delay(DELAY_S)
+            link.lose(0.0)
+            if link.is_blocked:
+                link.heal()
 
     def crash(self, host: str, *, silent: bool = False) -> None:
         """Kill everything on `host`; its handlers are not called any more.
@@ -297,8 +330,14 @@ class Network:
         self.wake()
 
     def note(self, event: str) -> None:
-        """Add to the trace."""
-        self.trace.append((self.loop.time(), event))
+        """Add to the trace, and to the digest."""
+        now_s = self.loop.time()
+        self.trace.append((now_s, event))
+        self._digest.update(f"{now_s!r} {event}\n".encode())
+
+    def note_bytes(self, sent: Buffer) -> None:
+        """Add what is sent to the digest."""
+        self._digest.update(sent)
 
     def wake(self) -> None:
         """Have connections that are being made look at the rules again."""
@@ -334,7 +373,7 @@ class Network:
         listener = self._names.get(address.host)
         if listener is None or host in self._crashed:
             known = ", ".join(sorted(self._names)) or "none"
-            raise ConnectError(
+            raise RefusedError(
                 f"cannot connect to {address} from host {host!r}: nobody listens; "
                 f"there is: {known}"
             )

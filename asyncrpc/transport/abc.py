@@ -79,6 +79,11 @@ class Transport(ABC):
         """Who is at the other end, where the kernel vouches for it; else None."""
         return None
 
+    @property
+    def channel_binding(self) -> bytes:
+        """What names the channel at both of its ends and nowhere else; else empty."""
+        return b""
+
     @abstractmethod
     def send(self, buffers: Sequence[Buffer]) -> None:
         """Queue buffers, in order.  After `close` or `abort` they are dropped.
@@ -102,6 +107,14 @@ class Transport(ABC):
     @abstractmethod
     def use_marks(self, marks: WaterMarks) -> None:
         """Have the handler hold back at other marks than the connector's."""
+
+    @abstractmethod
+    def set_handler(self, handler: StreamHandler) -> None:
+        """Give everything that happens from now on to another handler.
+
+        It is not told that the connection was made.  If writing is paused, it is told
+        when there is room again.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -15,7 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from asyncrpc.errors import ConnectError, TransportError
+from asyncrpc.errors import (
+    AuthenticationError,
+    ConnectError,
+    RefusedError,
+    TransportError,
+)
 from asyncrpc.transport.abc import Connector, StreamHandler, Transport
 from asyncrpc.transport.address import Address
 
@@ -50,6 +55,9 @@ async def connect_any(
         stagger_s: seconds after which the next attempt joins one that still runs.
 
     Raises:
+        RefusedError: nobody listens at any of the addresses.
+        AuthenticationError: no address answered, and at one of them a certificate was
+            refused, at either end.
         ConnectError: no address answered; the message lists each with its reason.
 
     Cancellation:
@@ -109,7 +117,11 @@ class _Race(Generic[HandlerT]):
         if not addresses:
             return ConnectError("cannot connect: the peer has published no address")
         reasons = "; ".join(f"{lane.address}: {lane.error}" for lane in self._lanes)
-        error = ConnectError(f"cannot connect to any of {len(addresses)}: {reasons}")
+        refused = all(isinstance(lane.error, RefusedError) for lane in self._lanes)
+        kind: type[ConnectError] = RefusedError if refused else ConnectError
+        if any(isinstance(lane.error, AuthenticationError) for lane in self._lanes):
+            kind = AuthenticationError
+        error = kind(f"cannot connect to any of {len(addresses)}: {reasons}")
         error.__cause__ = self._lanes[0].error
         return error
 

@@ -51,6 +51,10 @@ class Gauge:
         self._paused = False
         self.queued_bytes = 0
 
+    def set_handler(self, handler: StreamHandler) -> None:
+        """Tell another handler from now on."""
+        self._handler = handler
+
     def use(self, marks: WaterMarks) -> None:
         """Judge by other marks from now on; the queue is below its low one."""
         self._marks = marks

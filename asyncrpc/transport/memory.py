@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from asyncrpc.errors import ConnectError, ConnectionLostError, TransportError
+from asyncrpc.errors import ConnectionLostError, RefusedError, TransportError
 from asyncrpc.transport.abc import (
     Buffer,
     Connector,
@@ -118,6 +118,11 @@ class MemoryTransport(Transport):
     def use_marks(self, marks: WaterMarks) -> None:
         """Hold back at other marks from now on; see `Transport.use_marks`."""
         self._gauge.use(marks)
+
+    def set_handler(self, handler: StreamHandler) -> None:
+        """Give everything to another handler; see `Transport.set_handler`."""
+        self._handler = handler
+        self._gauge.set_handler(handler)
 
     def close(self) -> None:
         """Deliver what is queued, then end.  Idempotent."""
@@ -290,7 +295,7 @@ class MemoryHub:
         listener = self._listeners.get(address.host)
         if listener is None:
             known = ", ".join(sorted(self._listeners)) or "none"
-            raise ConnectError(
+            raise RefusedError(
                 f"cannot connect to {address}: no such listener; there is: {known}"
             )
         self._accepted += 1

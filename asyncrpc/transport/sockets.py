@@ -129,6 +129,18 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
                 high=marks.high_bytes, low=marks.low_bytes
             )
 
+    def set_handler(self, handler: StreamHandler) -> None:
+        """Give everything to another handler; see `Transport.set_handler`."""
+        self._handler = handler
+        if self._state is OPEN:
+            self._route(
+                get_buffer=handler.get_buffer,
+                buffer_updated=handler.buffer_updated,
+                pause_writing=handler.pause_writing,
+                resume_writing=handler.resume_writing,
+            )
+            self._socket.set_protocol(self)  # uvloop has cached the handler's methods
+
     def close(self) -> None:
         """Write what is queued, then end.  Idempotent."""
         if self._state is not OPEN:

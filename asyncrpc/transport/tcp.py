@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from asyncrpc.errors import ConnectError, TransportError
+from asyncrpc.errors import ConnectError, RefusedError, TransportError
 from asyncrpc.transport.abc import Connector, Listener, StreamHandler, Transport
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.transport.interfaces import IPAddress, host_addresses
+from asyncrpc.transport.secured import TlsTransport
 from asyncrpc.transport.sockets import SocketTransport
+from asyncrpc.transport.tls import TlsContexts
 
 # Connections that the kernel completes before we accept them: a thousand workers may
 # connect to one at the same moment.  The kernel cuts it to net.core.somaxconn.
@@ -40,12 +42,14 @@ class TcpConnector(Connector):
             only; None for all.
         linger_s: seconds that `close` waits for the peer to read what is queued.
         marks: when `send` makes the handler hold back.
+        tls: certificates, where connections are encrypted; None: they are not.
     """
 
     scheme = "tcp"
     interface: str | None = None
     linger_s: float = LINGER_S
     marks: WaterMarks = field(default_factory=WaterMarks)
+    tls: TlsContexts | None = None
 
     async def listen(
         self, address: Address, accept: Callable[[], StreamHandler]
@@ -56,18 +60,13 @@ class TcpConnector(Connector):
             TransportError: the address is in use, not of this host, or unknown.
             UsageError: the interface has no such address.
         """
-        try:
-            hosts = await _resolve(address, self.interface)
-            sockets = _bind_all(hosts, address.port)
-        except OSError as error:
-            raise _cannot_listen(address, error) from error
-        port = sockets[0].getsockname()[1]
-        listener = TcpListener(_published(address, hosts, port, self.interface))
+        sockets, published = await bind(address, self.interface)
+        listener = TcpListener(published)
         loop = asyncio.get_running_loop()
         try:
             while sockets:
                 server = await loop.create_server(
-                    lambda: self._protocol(accept()), sock=sockets[-1], backlog=BACKLOG
+                    lambda: self._accepted(accept()), sock=sockets[-1], backlog=BACKLOG
                 )
                 sockets.pop()
                 listener.servers.append(server)
@@ -84,17 +83,33 @@ class TcpConnector(Connector):
 
         Raises:
             ConnectError: refused, unreachable, or the name does not resolve.
+            AuthenticationError: one end refuses the other's certificate, or only one
+                speaks TLS.
         """
-        protocol = self._protocol(handler)
+        secured = None
+        if self.tls is not None:
+            secured = TlsTransport(handler, self.tls, address.host)
+        protocol = self._protocol(secured or handler)
         loop = asyncio.get_running_loop()
         try:
             await loop.create_connection(lambda: protocol, address.host, address.port)
+            if secured is not None:
+                await secured.established
+        except ConnectError:
+            raise
+        except ConnectionRefusedError as error:
+            raise RefusedError(f"cannot connect to {address}: {error}") from error
         except OSError as error:
             raise ConnectError(f"cannot connect to {address}: {error}") from error
         except asyncio.CancelledError:
             protocol.forsake()  # it may have been made in this very turn of the loop
             raise
-        return protocol
+        return secured or protocol
+
+    def _accepted(self, handler: StreamHandler) -> SocketTransport:
+        if self.tls is None:
+            return self._protocol(handler)
+        return self._protocol(TlsTransport(handler, self.tls, None))
 
     def _protocol(self, handler: StreamHandler) -> SocketTransport:
         return SocketTransport(
@@ -120,6 +135,28 @@ class TcpListener(Listener):
         for server in self.servers:
             server.close()
         await asyncio.sleep(0)  # uvloop lets go of the sockets in its next turn
+
+
+async def bind(
+    address: Address, interface: str | None
+) -> tuple[list[socket.socket], tuple[Address, ...]]:
+    """Listen at `address`; return the sockets, and the addresses that lead to them.
+
+    Args:
+        address: where; port 0 asks the system for one.
+        interface: for a wildcard address, the one interface to listen on; None: all.
+
+    Raises:
+        TransportError: the address is in use, not of this host, or unknown.
+        UsageError: the interface has no such address.
+    """
+    try:
+        hosts = await _resolve(address, interface)
+        sockets = _bind_all(hosts, address.port)
+    except OSError as error:
+        raise _cannot_listen(address, error) from error
+    port = sockets[0].getsockname()[1]
+    return sockets, _published(address, hosts, port, interface)
 
 
 async def _resolve(address: Address, interface: str | None) -> list[IPAddress]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from asyncrpc.errors import ConnectError, TransportError
+from asyncrpc.errors import ConnectError, RefusedError, TransportError
 from asyncrpc.transport.abc import Connector, Listener, StreamHandler, Transport
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
@@ -84,6 +84,8 @@ class UdsConnector(Connector):
         loop = asyncio.get_running_loop()
         try:
             await loop.create_unix_connection(lambda: protocol, address.host)
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            raise RefusedError(f"cannot connect to {address}: {error}") from error
         except OSError as error:
             raise ConnectError(f"cannot connect to {address}: {error}") from error
         except asyncio.CancelledError:

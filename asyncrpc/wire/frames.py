@@ -84,8 +84,8 @@ class FrameKind(enum.IntEnum):
     FREE = 18  # call_id: a place in a slab of the receiver that is not used any more
     ACK = 19  # aux: how many bytes have been read; call_id: on which lane, 0: on this
     CLOSE = 20  # the last frame of a side that ends in order; control: why, for people
-    CREDIT = 21  # aux: bytes of large payloads that may be sent in requests, from now on
-    WANT = 22  # aux: bytes of such payloads that wait for credit
+    CREDIT = 21  # aux: bytes that may be sent, by the request call_id, or with 0 by any
+    WANT = 22  # aux: bytes of the request call_id, which waits for credit
 
 
 class Flags(enum.IntFlag):
@@ -96,6 +96,7 @@ class Flags(enum.IntFlag):
     STREAM = 2  # REQUEST: the function is a generator
     LANES = 4  # with DEFERRED: the DATA frames come over the lanes
     PLACED = 8  # buffers lie in shared memory, as the longer table says
+    NESTED = 16  # WANT: a function that runs for a call made the request
 
 
 class Outgoing(NamedTuple):

@@ -9,14 +9,17 @@
 
 A preface is 40 bytes, a proof 32: until the proofs have been checked nothing of
 variable length is read, and nothing is interpreted.  A proof is HMAC-SHA-256 under the
-secret over a label that names the role and both prefaces: it can neither be replayed,
-since both nonces are fresh, nor reflected, since the roles differ.  Without a secret
-(mode 0, a private Unix socket or in-process) the key is empty and the proofs only
-check that both ends speak of the same prefaces.
+secret over a label that names the role, both prefaces, and what names the channel
+below (`binding`): it can neither be replayed, since both nonces are fresh, nor
+reflected, since the roles differ, nor relayed from one TLS connection to another, since
+their bindings differ.  Without a secret (mode 0: a private Unix socket, in-process, or
+certificates at both ends) the key is empty and the proofs only check that both ends
+speak of the same prefaces and channel.
 
 Sans-IO: bytes in, bytes out; nonces are passed in.
 
-Source: RFC 2104 (HMAC); the challenge follows ISO/IEC 9798-4, three-pass mutual.
+Source: RFC 2104 (HMAC); the challenge follows ISO/IEC 9798-4, three-pass mutual; the
+binding is of the kind tls-server-end-point, RFC 5929.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import struct
 from typing import Final
 
 from asyncrpc.errors import (
+    AsyncRpcError,
     AuthenticationError,
     LocalProtocolError,
     MalformedError,
@@ -39,6 +43,8 @@ PREFACE_MAGIC: Final = b"ARPC"
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 REFUSAL: Final = b"\xff" * PROOF_BYTES  # in place of a proof: "your proof was wrong"
+# How a TLS record begins: its type, a handshake or an alert.
+_TLS_RECORDS: Final = (b"\x16", b"\x15")
 
 
 class Role(enum.Enum):
@@ -58,19 +64,29 @@ class State(enum.Enum):
 
 
 class Handshake:
-    """One end of the handshake."""
+    """One end of the handshake.
 
-    def __init__(self, role: Role, secret: bytes | None, nonce: bytes) -> None:
+    Attributes:
+        state: where it stands.
+        binding: what names the channel at both ends of it; empty if nothing does.  May
+            be set until the first record has been received.
+    """
+
+    def __init__(
+        self, role: Role, secret: bytes | None, nonce: bytes, binding: bytes = b""
+    ) -> None:
         """Prepare one end.
 
         Args:
             role: whether this end dialed.
             secret: the cluster's secret; None where the transport vouches for the peer.
             nonce: `NONCE_BYTES` fresh random bytes.
+            binding: what names the channel at both ends; empty if nothing does.
         """
         if len(nonce) != NONCE_BYTES:
             raise LocalProtocolError(f"a nonce has {NONCE_BYTES} bytes")
         self.state = State.PREFACE
+        self.binding = binding
         self._role = role
         self._secret = secret or b""
         mode = 1 if secret else 0
@@ -88,6 +104,20 @@ class Handshake:
     def start(self) -> bytes:
         """Return what to send at once."""
         return self._preface if self._role is Role.DIALER else b""
+
+    def check_beginning(self, beginning: bytes | bytearray) -> None:
+        """Refuse a stranger at the first byte that no worker would send.
+
+        Args:
+            beginning: of the record that is to be received, as far as it is here.
+
+        Raises:
+            MalformedError: no record of a worker begins like this.
+            AuthenticationError: a worker that speaks TLS begins like this.
+        """
+        known = bytes(beginning[: len(PREFACE_MAGIC)])
+        if self.state is State.PREFACE and not PREFACE_MAGIC.startswith(known):
+            raise self._refuse_stranger(known)
 
     def receive(self, record: bytes) -> bytes:
         """Take `wanted` bytes; return what to send.
@@ -124,7 +154,7 @@ class Handshake:
     def _on_preface(self, record: bytes) -> bytes:
         magic, version, mode, _, nonce = PREFACE.unpack(record)
         if magic != PREFACE_MAGIC:
-            raise MalformedError(f"the peer begins with {magic!r}: not a worker")
+            raise self._refuse_stranger(magic)
         # A dialer cannot take a refusal before our preface, which also tells it what
         # is wrong: the version, or the mode.
         unsent = self._preface if self._role is Role.ACCEPTOR else b""
@@ -144,6 +174,17 @@ class Handshake:
             return self._preface + self._proof(Role.ACCEPTOR)
         return b""
 
+    def _refuse_stranger(self, beginning: bytes) -> AsyncRpcError:
+        self.state = State.FAILED
+        if beginning[:1] not in _TLS_RECORDS:
+            return MalformedError(f"the peer begins with {beginning!r}: not a worker")
+        if self._role is Role.ACCEPTOR:
+            self._farewell = self._preface  # what TLS takes for "no TLS here"
+        return AuthenticationError(
+            "the peer speaks TLS and this worker does not; give both workers "
+            "Options(tls=...), or neither"
+        )
+
     def _check_mode(self, mode: int) -> None:
         if bool(mode) == bool(self._secret):
             return
@@ -161,17 +202,25 @@ class Handshake:
         if record == REFUSAL:
             self._farewell = b""  # it knows: nothing more to tell
             raise AuthenticationError(
-                "the peer refused our proof: the two workers have different secrets; "
+                f"the peer refused our proof: {self._why_wrong()}; "
                 "give both the same ASYNCRPC_SECRET or Options(secret=...)"
             )
         other = Role.ACCEPTOR if self._role is Role.DIALER else Role.DIALER
         if not hmac.compare_digest(record, self._proof(other)):
             raise AuthenticationError(
-                "the peer's proof is wrong: the two workers have different secrets; "
+                f"the peer's proof is wrong: {self._why_wrong()}; "
                 "give both the same ASYNCRPC_SECRET or Options(secret=...)"
             )
         self.state = State.PROVED
         return self._proof(Role.DIALER) if self._role is Role.DIALER else b""
+
+    def _why_wrong(self) -> str:
+        differ = "the two workers have different secrets"
+        if not self.binding:
+            return differ
+        return (
+            f"{differ}, or somebody between them ends TLS with a certificate of theirs"
+        )
 
     def _proof(self, of: Role) -> bytes:
         dialer_first = (
@@ -180,5 +229,6 @@ class Handshake:
             else (self._peer_preface, self._preface)
         )
         label = b"asyncrpc " + of.value.encode() + b"\0"
-        transcript = label + b"".join(dialer_first)
+        # The prefaces have a fixed length, so nothing of the binding passes for them.
+        transcript = label + b"".join(dialer_first) + self.binding
         return hmac.digest(self._secret, transcript, "sha256")

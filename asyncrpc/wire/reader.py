@@ -39,6 +39,7 @@ ALIGNMENT: Final = 64  # inline buffers start at multiples of it, as tensors lik
 # Plain numbers for what is looked at in every header: an enum's member costs 0.1 us to
 # find, and a test of a flag 0.7 us.
 _KINDS: Final = frozenset(int(kind) for kind in FrameKind)
+_REQUEST: Final = int(FrameKind.REQUEST)
 _DATA: Final = int(FrameKind.DATA)
 _DROP: Final = int(FrameKind.DROP)
 _DEFERRED: Final = int(Flags.DEFERRED)
@@ -163,6 +164,8 @@ class FrameReader:
         sink: gets the messages; may be replaced between two of them.
         arrivals: payloads that come over lanes; None if there can be none.
         places: finds buffers in shared memory; None if there can be none.
+        on_request: told of the call and the bytes of each request whose payload begins
+            to arrive; what it raises ends the connection.
         is_exact: take no more than the frame that comes next; for a connection of which
             it is not known yet what it will be.
         bytes_copied: bytes of buffers that were copied out of the scratch buffer.
@@ -186,6 +189,7 @@ class FrameReader:
         self.sink = sink
         self.arrivals: Arrivals | None = None
         self.places: Places | None = None
+        self.on_request: Callable[[int, int], None] | None = None
         self.is_exact = False
         self._allocate = allocate
         self._limits = limits or ReaderLimits()
@@ -456,6 +460,8 @@ class FrameReader:
         lengths: Sequence[int],
     ) -> None:
         key = (message[0], message[2])
+        if message[0] == _REQUEST and self.on_request is not None:
+            self.on_request(message[2], sum(lengths))
         if message[1] & _LANES:
             self._begin_arrival(message, lengths)
             return

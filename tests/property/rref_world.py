@@ -2,7 +2,8 @@
 
 Per pair and direction messages arrive in order; different pairs are unordered; the body
 of a large message is decoded any time after it was delivered.  Workers die and start
-again as another incarnation, and each survivor notices when it notices.
+again as another incarnation, and each survivor notices when it notices.  Two that live
+may be cut off for so long that each declares the other lost, and meet again later.
 
 `World` carries out the machines' effects and keeps the books that no worker has: who
 really lives, what was really freed, which loans are out.  Every `check_…` compares the
@@ -18,7 +19,9 @@ from typing import NamedTuple
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.machine import (
     Effect,
+    FindOwner,
     Freed,
+    HandlesApart,
     HandlesLost,
     LossCause,
     OwnerTable,
@@ -33,6 +36,7 @@ from asyncrpc.rref.machine import (
     ValueGone,
 )
 
+Pair = frozenset[Incarnation]
 BODIES = frozenset({"create", "refused_create", "fork", "loan", "result", "home"})
 
 
@@ -65,6 +69,7 @@ class Node:
         self.lost: set[RRefId] = set()
         self.decoding: list[Message] = []
         self.calls: list[tuple[RRefId, Incarnation, int]] = []
+        self.noticed: set[Incarnation] = set()  # whom it has declared lost
         self.serial = 0
 
     def new_id(self) -> RRefId:
@@ -82,10 +87,13 @@ class World:
         self.alive: dict[Incarnation, Node] = {}
         self.dead: list[Incarnation] = []
         self.links: dict[tuple[Incarnation, Incarnation], deque[Message]] = {}
-        self.unnoticed: list[tuple[Incarnation, Incarnation]] = []  # survivor, dead
+        self.unnoticed: list[tuple[Incarnation, Incarnation]] = []  # survivor, lost
+        self.cuts: dict[Pair, set[Incarnation]] = {}  # and who has still to notice
+        self.searches: list[tuple[Incarnation, Incarnation]] = []  # who, for whom
+        self.held_back: list[Message] = []  # until its receiver is found
         self.owner_of: dict[RRefId, Incarnation] = {}
         self.created: set[RRefId] = set()
-        self.refused: set[RRefId] = set()
+        self.refused: set[RRefId] = set()  # or lost on the way: never made
         self.freed: set[RRefId] = set()
         self.loans: dict[tuple[Incarnation, int], tuple[RRefId, Incarnation]] = {}
         self.exposed: set[tuple[Incarnation, RRefId]] = set()
@@ -111,7 +119,11 @@ class World:
         src.handles[rref_id] += 1
         if is_refused:
             self.refused.add(rref_id)
-        self.carry_out(src, src.held.create(rref_id, dst))
+        src.held.create(rref_id, dst)
+        if dst in src.noticed:  # the call fails, before it is sent
+            self.refused.add(rref_id)
+            self.carry_out(src, src.held.refused(rref_id))
+            return rref_id
         kind = "refused_create" if is_refused else "create"
         self.send(Message(src.id, dst, kind, rref_id, is_large=is_large))
         return rref_id
@@ -138,25 +150,18 @@ class World:
             src.owned.hand_out(rref_id, dst)
             self.send(Message(src.id, dst, "fork", rref_id, is_large=is_large))
             return
-        loan = src.held.lend(rref_id, dst)
-        if loan.token:
-            self.loans[src.id, loan.token] = rref_id, dst
+        token = src.held.lend(rref_id, dst)
+        if token:
+            self.loans[src.id, token] = rref_id, dst
         kind = "home" if dst == owner else "result" if is_result else "loan"
-        token = loan.token if loan.needs_return else 0
         self.send(Message(src.id, dst, kind, rref_id, token, is_large=is_large))
-        if not loan.needs_return:
-            self.loan_over(src, loan.token)
 
     def share_in_vain(self, src: Node, dst: Incarnation, rref_id: RRefId) -> None:
         if self.owner_of[rref_id] == src.id:
             src.owned.hand_out(rref_id, dst)
             self.carry_out(src, src.owned.undo_hand_out(rref_id, dst))
         else:
-            self.loan_over(src, src.held.lend(rref_id, dst).token)
-
-    def loan_over(self, node: Node, token: int) -> None:
-        self.loans.pop((node.id, token), None)
-        self.carry_out(node, node.held.loan_over(token))
+            self.carry_out(src, src.held.undo_lend(src.held.lend(rref_id, dst)))
 
     def drop(self, node: Node, rref_id: RRefId) -> None:
         node.handles[rref_id] -= 1
@@ -176,42 +181,98 @@ class World:
         """Kill a worker; what it has sent is still on its way."""
         del self.alive[node.id]
         self.dead.append(node.id)
-        self.unnoticed = [pair for pair in self.unnoticed if pair[0] != node.id]
+        self.unnoticed = [
+            pair for pair in self.unnoticed if node.id not in pair
+        ]
         self.unnoticed += [(other, node.id) for other in self.alive]
+        self.cuts = {pair: who for pair, who in self.cuts.items() if node.id not in pair}
         for link in self.links:
             if link[1] == node.id:
                 self.links[link].clear()
+        self.note_exposed()
+
+    def cut(self, one: Incarnation, other: Incarnation) -> None:
+        """Part two that live, for good as far as this session of theirs goes."""
+        self.cuts[Pair((one, other))] = {one, other}
+        self.unnoticed += [(one, other), (other, one)]
+        for link in ((one, other), (other, one)):
+            self.never_arrive(self.links.pop(link, ()))
+        self.note_exposed()
+
+    def never_arrive(self, messages: Iterable[Message]) -> None:
+        self.refused.update(one.about for one in messages if one.kind == "create")
 
     def notice(self, which: int) -> None:
-        survivor, dead = self.unnoticed.pop(which)
-        node = self.alive[survivor]
-        self.links.pop((dead, survivor), None)
+        survivor, lost = self.unnoticed.pop(which)
+        self.lose(self.alive[survivor], lost)
+
+    def lose(self, node: Node, lost: Incarnation) -> None:
+        """Let a worker declare another one lost."""
+        node.noticed.add(lost)
+        self.links.pop((lost, node.id), None)
+        if lost in self.alive:  # whose link is closed: nobody reads on
+            self.never_arrive(one for one in node.decoding if one.src == lost)
+            node.decoding = [one for one in node.decoding if one.src != lost]
+            self.cuts.get(Pair((node.id, lost)), set()).discard(node.id)
         for loan, (_, borrower) in list(self.loans.items()):
-            if loan[0] == survivor and borrower == dead:
+            if loan[0] == node.id and borrower == lost:
                 del self.loans[loan]
-        self.carry_out(node, node.owned.worker_lost(dead))
-        self.carry_out(node, node.held.worker_lost(dead))
+        self.carry_out(node, node.owned.worker_lost(lost))
+        self.carry_out(node, node.held.worker_lost(lost))
+
+    def parted(self) -> list[tuple[Incarnation, ...]]:
+        """Return the pairs that have lost each other, and live."""
+        return [tuple(sorted(pair)) for pair, who in self.cuts.items() if not who]
+
+    def meet_again(self, one: Incarnation, other: Incarnation) -> None:
+        """Begin a new session, of two that have declared each other lost."""
+        del self.cuts[Pair((one, other))]
+        for here, there in ((one, other), (other, one)):
+            node = self.alive[here]
+            node.noticed.discard(there)
+            node.owned.forgive(there)
+            self.carry_out(node, node.held.forgive(there))
+        held_back, self.held_back = self.held_back, []
+        for message in held_back:
+            self.send(message)
+
+    def find(self, which: int) -> None:
+        """End a search for an owner that was lost: it is there, or lost once more."""
+        here, there = self.searches.pop(which)
+        if here not in self.alive:
+            return
+        if there not in self.alive:
+            self.lose(self.alive[here], there)
+            return
+        for pair in ((here, there), (there, here)):
+            if pair in self.unnoticed:  # the other end refuses the session that was
+                self.notice(self.unnoticed.index(pair))
+        if Pair((here, there)) in self.cuts:
+            self.meet_again(here, there)
 
     # What the network does.
 
     def send(self, message: Message) -> None:
         self.counted[message.kind] += 1
-        if message.dst in self.alive:
-            link = message.src, message.dst
+        if message.dst not in self.alive:
+            return
+        link = message.src, message.dst
+        if message.dst in self.alive[message.src].noticed:
+            if message.kind == "register":  # the service looks for the owner
+                self.held_back.append(message)
+        elif Pair(link) in self.cuts:
+            self.never_arrive([message])
+        else:
             self.links.setdefault(link, deque()).append(message)
 
     def busy_links(self) -> list[tuple[Incarnation, Incarnation]]:
         return [link for link, queue in self.links.items() if queue]
 
     def deliver(self, link: tuple[Incarnation, Incarnation]) -> None:
-        message = self.links[link].popleft()
+        self.arrive(self.links[link].popleft())
+
+    def arrive(self, message: Message) -> None:
         node = self.alive[message.dst]
-        if message.kind == "home":
-            self.check_homecoming(node, message)
-            self.carry_out(
-                node,
-                node.owned.came_home(message.about, message.src, message.number),
-            )
         if message.kind in BODIES and message.is_large:
             node.decoding.append(message)
         elif message.kind in BODIES:
@@ -250,9 +311,12 @@ class World:
         elif message.kind == "refused_create":
             self.send(Message(node.id, message.src, "refused", rref_id))
         elif message.kind == "home":
+            self.check_homecoming(message)
             node.handles[rref_id] += 1
-            node.owned.local_acquire(rref_id)
-            self.carry_out(node, node.owned.unpin(rref_id))
+            self.carry_out(node, node.owned.came_home(rref_id))
+            if message.src not in node.noticed:
+                back = Message(node.id, message.src, "returned", None, message.number)
+                self.send(back)
         elif message.kind == "fork":
             node.handles[rref_id] += 1
             self.carry_out(node, node.held.receive_fork(rref_id, message.src))
@@ -273,8 +337,9 @@ class World:
         node.handles[rref_id] += 1
         self.carry_out(node, node.held.borrow(rref_id, owner, lender, token))
         holding = node.held.get(rref_id)
-        if lender not in self.alive and holding and holding.state.name[0] in "BR":
-            self.exposed.add((node.id, rref_id))
+        is_cut = Pair((node.id, lender)) in self.cuts
+        if holding and (is_cut or self.is_exposed(lender, rref_id)):
+            self.note_exposed()
         if message.kind == "result":
             self.carry_out(node, node.held.settle(rref_id, lender, token))
         else:
@@ -286,8 +351,16 @@ class World:
                 case Freed(rref_id):
                     self.freed.add(rref_id)
                 case HandlesLost(rref_id, cause):
-                    self.check_loss(rref_id, cause)
+                    self.check_loss(node, rref_id, cause)
                     node.lost.add(rref_id)
+                case HandlesApart(rref_id):
+                    node.handles.pop(rref_id, None)
+                    node.lost.discard(rref_id)
+                    for loan, (about, _) in list(self.loans.items()):
+                        if loan[0] == node.id and about == rref_id:
+                            del self.loans[loan]
+                case FindOwner(owner):
+                    self.searches.append((node.id, owner))
                 case ValueGone(rref_id):
                     self.check_gone(rref_id)
                 case _:
@@ -320,6 +393,8 @@ class World:
         while self.unnoticed:
             self.notice(0)
         while True:
+            while self.searches:
+                self.find(0)
             for link in self.busy_links():
                 self.deliver(link)
             for node in self.alive.values():
@@ -329,37 +404,72 @@ class World:
                     self.end_call(node, 0)
             self.check()
             is_busy = any(n.decoding or n.calls for n in self.alive.values())
-            if not is_busy and not self.busy_links():
+            if not is_busy and not self.busy_links() and not self.searches:
                 return
 
     # What must hold.
 
     def check(self) -> None:
-        self.find_exposed()
+        self.forget_exposed()
         self.check_no_live_handle_lost_its_value()
         self.check_loans_are_pinned()
         self.check_counts_add_up()
-        self.check_order_protects()
-        self.check_borrowers_have_lenders()
+        self.check_borrowers_are_grounded()
 
-    def find_exposed(self) -> None:
-        """Find borrowers whose every lender died: they may lose their race."""
+    def forget_exposed(self) -> None:
+        """Forget who is counted now, or lets go: it is exposed no more."""
+        for worker, rref_id in tuple(self.exposed):
+            node = self.alive.get(worker)
+            holding = node.held.get(rref_id) if node else None
+            if holding is None or self.is_counted(worker, rref_id):
+                self.exposed.remove((worker, rref_id))
+
+    def note_exposed(self) -> None:
+        """Note borrowers whose every lender is lost: they may lose their race."""
         for node in self.alive.values():
-            for rref_id in node.handles:
-                holding = node.held.get(rref_id)
-                if holding is None or holding.state.name == "CONFIRMED":
-                    self.exposed.discard((node.id, rref_id))
-                elif self.is_exposed(node.id, rref_id):
+            for rref_id in self.owner_of:
+                if node.held.get(rref_id) and not self.is_grounded(node.id, rref_id):
                     self.exposed.add((node.id, rref_id))
+
+    def is_counted(self, worker: Incarnation, rref_id: RRefId) -> bool:
+        """Say whether the owner counts a worker, or is about to count its remote()."""
+        owner = self.owner_of[rref_id]
+        if owner not in self.alive or Pair((worker, owner)) in self.cuts:
+            return False
+        holding = self.alive[worker].held.get(rref_id)
+        if holding is not None and holding.state.name == "PENDING":
+            return True
+        return worker in self.alive[owner].owned.holders(rref_id)
+
+    def is_grounded(self, worker: Incarnation, rref_id: RRefId) -> bool:
+        """Say whether a chain of loans leads from a counted holder to this one."""
+        grounded: set[Incarnation] = set()
+        while True:
+            more = {
+                node.id
+                for node in self.alive.values()
+                if node.id not in grounded
+                and (node.id, rref_id) not in self.exposed
+                and (
+                    self.is_counted(node.id, rref_id)
+                    or any(
+                        lender in grounded and Pair((lender, node.id)) not in self.cuts
+                        for lender in self.lenders(node, rref_id)
+                    )
+                )
+            }
+            if not more or worker in grounded:
+                return worker in grounded
+            grounded |= more
+
+    def lenders(self, node: Node, rref_id: RRefId) -> list[Incarnation]:
+        holding = node.held.get(rref_id)
+        return [debt.lender for debt in holding.debts] if holding else []
 
     def is_exposed(self, worker: Incarnation, rref_id: RRefId) -> bool:
         if worker not in self.alive or (worker, rref_id) in self.exposed:
             return True
-        holding = self.alive[worker].held.get(rref_id)
-        debts = list(holding.debts) if holding else []
-        return bool(debts) and all(
-            self.is_exposed(debt.lender, rref_id) for debt in debts
-        )
+        return Pair((worker, self.owner_of[rref_id])) in self.cuts
 
     def check_no_live_handle_lost_its_value(self) -> None:  # I1
         for node in self.alive.values():
@@ -367,7 +477,7 @@ class World:
                 is_gone = self.owner_of[rref_id] == node.id
                 assert is_gone or self.is_exposed(node.id, rref_id), (node.id, rref_id)
 
-    def check_homecoming(self, node: Node, message: Message) -> None:  # I1
+    def check_homecoming(self, message: Message) -> None:  # I1
         """Check that an RRef finds its value when it comes back to the owner."""
         if message.about in self.freed:
             assert self.is_exposed(message.src, message.about), message
@@ -377,9 +487,9 @@ class World:
         is_orphan = rref_id.creator not in self.alive
         assert rref_id in self.freed | self.refused or is_orphan, rref_id
 
-    def check_loss(self, rref_id: RRefId, cause: LossCause) -> None:
+    def check_loss(self, node: Node, rref_id: RRefId, cause: LossCause) -> None:
         if cause is LossCause.OWNER_LOST:
-            assert self.owner_of[rref_id] not in self.alive
+            assert self.owner_of[rref_id] in node.noticed
         else:
             self.check_gone(rref_id)
 
@@ -388,12 +498,19 @@ class World:
             if lender in self.alive:
                 assert self.alive[lender].held.get(rref_id) is not None, (lender, token)
 
-    def check_borrowers_have_lenders(self) -> None:  # G2, from the other side
+    def check_borrowers_are_grounded(self) -> None:  # G2, from the other side
+        """Check that whoever relies on loans relies on a holder that is counted."""
+        values = [
+            rref_id
+            for rref_id in self.owner_of.keys() - self.refused
+            if self.owner_of[rref_id] in self.alive
+        ]
         for node in self.alive.values():
-            for rref_id in node.handles:
+            for rref_id in values:
                 holding = node.held.get(rref_id)
                 if holding is not None and holding.state.name == "BORROWED":
-                    assert holding.debts, (node.id, rref_id)
+                    is_excused = self.is_exposed(node.id, rref_id)
+                    assert is_excused or self.is_grounded(node.id, rref_id), node.id
 
     def check_counts_add_up(self) -> None:  # G1
         """Compare the owner's count with the forks at the holder and on the way."""
@@ -403,26 +520,12 @@ class World:
                 continue
             holders = self.alive[owner].owned.holders(rref_id)
             for user, node in self.alive.items():
+                if self.cuts.get(Pair((owner, user))):
+                    continue  # they do not agree on what is over
                 holding = node.held.get(rref_id)
                 forks = holding.forks if holding else 0
                 total = forks + way[user, rref_id]
                 assert holders.get(user, 0) == total, (rref_id, user)
-
-    def check_order_protects(self) -> None:  # the lemma behind `Loan.needs_return`
-        """Check that who comes home by order alone is counted, or about to be."""
-        for (src, dst), queue in self.links.items():
-            for one in queue:
-                if one.kind != "home" or one.number or src not in self.alive:
-                    continue
-                holding = self.alive[src].held.get(one.about)
-                state = holding.state.name if holding else "RELEASED"
-                is_counted = src in self.alive[dst].owned.holders(one.about)
-                assert (
-                    is_counted
-                    or state in {"PENDING", "REGISTERING"}
-                    or self.is_exposed(src, one.about)
-                    or one.about in self.refused
-                ), one
 
     def forks_on_the_way(self) -> Iterator[tuple[Incarnation, RRefId]]:
         messages = [one for queue in self.links.values() for one in queue]

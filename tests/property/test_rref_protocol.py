@@ -1,8 +1,9 @@
 """The RRef protocol under Hypothesis, which plays every worker and the network.
 
-I1: a value is never freed while a live worker has a handle.  A borrower whose lender
-died before the owner counted it is excused, but must be told.  I2: freed once no handle
-is left and the network is quiet.  I3: no table remembers the dead.
+I1: a value is never freed while a live worker, which the owner has not declared lost,
+has a handle.  A borrower all of whose lenders were lost before the owner counted it is
+excused, but must be told.  I2: freed once no handle is left and the network is quiet.
+I3: no table remembers the lost.
 
 The lemmas are invariants too.  G1: the owner's counts add up with the forks that are at
 the holders and on the way.  G2: what lies behind a loan stays while the loan is out.
@@ -21,6 +22,7 @@ from tests.property.rref_world import Node, World
 WORKERS = 4
 RREFS_MAX = 2
 CRASHES_MAX = 3
+CUTS_MAX = 3
 STEPS = 50
 
 
@@ -31,13 +33,14 @@ class RRefProtocol(RuleBasedStateMachine):
         super().__init__()
         self.world = World(WORKERS, self.tables)
         self.crashes = 0
+        self.cuts = 0
 
     def draw_node(self, data: st.DataObject, label: str = "worker") -> Node:
         ids = sorted(self.world.alive)
         return self.world.alive[data.draw(st.sampled_from(ids), label=label)]
 
     def draw_peer(self, data: st.DataObject, node: Node) -> Incarnation:
-        """Draw another worker; it may have died, and `node` may know."""
+        """Draw another worker; it may be lost, and `node` may know."""
         alive = sorted(self.world.alive.keys() - {node.id})
         others = alive + self.world.dead[-1:]
         return data.draw(st.sampled_from(others), label="to")
@@ -80,6 +83,8 @@ class RRefProtocol(RuleBasedStateMachine):
         src = self.draw_node(data)
         peers = sorted(self.world.alive.keys() - {src.id})
         owner, third = data.draw(st.permutations(peers), label="owner, third")[:2]
+        if src.noticed & {owner, third}:
+            return
         rref_id = self.world.remote(src, owner, is_large=True, is_refused=is_refused)
         links = [(src.id, third), (third, owner)]
         self.world.share(src, third, rref_id, is_result=True)
@@ -101,15 +106,16 @@ class RRefProtocol(RuleBasedStateMachine):
     def share(self, data: st.DataObject, *, is_large: bool, is_result: bool) -> None:
         src, rref_id = self.draw_handle(data)
         dst = self.draw_peer(data, src)
-        if self.is_shareable(src, rref_id):
+        if self.is_shareable(src, rref_id) and dst not in src.noticed:
             self.world.share(src, dst, rref_id, is_large=is_large, is_result=is_result)
 
     @precondition(any_handle)
     @rule(data=st.data())
     def share_in_vain(self, data: st.DataObject) -> None:
         src, rref_id = self.draw_handle(data)
+        dst = self.draw_peer(data, src)
         if self.is_shareable(src, rref_id):
-            self.world.share_in_vain(src, self.draw_peer(data, src), rref_id)
+            self.world.share_in_vain(src, dst, rref_id)
 
     @precondition(any_handle)
     @rule(data=st.data())
@@ -152,6 +158,32 @@ class RRefProtocol(RuleBasedStateMachine):
         self.crashes += 1
         self.world.crash(self.draw_node(data))
         self.world.start()
+
+    @precondition(lambda self: self.cuts < CUTS_MAX)
+    @rule(data=st.data())
+    def cut(self, data: st.DataObject) -> None:
+        """Part two workers for longer than their lease."""
+        pairs = [
+            (one, other)
+            for one in sorted(self.world.alive)
+            for other in sorted(self.world.alive)
+            if one < other and frozenset((one, other)) not in self.world.cuts
+        ]
+        if pairs:
+            self.cuts += 1
+            self.world.cut(*data.draw(st.sampled_from(pairs), label="pair"))
+
+    @precondition(lambda self: self.world.parted())
+    @rule(data=st.data())
+    def meet_again(self, data: st.DataObject) -> None:
+        one, other = data.draw(st.sampled_from(self.world.parted()), label="pair")
+        self.world.meet_again(one, other)
+
+    @precondition(lambda self: self.world.searches)
+    @rule(data=st.data())
+    def find(self, data: st.DataObject) -> None:
+        last = len(self.world.searches) - 1
+        self.world.find(data.draw(st.integers(0, last), label="which"))
 
     @precondition(lambda self: self.world.unnoticed)
     @rule(data=st.data())

@@ -11,9 +11,12 @@ return what to do about it, in order; they do no I/O and know neither time nor c
 Together: a value outlives every handle to it, and is freed once there is none.
 
 What is asked of the network: between two workers, messages are *delivered* in order and
-once.  Between different pairs there is no order, and the body of a large message may
-be decoded long after it was delivered.  Nothing here relies on the order of bodies;
-the one thing that must be done at delivery is `OwnerTable.came_home`.
+once, until one is declared lost at both; what was under way then is never fed.  Between
+different pairs there is no order, and the body of a large message may be decoded long
+after it was delivered.  Nothing here relies on the order of bodies.
+
+A worker that was declared lost and lives is forgiven (`forgive`, on both tables): it
+begins anew, and what was lost stays lost.
 
 Source: PyTorch, "Remote Reference Protocol" (docs/source/rpc/rref.rst), whose forks
 form a tree that the owner confirms edge by edge.  Here a reference lent to a third
@@ -23,9 +26,10 @@ its argument, is docs/reference/rref-protocol.md.
 
 from asyncrpc.rref.machine.effects import (
     Effect,
+    FindOwner,
     Freed,
+    HandlesApart,
     HandlesLost,
-    Loan,
     LossCause,
     SendGone,
     SendLoanReturned,
@@ -51,12 +55,13 @@ __all__ = [
     "Debt",
     "Effect",
     "EntryState",
+    "FindOwner",
     "Freed",
+    "HandlesApart",
     "HandlesLost",
     "Holding",
     "HoldingEvent",
     "HoldingState",
-    "Loan",
     "LossCause",
     "OwnerTable",
     "SendGone",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from asyncrpc.ids import Incarnation, RRefId
 
 
 class LossCause(enum.Enum):
-    OWNER_LOST = "its owner died"
+    OWNER_LOST = "its owner is lost"
     FREED = "its owner has freed it, after its lender died"
     NEVER_MADE = "the remote() that was to make it was refused or never sent"
 
@@ -98,6 +98,23 @@ class HandlesLost:
     cause: LossCause
 
 
+@dataclass(frozen=True, slots=True)
+class HandlesApart:
+    """On a user: count the handles of this RRef no more; they stay lost."""
+
+    rref_id: RRefId
+
+
+@dataclass(frozen=True, slots=True)
+class FindOwner:
+    """On a user: a worker that was lost may be back; connect to it.
+
+    If it cannot be reached, it is lost once more: call `UserTable.worker_lost`.
+    """
+
+    owner: Incarnation
+
+
 Effect: TypeAlias = (
     SendRegister
     | SendRegistered
@@ -109,18 +126,6 @@ Effect: TypeAlias = (
     | Freed
     | ValueGone
     | HandlesLost
+    | HandlesApart
+    | FindOwner
 )
-
-
-class Loan(NamedTuple):
-    """A reference on its way to another worker.
-
-    Attributes:
-        token: names the loan on this worker; 0 if there is none to speak of.
-        needs_return: whether the receiver returns it, so that the token must travel.
-            If not, the order of the link protects the value: call `loan_over` as soon
-            as the message is written, and send 0.
-    """
-
-    token: int
-    needs_return: bool

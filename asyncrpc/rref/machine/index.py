@@ -34,12 +34,16 @@ class Index(Generic[K, V]):
             if not values:
                 del self._sets[key]
 
+    def get(self, key: K) -> Iterable[V]:
+        """Return a copy of a set: what is in it may go while it is walked."""
+        return tuple(self._sets.get(key, ()))
+
     def pop(self, key: K) -> Iterable[V]:
         return self._sets.pop(key, {})
 
 
 class Tombstones:
-    """The last `TOMBSTONES_MAX` incarnations that died."""
+    """The last `TOMBSTONES_MAX` incarnations that were lost, and have not come back."""
 
     def __init__(self) -> None:
         self._dead: dict[Incarnation, None] = {}
@@ -51,3 +55,7 @@ class Tombstones:
         self._dead[incarnation] = None
         if len(self._dead) > TOMBSTONES_MAX:
             del self._dead[next(iter(self._dead))]
+
+    def discard(self, incarnation: Incarnation) -> None:
+        """Forget one: it was not dead."""
+        self._dead.pop(incarnation, None)

@@ -9,6 +9,7 @@ or says that nothing is to come.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from asyncrpc.errors import (
@@ -21,7 +22,6 @@ from asyncrpc.rref.machine.effects import (
     Effect,
     Freed,
     SendGone,
-    SendLoanReturned,
     SendProbe,
     SendRegistered,
     ValueGone,
@@ -74,6 +74,14 @@ class OwnerTable:
         """
         entry = self._entries.get(rref_id)
         return GONE if entry is None else entry.state
+
+    def __iter__(self) -> Iterator[RRefId]:
+        return iter(tuple(self._entries))
+
+    def local(self, rref_id: RRefId) -> int:
+        """Return how many handles of its own the owner has."""
+        entry = self._entries.get(rref_id)
+        return 0 if entry is None else entry.local
 
     def holders(self, rref_id: RRefId) -> dict[Incarnation, int]:
         """Return the holders of an RRef and how many forks each was given."""
@@ -169,18 +177,16 @@ class OwnerTable:
             effects.append(SendGone(holder, rref_id))
         return effects + self._collect(rref_id, entry)
 
-    def came_home(
-        self, rref_id: RRefId, lender: Incarnation, token: int = 0
-    ) -> list[Effect]:
-        """Pin an RRef that came back to its owner.
+    def came_home(self, rref_id: RRefId) -> list[Effect]:
+        """Count a handle of the owner's own, for an RRef that came back to it.
 
-        Call it when the message is *delivered*, before its body is decoded: the
-        sender's release may be right behind.  When it is decoded, call `local_acquire`
-        and `unpin`; if it cannot be, `unpin` alone.
+        The loan that brought it can go back at once.  Never fails, as `pin`.
         """
-        effects = self.pin(rref_id)
-        if token and lender not in self._dead:
-            effects.append(SendLoanReturned(lender, token))
+        effects: list[Effect] = []
+        entry = self._meet(rref_id, effects)
+        entry.local += 1
+        if entry.state is GONE:
+            effects.append(ValueGone(rref_id))
         return effects
 
     def pin(self, rref_id: RRefId) -> list[Effect]:
@@ -240,6 +246,18 @@ class OwnerTable:
         for rref_id in self._unborn_of.pop(incarnation):
             effects += self._give_up(rref_id, self._entries[rref_id])
         return effects
+
+    def is_lost(self, incarnation: Incarnation) -> bool:
+        """Say whether a worker was lost and has not come back."""
+        return incarnation in self._dead
+
+    def forgive(self, incarnation: Incarnation) -> None:
+        """Begin anew with a worker that was declared lost, and lives.
+
+        It holds nothing: what it held went with `worker_lost`.  Nothing of the time
+        before may be fed to this table any more.
+        """
+        self._dead.discard(incarnation)
 
     def _meet(self, rref_id: RRefId, effects: list[Effect]) -> _Entry:
         """Find the entry, or make one for an RRef that is not here (yet)."""

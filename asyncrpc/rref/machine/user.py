@@ -7,7 +7,7 @@ docs/reference/rref-protocol.md is generated: edit the table, not the picture.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -19,8 +19,9 @@ from asyncrpc.errors import (
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.machine.effects import (
     Effect,
+    FindOwner,
+    HandlesApart,
     HandlesLost,
-    Loan,
     LossCause,
     SendLoanReturned,
     SendRegister,
@@ -106,7 +107,8 @@ class Holding:
         forks: given by the owner and not given back.
         handles: live handles here.
         pins: messages of ours, and loans, that rely on this holding (G2).
-        debts: loans to return; true while the call that brought one still runs.
+        debts: loans to return, in order of arrival; true while the call that brought
+            one still runs.
         is_probed: the owner has asked whether our remote() is still to come.
     """
 
@@ -120,6 +122,14 @@ class Holding:
     is_probed: bool = False
 
 
+class _Loan(NamedTuple):
+    """A reference on its way to another worker, or there."""
+
+    rref_id: RRefId
+    borrower: Incarnation
+    holding: Holding
+
+
 class UserTable:
     """The RRefs of other workers that this one refers to.
 
@@ -128,7 +138,7 @@ class UserTable:
 
     def __init__(self) -> None:
         self._holdings: dict[RRefId, Holding] = {}
-        self._loans: dict[int, tuple[RRefId, Incarnation]] = {}
+        self._loans: dict[int, _Loan] = {}
         self._last_token = 0
         self._held_from: Index[Incarnation, RRefId] = Index()
         self._owed_to: Index[Incarnation, tuple[RRefId, Debt]] = Index()
@@ -138,26 +148,26 @@ class UserTable:
     def __len__(self) -> int:
         return len(self._holdings)
 
+    def __iter__(self) -> Iterator[RRefId]:
+        return iter(tuple(self._holdings))
+
     def get(self, rref_id: RRefId) -> Holding | None:
         """Return the holding, to look at; only this table changes it."""
         return self._holdings.get(rref_id)
 
     # Handles, and calls of ours.
 
-    def create(self, rref_id: RRefId, owner: Incarnation) -> list[Effect]:
+    def create(self, rref_id: RRefId, owner: Incarnation) -> None:
         """Begin a remote(), with the one handle that it returns.
 
-        Returns:
-            `HandlesLost` if the owner is dead already, and else nothing.
+        The owner may have been lost before: the call itself shows whether it is back.
 
         Raises:
             LocalProtocolError: the id is taken.  Nothing changed.
         """
         if rref_id in self._holdings:
             raise LocalProtocolError(f"{rref_id} is taken: count ids, never reuse one")
-        holding = self._open(rref_id, owner, PENDING)
-        holding.handles = 1
-        return [HandlesLost(rref_id, holding.cause)] if holding.cause else []
+        self._open(rref_id, owner, PENDING).handles = 1
 
     def add_handle(self, rref_id: RRefId) -> None:
         """Count a copy of a live handle."""
@@ -174,8 +184,12 @@ class UserTable:
         holding.handles -= 1
         return self._review(rref_id, holding)
 
-    def lend(self, rref_id: RRefId, to: Incarnation) -> Loan:
+    def lend(self, rref_id: RRefId, to: Incarnation) -> int:
         """Pin the RRef for a message to `to`, which may be its owner.
+
+        Returns:
+            The token of the loan, which travels with the reference and is returned; 0
+            if `to` is dead, so that nothing will arrive.
 
         Raises:
             RRefDeletedError: it is lost.  Nothing changed.
@@ -187,18 +201,17 @@ class UserTable:
             cause = holding.cause.value if holding.cause else ""
             raise RRefDeletedError(f"{rref_id} cannot be sent: {cause}; make it again")
         if to in self._dead:
-            return Loan(0, needs_return=False)  # the message will not arrive
+            return 0
+        # The owner needs a loan too: our release would overtake a message whose payload
+        # is still on its way, or in the hands of a thread that unpacks it.
         self._last_token += 1
-        self._loans[self._last_token] = rref_id, to
+        self._loans[self._last_token] = _Loan(rref_id, to, holding)
         self._lent_to.add(to, self._last_token)
         holding.pins += 1
-        # What we send the owner, it reads before our release: order protects it.  But
-        # if it does not count us, the release to fear is our lender's, on another link.
-        by_order = to == holding.owner and holding.state is not BORROWED
-        return Loan(self._last_token, needs_return=not by_order)
+        return self._last_token
 
-    def loan_over(self, token: int) -> list[Effect]:
-        """End a loan on our side: its message was never sent, or needs no return."""
+    def undo_lend(self, token: int) -> list[Effect]:
+        """End a loan whose message was never sent, not even in part."""
         if token not in self._loans:
             return []  # the receiver has died meanwhile
         return self._end_loan(token)
@@ -236,11 +249,11 @@ class UserTable:
         If the message cannot be decoded, call this and `drop_handle` all the same.
         """
         holding = self._arrive(rref_id, owner, CONFIRMED, HoldingEvent.FORK)
-        if holding.cause is not None:
+        if owner in self._dead:  # sent before its loss, decoded after
+            return self._lose_with_owner(rref_id, holding)
+        if holding.cause is not None:  # of a value never made
             lost = HandlesLost(rref_id, holding.cause)
-            if owner in self._dead:
-                return [lost]
-            return [lost, SendRelease(owner, rref_id, 1)]  # of a value never made
+            return [lost, SendRelease(owner, rref_id, 1)]
         holding.forks += 1
         if holding.state is CONFIRMED:
             return self._return_debts(rref_id, holding)
@@ -280,13 +293,20 @@ class UserTable:
         decoded, call this, `drop_handle` and `settle` all the same.
         """
         holding = self._arrive(rref_id, owner, BORROWED, HoldingEvent.LOAN)
+        effects: list[Effect] = []
         if holding.cause is not None:
-            lost = HandlesLost(rref_id, holding.cause)
-            return [SendLoanReturned(lender, token), lost]
+            effects = [HandlesLost(rref_id, holding.cause)]
+        elif owner in self._dead:
+            effects = [FindOwner(owner)]  # the lender, it seems, has not lost it
+        return effects + self._owe(rref_id, holding, lender, token)
+
+    def _owe(
+        self, rref_id: RRefId, holding: Holding, lender: Incarnation, token: int
+    ) -> list[Effect]:
         if holding.state is not BORROWED and holding.state is not REGISTERING:
             return [SendLoanReturned(lender, token)]  # we hold it in our own right
-        if lender in self._dead:
-            return self._review(rref_id, holding)
+        if lender in self._dead or not token:
+            return self._review(rref_id, holding)  # nobody holds it for us
         debt = Debt(lender, token)
         holding.debts[debt] = True
         self._owed_to.add(lender, (rref_id, debt))
@@ -311,37 +331,72 @@ class UserTable:
         Raises:
             RemoteProtocolError: that worker has no such loan.  Nothing changed.
         """
-        _, borrower = self._loans.get(token, (None, None))
-        if borrower != from_:
+        loan = self._loans.get(token)
+        if loan is None or loan.borrower != from_:
             raise RemoteProtocolError(
                 f"worker {from_:016x} returned loan {token}, which it does not have"
             )
         return self._end_loan(token)
 
     def worker_lost(self, incarnation: Incarnation) -> list[Effect]:
-        """Act on a death, of an owner, a lender or a borrower, or all in one."""
+        """Act on the loss of an owner, a lender or a borrower, or all in one."""
         self._dead.add(incarnation)
         effects: list[Effect] = []
-        void = self._owed_to.pop(incarnation)
-        for rref_id, debt in void:
-            del self._holdings[rref_id].debts[debt]
-        for rref_id in self._held_from.pop(incarnation):
+        orphans = self._void_debts(incarnation)
+        for rref_id in self._held_from.get(incarnation):
             if self._holdings[rref_id].state is not LOST:
-                holding = self._advance(rref_id, HoldingEvent.OWNER_LOST)
-                effects += self._lose(rref_id, holding, LossCause.OWNER_LOST)
+                effects += self._lose_with_owner(rref_id, self._holdings[rref_id])
         for token in self._lent_to.pop(incarnation):
             effects += self._end_loan(token)
-        for rref_id, _ in void:
+        for rref_id, lost_first in orphans.items():
             orphan = self._holdings.get(rref_id)
-            effects += self._review(rref_id, orphan) if orphan else []
+            if orphan is None:
+                continue
+            if lost_first and orphan.pins and orphan.state is BORROWED:
+                effects += self._register(rref_id, orphan)
+            else:
+                effects += self._review(rref_id, orphan)
+        return effects
+
+    def _void_debts(self, lender: Incarnation) -> dict[RRefId, bool]:
+        """Forget the loans of a worker; say of which holdings one was the first."""
+        orphans: dict[RRefId, bool] = {}
+        for rref_id, debt in self._owed_to.pop(lender):
+            debts = self._holdings[rref_id].debts
+            is_first = next(iter(debts)) == debt
+            orphans[rref_id] = orphans.get(rref_id, False) or is_first
+            del debts[debt]
+        return orphans
+
+    def is_lost(self, incarnation: Incarnation) -> bool:
+        """Say whether a worker was lost and has not come back."""
+        return incarnation in self._dead
+
+    def forgive(self, incarnation: Incarnation) -> list[Effect]:
+        """Begin anew with a worker that was declared lost, and lives.
+
+        What was lost with it stays lost, apart from this table: so a reference that it
+        sends from now on is another one.  Nothing of the time before may be fed to this
+        table any more.
+
+        Returns:
+            A `HandlesApart` for each RRef whose handles are counted here no more.
+        """
+        if incarnation not in self._dead:
+            return []
+        self._dead.discard(incarnation)
+        effects: list[Effect] = []
+        for rref_id in self._held_from.get(incarnation):
+            if self._holdings[rref_id].state is LOST:
+                self._held_from.discard(incarnation, rref_id)
+                del self._holdings[rref_id]
+                effects.append(HandlesApart(rref_id))
         return effects
 
     def _open(
         self, rref_id: RRefId, owner: Incarnation, state: HoldingState
     ) -> Holding:
         holding = Holding(owner, state)
-        if owner in self._dead:
-            holding.state, holding.cause = LOST, LossCause.OWNER_LOST
         self._holdings[rref_id] = holding
         self._held_from.add(owner, rref_id)
         return holding
@@ -389,28 +444,50 @@ class UserTable:
     ) -> list[Effect]:
         if any(holding.debts.values()):
             # A running call's loan protects us: the others can go back already.
-            return self._return_debts(rref_id, holding, only_ended=True)
+            return self._return_ended(rref_id, holding)
         if not is_wanted:
             effects = self._return_debts(rref_id, holding)
             self._close(rref_id)
             return effects
         if holding.handles or not holding.debts:
-            self._advance(rref_id, HoldingEvent.KEEP)
-            return [SendRegister(holding.owner, rref_id)]
-        return []  # only our borrowers rely on it: as they on us, so we on our lender
+            return self._register(rref_id, holding)
+        # Only our borrowers rely on it: as they on us, so we on our first lender.
+        return self._return_ended(rref_id, holding)
 
-    def _return_debts(
-        self, rref_id: RRefId, holding: Holding, *, only_ended: bool = False
+    def _register(self, rref_id: RRefId, holding: Holding) -> list[Effect]:
+        self._advance(rref_id, HoldingEvent.KEEP)
+        return [SendRegister(holding.owner, rref_id)]
+
+    def _return_ended(self, rref_id: RRefId, holding: Holding) -> list[Effect]:
+        """Return the loans of calls that have ended, but for one that we may need.
+
+        A later loan may come from a worker that relies on us: two that relied on each
+        other would protect nothing, and never let go.  So the first stays while we have
+        lent on.  It is older than all that we lent, its lender's first older still:
+        thus no chain is a circle.  While we have lent nothing, any loan will do.
+        """
+        ended = [debt for debt, runs in holding.debts.items() if not runs]
+        first = next(iter(holding.debts))
+        if holding.pins and ended and ended[0] == first:
+            del ended[0]
+        return self._return(rref_id, holding, ended)
+
+    def _return_debts(self, rref_id: RRefId, holding: Holding) -> list[Effect]:
+        return self._return(rref_id, holding, list(holding.debts))
+
+    def _return(
+        self, rref_id: RRefId, holding: Holding, due: list[Debt]
     ) -> list[Effect]:
-        if not holding.debts:
-            return []
-        due = [
-            debt for debt, runs in holding.debts.items() if not (only_ended and runs)
-        ]
         for debt in due:
             del holding.debts[debt]
             self._owed_to.discard(debt.lender, (rref_id, debt))
         return [SendLoanReturned(lender, token) for lender, token in due]
+
+    def _lose_with_owner(self, rref_id: RRefId, holding: Holding) -> list[Effect]:
+        if holding.cause is not None:
+            return [HandlesLost(rref_id, holding.cause)]
+        self._advance(rref_id, HoldingEvent.OWNER_LOST)
+        return self._lose(rref_id, holding, LossCause.OWNER_LOST)
 
     def _lose(
         self, rref_id: RRefId, holding: Holding, cause: LossCause
@@ -425,10 +502,11 @@ class UserTable:
         return effects + self._review(rref_id, holding)
 
     def _end_loan(self, token: int) -> list[Effect]:
-        rref_id, to = self._loans.pop(token)
-        self._lent_to.discard(to, token)
-        holding = self._holdings[rref_id]
+        rref_id, borrower, holding = self._loans.pop(token)
+        self._lent_to.discard(borrower, token)
         holding.pins -= 1
+        if self._holdings.get(rref_id) is not holding:
+            return []  # it was lost with its owner, and `forgive` set it apart
         return self._review(rref_id, holding)
 
     def _close(self, rref_id: RRefId) -> None:

@@ -68,6 +68,11 @@ class IdleBlocks(Generic[B]):
         self.idle_bytes += size
         return True
 
+    def limit_to(self, nbytes: int) -> None:
+        """Keep at most so much from now on."""
+        self.limit_bytes = nbytes
+        self._shrink_to(nbytes)
+
     def drop_older(self, than_s: float) -> None:
         """Drop the blocks given back at `than_s` or before."""
         while self._by_size and self.oldest_s <= than_s:

@@ -30,6 +30,16 @@ class PendingCalls(Generic[R]):
         return iter(tuple(self._open.values()))
 
     @property
+    def next_id(self) -> int:
+        """The id of the next call."""
+        return self._next_id
+
+    @property
+    def started(self) -> int:
+        """How many calls have ever been sent."""
+        return self._next_id - 1
+
+    @property
     def calls(self) -> Mapping[int, R]:
         """Those that wait, by id; always the same object."""
         return self._open

@@ -24,7 +24,7 @@ from asyncrpc import (
 from asyncrpc.testing import Cluster
 from tests.integration.runtime import remote
 
-QUICK = Options(drain_timeout_s=0.5, connect_timeout_s=1.0)
+QUICK = Options(drain_timeout_s=0.5, connect_timeout_s=1.0, handshake_timeout_s=1.0)
 TCP = replace(QUICK, listen=("tcp://127.0.0.1:0",))
 
 

@@ -74,10 +74,10 @@ def test_a_second_share_costs_a_token(world: World) -> None:
     assert cost(world) == {"returned": 1}
 
 
-def test_the_way_home_costs_nothing(world: World) -> None:
+def test_the_way_home_costs_a_token_on_the_response(world: World) -> None:
     creator, owner, _, rref_id = made(world)
     world.share(creator, owner.id, rref_id)
-    assert cost(world) == {}
+    assert cost(world) == {"returned": 1}
 
 
 def test_what_the_owner_hands_out_costs_nothing(world: World) -> None:

@@ -15,7 +15,6 @@ from asyncrpc.rref.machine import (
     Freed,
     OwnerTable,
     SendGone,
-    SendLoanReturned,
     SendProbe,
     SendRegistered,
     ValueGone,
@@ -146,21 +145,29 @@ def test_what_was_made_here_is_gone_at_once(table: OwnerTable) -> None:
     assert len(table) == 0
 
 
-def test_home_again_it_is_pinned_until_decoded(table: OwnerTable) -> None:
+def test_home_again_it_is_a_handle_of_the_owners_own(table: OwnerTable) -> None:
     table.create(THEIRS, CREATOR)
-    assert table.came_home(THEIRS, CREATOR) == []
+    assert table.came_home(THEIRS) == []
     assert table.release(THEIRS, CREATOR, 1) == []
-    table.local_acquire(THEIRS)
-    assert table.unpin(THEIRS) == []
     assert table.local_release(THEIRS) == [Freed(THEIRS)]
+    assert table.came_home(MINE) == [ValueGone(MINE)]
+    assert table.local_release(MINE) == []
+    assert len(table) == 0
 
 
-def test_a_loan_to_the_owner_is_returned_on_arrival(table: OwnerTable) -> None:
+def test_a_worker_that_is_forgiven_begins_anew(table: OwnerTable) -> None:
     table.create(THEIRS, CREATOR)
-    returned = [SendLoanReturned(BORROWER, 7)]
-    assert table.came_home(THEIRS, BORROWER, 7) == returned
-    table.worker_lost(BORROWER)
-    assert table.came_home(THEIRS, BORROWER, 8) == []
+    assert table.worker_lost(CREATOR) == [Freed(THEIRS)]
+    assert table.is_lost(CREATOR)
+    table.forgive(CREATOR)
+    assert not table.is_lost(CREATOR)
+    later = RRefId(CREATOR, 2)
+    assert table.create(later, CREATOR) == []
+    assert table.holders(later) == {CREATOR: 1}
+    # It is asked again for what it may be about to make.
+    assert table.register(RRefId(CREATOR, 3), BORROWER) == [
+        SendProbe(CREATOR, RRefId(CREATOR, 3))
+    ]
 
 
 def test_an_unborn_value_that_nobody_awaits_is_forgotten(table: OwnerTable) -> None:

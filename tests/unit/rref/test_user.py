@@ -11,9 +11,10 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.machine import (
+    FindOwner,
+    HandlesApart,
     HandlesLost,
     HoldingState,
-    Loan,
     LossCause,
     SendLoanReturned,
     SendRegister,
@@ -39,7 +40,7 @@ def state(table: UserTable, rref_id: RRefId = THEIRS) -> HoldingState | None:
 
 
 def test_a_pending_one_is_released_when_confirmed(table: UserTable) -> None:
-    assert table.create(MINE, OWNER) == []
+    table.create(MINE, OWNER)
     assert table.drop_handle(MINE) == []
     assert table.confirmed(MINE) == [SendRelease(OWNER, MINE, 1)]
     assert len(table) == 0
@@ -127,50 +128,65 @@ def test_one_of_two_calls_ends_and_its_loan_goes_back(table: UserTable) -> None:
 
 def test_a_chain_is_returned_from_its_end(table: UserTable) -> None:
     table.borrow(THEIRS, OWNER, LENDER, 7)
-    loan = table.lend(THEIRS, BORROWER)
+    token = table.lend(THEIRS, BORROWER)
     table.drop_handle(THEIRS)
     assert table.settle(THEIRS, LENDER, 7) == []  # our borrower relies on us
     returned = [SendLoanReturned(LENDER, 7)]
-    assert table.loan_returned(loan.token, BORROWER) == returned
+    assert table.loan_returned(token, BORROWER) == returned
     assert len(table) == 0
+
+
+def test_whoever_lent_on_keeps_its_first_loan(table: UserTable) -> None:
+    """A later one may come from its own borrower: the two would hold each other."""
+    table.borrow(THEIRS, OWNER, LENDER, 7)
+    token = table.lend(THEIRS, BORROWER)
+    table.drop_handle(THEIRS)
+    table.settle(THEIRS, LENDER, 7)
+    assert table.borrow(THEIRS, OWNER, BORROWER, 8) == []
+    table.drop_handle(THEIRS)
+    assert table.settle(THEIRS, BORROWER, 8) == [SendLoanReturned(BORROWER, 8)]
+    assert table.loan_returned(token, BORROWER) == [SendLoanReturned(LENDER, 7)]
+    assert len(table) == 0
+
+
+def test_whoever_lent_on_and_loses_its_first_lender_registers(table: UserTable) -> None:
+    table.borrow(THEIRS, OWNER, LENDER, 7)
+    table.lend(THEIRS, BORROWER)
+    table.borrow(THEIRS, OWNER, BORROWER, 8)
+    assert table.worker_lost(LENDER) == REGISTER
 
 
 def test_nothing_is_released_while_lent(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
-    loan = table.lend(THEIRS, BORROWER)
-    assert loan.needs_return
+    token = table.lend(THEIRS, BORROWER)
     assert table.drop_handle(THEIRS) == []
     release = [SendRelease(OWNER, THEIRS, 1)]
-    assert table.loan_returned(loan.token, BORROWER) == release
+    assert table.loan_returned(token, BORROWER) == release
 
 
 def test_a_message_never_sent_is_no_loan(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
-    loan = table.lend(THEIRS, BORROWER)
-    assert table.loan_over(loan.token) == []
-    assert table.loan_over(loan.token) == []
+    token = table.lend(THEIRS, BORROWER)
+    assert table.undo_lend(token) == []
+    assert table.undo_lend(token) == []
     assert table.drop_handle(THEIRS) == [SendRelease(OWNER, THEIRS, 1)]
 
 
 def test_only_the_borrower_returns_a_loan(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
-    loan = table.lend(THEIRS, BORROWER)
-    for token, worker in ((loan.token, LENDER), (99, BORROWER)):
+    lent = table.lend(THEIRS, BORROWER)
+    for token, worker in ((lent, LENDER), (99, BORROWER)):
         with pytest.raises(RemoteProtocolError, match="does not have"):
             table.loan_returned(token, worker)
-    table.loan_returned(loan.token, BORROWER)
+    table.loan_returned(lent, BORROWER)
 
 
-def test_the_way_home_costs_nothing_if_the_owner_counts_us(table: UserTable) -> None:
+def test_the_way_home_is_a_loan(table: UserTable) -> None:
+    """Else our release could overtake a message whose payload is on its way."""
     table.receive_fork(THEIRS, OWNER)
-    assert not table.lend(THEIRS, OWNER).needs_return
-    table.create(MINE, OWNER)
-    assert not table.lend(MINE, OWNER).needs_return
-
-
-def test_the_way_home_of_a_borrower_is_a_loan(table: UserTable) -> None:
-    table.borrow(THEIRS, OWNER, LENDER, 7)
-    assert table.lend(THEIRS, OWNER).needs_return
+    token = table.lend(THEIRS, OWNER)
+    assert table.drop_handle(THEIRS) == []
+    assert table.loan_returned(token, OWNER) == [SendRelease(OWNER, THEIRS, 1)]
 
 
 def test_a_lost_owner_loses_every_handle(table: UserTable) -> None:
@@ -179,7 +195,7 @@ def test_a_lost_owner_loses_every_handle(table: UserTable) -> None:
     lost = table.worker_lost(OWNER)
     cause = LossCause.OWNER_LOST
     assert lost == [HandlesLost(THEIRS, cause), HandlesLost(MINE, cause)]
-    with pytest.raises(RRefDeletedError, match="its owner died"):
+    with pytest.raises(RRefDeletedError, match="its owner is lost"):
         table.lend(THEIRS, BORROWER)
     assert table.drop_handle(THEIRS) == []
     assert table.refused(MINE) == []  # its call fails too
@@ -198,12 +214,52 @@ def test_what_comes_from_the_dead_is_lost(table: UserTable) -> None:
     table.worker_lost(OWNER)
     lost = HandlesLost(THEIRS, LossCause.OWNER_LOST)
     assert table.receive_fork(THEIRS, OWNER) == [lost]
-    assert table.borrow(THEIRS, OWNER, LENDER, 7) == [SendLoanReturned(LENDER, 7), lost]
+    assert table.receive_fork(THEIRS, OWNER) == [lost]
+    assert table.borrow(THEIRS, OWNER, LENDER, 7) == [lost, SendLoanReturned(LENDER, 7)]
     assert table.worker_lost(OWNER) == []
-    assert table.create(MINE, OWNER) == [HandlesLost(MINE, LossCause.OWNER_LOST)]
-    for rref_id in (THEIRS, THEIRS, MINE):
-        assert table.drop_handle(rref_id) == []
+    for _ in range(3):
+        assert table.drop_handle(THEIRS) == []
     assert len(table) == 0
+
+
+def test_a_loan_of_what_a_lost_worker_owns_makes_us_look_for_it(
+    table: UserTable,
+) -> None:
+    table.worker_lost(OWNER)
+    assert table.borrow(THEIRS, OWNER, LENDER, 7) == [FindOwner(OWNER)]
+    assert state(table) is HoldingState.BORROWED
+    lost = HandlesLost(THEIRS, LossCause.OWNER_LOST)
+    assert table.worker_lost(OWNER) == [SendLoanReturned(LENDER, 7), lost]
+
+
+def test_a_call_shows_whether_a_lost_owner_is_back(table: UserTable) -> None:
+    table.worker_lost(OWNER)
+    table.create(MINE, OWNER)
+    assert state(table, MINE) is HoldingState.PENDING
+    assert table.refused(MINE) == [HandlesLost(MINE, LossCause.NEVER_MADE)]
+
+
+def test_what_was_lost_stays_lost_apart_from_what_comes_later(
+    table: UserTable,
+) -> None:
+    table.receive_fork(THEIRS, OWNER)
+    token = table.lend(THEIRS, BORROWER)
+    table.worker_lost(OWNER)
+    assert table.is_lost(OWNER)
+    assert table.forgive(OWNER) == [HandlesApart(THEIRS)]
+    assert not table.is_lost(OWNER)
+    assert len(table) == 0
+    assert table.receive_fork(THEIRS, OWNER) == []
+    assert table.loan_returned(token, BORROWER) == []  # of the time before
+    assert state(table) is HoldingState.CONFIRMED
+    assert table.drop_handle(THEIRS) == [SendRelease(OWNER, THEIRS, 1)]
+
+
+def test_whoever_was_never_lost_is_not_forgiven(table: UserTable) -> None:
+    table.create(MINE, OWNER)
+    table.refused(MINE)
+    assert table.forgive(OWNER) == []
+    assert len(table) == 1
 
 
 def test_an_orphan_registers_at_once(table: UserTable) -> None:
@@ -244,12 +300,16 @@ def test_a_loan_decoded_after_its_lenders_death_registers(table: UserTable) -> N
 
 def test_a_lost_borrower_holds_nothing(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
-    loan = table.lend(THEIRS, BORROWER)
+    token = table.lend(THEIRS, BORROWER)
     table.drop_handle(THEIRS)
     assert table.worker_lost(BORROWER) == [SendRelease(OWNER, THEIRS, 1)]
-    assert table.loan_over(loan.token) == []
+    assert table.undo_lend(token) == []
     table.receive_fork(THEIRS, OWNER)
-    assert table.lend(THEIRS, BORROWER) == Loan(0, needs_return=False)
+    assert table.lend(THEIRS, BORROWER) == 0
+
+
+def test_a_loan_from_one_who_has_lost_us_protects_nothing(table: UserTable) -> None:
+    assert table.borrow(THEIRS, OWNER, LENDER, 0) == REGISTER
 
 
 def test_owner_lender_and_borrower_in_one(table: UserTable) -> None:

@@ -1,0 +1,516 @@
+"""Membership: who is in the group, as one worker knows it, and what news change.
+
+What is known of a worker is one record.  Of two records of one name the later counts,
+whatever order they come in: by *generation* (which life of the name it is), then by
+incarnation (two that took the name at once), then by version (which the worker itself
+raises), then LEFT before LOST before ALIVE.  So all who have heard the same news know
+the same, however often and in whatever order they heard them.
+
+That a worker is lost is a hint: whoever has a link to it does not believe it and tells
+that worker, which refutes it by a higher version.  That it has left is its own word.
+
+Invariants:
+    - the record of a name never goes back;
+    - an incarnation that has left, or has been succeeded, is never alive again;
+    - a worker holds its own record to be alive until it leaves;
+    - an event costs O(log n), whatever n is; what is dead is forgotten.
+
+Sans-IO: time is a number of seconds in an event.
+
+Source: the refutation is SWIM's (Das, Gupta, Motivala, 2002), section 4.2.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.ids import Incarnation
+from asyncrpc.runtime.machine.ring import BITS, Ring, place_of
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
+
+MEMBERS_MAX: Final = 65_536  # names, dead ones included; more are not taken in
+TOMBSTONES_MAX: Final = 4_096  # records of the dead; then the oldest is forgotten
+# A worker that hears for so long nothing of the group may bring back who is dead.
+TOMBSTONE_S: Final = 600.0
+FAR_TURNS: Final = 8  # rounds, in one of which somebody far away is looked for
+BUCKETS: Final = 64  # parts of the circle that are compared on their own
+_SHIFT: Final = BITS - 6
+_FIELDS: Final = (str, int, int, list, str, int, int, int)
+
+
+class Status(enum.IntEnum):
+    """Whether a worker is there; of two of the same version, the higher counts."""
+
+    ALIVE = 0
+    LOST = 1
+    LEFT = 2
+
+
+class ChangeKind(enum.StrEnum):
+    """What has become of a member."""
+
+    JOINED = "joined"
+    LEFT = "left"
+    LOST = "lost"
+    RESTARTED = "restarted"
+    BACK = "back"
+    RESYNC = "resync"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of one worker.
+
+    Attributes:
+        member: who it is and where.
+        generation: which life of the name this is, from 1; 0: nobody has said yet.
+        version: how often the worker has refuted its own death.
+        status: whether it is there.
+    """
+
+    member: Member
+    generation: int = 0
+    version: int = 0
+    status: Status = Status.ALIVE
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+        return self.member.name
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """The worker's incarnation."""
+        return self.member.incarnation
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """What decides which of two records of a name is the later one."""
+        return self.generation, self.incarnation, self.version, self.status
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the worker is there."""
+        return self.status is Status.ALIVE
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it has a place on the ring: not, if it is only in a list so far."""
+        return self.is_alive and self.member.incarnation != UNKNOWN_INCARNATION
+
+    def pack(self) -> list[Any]:
+        """Return the record as it travels."""
+        one = self.member
+        return [
+            one.name,
+            one.rank,
+            int(one.incarnation),
+            list(one.addresses),
+            one.host_id,
+            self.generation,
+            self.version,
+            int(self.status),
+        ]
+
+    @classmethod
+    def unpack(cls, packed: Any) -> Record:
+        """Read what `pack` wrote; fields that it does not know are left out.
+
+        Raises:
+            MalformedError: it is no record.
+        """
+        is_record = (
+            isinstance(packed, list | tuple)
+            and len(packed) >= len(_FIELDS)
+            and all(
+                type(value) is kind for value, kind in zip(packed, _FIELDS, strict=False)
+            )
+            and all(type(address) is str for address in packed[3])
+            and packed[0]
+            and packed[5] >= 0
+            and packed[6] >= 0
+            and packed[7] in set(Status)
+        )
+        if not is_record:
+            raise MalformedError("a record of a member has the wrong fields")
+        name, rank, incarnation, addresses, host, generation, version, status = packed[
+            : len(_FIELDS)
+        ]
+        member = Member(name, rank, Incarnation(incarnation), tuple(addresses), host)
+        return cls(member, generation, version, Status(status))
+
+
+# --- effects -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Effect: a member has changed.
+
+    Attributes:
+        kind: how; None if only its addresses or its incarnation are known better.
+        record: of it, now.
+        previous: the incarnation that it had before; 0 if none was known.
+    """
+
+    kind: ChangeKind | None
+    record: Record
+    previous: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Effect: tell everyone; this worker is the first to say so."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Effect: tell whom the event came from."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Effect: tell the worker that the record is about: others hold it to be lost."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Effect: find out whether the later worker lives that has this one's name.
+
+    If it does, nobody will speak to this one any more; if not, `outlive` it.
+    """
+
+    record: Record
+
+
+Effect: TypeAlias = Changed | Announce | Answer | Warn | Contest
+
+
+class Membership:
+    """The records that one worker has, its own included.
+
+    Attributes:
+        me: its own record.
+        alive: who is there, this worker included.
+        lost: who was lost, and may be back.
+        is_static: whether the set of names is fixed.
+    """
+
+    def __init__(self, me: Record, *, is_static: bool = False) -> None:
+        self.me = me
+        self.alive = Ring()
+        self.lost = Ring()
+        self.is_static = is_static
+        self._records: dict[str, Record] = {}
+        self._died_s: dict[str, float] = {}  # the dead, by the time of it
+        self._succeeded: dict[Incarnation, str] = {}
+        self._digests = [0] * BUCKETS
+        self._names: list[dict[str, None]] = [{} for _ in range(BUCKETS)]
+        self._set(me, 0.0)
+
+    # --- what is known ---------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, name: str) -> Record | None:
+        """Return what is known of a name."""
+        return self._records.get(name)
+
+    @property
+    def records(self) -> list[Record]:
+        """What is known of all who are there, by rank and name."""
+        found = [record for record in self._records.values() if record.is_alive]
+        return sorted(found, key=lambda one: (one.member.rank, one.name))
+
+    @property
+    def welcome(self) -> list[Record]:
+        """What a worker is told that joins: who is there, and who may be back."""
+        return [one for one in self._records.values() if one.status is not Status.LEFT]
+
+    def holder_of(self, rank: int) -> Record | None:
+        """Return who has a rank, dead or alive; None if nobody has."""
+        held = (one for one in self._records.values() if one.member.rank == rank)
+        return next(held, None) if rank >= 0 else None
+
+    def refusal(self, name: str, incarnation: int) -> str:
+        """Say why a worker that connects is not to be spoken to; empty if it is."""
+        if incarnation in self._succeeded:
+            return f"a later worker has the name {name!r}"
+        if self.is_static and name not in self._records:
+            return (
+                f"the group is static and has no worker {name!r} "
+                '(Options(membership="static"))'
+            )
+        return ""
+
+    # --- events ----------------------------------------------------------------------
+
+    def begin(self, records: Iterable[Record], now_s: float) -> None:
+        """Take over what is known at the start."""
+        for record in records:
+            if record.name != self.me.name or record.incarnation == self.me.incarnation:
+                self._set(record, now_s)
+
+    def hear(
+        self, record: Record, now_s: float, *, is_linked: bool = False
+    ) -> list[Effect]:
+        """Take a record that another worker has sent.
+
+        Args:
+            record: that came.
+            now_s: the time, in seconds.
+            is_linked: whether there is a link to the incarnation that it is about.
+        """
+        if record.name == self.me.name:
+            return self._hear_of_me(record)
+        known = self._records.get(record.name)
+        if known is None:
+            return self._hear_of_new(record, now_s)
+        if record.order <= known.order:
+            return [Answer(known)] if record.order < known.order else []
+        if record.status is Status.LOST and is_linked:
+            return [Warn(record)]
+        self._set(record, now_s)
+        return [Changed(_kind_of(known, record), record, known.incarnation)]
+
+    def lose(self, name: str, incarnation: int, now_s: float) -> list[Effect]:
+        """This worker has given up another: tell everyone."""
+        known = self._records.get(name)
+        if known is None or known.incarnation != incarnation or not known.is_alive:
+            return []
+        record = replace(known, status=Status.LOST)
+        self._set(record, now_s)
+        return [
+            Changed(ChangeKind.LOST, record, known.incarnation),
+            Announce(record),
+        ]
+
+    def leave(self, now_s: float) -> Record:
+        """This worker leaves; return what the others are to be told."""
+        self._set(replace(self.me, status=Status.LEFT), now_s)
+        return self.me
+
+    def meet(self, member: Member, now_s: float) -> list[Effect]:
+        """A link to a worker has been opened: it is what it says, and it is alive."""
+        known = self._records.get(member.name)
+        if known is None:  # it has just joined, or takes no part
+            return []
+        if known.incarnation == member.incarnation:
+            return [] if known.is_alive else [Answer(known)]
+        if known.incarnation == UNKNOWN_INCARNATION:
+            record = Record(member, generation=known.generation + 1)
+            self._set(record, now_s)
+            kind = _kind_of(known, record)
+            return [Changed(kind, record, UNKNOWN_INCARNATION), Answer(record)]
+        if not self.is_static:
+            return [Answer(known)]  # it answers that it is a later one, if it is
+        record = Record(member, generation=known.generation + 1)
+        self._set(record, now_s)
+        return [Changed(ChangeKind.RESTARTED, record, known.incarnation)]
+
+    def admit(self, member: Member, now_s: float) -> list[Effect]:
+        """Take in a worker that wants to join, whatever was known of its name.
+
+        Whether it may, the caller has found out.  A worker that comes back under its
+        name keeps its rank, unless it names another.
+        """
+        known = self._records.get(member.name)
+        generation, previous, kind = 1, UNKNOWN_INCARNATION, ChangeKind.JOINED
+        if known is not None:
+            if known.incarnation == member.incarnation:
+                return []
+            generation, previous = known.generation + 1, known.incarnation
+            if member.rank < 0:
+                member = replace(member, rank=known.member.rank)
+        record = Record(member, generation)
+        if known is not None:
+            kind = _kind_of(known, record) or kind
+        self._set(record, now_s)
+        return [Changed(kind, record, previous), Announce(record)]
+
+    def forget(self, now_s: float) -> list[str]:
+        """Return the names of those that died long ago; nothing is left of them."""
+        gone = []
+        for name, died_s in self._died_s.items():
+            is_over = len(self._died_s) - len(gone) > TOMBSTONES_MAX
+            if died_s + TOMBSTONE_S > now_s and not is_over:
+                break
+            gone.append(name)
+        for name in gone:
+            del self._died_s[name], self._records[name]
+            self.lost.discard(name)
+        return gone
+
+    # --- comparing -------------------------------------------------------------------
+
+    @property
+    def digest(self) -> int:
+        """A number that two workers have in common if they know the same to be alive."""
+        total = 0
+        for part in self._digests:
+            total ^= part
+        return total
+
+    @property
+    def digests(self) -> list[int]:
+        """The same for each part of the circle."""
+        return list(self._digests)
+
+    def differing(self, digests: Sequence[int]) -> list[int]:
+        """Return which parts of the circle another worker knows otherwise."""
+        pairs = zip(self._digests, digests, strict=False)
+        return [part for part, (ours, theirs) in enumerate(pairs) if ours != theirs]
+
+    def part(self, parts: Iterable[int]) -> list[Record]:
+        """Return the records of those alive in some parts of the circle."""
+        return [self._records[name] for part in parts for name in self._names[part]]
+
+    def better(self, parts: Iterable[int], theirs: Sequence[Record]) -> list[Record]:
+        """Return what another worker lacks, of whom these are the records there.
+
+        The dead are in it only where the other holds them to be alive.
+        """
+        orders = {record.name: record.order for record in theirs}
+        found = [one for one in self.part(parts) if one.name not in orders]
+        for name, order in orders.items():
+            ours = self._records.get(name)
+            if ours is not None and ours.order > order:
+                found.append(ours)
+        return found
+
+    # --- whom to speak to ------------------------------------------------------------
+
+    @property
+    def successor(self) -> str:
+        """Whose death this worker is to notice; empty if it is alone."""
+        return self.alive.next_to(self.me.name)
+
+    def lost_one(self, turn: int) -> str:
+        """Return whom to look for in a round: empty if nobody was lost.
+
+        It is one of those between this worker and its successor, so that few look for
+        the same one; now and then any other, of whom the one that should look for it
+        may not have heard.
+        """
+        found = self.lost_nearby() if turn % FAR_TURNS else list(self.lost)
+        step = turn if turn % FAR_TURNS else turn // FAR_TURNS
+        return found[step % len(found)] if found else ""
+
+    def lost_nearby(self) -> list[str]:
+        """Return those who were lost between this worker and its successor."""
+        start, end = place_of(self.me.name), place_of(self.successor or self.me.name)
+        found, one = [], self.lost.after(start + 1)
+        while one and self.lost.within(one, start, end):
+            if found and one == found[0]:
+                break
+            found.append(one)
+            one = self.lost.after(place_of(one) + 1)
+        return found
+
+    # --- the records -----------------------------------------------------------------
+
+    def _hear_of_new(self, record: Record, now_s: float) -> list[Effect]:
+        is_guest = record.generation == 0 and record.incarnation != UNKNOWN_INCARNATION
+        if self.is_static or is_guest or len(self._records) >= MEMBERS_MAX:
+            return []
+        self._set(record, now_s)
+        if not record.is_alive:  # remembered, so that older news find it dead
+            return []
+        return [Changed(ChangeKind.JOINED, record, UNKNOWN_INCARNATION)]
+
+    def _hear_of_me(self, record: Record) -> list[Effect]:
+        me = self.me
+        if record.incarnation == me.incarnation:
+            return self._hear_of_this_life(record)
+        if record.incarnation == UNKNOWN_INCARNATION or not me.is_alive:
+            return []
+        if (record.generation, record.incarnation) < (me.generation, me.incarnation):
+            return [Answer(me)]
+        # If nobody had said, this is the next life; and so it is if the other has ended
+        # of which the member did not know that took this worker in.
+        if me.generation == 0 or not record.is_alive:
+            return self.outlive(record)
+        return [Contest(record)]
+
+    def outlive(self, record: Record) -> list[Effect]:
+        """The later worker that has this one's name has ended: this is a later life."""
+        if (record.generation, record.incarnation) > (
+            self.me.generation,
+            self.me.incarnation,
+        ):
+            generation = record.generation + 1
+            self._set(replace(self.me, generation=generation), 0.0)
+        return [Answer(self.me), Announce(self.me)]
+
+    def _hear_of_this_life(self, record: Record) -> list[Effect]:
+        me = self.me
+        if me.is_alive and not record.is_alive and record.version >= me.version:
+            generation = max(me.generation, record.generation)
+            version = record.version + 1
+            self._set(replace(me, generation=generation, version=version), 0.0)
+            return [Answer(self.me), Announce(self.me)]
+        if record.generation > me.generation:
+            self._set(replace(me, generation=record.generation), 0.0)
+        return []
+
+    def _set(self, record: Record, now_s: float) -> None:
+        name = record.name
+        part = place_of(name) >> _SHIFT
+        known = self._records.get(name)
+        if known is not None:
+            if known.is_placed:
+                self._digests[part] ^= _digest_of(known)
+            if known.incarnation not in (record.incarnation, UNKNOWN_INCARNATION):
+                self._succeed(known.incarnation, name)
+        self._records[name] = record
+        self._died_s.pop(name, None)
+        self.lost.discard(name)
+        if record.is_placed:
+            self._digests[part] ^= _digest_of(record)
+            self._names[part][name] = None
+            self.alive.add(name)
+        else:
+            self._names[part].pop(name, None)
+            self.alive.discard(name)
+        if not record.is_alive:
+            self._died_s[name] = now_s
+            if record.status is Status.LOST:
+                self.lost.add(name)
+        if name == self.me.name:
+            self.me = record
+
+    def _succeed(self, incarnation: Incarnation, name: str) -> None:
+        self._succeeded[incarnation] = name
+        if len(self._succeeded) > TOMBSTONES_MAX:
+            del self._succeeded[next(iter(self._succeeded))]
+
+
+def _kind_of(known: Record, record: Record) -> ChangeKind | None:
+    """Say what has become of a member, of whom one record follows another."""
+    if not record.is_alive:
+        if not known.is_alive:
+            return None  # said before
+        return ChangeKind.LEFT if record.status is Status.LEFT else ChangeKind.LOST
+    if known.incarnation == record.incarnation:
+        return None if known.is_alive else ChangeKind.BACK
+    if known.incarnation == UNKNOWN_INCARNATION:
+        return None if known.is_alive else ChangeKind.BACK
+    is_new = known.status is Status.LEFT
+    return ChangeKind.JOINED if is_new else ChangeKind.RESTARTED
+
+
+def _digest_of(record: Record) -> int:
+    text = f"{record.name}\0{record.order}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

@@ -1,0 +1,121 @@
+"""The ring: names in the order of their hashes, and who tells whom along it.
+
+Every worker has a place on a circle of 2^64, by the hash of its name.  It knows by
+arithmetic, without asking, who comes after it, and who comes first after it at the
+distances 1, 2, 4, ..., 2^63: its *fingers*, about log2(n) different workers.  News go
+along fingers only, so a worker speaks to few others however many changes there are, and
+a place that is taken or given up changes nobody's fingers but those that point there.
+
+A message carries a limit: whoever gets it passes it on to its fingers before that
+limit, each with the next one as its limit.  So n - 1 messages reach everyone, the last
+after about log2(n) steps, and no worker sends more than log2(n) of them.
+
+Sans-IO.  What it knows of workers is their names.
+
+Source: El-Ansary, Alima, Brand, Haridi, "Efficient broadcast in structured peer-to-peer
+networks", 2003; the ring is that of Chord (Stoica et al., 2001).
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Iterator
+from typing import Final
+
+BITS: Final = 64
+CIRCLE: Final = 1 << BITS
+
+
+def place_of(name: str) -> int:
+    """Return the place of a worker on the circle; the same everywhere."""
+    digest = hashlib.blake2b(name.encode(), digest_size=BITS // 8).digest()
+    return int.from_bytes(digest, "big")
+
+
+class Ring:
+    """Names by their places."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: str) -> bool:
+        place = (place_of(name), name)
+        at = bisect.bisect_left(self._places, place)
+        return at < len(self._places) and self._places[at] == place
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for _, name in self._places)
+
+    def add(self, name: str) -> None:
+        """Give a name its place.  Idempotent."""
+        place = (place_of(name), name)
+        at = bisect.bisect_left(self._places, place)
+        if at == len(self._places) or self._places[at] != place:
+            self._places.insert(at, place)
+
+    def discard(self, name: str) -> None:
+        """Take a name off, if it is there."""
+        place = (place_of(name), name)
+        at = bisect.bisect_left(self._places, place)
+        if at < len(self._places) and self._places[at] == place:
+            del self._places[at]
+
+    def after(self, place: int) -> str:
+        """Return the first name at `place` or after it; empty if there is none."""
+        if not self._places:
+            return ""
+        at = bisect.bisect_left(self._places, (place % CIRCLE, ""))
+        return self._places[at % len(self._places)][1]
+
+    def next_to(self, name: str) -> str:
+        """Return the name after another; empty if there is no other."""
+        found = self.after(place_of(name) + 1)
+        return "" if found == name else found
+
+    def fingers(self, name: str) -> list[str]:
+        """Return whom a worker tells: the first after each power of two, once each."""
+        here, found = place_of(name), list[str]()
+        step = 1
+        while step < CIRCLE:
+            finger = self.after(here + step)
+            if not finger or finger == name:
+                break
+            distance = (place_of(finger) - here) % CIRCLE
+            if distance < step:  # around the circle: the first finger once more
+                break
+            found.append(finger)
+            step = 1 << distance.bit_length()
+        return found
+
+    def within(self, name: str, start: int, end: int) -> bool:
+        """Say whether a name lies after `start` and before `end`, going round."""
+        span = (end - start) % CIRCLE or CIRCLE  # the same place: the whole circle
+        return 0 < (place_of(name) - start) % CIRCLE < span
+
+    def routes(self, name: str, limit: int) -> list[tuple[str, int]]:
+        """Return whom a worker passes news on to that it got with `limit`.
+
+        Args:
+            name: of the worker.
+            limit: where the part of the circle ends that it is to tell; its own place
+                is the whole circle.
+
+        Returns:
+            Names, each with the limit that it is given.
+        """
+        here = place_of(name)
+        told = [one for one in self.fingers(name) if self.within(one, here, limit)]
+        limits = [*(place_of(one) for one in told[1:]), limit]
+        return list(zip(told, limits, strict=False))
+
+    def route_past(self, name: str, limit: int) -> tuple[str, int] | None:
+        """Return who is told in place of a worker that cannot be reached."""
+        start = place_of(name)
+        found = self.after(start + 1)
+        if not found or not self.within(found, start, limit):
+            return None
+        return found, limit

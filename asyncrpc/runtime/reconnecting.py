@@ -1,0 +1,249 @@
+"""Reconnecting: how a link outlives its connections, and when it is given up.
+
+A connection that breaks waits for another transport.  Whoever dialed it dials again, at
+once and then ever more slowly; the other end waits, and asks meanwhile whether there is
+still anybody to wait for.  So a worker that has died is known to be lost within
+milliseconds where its host can be asked, and a network that comes back within
+`Options.lost_after_s` has only cost time.
+
+A connection is resumed at both ends or at none: the acceptor that has given it up
+refuses the dial, and so the dialer gives it up too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Final
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    ConnectError,
+    ConnectionLostError,
+    RefusedError,
+    RemoteProtocolError,
+    TransportError,
+)
+from asyncrpc.runtime.lane_dialing import SILENT, LaneDialing
+from asyncrpc.runtime.machine.detector import Evidence
+from asyncrpc.runtime.resuming import Discard
+from asyncrpc.transport.dial import connect_any
+from asyncrpc.wire.handshake import Role
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.connection import Connection
+    from asyncrpc.runtime.link import Link
+    from asyncrpc.runtime.liveness import Liveness
+    from asyncrpc.transport.address import Address
+    from asyncrpc.wire.messages import Hello
+
+logger = logging.getLogger("asyncrpc")
+
+# Between two attempts: doubled from the first to the last.
+FIRST_PAUSE_S: Final = 0.01
+LAST_PAUSE_S: Final = 1.0
+# For one attempt: a busy peer lets a dial wait, and takes the one that it finds first.
+ATTEMPT_S: Final = 3.0
+NO_SUCH: Final = "it has given up this connection"
+# What speaks against the death of a peer at whose address nobody listens.
+_RUNS: Final = frozenset({Evidence.BUSY, Evidence.TICKING, Evidence.STOPPED})
+
+
+class Reconnecting(LaneDialing):
+    """The part of a `Directory` that mends connections."""
+
+    _liveness: Liveness
+
+    @abstractmethod
+    def _control_of(self, connection: Connection) -> Connection:
+        """Return the connection that a lane belongs to, or the connection itself."""
+
+    @abstractmethod
+    def _set_broken(self, connection: Connection, *, broken: bool) -> None:
+        """Have new calls wait while the connection to their peer is broken."""
+
+    def allow_resuming(self, connection: Connection, link: Link) -> None:
+        """Let an open connection outlive its transport."""
+        connection.next_call_id = lambda: link.pending.next_id
+        connection.allow_resuming(self._on_broken)
+
+    def _on_broken(self, connection: Connection, error: TransportError | None) -> None:
+        """The transport of a connection has broken: mend it, or give it up."""
+        if self._closing:
+            connection.end(error or ConnectionLostError("this worker is shut down"))
+            return
+        self._set_broken(connection, broken=True)
+        logger.info(
+            "worker %r: the connection to %s broke (%s); it is resumed",
+            self._worker.name,
+            connection.where,
+            error or "it ended without a word",
+        )
+        self._liveness.on_broken(connection)
+        if not connection.is_broken:  # given up at once
+            return
+        self._worker.start_task(self._mend(connection, error))
+
+    async def _mend(
+        self, connection: Connection, error: TransportError | None
+    ) -> None:
+        """Have a broken connection resumed, or end it.
+
+        When to give up a peer that gives no answer is decided in `liveness`, which ends
+        the control connection; a lane has a time limit while its peer is heard.
+        """
+        loop, limit_s = self._worker.loop, self._worker.options.lost_after_s
+        control = self._control_of(connection)
+        since_s, pause_s = loop.time(), FIRST_PAUSE_S
+        broke = str(error) if error is not None else "the connection broke"
+        dials = connection.role is Role.DIALER
+        while connection.is_broken:
+            lost = await (self._redial(connection) if dials else self._ask(connection))
+            if not connection.is_broken:
+                return
+            if not lost and connection is not control:
+                if control.is_broken or self._liveness.is_silent(control):
+                    since_s = loop.time()
+                if loop.time() - since_s >= limit_s:
+                    lost = f"it could not be resumed in {limit_s:g} s"
+            if lost:
+                connection.end(ConnectionLostError(f"{broke}; {lost}"))
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await connection.settled()
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    async def _evidence(self, connection: Connection) -> Evidence:
+        return await self._liveness.evidence(self._control_of(connection))
+
+    # --- the side that dialed --------------------------------------------------------
+
+    async def _redial(self, connection: Connection) -> str:
+        """Try to resume a connection; return why it is lost, empty if it may not be."""
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                dialled = await connect_any(
+                    self._ways_to(connection),
+                    lambda: self._new_bearer(connection),
+                    self._worker.connectors,
+                )
+                bearer = dialled.handler
+                try:
+                    hello = await bearer.opened
+                except asyncio.CancelledError:
+                    bearer.fail(ConnectError("given up"))
+                    raise
+        except RefusedError as error:
+            runs = await self._evidence(connection) in _RUNS
+            return "" if runs else f"nobody listens any more: {error}"
+        except RemoteProtocolError as error:
+            return str(error)
+        except (TransportError, TimeoutError):
+            return ""
+        return hello.verdict
+
+    def _ways_to(self, connection: Connection) -> list[Address]:
+        """Return where a connection can be dialed again: first where it was."""
+        control = self._control_of(connection)
+        name = control.peer.name if control.peer is not None else ""
+        ways = self._usable(self._member_named(name))
+        if connection.address is not None:
+            ways = [one for one in ways if one != connection.address]
+            ways.insert(0, connection.address)
+        return ways
+
+    def _new_bearer(self, target: Connection) -> Connection:
+        """Make the connection that is to bring `target` another transport."""
+        name = target.peer.name if target.peer is not None else ""
+
+        def on_proved(bearer: Connection) -> None:
+            bearer.hello(
+                self._worker.hello(
+                    expects=name, resume=target.token, received=target.received
+                )
+            )
+
+        def on_answer(bearer: Connection, hello: Hello) -> None:
+            self._on_resume_answer(target, bearer, hello)
+
+        return self.make_connection(Role.DIALER, on_proved, on_answer)
+
+    def _on_resume_answer(
+        self, target: Connection, bearer: Connection, hello: Hello
+    ) -> None:
+        if not self._is_trusted(bearer):
+            return
+        peer = target.peer
+        if hello.verdict or peer is None or peer.incarnation != hello.incarnation:
+            bearer.open_to(SILENT)
+            bearer.close()
+            if not hello.verdict and target.is_broken:
+                target.end(ConnectionLostError("another worker has taken its place"))
+        elif not target.is_broken:
+            bearer.fail(ConnectError("nothing is to be resumed any more"))
+        else:
+            self._resume(target, bearer, hello)
+
+    def _resume(self, target: Connection, bearer: Connection, hello: Hello) -> None:
+        """Let a connection go on over the transport of another."""
+        try:
+            target.adopt(bearer.release_transport(), hello.received)
+        except AsyncRpcError as error:
+            target.end(error)
+            return
+        self._set_broken(target, broken=False)
+        target.mended.set()
+        self._liveness.on_resumed(target)
+        self._worker.on_resumed(target)
+
+    # --- the side that was dialed ----------------------------------------------------
+
+    async def _ask(self, connection: Connection) -> str:
+        """Return why nobody will resume a connection; empty if somebody may."""
+        evidence = await self._evidence(connection)
+        if evidence is Evidence.GONE:
+            return "its process has ended"
+        if evidence in _RUNS:
+            return ""
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                dialled = await connect_any(
+                    self._ways_to(connection), Discard, self._worker.connectors
+                )
+            dialled.transport.abort()
+        except RefusedError as error:
+            return f"nobody listens any more: {error}"
+        except (TransportError, TimeoutError):
+            return ""
+        return ""
+
+    def _on_resume_offer(self, bearer: Connection, hello: Hello) -> None:
+        """A worker dials to resume a connection."""
+        target = None if self._closing else self._resumable(hello)
+        if target is None:
+            bearer.hello(self._worker.hello(verdict=NO_SUCH))
+            bearer.open_to(SILENT)
+            bearer.close()
+            return
+        target.break_off("the peer resumes the connection")
+        bearer.hello(
+            self._worker.hello(resume=target.token, received=target.received)
+        )
+        self._resume(target, bearer, hello)
+
+    def _resumable(self, hello: Hello) -> Connection | None:
+        """Return the connection that a dialer means, if it is there."""
+        for connection in self._connections:
+            peer = connection.peer
+            if (
+                connection.role is Role.ACCEPTOR
+                and connection.on_broken is not None
+                and connection.token == hello.resume
+                and peer is not None
+                and peer.incarnation == hello.incarnation
+            ):
+                return connection
+        return None

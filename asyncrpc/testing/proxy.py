@@ -1,0 +1,315 @@
+"""A proxy in front of one address, which cuts, holds, delays and refuses on request.
+
+For real sockets what `testing.network` is for simulated ones.  It reads the headers of
+the frames that pass, so that a cut can be put between two frames or inside one:
+
+    async with Proxy("tcp://127.0.0.1:7000") as proxy:
+        cut = proxy.cut_after(Way.TO_TARGET, frames=3, nbytes=20)
+        ...                       # a worker dials proxy.address, and works
+        await cut.happened.wait()
+
+Give the worker behind it `Options(advertise=(proxy.address,))`, for otherwise it tells
+its peers where it listens itself.
+
+A proxy runs on the loop it is entered on.  One that shall see a worker stop or die runs
+in another process than that worker.  Bytes under TLS have no frames that it could see:
+cut those by `nbytes` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from asyncrpc.errors import UsageError
+from asyncrpc.testing.passage import Passage
+from asyncrpc.testing.scanner import End, Way
+from asyncrpc.transport.address import Address
+
+__all__ = ["Cut", "Proxy", "Way"]
+
+PIECES_PER_S: Final = 100  # of a stream that is throttled
+
+
+@dataclass(eq=False, slots=True)
+class Cut:
+    """A cut that is to come; see `Proxy.cut_after`.
+
+    Attributes:
+        way: which direction is counted.
+        frames: how many more have to end.
+        nbytes: how many bytes pass after that.
+        reset: whether both ends see a reset; else they see the stream end.
+        happened: set once the connection has been cut.
+    """
+
+    way: Way
+    frames: int
+    nbytes: int
+    reset: bool
+    happened: asyncio.Event = field(default_factory=asyncio.Event)
+    passage: Passage | None = None  # on which it will happen, once that is known
+
+    def place(self, passage: Passage, ends: Sequence[int], size: int) -> int | None:
+        """Return where in a chunk the cut lies; None: it lies behind it.
+
+        Args:
+            passage: the connection the chunk is on.
+            ends: offsets in the chunk at which frames end.
+            size: of the chunk.
+        """
+        if self.passage not in (None, passage):
+            return None
+        begin = 0
+        if self.frames > len(ends):
+            self.frames -= len(ends)
+            return None
+        if self.frames:
+            begin, self.frames = ends[self.frames - 1], 0
+        self.passage = passage
+        if begin + self.nbytes > size:
+            self.nbytes -= size - begin
+            return None
+        return begin + self.nbytes
+
+
+class Proxy:
+    """A proxy in front of `target`; `async with` makes it listen.
+
+    Attributes:
+        target: where it connects to.
+        connections: how many have been made to it, ever.
+        frames: how many frames have passed, by direction.
+        kinds: the same by direction and the number of their kind.
+
+    Example:
+        >>> async with Proxy("tcp://127.0.0.1:7000") as proxy:
+        ...     where = {"ps": proxy.address}
+    """
+
+    def __init__(self, target: str, *, listen: str = "tcp://127.0.0.1:0") -> None:
+        """Describe a proxy.
+
+        Args:
+            target: a `tcp://` or `uds://` address; nobody need listen there yet.
+            listen: likewise; its own.  Port 0 is replaced by one that is free.
+
+        Raises:
+            UsageError: one of them is no such address.
+        """
+        self.target = Address.parse(target)
+        self.connections = 0
+        self.frames: Counter[Way] = Counter()
+        self.kinds: dict[Way, Counter[int]] = {way: Counter() for way in Way}
+        self._where = Address.parse(listen)
+        for address in (self.target, self._where):
+            if address.scheme not in ("tcp", "uds"):
+                raise UsageError(f"a proxy speaks tcp:// and uds://, not {address}")
+        self._server: asyncio.AbstractServer | None = None
+        self._passages: dict[Passage, None] = {}
+        self._cuts: dict[Way, Cut] = {}
+        self._delay_s = 0.0
+        self._bytes_per_s: float | None = None
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self._tasks = asyncio.TaskGroup()
+
+    # --- life ---
+
+    async def __aenter__(self) -> Self:
+        """Listen.
+
+        Raises:
+            OSError: the address cannot be had.
+
+        Cancellation:
+            Nothing is left.
+        """
+        await self.accept()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Cut every connection, and stop listening."""
+        await self.refuse()
+        self.cut()
+        self.heal()
+        await self._tasks.__aexit__(None, None, None)
+        await asyncio.sleep(0)  # a transport that was aborted is closed in this turn
+
+    @property
+    def address(self) -> str:
+        """Where it listens: what others are to be told instead of the target."""
+        return str(self._where)
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections go through it now."""
+        return len(self._passages)
+
+    # --- faults ---
+
+    def cut(self, *, reset: bool = True) -> int:
+        """Break every connection now, and return how many there were.
+
+        Args:
+            reset: both ends see a reset (on TCP), else the stream ends.  What they had
+                sent and the proxy had not passed on is lost either way.
+        """
+        passages = tuple(self._passages)
+        for passage in passages:
+            passage.end(reset=reset)
+        return len(passages)
+
+    def cut_after(
+        self, way: Way, *, frames: int = 0, nbytes: int = 0, reset: bool = True
+    ) -> Cut:
+        """Break a connection at a place of what passes from now on.
+
+        Exactly so much arrives at the other end.  The place is counted over all
+        connections, later ones included; the one on which it lies is cut.
+
+        Args:
+            way: which direction is counted.
+            frames: so many frames pass whole.  A handshake is none.
+            nbytes: so many more bytes pass: 0 cuts between two frames.
+            reset: as for `cut`.
+
+        Raises:
+            UsageError: there is a cut in this direction that has not happened.
+        """
+        if way in self._cuts:
+            raise UsageError(f"a cut {way.value} is to come already; spare it first")
+        cut = self._cuts[way] = Cut(way, frames, nbytes, reset)
+        return cut
+
+    def spare(self, cut: Cut) -> None:
+        """Take back a cut that has not happened."""
+        if self._cuts.get(cut.way) is cut:
+            del self._cuts[cut.way]
+
+    async def refuse(self) -> None:
+        """Stop listening: who dials is refused.  Connections that are there live on.
+
+        Raises:
+            Nothing.
+
+        Cancellation:
+            It does not listen any more.
+        """
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            await asyncio.sleep(0)  # uvloop lets go of the socket in its next turn
+            if self._where.scheme == "uds":
+                _remove(self._where.host)
+
+    async def accept(self) -> None:
+        """Listen, again, at the same address.
+
+        Raises:
+            OSError: somebody else has taken it.
+
+        Cancellation:
+            It does not listen.
+        """
+        if self._server is not None:
+            return
+        if self._where.scheme == "uds":
+            self._server = await asyncio.start_unix_server(
+                self._on_connection, self._where.host
+            )
+            return
+        self._server = await asyncio.start_server(
+            self._on_connection,
+            self._where.host,
+            self._where.port,
+            reuse_address=True,
+        )
+        port: int = self._server.sockets[0].getsockname()[1]
+        self._where = Address("tcp", self._where.host, port)
+
+    def partition(self) -> None:
+        """Let nothing through and tell nobody, until `heal`.
+
+        What is sent meanwhile is held back, as a network does whose senders retransmit.
+        """
+        self._is_open.clear()
+
+    def heal(self) -> None:
+        """End a partition; what was held back goes first."""
+        self._is_open.set()
+
+    def delay(self, seconds: float) -> None:
+        """Deliver everything so many seconds later than it came; 0 ends it."""
+        self._delay_s = seconds
+
+    def throttle(self, bytes_per_s: float | None) -> None:
+        """Let so many bytes through each second, per connection; None: all of them."""
+        self._bytes_per_s = bytes_per_s
+
+    # --- for the connections ---
+
+    def _on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        passage = Passage(self, (reader, writer))
+        self._passages[passage] = None
+        self.connections += 1
+        self._tasks.create_task(passage.run())
+
+    def forget(self, passage: Passage) -> None:
+        """Take note that a connection has ended."""
+        self._passages.pop(passage, None)
+
+    def pass_on(
+        self, passage: Passage, way: Way, chunk: memoryview, ends: Sequence[End]
+    ) -> tuple[int, Cut | None]:
+        """Return how much of a chunk may pass, and the cut that comes after that."""
+        cut = self._cuts.get(way)
+        place = None
+        if cut is not None:
+            place = cut.place(passage, [at for at, _ in ends], len(chunk))
+            if place is not None:
+                del self._cuts[way]
+        allowed = len(chunk) if place is None else place
+        passed = [kind for at, kind in ends if at <= allowed]
+        self.frames[way] += len(passed)
+        self.kinds[way].update(passed)
+        return allowed, cut if place is not None else None
+
+    async def until_due(self, due_s: float) -> None:
+        """Wait for the time of a chunk, and for the end of a partition."""
+        wait_s = due_s - asyncio.get_running_loop().time()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        await self._is_open.wait()
+
+    @property
+    def delay_s(self) -> float:
+        """How much later everything is delivered."""
+        return self._delay_s
+
+    def pieces(self, chunk: memoryview) -> Iterator[tuple[memoryview, float]]:
+        """Divide a chunk as the throttle wants it: pieces, and the pause after each."""
+        if self._bytes_per_s is None:
+            yield chunk, 0.0
+            return
+        piece = max(1, int(self._bytes_per_s / PIECES_PER_S))
+        for begin in range(0, len(chunk), piece):
+            part = chunk[begin : begin + piece]
+            yield part, len(part) / self._bytes_per_s
+
+
+def _remove(path: str) -> None:
+    Path(path).unlink(missing_ok=True)

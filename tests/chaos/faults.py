@@ -1,0 +1,150 @@
+"""What goes wrong in a run, and when: a schedule that its seed decides.
+
+One fault follows another, and several may overlap; each ends before the run does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, TypeAlias
+
+from tests.chaos.fleet import Fleet
+from tests.chaos.wires import Wires
+
+PAUSE_S: Final = 2.5  # mean, between the beginnings of two faults
+OVERLAPPING_MAX: Final = 2
+
+Fault: TypeAlias = Callable[["Chaos"], Coroutine[Any, Any, None]]
+
+
+class Chaos:
+    """Breaks things, one after another.
+
+    Attributes:
+        injected: how often each kind of fault was.
+    """
+
+    def __init__(
+        self, fleet: Fleet, wires: Wires, seed: int, *, lost_after_s: float
+    ) -> None:
+        self.injected: Counter[str] = Counter()
+        self.fleet = fleet
+        self.wires = wires
+        self.rng = random.Random(seed)
+        self.lost_after_s = lost_after_s
+        self._busy: set[str] = set()  # workers that have a fault now
+
+    async def run(self, seconds: float, said: Callable[[str], None]) -> None:
+        """Break things for so long; all of it is mended when this returns."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + seconds
+        under_way: dict[asyncio.Task[None], None] = {}
+        kinds = {
+            fault: weight
+            for fault, weight in FAULTS.items()
+            if self.can(fault.__name__.partition("_")[0])
+        }
+        async with asyncio.TaskGroup() as tasks:
+            while loop.time() < until_s:
+                await asyncio.sleep(self.rng.expovariate(1 / PAUSE_S))
+                fault = self.rng.choices(list(kinds), list(kinds.values()))[0]
+                if len(under_way) < OVERLAPPING_MAX:
+                    said(fault.__name__)
+                    task = tasks.create_task(fault(self))
+                    under_way[task] = None
+                    task.add_done_callback(under_way.pop)
+
+    def can(self, kind: str) -> bool:
+        """Say whether there can be faults of a kind."""
+        return kind in self.wires.faults or kind in ("kill", "stop")
+
+    def victim(self) -> str | None:
+        """Choose a worker that has no other fault; None if all have."""
+        free = [name for name in self.wires.names if name not in self._busy]
+        return self.rng.choice(free) if len(free) > 1 else None
+
+    async def pause(self, *names: str, seconds: float) -> None:
+        """Let a fault of these workers last."""
+        self._busy.update(names)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._busy.difference_update(names)
+
+    def pair(self) -> tuple[str, str]:
+        """Choose two workers."""
+        one, other = self.rng.sample(self.wires.names, 2)
+        return one, other
+
+
+async def kill(chaos: Chaos) -> None:
+    """Kill a worker; start it again under its name, at once or later."""
+    if (name := chaos.victim()) is None:
+        return
+    chaos.injected["SIGKILL"] += 1
+    await chaos.fleet.kill(name)
+    await chaos.pause(name, seconds=chaos.rng.choice([0.0, 0.5, 5.0]))
+    chaos._busy.add(name)  # noqa: SLF001  (of this module)
+    await chaos.fleet.start(name)
+    chaos._busy.discard(name)  # noqa: SLF001  (of this module)
+
+
+async def stop(chaos: Chaos) -> None:
+    """Stop a worker, for less time than makes it lost, or more."""
+    if (name := chaos.victim()) is None:
+        return
+    is_long = chaos.rng.random() < 1 / 3
+    chaos.injected["SIGSTOP, long" if is_long else "SIGSTOP, short"] += 1
+    lasts_s = chaos.rng.uniform(0.2, 0.5 * chaos.lost_after_s)
+    if is_long:
+        lasts_s = chaos.lost_after_s + chaos.rng.uniform(3.0, 6.0)
+    life = chaos.fleet.alive[name]
+    life.signal(signal.SIGSTOP)
+    await chaos.pause(name, seconds=lasts_s)
+    life.signal(signal.SIGCONT)
+
+
+async def cut(chaos: Chaos) -> None:
+    """Break the connections between two workers, once or in a row."""
+    one, other = chaos.pair()
+    for _ in range(chaos.rng.choice([1, 1, 5])):
+        chaos.injected["cut"] += 1
+        await chaos.wires.cut(one, other)
+        await asyncio.sleep(chaos.rng.uniform(0.0, 0.5))
+
+
+async def partition(chaos: Chaos) -> None:
+    """Part two workers, for less time than makes them lost, or more."""
+    one, other = chaos.pair()
+    is_long = chaos.rng.random() < 1 / 3
+    chaos.injected["partition, long" if is_long else "partition, short"] += 1
+    lasts_s = chaos.rng.uniform(0.2, 0.5 * chaos.lost_after_s)
+    if is_long:
+        lasts_s = chaos.lost_after_s + chaos.rng.uniform(3.0, 6.0)
+    await chaos.wires.partition(one, other)
+    await asyncio.sleep(lasts_s)
+    if chaos.rng.random() < 0.5:  # what is left of the connection is no use either
+        await chaos.wires.cut(one, other)
+    await chaos.wires.heal(one, other)
+
+
+async def delay(chaos: Chaos) -> None:
+    """Delay what a worker says and hears, for a while."""
+    name = chaos.rng.choice(chaos.wires.names)
+    chaos.injected["delay"] += 1
+    await chaos.wires.delay(name, chaos.rng.choice([0.005, 0.05, 0.3]))
+    await asyncio.sleep(chaos.rng.uniform(0.5, 5.0))
+    await chaos.wires.delay(name, 0.0)
+
+
+FAULTS: Final[Mapping[Fault, int]] = {
+    kill: 2,
+    stop: 3,
+    cut: 5,
+    partition: 3,
+    delay: 2,
+}

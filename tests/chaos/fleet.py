@@ -1,0 +1,195 @@
+"""The processes of the chaos suite: started, killed, stopped, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.chaos.wires import Wires
+from tests.chaos.worker import Seat, resident_kib, seat_as_text
+
+REPOSITORY: Final = Path(__file__).parents[2]
+READY_S: Final = 60.0  # torch is imported by several at once
+ANSWER_S: Final = 90.0  # the longest limit of a call, and what follows
+LEAVE_S: Final = 20.0  # the drain and what follows
+SAMPLE_S: Final = 2.0
+ENDED: Final = "ended"
+
+
+@dataclass(eq=False, slots=True)
+class Life:
+    """One process."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    said: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+    first: dict[str, Any] = field(default_factory=dict)
+    resident_kib: list[int] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """Its name and process id, as its logs are called."""
+        return f"{self.name}.{self.process.pid}"
+
+    async def read(self) -> None:
+        """Take what it says, to its end."""
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.said.put_nowait(json.loads(line))
+        self.said.put_nowait({"what": ENDED})
+
+    async def expect(self, what: str, limit_s: float) -> dict[str, Any]:
+        """Wait until it says something.
+
+        Raises:
+            TimeoutError: it does not.
+            ProcessLookupError: it has ended.
+        """
+        async with asyncio.timeout(limit_s):
+            while (told := await self.said.get())["what"] != what:
+                if told["what"] == ENDED:
+                    self.said.put_nowait(told)
+                    raise ProcessLookupError(f"{self.label} has ended")
+            return told
+
+    def tell(self, command: str) -> None:
+        """Give it a command."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(f"{command}\n".encode())
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+
+class Fleet:
+    """The workers, each in a process, under names that outlive them.
+
+    Attributes:
+        alive: the process of each name.
+        dead: labels of the processes that were killed.
+        problems: what went wrong with processes.
+    """
+
+    def __init__(
+        self, wires: Wires, folder: Path, seed: int, options: dict[str, Any]
+    ) -> None:
+        self.alive: dict[str, Life] = {}
+        self.dead: list[Life] = []
+        self.problems: list[str] = []
+        self._wires = wires
+        self._folder = folder
+        self._seed = seed
+        self._options = options
+        self._starts: defaultdict[str, int] = defaultdict(int)
+        self._tasks = asyncio.TaskGroup()
+        self._errors = (folder / "stderr.txt").open("ab")
+
+    async def __aenter__(self) -> Fleet:
+        """Start every worker."""
+        await self._tasks.__aenter__()
+        await asyncio.gather(*(self.start(name) for name in self._wires.names))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Kill what is left."""
+        for life in self.alive.values():
+            if life.process.returncode is None:
+                life.signal(signal.SIGKILL)
+                await life.process.wait()
+        await self._tasks.__aexit__(None, None, None)
+        self._errors.close()
+
+    async def start(self, name: str) -> None:
+        """Start a worker, for the first time or again, and wait until it runs."""
+        self._starts[name] += 1
+        where, listen = self._wires.where, self._wires.listen(name)
+        seat = Seat(
+            name=name,
+            where=where,
+            listen=listen,
+            advertise="" if where[name] == listen else where[name],
+            secret="of the chaos suite",
+            folder=str(self._folder),
+            seed=self._seed_of(name),
+            options=self._options,
+        )
+        command = (sys.executable, "-m", "tests.chaos.worker", seat_as_text(seat))
+        process = await asyncio.create_subprocess_exec(
+            *self._wires.command(name),
+            *command,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1"},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._errors,
+        )
+        life = self.alive[name] = Life(name, process)
+        self._tasks.create_task(life.read())
+        try:
+            life.first = await life.expect("ready", READY_S)
+        except (TimeoutError, ProcessLookupError) as error:
+            self.problems.append(f"{life.label} did not start: {error!r}")
+
+    def _seed_of(self, name: str) -> int:
+        numbers = (self._seed, self._wires.names.index(name), self._starts[name])
+        return hash(numbers)  # of integers: the same in every process
+
+    async def kill(self, name: str) -> None:
+        """Kill a worker's process."""
+        life = self.alive.pop(name)
+        self.dead.append(life)
+        life.signal(signal.SIGKILL)
+        await life.process.wait()
+
+    async def sample(self) -> None:
+        """Note the memory of every process, every few seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            for life in self.alive.values():
+                life.resident_kib.append(resident_kib(life.process.pid))
+
+    async def ask(self, command: str, answer: str) -> dict[str, dict[str, Any]]:
+        """Give every worker a command; return what each answers, by name."""
+        lives = list(self.alive.values())
+        for life in lives:
+            life.tell(command)
+        answers = await asyncio.gather(
+            *(life.expect(answer, ANSWER_S) for life in lives), return_exceptions=True
+        )
+        found = {}
+        for life, told in zip(lives, answers, strict=True):
+            if isinstance(told, BaseException):
+                self.problems.append(f"{life.label} on {command!r}: {told!r}")
+            else:
+                found[life.name] = told
+        return found
+
+    async def leave(self) -> None:
+        """Have every worker end in order."""
+        lives = list(self.alive.values())
+        for life in lives:
+            life.tell("leave")
+        await self._await_ends(lives)
+
+    async def _await_ends(self, lives: Iterable[Life]) -> None:
+        for life in lives:
+            try:
+                code = await asyncio.wait_for(life.process.wait(), LEAVE_S)
+            except TimeoutError:
+                self.problems.append(f"{life.label} did not leave in {LEAVE_S:g} s")
+                life.signal(signal.SIGKILL)
+            else:
+                if code:
+                    self.problems.append(f"{life.label} left with status {code}")

@@ -1,0 +1,149 @@
+"""One run of the chaos suite, from the first process to the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from asyncrpc.testing.leaks import child_processes
+from tests.chaos.faults import Chaos
+from tests.chaos.fleet import Fleet
+from tests.chaos.log import read_all
+from tests.chaos.verdict import Verdict, judge_calls, judge_holdings, judge_memory
+from tests.chaos.wires import Namespaces, Proxies, Wires
+
+LOST_AFTER_S: Final = 6.0
+WARM_UP_S: Final = 2.0
+REST_S: Final = 4.0  # after the last call: what is late comes, what is free is given back
+NAMES: Final = "abcdefgh"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a run is to be.
+
+    Attributes:
+        seconds: how long things are broken.
+        seed: of the faults and the load.
+        workers: how many.
+        wires: `namespaces`, `proxies`, or `auto` for the first that is permitted.
+        folder: for the logs; must exist.
+        is_verbose: whether each fault is named as it comes.
+    """
+
+    seconds: float
+    seed: int
+    workers: int
+    wires: str
+    folder: Path
+    is_verbose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a run."""
+
+    given: Given
+    wires: str
+    lacking: frozenset[str]
+    injected: Counter[str]
+    lives: int
+    calls: int
+    took_s: float
+    verdict: Verdict
+
+
+async def go(given: Given) -> Report:
+    """Run it.
+
+    Raises:
+        OSError: namespaces were asked for and are not permitted.
+
+    Cancellation:
+        Processes, proxies and namespaces are ended.
+    """
+    before, begun_s = left_behind(), time.monotonic()
+    verdict = Verdict()
+    names = NAMES[: given.workers]
+    async with await choose(given.wires, names) as wires:
+        options = {"drain_timeout_s": 3.0, "lost_after_s": LOST_AFTER_S}
+        fleet = Fleet(wires, given.folder, given.seed, options)
+        async with fleet:
+            chaos = Chaos(fleet, wires, given.seed, lost_after_s=LOST_AFTER_S)
+            await _break(given, fleet, chaos)
+            await _end(fleet, verdict)
+    lives = [*fleet.dead, *fleet.alive.values()]
+    for life in lives:
+        judge_memory(life, verdict)
+    verdict.others += fleet.problems
+    calls = read_all(given.folder, {life.label for life in fleet.dead})
+    judge_calls(calls, verdict)
+    # A process that was killed leaves its private folder: nobody is there to remove it.
+    folders = len(fleet.dead)
+    new = [one for one in left_behind() if one not in before]
+    if len([one for one in new if one.startswith(tempfile.gettempdir())]) > folders:
+        verdict.leaks.append(f"folders: {new}")
+    verdict.leaks += [one for one in new if not one.startswith(tempfile.gettempdir())]
+    return Report(
+        given,
+        wires.kind,
+        Wires.faults - wires.faults,
+        chaos.injected,
+        len(lives),
+        len(calls),
+        time.monotonic() - begun_s,
+        verdict,
+    )
+
+
+async def choose(wanted: str, names: str) -> Wires:
+    """Return the wires that are wanted, or the best that are permitted."""
+    if wanted == "proxies":
+        return Proxies(names)
+    if wanted == "namespaces" or await Namespaces.are_permitted():
+        return Namespaces(names)
+    return Proxies(names)
+
+
+async def _break(given: Given, fleet: Fleet, chaos: Chaos) -> None:
+    begun_s = time.monotonic()
+
+    def said(what: str) -> None:
+        if given.is_verbose:
+            at_s = time.monotonic() - begun_s
+            print(f"{at_s:8.1f} s  {what}", file=sys.stderr, flush=True)
+
+    sampling = asyncio.create_task(fleet.sample())
+    try:
+        await asyncio.sleep(WARM_UP_S)
+        await chaos.run(given.seconds, said)
+        await asyncio.sleep(WARM_UP_S)
+    finally:
+        sampling.cancel()
+
+
+async def _end(fleet: Fleet, verdict: Verdict) -> None:
+    """Have the workers finish, say what they have left, and leave."""
+    finished = await fleet.ask("finish", "finished")
+    for told in finished.values():
+        verdict.others += told["problems"]
+    await asyncio.sleep(REST_S)
+    last = await fleet.ask("report", "left")
+    first = {name: fleet.alive[name].first for name in last}
+    judge_holdings(first, last, verdict)
+    await fleet.leave()
+
+
+def left_behind() -> list[str]:
+    """Return what processes of this package could leave on this host."""
+    found = [str(path) for path in Path("/dev/shm").glob("asyncrpc*")]
+    temporary = Path(tempfile.gettempdir())
+    found += [str(path) for path in temporary.glob("asyncrpc-*")]
+    found += [f"process {pid}: {what}" for pid, what in child_processes().items()]
+    return sorted(found)

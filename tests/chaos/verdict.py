@@ -1,0 +1,120 @@
+"""What was claimed against what was logged, and what was left behind: the verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Final
+
+from asyncrpc import Outcome
+from tests.chaos.fleet import Life
+from tests.chaos.log import Call
+
+HANG_S: Final = 5.0  # beyond the limit that a call was given
+# What a worker may have at the end that it did not have at its start.
+MORE_DESCRIPTORS: Final = 8  # for each peer: a connection, lanes, and those before
+MORE_TASKS: Final = 4  # for each peer
+MORE_THREADS: Final = 40  # those that functions run in
+GROWTH: Final = 1.25  # of memory, from the second quarter of a life to its last,
+GROWTH_KIB: Final = 100 << 10  # and so much in any case
+SAMPLES_MIN: Final = 40  # in a shorter life memory says nothing
+_MUST_BE_ZERO: Final = ("calls waited for", "calls served", "active", "values ")
+
+
+@dataclass(slots=True)
+class Verdict:
+    """The sums of a run; all but the first two are to be 0.
+
+    Attributes:
+        outcomes: calls by what was claimed and whether they ran.
+        errors: calls by the class of their error.
+        lies: EXECUTED and did not run.
+        denials: NOT_EXECUTED and ran.
+        doubles: ran twice.
+        hangs: told nothing, or told too late.
+        leaks: left behind.
+        others: wrong results, processes that would not end, and the like.
+    """
+
+    outcomes: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    lies: list[str] = field(default_factory=list)
+    denials: list[str] = field(default_factory=list)
+    doubles: list[str] = field(default_factory=list)
+    hangs: list[str] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> dict[str, list[str]]:
+        """What has to be empty, by its name."""
+        return {
+            "claimed EXECUTED, not logged": self.lies,
+            "claimed NOT_EXECUTED, but logged": self.denials,
+            "run twice": self.doubles,
+            f"no answer by the limit + {HANG_S:g} s": self.hangs,
+            "left behind": self.leaks,
+            "other": self.others,
+        }
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all is as it must be."""
+        return not any(self.lines.values())
+
+
+def judge_calls(calls: Mapping[str, Call], verdict: Verdict) -> None:
+    """Compare every call's claim with what ran."""
+    for call_id, call in calls.items():
+        words = f"{call_id} ({call.what}; {call.error or 'no error'}) ran on {call.ran}"
+        if len(call.ran) > 1:
+            verdict.doubles.append(words)
+        if call.outcome is None:
+            if call.limit_s and not call.is_excused:
+                verdict.hangs.append(f"{words}; nothing was told")
+            continue
+        verdict.outcomes[call.outcome.name, bool(call.ran)] += 1
+        verdict.errors[call.error or "none"] += 1
+        if call.outcome is Outcome.EXECUTED and not call.ran:
+            verdict.lies.append(words)
+        if call.outcome is Outcome.NOT_EXECUTED and call.ran:
+            verdict.denials.append(words)
+        if call.took_s > call.limit_s + HANG_S:
+            verdict.hangs.append(f"{words}; {call.took_s} s, of {call.limit_s} allowed")
+
+
+def judge_holdings(
+    first: Mapping[str, Mapping[str, Any]],
+    last: Mapping[str, Mapping[str, Any]],
+    verdict: Verdict,
+) -> None:
+    """Compare what workers have at the end with what they had at their start."""
+    peers = max(1, len(last) - 1)
+    allowed = {
+        "descriptors": MORE_DESCRIPTORS * peers,
+        "tasks": MORE_TASKS * peers,
+        "threads": MORE_THREADS,
+    }
+    for name, has in last.items():
+        for what, count in has.items():
+            if what.startswith(_MUST_BE_ZERO) and count:
+                verdict.leaks.append(f"{name}: {what}: {count}")
+        for what, more in allowed.items():
+            had = first[name][what]
+            if has[what] > had + more:
+                verdict.leaks.append(f"{name}: {has[what]} {what}, at its start {had}")
+
+
+def judge_memory(life: Life, verdict: Verdict) -> None:
+    """Compare the memory of a process early and late in its life."""
+    samples = [kib for kib in life.resident_kib if kib]
+    if len(samples) < SAMPLES_MIN:
+        return
+    quarter = len(samples) // 4
+    early, late = median(samples[quarter : 2 * quarter]), median(samples[-quarter:])
+    if late > GROWTH * early and late > early + GROWTH_KIB:
+        verdict.leaks.append(
+            f"{life.label}: {late / 1024:.0f} MiB of memory, before {early / 1024:.0f}"
+        )

@@ -1,0 +1,152 @@
+"""One worker of the chaos suite: `python -m tests.chaos.worker SEAT`, SEAT in JSON.
+
+It calls the others until it reads `finish` on its input; then it lets go of all that it
+holds.  On `report` it says what it has left, on `leave` it ends in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from asyncrpc import Options
+from asyncrpc.runtime.loops import run as run_on_loop
+from asyncrpc.testing.leaks import open_descriptors
+from tests.chaos.load import ChaosWorker, Load
+from tests.chaos.log import RAN, TOLD, Log
+
+FINISH_S: Final = 60.0  # the longest limit of a call, several times over
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a worker is told.
+
+    Attributes:
+        name: its own.
+        where: where everyone is to be dialed, by name.
+        listen: where it listens.
+        advertise: what it says of that; empty: the truth.
+        secret: of the group.
+        folder: for its logs.
+        seed: of its load.
+        options: more of its options.
+    """
+
+    name: str
+    where: dict[str, str]
+    listen: str
+    advertise: str
+    secret: str
+    folder: str
+    seed: int
+    options: dict[str, Any]
+
+
+def holdings(worker: ChaosWorker) -> dict[str, int]:
+    """Count what a worker has that could be left behind."""
+    gc.collect()
+    references: Any = worker.references
+    counts = {f"values {what}": n for what, n in references.counts().items()}
+    links = worker.directory.links
+    return {
+        **counts,
+        "links": len(links),
+        "calls waited for": sum(len(link.pending) for link in links),
+        "calls served": sum(len(list(link.served)) for link in links),
+        "active": worker.active,
+        "descriptors": len(open_descriptors()),
+        "tasks": len(asyncio.all_tasks()),
+        "threads": threading.active_count(),
+        "resident_kib": resident_kib(os.getpid()),
+    }
+
+
+def resident_kib(pid: int) -> int:
+    """Return the memory of a process that is in RAM and its own; 0 if it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1])
+    return 0
+
+
+class Commands:
+    """Lines that come in on the standard input."""
+
+    async def __aenter__(self) -> asyncio.StreamReader:
+        """Begin to read."""
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+        )
+        return reader
+
+    async def __aexit__(self, *_: object) -> None:
+        """End it."""
+        self._transport.close()
+
+
+async def main(seat: Seat) -> None:
+    """Be a worker until told to leave."""
+    folder = Path(seat.folder)
+    options = Options(
+        secret=seat.secret,
+        listen=(seat.listen,),
+        advertise=(seat.advertise,) if seat.advertise else None,
+        **seat.options,
+    )
+    ran, told = (Log(folder, kind, seat.name) for kind in (RAN, TOLD))
+    worker = ChaosWorker(seat.name, ran, rendezvous=seat.where, options=options)
+    peers = [name for name in seat.where if name != seat.name]
+    async with Commands() as commands, worker:
+        load = Load(worker, peers, told, seat.seed)
+        say(seat.name, "ready", holdings(worker))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(load.go_on())
+            await next_command(commands, "finish")
+            load.stop()
+            faulthandler.dump_traceback_later(FINISH_S, exit=True)
+        faulthandler.cancel_dump_traceback_later()
+        worker.kept.clear()
+        say(seat.name, "finished", {"problems": load.problems})
+        await next_command(commands, "report")
+        say(seat.name, "left", holdings(worker))
+        await next_command(commands, "leave")
+    ran.close()
+    told.close()
+
+
+async def next_command(commands: asyncio.StreamReader, expected: str) -> None:
+    """Wait for a command; without a parent, end."""
+    line = (await commands.readline()).decode().strip()
+    if line != expected:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def say(name: str, what: str, about: dict[str, Any]) -> None:
+    """Tell the parent, in one line."""
+    line = json.dumps({"name": name, "pid": os.getpid(), "what": what, **about})
+    os.write(1, f"{line}\n".encode())
+
+
+def seat_as_text(seat: Seat) -> str:
+    """Return a seat as it is passed on."""
+    return json.dumps(asdict(seat))
+
+
+if __name__ == "__main__":
+    run_on_loop(main(Seat(**json.loads(sys.argv[1]))))

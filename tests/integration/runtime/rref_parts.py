@@ -1,0 +1,142 @@
+"""What the tests of references call on other workers: importable in any process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import asyncrpc
+from asyncrpc import Options, RRef, Worker
+from asyncrpc.testing.loop import SimLoop
+from asyncrpc.testing.network import Network
+
+NOTHING = {"owned": 0, "held": 0, "values": 0}
+LIMIT_S = 600.0  # of virtual time
+SIM_OPTIONS = Options(drain_timeout_s=2.0, connect_timeout_s=5.0)
+
+
+def counts(worker: Worker) -> dict[str, int]:
+    service: Any = worker.references
+    found: dict[str, int] = service.counts()
+    return found
+
+
+async def all_freed(*workers: Worker) -> None:
+    """Wait until no worker owns or holds anything; a leak ends as a timeout."""
+    async with asyncio.timeout(30):
+        while any(counts(worker) != NOTHING for worker in workers):
+            gc.collect()
+            await asyncio.sleep(0.05)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until something is so that no event tells of."""
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.05)
+
+
+def play(scenario: Callable[[Network], Coroutine[Any, Any, None]], seed: int) -> None:
+    """Run a scenario on a simulated network, in virtual time."""
+
+    async def within_limit() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            await scenario(network)
+
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        network = Network(seed, runner.get_loop())
+        runner.run(within_limit())
+
+
+class Counter:
+    """A value with state."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+
+    def add(self, by: int = 1) -> int:
+        self.count += by
+        return self.count
+
+
+class Node:
+    """A value that refers to others: with `peer`, one half of a circle."""
+
+    def __init__(self) -> None:
+        self.peer: RRef[Node] | None = None
+
+    def point_to(self, peer: RRef[Node]) -> None:
+        self.peer = peer
+
+    def release(self) -> None:
+        assert self.peer is not None
+        self.peer.release()
+
+
+kept: dict[str, list[RRef[Any]]] = {}  # by the name of the worker
+
+
+def keep(rref: RRef[Any]) -> None:
+    kept.setdefault(asyncrpc.current_worker().name, []).append(rref)
+
+
+async def keep_async(rref: RRef[Any]) -> None:
+    keep(rref)
+
+
+def let_go() -> None:
+    kept.pop(asyncrpc.current_worker().name, None)
+
+
+async def let_go_async() -> None:
+    let_go()
+
+
+def look(rref: RRef[Any]) -> str:
+    return rref.owner_name()
+
+
+async def look_async(rref: RRef[Any]) -> str:
+    return rref.owner_name()
+
+
+async def count_of(rref: RRef[Counter]) -> int:
+    return (await rref.to_here()).count
+
+
+async def states() -> list[str]:
+    """Return what this worker says of the references it has."""
+    worker: Any = asyncrpc.current_worker()
+    return [record.state for record in worker.rrefs()]
+
+
+async def make(start: int) -> RRef[Counter]:
+    return RRef(Counter(start))
+
+
+async def make_on(owner: str, start: int = 0) -> None:
+    """Make a value on `owner`, hold it, and never let go."""
+    worker = asyncrpc.current_worker()
+    rref: RRef[Any] = worker.peer(owner).remote(Counter, start)
+    await rref
+    keep(rref)
+
+
+async def make_for_ever(owner: str) -> None:
+    """Begin to make a value on `owner` that takes for ever."""
+    keep(asyncrpc.current_worker().peer(owner).remote(never))
+
+
+async def never() -> Counter:
+    await asyncio.Event().wait()
+    raise AssertionError("it was to wait for ever")
+
+
+def give(value: Any) -> Any:
+    return value
+
+
+def ignore(*_values: Any) -> None:
+    """Take anything."""

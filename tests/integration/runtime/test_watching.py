@@ -1,0 +1,403 @@
+"""What became of a process is seen from its host, and told to others by its watch.
+
+Each question is asked twice: as a peer on the same host looks for itself, and as one on
+another host has to ask the watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from asyncrpc import LocalRendezvous, Options, UsageError, Worker
+from asyncrpc.runtime.watching import Evidence, PulseAddress, evidence_of
+from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.watch import pulse, query
+from asyncrpc.watch.process import CONNECTIONS_MAX
+from asyncrpc.wire.messages import Hello
+from tests.integration.runtime import stalls
+
+SECRET = "a secret"
+TCP = Options(
+    secret=SECRET, listen=("tcp://127.0.0.1:0",), watch="on", drain_timeout_s=1.0
+)
+GENEROUS_S = 15.0
+
+
+def as_seen_from_elsewhere(hello: Hello) -> Hello:
+    return replace(hello, host_id="another host")
+
+
+async def ask(hello: Hello, *, secret: str = SECRET, timeout_s: float = 5) -> Evidence:
+    return await evidence_of(
+        hello,
+        credentials_pid=None,
+        secret=secret.encode(),
+        timeout_s=timeout_s,
+    )
+
+
+async def ask_both(hello: Hello, secret: str = SECRET) -> tuple[Evidence, Evidence]:
+    return (
+        await ask(hello, secret=secret),
+        await ask(as_seen_from_elsewhere(hello), secret=secret),
+    )
+
+
+@asynccontextmanager
+async def started(options: Options = TCP) -> AsyncIterator[Worker]:
+    async with Worker(
+        "w", rank=0, rendezvous=LocalRendezvous(1), options=options
+    ) as worker:
+        yield worker
+
+
+def runs(pid: int) -> bool:
+    return pid != 0 and not pulse.is_gone(pid)
+
+
+# --- a worker of this process --------------------------------------------------------
+
+
+async def test_a_worker_whose_loop_runs() -> None:
+    async with started() as worker:
+        assert set(await ask_both(worker.hello())) == {Evidence.TICKING}
+
+
+async def test_a_worker_that_has_ended_leaves_no_process() -> None:
+    async with started() as worker:
+        assert worker.watch.watcher is not None
+        pid, hello = worker.watch.watcher.pid, worker.hello()
+        assert runs(pid)
+    assert not runs(pid)
+    assert set(await ask_both(hello)) == {Evidence.UNREACHABLE}
+
+
+async def test_the_process_starts_when_a_peer_comes_that_needs_it() -> None:
+    async with started(replace(TCP, watch="auto")) as worker:
+        watcher, hello = worker.watch.watcher, worker.hello()
+        assert watcher is not None
+        worker.watch.on_peer(hello)
+        assert watcher.pid == 0
+        # Its address has been told already: who is early waits.
+        early = asyncio.ensure_future(ask(as_seen_from_elsewhere(hello)))
+        worker.watch.on_peer(as_seen_from_elsewhere(hello))
+        pid = watcher.pid
+        worker.watch.on_peer(as_seen_from_elsewhere(hello))
+        assert runs(pid)
+        assert watcher.pid == pid
+        assert await early is Evidence.TICKING
+
+
+async def test_without_a_watch_there_is_a_pulse_still() -> None:
+    async with started(replace(TCP, watch="off")) as worker:
+        hello = worker.hello()
+        assert len(hello.watch) == 1
+        worker.watch.on_peer(as_seen_from_elsewhere(hello))
+        assert await ask_both(hello) == (Evidence.TICKING, Evidence.UNKNOWN)
+
+
+async def test_without_tcp_there_is_no_watch() -> None:
+    async with started(Options(watch="on")) as worker:
+        assert worker.watch.watcher is None
+        assert await ask(worker.hello()) is Evidence.TICKING
+
+
+async def test_in_memory_there_is_nothing_to_see() -> None:
+    async with Cluster(2) as (a, _):
+        assert a.hello().watch == ()
+        assert await ask(a.hello()) is Evidence.UNKNOWN
+
+
+async def test_two_workers_of_one_process_have_a_watch_each() -> None:
+    async with Cluster(2, network="tcp", options=replace(TCP, listen=None)) as (a, b):
+        assert a.watch.watcher is not None
+        assert b.watch.watcher is not None
+        assert a.watch.watcher.pid != b.watch.watcher.pid
+        for one in (a, b):
+            assert set(await ask_both(one.hello())) == {Evidence.TICKING}
+
+
+async def test_a_secret_is_needed_to_be_answered() -> None:
+    async with started() as worker:
+        hello = as_seen_from_elsewhere(worker.hello())
+        assert await ask(hello, secret="another") is Evidence.UNREACHABLE
+
+
+async def test_another_life_of_the_worker_is_not_answered_for() -> None:
+    async with started() as worker:
+        hello = replace(worker.hello(), incarnation=worker.incarnation + 1)
+        assert set(await ask_both(hello)) == {Evidence.UNREACHABLE}
+
+
+async def test_the_process_is_small() -> None:
+    """It loads neither torch nor OpenSSL."""
+    async with started() as worker:
+        await ask(as_seen_from_elsewhere(worker.hello()))
+        assert worker.watch.watcher is not None
+        mapped = Path(f"/proc/{worker.watch.watcher.pid}/maps").read_text()
+        assert "torch" not in mapped
+        assert "libcrypto" not in mapped
+
+
+async def test_the_terminal_means_the_worker_and_not_its_watch() -> None:
+    async with started() as worker:
+        assert worker.watch.watcher is not None
+        pid = worker.watch.watcher.pid
+        assert os.getsid(pid) == pid
+        standard = [Path(f"/proc/{pid}/fd/{number}").readlink() for number in (1, 2)]
+        assert set(map(str, standard)) == {"/dev/null"}
+
+
+async def test_a_watch_that_dies_is_warned_of_and_buried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with started() as worker:
+        watcher = worker.watch.watcher
+        assert watcher is not None
+        pid = watcher.pid
+        with caplog.at_level(logging.WARNING, "asyncrpc"):
+            os.kill(pid, signal.SIGKILL)
+            async with asyncio.timeout(GENEROUS_S):
+                while watcher.pid:
+                    await asyncio.sleep(0.01)
+        assert not runs(pid)
+        assert "has ended with status -9" in caplog.text
+        found = await ask(as_seen_from_elsewhere(worker.hello()))
+        assert found is Evidence.UNREACHABLE
+
+
+async def test_a_start_that_fails_leaves_no_process() -> None:
+    options = replace(TCP, rendezvous_timeout_s=0.1)
+    worker = Worker("w", rank=0, rendezvous=LocalRendezvous(2), options=options)
+    with pytest.raises(TimeoutError):
+        await worker.__aenter__()
+
+
+@pytest.mark.parametrize("given", ["yes", "", True])
+def test_only_what_is_known_can_be_asked_for(given: str) -> None:
+    with pytest.raises(UsageError, match="Options.watch"):
+        Options(watch=given)
+
+
+@pytest.mark.parametrize(
+    ("heartbeat_s", "lost_after_s"), [(0, 1), (-1, 1), (2, 3), (float("nan"), 1)]
+)
+def test_a_peer_must_have_the_time_to_answer(
+    heartbeat_s: float, lost_after_s: float
+) -> None:
+    with pytest.raises(UsageError, match="Options"):
+        Options(heartbeat_s=heartbeat_s, lost_after_s=lost_after_s)
+
+
+# --- what a HELLO may say ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "watch",
+    [
+        (),
+        ("pulse://1",),
+        ("pulse://-1/1/1/1",),
+        ("pulse://1/x/1/1",),
+        ("tcp://",),
+        ("tcp://some.name:1",),
+        ("tcp://127.0.0.1:99999",),
+        ("file:///etc/passwd", "uds:///tmp/x", ""),
+    ],
+)
+async def test_addresses_that_make_no_sense_tell_nothing(
+    watch: tuple[str, ...],
+) -> None:
+    async with started(replace(TCP, watch="off")) as worker:
+        hello = replace(worker.hello(), watch=watch)
+        assert await ask_both(hello) == (Evidence.UNKNOWN, Evidence.UNKNOWN)
+
+
+async def test_the_kernel_may_tell_of_a_process_without_a_pulse() -> None:
+    child = await asyncio.create_subprocess_exec("true")
+    await child.wait()
+    async with started(replace(TCP, watch="off")) as worker:
+        hello = replace(worker.hello(), watch=(), pid=child.pid)
+        for credentials_pid, evidence in (
+            (child.pid, Evidence.GONE),
+            (child.pid + 1, Evidence.UNKNOWN),  # of a proxy, say
+            (0, Evidence.UNKNOWN),  # out of sight
+        ):
+            found = await evidence_of(
+                hello, credentials_pid=credentials_pid, secret=None, timeout_s=1
+            )
+            assert found is evidence
+
+
+async def test_a_process_of_another_namespace_is_not_looked_at() -> None:
+    async with started(replace(TCP, watch="off")) as worker:
+        address = PulseAddress.find(worker.hello().watch)
+        assert address is not None
+        elsewhere = replace(address, namespace=address.namespace + 1)
+        hello = replace(worker.hello(), watch=(str(elsewhere),))
+        assert await ask(hello) is Evidence.UNKNOWN
+
+
+# --- those who ask -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def silent_listener() -> Iterator[str]:
+    """Somewhere that a connection leads to, and nothing comes back from."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+
+
+async def test_the_first_of_several_addresses_that_answers_is_enough() -> None:
+    async with started() as worker:
+        with silent_listener() as silent:
+            real = worker.hello().watch
+            hello = replace(worker.hello(), watch=(silent, "tcp://[::1]:1", *real))
+            found = await ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
+            assert found is Evidence.TICKING
+
+
+async def test_whoever_does_not_answer_in_time_is_unreachable() -> None:
+    async with started() as worker:
+        with silent_listener() as silent:
+            hello = replace(worker.hello(), watch=(silent,))
+            found = await ask(as_seen_from_elsewhere(hello), timeout_s=0.2)
+            assert found is Evidence.UNREACHABLE
+
+
+async def test_a_question_that_is_cancelled_leaves_nothing() -> None:
+    async with started() as worker:
+        with silent_listener() as silent:
+            hello = replace(worker.hello(), watch=(silent, silent))
+            asking = asyncio.ensure_future(
+                ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
+            )
+            await asyncio.sleep(0.05)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+
+
+async def test_strangers_are_neither_answered_nor_in_the_way() -> None:
+    """Even if they take every place there is: those who say nothing are closed."""
+    async with started() as worker:
+        hello = as_seen_from_elsewhere(worker.hello())
+        assert worker.watch.watcher is not None
+        address = worker.watch.watcher.addresses[0]
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(CONNECTIONS_MAX):
+                _, idle = await asyncio.open_connection(address.host, address.port)
+                stack.callback(idle.close)
+            found = await ask(hello, timeout_s=GENEROUS_S)
+            assert found is Evidence.TICKING
+        for junk in (b"\xff" * query.QUERY_BYTES, b"GET / HTTP/1.1\r\n" * 20):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(junk)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.transport.abort()
+        assert await ask(hello) is Evidence.TICKING
+
+
+async def test_many_questions_at_once_are_all_answered() -> None:
+    async with started() as worker:
+        hello = as_seen_from_elsewhere(worker.hello())
+        asked = (ask(hello, timeout_s=GENEROUS_S) for _ in range(300))
+        assert set(await asyncio.gather(*asked)) == {Evidence.TICKING}
+
+
+# --- a worker of another process -----------------------------------------------------
+
+
+@asynccontextmanager
+async def process(
+    transport: str = "tcp",
+) -> AsyncIterator[tuple[Worker, ProcessCluster, Hello]]:
+    """A worker here, and one in a process of its own, with its HELLO."""
+    secret = secrets.token_hex()
+    cluster = ProcessCluster(
+        ["b"],
+        transport=transport,  # type: ignore[arg-type]
+        method="forkserver",
+        options=Options(secret=secret, watch="on", drain_timeout_s=1.0),
+    )
+    async with cluster as a:
+        link = await a.link_to("b")
+        hello = link.connection.peer
+        assert hello is not None
+        yield a, cluster, hello
+
+
+async def until(
+    a: Worker, hello: Hello, expected: Evidence, *, is_far: bool = True
+) -> None:
+    """Wait until this is what is seen, here and elsewhere."""
+    secret = str(a.options.secret)
+    ways = [hello, as_seen_from_elsewhere(hello)] if is_far else [hello]
+    async with asyncio.timeout(GENEROUS_S):
+        for way in ways:
+            while await ask(way, secret=secret) is not expected:
+                await asyncio.sleep(0.05)
+
+
+Stall = Callable[[str], object]
+
+
+class TestProcesses:
+    loops = {"asyncio": asyncio.SelectorEventLoop}  # noqa: RUF012
+
+    @pytest.mark.parametrize(
+        "stall", [stalls.hold_interpreter, stalls.block_loop], ids=["lock", "loop"]
+    )
+    async def test_one_that_does_not_turn_to_its_loop_is_busy(
+        self, stall: Stall, tmp_path: Path
+    ) -> None:
+        gate = str(tmp_path / "gate")
+        os.mkfifo(gate)
+        async with process() as (a, _, hello):
+            await until(a, hello, Evidence.TICKING)
+            stalled = a.start_call("b", stall, (gate,))
+            await until(a, hello, Evidence.BUSY)
+            stalls.let_go(gate)
+            await stalled
+            await until(a, hello, Evidence.TICKING)
+
+    async def test_one_that_is_stopped(self) -> None:
+        async with process() as (a, cluster, hello):
+            await until(a, hello, Evidence.TICKING)
+            os.kill(cluster.pid("b"), signal.SIGSTOP)
+            try:
+                await until(a, hello, Evidence.STOPPED)
+            finally:
+                os.kill(cluster.pid("b"), signal.SIGCONT)
+            await until(a, hello, Evidence.TICKING)
+
+    async def test_one_that_was_killed(self) -> None:
+        async with process() as (a, cluster, hello):
+            pid = await a.peer("b").call(stalls.watcher_pid)
+            cluster.kill("b")
+            try:
+                await until(a, hello, Evidence.GONE)
+                assert runs(pid)  # to tell of it
+            finally:
+                os.kill(pid, signal.SIGKILL)
+
+    async def test_on_a_unix_socket_only_this_host_sees_it(self) -> None:
+        async with process("uds") as (a, cluster, hello):
+            await until(a, hello, Evidence.TICKING, is_far=False)
+            cluster.kill("b")
+            await until(a, hello, Evidence.GONE, is_far=False)
+            found = await ask(as_seen_from_elsewhere(hello))
+            assert found is Evidence.UNKNOWN

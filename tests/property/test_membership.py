@@ -1,0 +1,238 @@
+"""Members agree on who is there, whatever is lost, repeated and out of order.
+
+Hypothesis plays every worker and the network.  Any record that was ever sent may come
+again, to anybody, or never.  Workers crash, leave, come back under their names, and are
+taken for dead while they live.  Safety: the invariants below hold after every step.
+Convergence: once workers can compare with their successors, all who live know the same,
+and that is the truth.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from asyncrpc.ids import Incarnation
+from asyncrpc.runtime.machine.membership import (
+    Announce,
+    Answer,
+    Contest,
+    Effect,
+    Membership,
+    Record,
+    Status,
+    Warn,
+)
+from asyncrpc.runtime.members import Member
+
+NAMES = [f"w{number}" for number in range(6)]
+ROUNDS = 12 * len(NAMES)  # of comparing; far more than any run needs
+
+
+def life(name: str, incarnation: int) -> Member:
+    return Member(name, -1, Incarnation(incarnation), (f"mem://{name}",))
+
+
+class Members(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lives = 0
+        self.tables: dict[str, Membership] = {}  # of those who run
+        self.sent: list[Record] = []  # all of it, for ever: any of it may come again
+        self.left: set[int] = set()  # incarnations that said so
+        self.seen: dict[tuple[int, str], tuple[int, ...]] = {}
+
+    @initialize(size=st.integers(2, len(NAMES) - 1))
+    def begin(self, size: int) -> None:
+        first = [
+            Record(life(name, number), 1) for number, name in enumerate(NAMES[:size], 1)
+        ]
+        self.lives = size
+        for record in first:
+            table = Membership(record)
+            table.begin(first, 0.0)
+            self.tables[record.name] = table
+
+    # --- the world -------------------------------------------------------------------
+
+    @precondition(lambda self: self.sent and self.tables)
+    @rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
+        """Something that was sent comes, perhaps again, to anybody."""
+        record = data.draw(st.sampled_from(self.sent), label="record")
+        name = data.draw(st.sampled_from(sorted(self.tables)), label="to")
+        is_linked = data.draw(st.booleans()) and self.runs(record)
+        self.apply(name, self.tables[name].hear(record, 0.0, is_linked=is_linked))
+
+    @precondition(lambda self: len(self.tables) > 1)
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
+        del self.tables[data.draw(st.sampled_from(sorted(self.tables)))]
+
+    @precondition(lambda self: len(self.tables) > 1)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        table = self.tables.pop(data.draw(st.sampled_from(sorted(self.tables))))
+        self.sent.append(table.leave(0.0))
+        self.left.add(table.me.incarnation)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        """A worker takes another for dead: rightly, or because of the network."""
+        table = self.tables[data.draw(st.sampled_from(sorted(self.tables)))]
+        known = [one for one in table.records if one.name != table.me.name]
+        if known:
+            record = data.draw(st.sampled_from(known))
+            lost = table.lose(record.name, record.incarnation, 0.0)
+            self.apply(table.me.name, lost)
+
+    @precondition(lambda self: self.tables and len(self.tables) < len(NAMES))
+    @rule(data=st.data())
+    def join(self, data: st.DataObject) -> None:
+        """A name that nobody has, or whose worker has died, comes by way of anybody."""
+        free = sorted(set(NAMES) - set(self.tables))
+        name = data.draw(st.sampled_from(free), label="name")
+        contact = self.tables[data.draw(st.sampled_from(sorted(self.tables)))]
+        known = contact.get(name)
+        if known is not None and known.is_alive:  # the contact has looked: it is dead
+            lost = contact.lose(name, known.incarnation, 0.0)
+            self.apply(contact.me.name, lost)
+        self.lives += 1
+        member = life(name, self.lives)
+        self.apply(contact.me.name, contact.admit(member, 0.0))
+        table = Membership(Record(member))
+        table.begin(contact.welcome, 0.0)
+        self.tables[name] = table
+
+    @precondition(lambda self: len(self.tables) > 1)
+    @rule(data=st.data())
+    def compare_two(self, data: st.DataObject) -> None:
+        pair = st.permutations(sorted(self.tables))
+        one, other = data.draw(pair)[:2]
+        self.compare(one, other)
+
+    # --- what holds after every step -------------------------------------------------
+
+    @invariant()
+    def who_runs_holds_itself_to_be_there(self) -> None:
+        for name, table in self.tables.items():
+            assert table.get(name) is table.me
+            assert table.me.is_alive
+
+    @invariant()
+    def no_record_goes_back(self) -> None:
+        for table in self.tables.values():
+            for name in NAMES:
+                record = table.get(name)
+                if record is not None:
+                    key = (table.me.incarnation, name)
+                    assert record.order >= self.seen.get(key, ())
+                    self.seen[key] = record.order
+
+    @invariant()
+    def the_ring_and_the_digest_are_those_of_the_records(self) -> None:
+        for table in self.tables.values():
+            alive = [one.name for one in table.records]
+            assert sorted(table.alive) == sorted(alive)
+            again = Membership(table.me)
+            again.begin(table.records, 0.0)
+            assert again.digests == table.digests
+
+    # --- the end ---------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        if not self.tables:
+            return
+        for turn in range(ROUNDS):
+            for name in sorted(self.tables):
+                self.round(name, turn)
+        digests = {table.digest for table in self.tables.values()}
+        assert len(digests) == 1
+        for table in self.tables.values():
+            assert {one.incarnation for one in table.records} == {
+                one.me.incarnation for one in self.tables.values()
+            }
+            assert not {one.incarnation for one in table.records} & self.left
+
+    def round(self, name: str, turn: int) -> None:
+        """Do what a worker does every few seconds, on a network that works."""
+        table = self.tables[name]
+        successor = table.successor
+        if successor:
+            record = table.get(successor)
+            assert record is not None
+            if self.runs(record):
+                self.compare(name, successor)
+            else:
+                lost = table.lose(successor, record.incarnation, 0.0)
+                self.apply(name, lost)
+        known = table.get(table.lost_one(turn))
+        if known is not None and self.runs(known):
+            self.meet(name, known.name)
+            self.compare(name, known.name)
+
+    # --- the plumbing ----------------------------------------------------------------
+
+    def runs(self, record: Record) -> bool:
+        table = self.tables.get(record.name)
+        return table is not None and table.me.incarnation == record.incarnation
+
+    def meet(self, one: str, other: str) -> None:
+        self.apply(
+            one, self.tables[one].meet(self.tables[other].me.member, 0.0), other
+        )
+
+    def compare(self, one: str, other: str) -> None:
+        here, there = self.tables[one], self.tables[other]
+        parts = here.differing(there.digests)
+        ours = here.part(parts)
+        theirs = there.better(parts, ours)
+        for record in ours:
+            self.apply(other, there.hear(record, 0.0), one)
+        for record in theirs:
+            self.apply(one, here.hear(record, 0.0), other)
+
+    def apply(self, name: str, effects: list[Effect], sender: str = "") -> None:
+        """Carry out effects: answers arrive, what is for everyone may arrive."""
+        for effect in effects:
+            match effect:
+                case Announce(record):
+                    self.sent.append(record)
+                case Answer(record) if sender in self.tables:
+                    table = self.tables[sender]
+                    self.apply(sender, table.hear(record, 0.0), name)
+                case Contest(record):  # whoever it is, it does not live: names are free
+                    table = self.tables[name]
+                    self.apply(name, table.outlive(record), sender)
+                case Warn(record) if self.runs(record):
+                    table = self.tables[record.name]
+                    self.apply(record.name, table.hear(record, 0.0), name)
+
+
+
+Members.TestCase.settings = settings(max_examples=300, stateful_step_count=30)
+TestMembers = Members.TestCase
+
+
+def test_a_false_verdict_is_refuted_by_way_of_one_who_knows_better() -> None:
+    """The shortest story in which a worker is lost, is told, and is back for all."""
+    world = Members()
+    world.begin(3)
+    a, b, c = (world.tables[name] for name in NAMES[:3])
+    world.apply("w0", a.lose("w1", b.me.incarnation, 0.0))
+    (lost,) = world.sent
+    assert lost.status is Status.LOST
+    world.apply("w2", c.hear(lost, 0.0, is_linked=True))
+    assert b.me.version == 1
+    assert world.sent[-1] == b.me
+    a.hear(b.me, 0.0)
+    c.hear(b.me, 0.0)
+    assert a.digest == b.digest == c.digest

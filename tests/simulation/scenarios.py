@@ -1,0 +1,206 @@
+"""Scenarios: what the workers do and what goes wrong meanwhile, from one seed.
+
+A scenario is a `Plan`.  `play` runs it and returns what came of it; the same plan, seed
+and number of workers give the same digest, in any process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from asyncrpc.testing.loop import DeadlockError, SimLoop
+from asyncrpc.testing.network import Network
+from tests.simulation import actions, checks
+from tests.simulation.actions import Action
+from tests.simulation.world import World
+
+TRACE_LINES: Final = 40
+SETTLE_S: Final = 90.0  # what is silent is found out, and what was lost is cleared away
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What happens in a scenario.
+
+    Attributes:
+        workers: how many there are, unless told otherwise.
+        degree: how many others each of them calls.
+        seconds: how long it goes on, in virtual time.
+        actions: what they do, with weights.
+        pause_s: mean pause of a worker between two actions.
+        crashes: how many workers die; each comes back under its name.
+        cuts: how often the connections of two workers break.
+        partitions: how often two workers are parted; some for good, as it seems.
+        delay_s: longest mean delay between two workers.
+        loss: highest share of packets lost.
+    """
+
+    workers: int = 4
+    degree: int = 2
+    seconds: float = 5.0
+    actions: Mapping[Action, int] = field(default_factory=lambda: actions.ALL)
+    pause_s: float = 0.1
+    crashes: int = 0
+    cuts: int = 0
+    partitions: int = 0
+    delay_s: float = 0.02
+    loss: float = 0.0
+
+
+SCENARIOS: Final[Mapping[str, Plan]] = {
+    "calls": Plan(actions=actions.CALLS, cuts=4, loss=0.02),
+    "streams": Plan(actions=actions.STREAMS, cuts=4, loss=0.02),
+    "rref": Plan(actions=actions.REFERENCES, cuts=2),
+    "deaths": Plan(crashes=3, cuts=2),
+    "partitions": Plan(partitions=3, seconds=10.0),
+    "churn": Plan(
+        workers=1000,
+        degree=4,
+        seconds=30.0,
+        pause_s=2.0,
+        crashes=100,
+        cuts=200,
+        partitions=50,
+    ),
+}
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a run.
+
+    Attributes:
+        digest: of every byte and event.
+        problems: what should not have been.
+        trace: the last events.
+        done: how often each action was completed.
+        errors: of calls, how often each.
+        calls: made, in all.
+        world: as it was at the end.
+    """
+
+    digest: str
+    problems: list[str]
+    trace: list[tuple[float, str]]
+    world: World
+
+
+def play(
+    name: str, seed: int, *, workers: int | None = None, plan: Plan | None = None
+) -> Result:
+    """Run a scenario to its end."""
+    plan = plan or SCENARIOS[name]
+    count = workers or plan.workers
+    gc.collect()
+    gc.disable()  # when it runs is no function of the seed
+    try:
+        with asyncio.Runner(loop_factory=SimLoop) as runner:
+            network = Network(seed, runner.get_loop())
+            world = World(network, ring(count, min(plan.degree, count - 1)))
+            try:
+                runner.run(_run(plan, world))
+            except DeadlockError as error:
+                world.problems.append(f"deadlock: {error}")
+            world.problems += world.ledger.problems()
+            last = list(network.trace)[-TRACE_LINES:]
+            return Result(network.digest, world.problems, last, world)
+    finally:
+        gc.enable()
+
+
+def ring(count: int, degree: int) -> dict[str, list[str]]:
+    """Give each worker as its neighbours those next to it on a ring."""
+    steps = [
+        step for distance in range(1, degree + 1) for step in (distance, -distance)
+    ]
+    return {
+        f"w{number}": [f"w{(number + step) % count}" for step in steps[:degree]]
+        for number in range(count)
+    }
+
+
+async def _run(plan: Plan, world: World) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(
+        lambda _loop, context: world.problems.append(f"on the loop: {context}")
+    )
+    _slow_down(plan, world)
+    await world.begin()
+    troubles = [
+        asyncio.create_task(trouble)
+        for trouble in (
+            _crashes(plan, world),
+            _cuts(plan, world),
+            _partitions(plan, world),
+        )
+    ]
+    working = asyncio.create_task(_work(plan, world))
+    await asyncio.gather(*troubles, working)
+    await world.settle(0.0)
+    await world.rest()
+    await world.settle(SETTLE_S)
+    world.problems += checks.while_held(world)
+    for worker in world.lives.values():
+        worker.kept.clear()
+    gc.collect()
+    await world.settle(SETTLE_S)
+    world.problems += checks.when_all_is_dropped(world)
+    await world.end()
+    world.problems += checks.when_all_have_ended()
+
+
+async def _work(plan: Plan, world: World) -> None:
+    """Have every worker do one thing after another, and several at a time."""
+    loop, rng = asyncio.get_running_loop(), world.rng
+    kinds, weights = list(plan.actions), list(plan.actions.values())
+    until_s = loop.time() + plan.seconds
+    names = list(world.neighbours)
+    while loop.time() < until_s:
+        await asyncio.sleep(rng.expovariate(len(names) / plan.pause_s))
+        worker = world.lives.get(rng.choice(names))
+        action = rng.choices(kinds, weights)[0]
+        if worker is not None:
+            world.do(worker, action(world, worker))
+
+
+def _slow_down(plan: Plan, world: World) -> None:
+    for name, near in world.neighbours.items():
+        for other in near:
+            link = world.network.between(name, other)
+            link.delay(world.rng.uniform(0.0001, plan.delay_s))
+            link.lose(world.rng.uniform(0.0, plan.loss))
+
+
+async def _crashes(plan: Plan, world: World) -> None:
+    for _ in range(plan.crashes):
+        await asyncio.sleep(world.rng.expovariate(plan.crashes / plan.seconds))
+        name = world.rng.choice(list(world.neighbours))
+        if name not in world.lives:
+            continue
+        await world.crash(name, silent=world.rng.random() < 0.5)
+        await asyncio.sleep(world.rng.choice([0.0, 0.01, 1.0]))
+        await world.restart(name)
+
+
+async def _cuts(plan: Plan, world: World) -> None:
+    for _ in range(plan.cuts):
+        await asyncio.sleep(world.rng.expovariate(plan.cuts / plan.seconds))
+        world.network.between(*_pair(world)).drop_connections()
+
+
+async def _partitions(plan: Plan, world: World) -> None:
+    for _ in range(plan.partitions):
+        await asyncio.sleep(world.rng.expovariate(plan.partitions / plan.seconds))
+        link = world.network.between(*_pair(world))
+        link.partition()
+        await asyncio.sleep(world.rng.choice([0.1, 3.0, 30.0]))
+        link.heal()
+
+
+def _pair(world: World) -> tuple[str, str]:
+    name = world.rng.choice(list(world.neighbours))
+    return name, world.rng.choice(world.neighbours[name])

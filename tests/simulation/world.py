@@ -1,0 +1,253 @@
+"""A world of workers on virtual time: who lives, who talks to whom, what goes wrong.
+
+All chance comes from the network's seed.  What must hold is entered in `problems` when
+it does not, so that one run may show several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from asyncrpc import AsyncRpcError, NotStartedError, Options, RRef, RRefDeletedError
+from asyncrpc.ids import Incarnation
+from asyncrpc.runtime.rendezvous import UNKNOWN_INCARNATION, Member
+from asyncrpc.testing.network import Network
+from tests.simulation.ledger import Ledger
+from tests.simulation.participant import Participant, Value
+
+OPTIONS: Final = Options(
+    drain_timeout_s=2.0,
+    connect_timeout_s=5.0,
+    shared_memory_bytes=0,
+    receive_pool_bytes=0,
+)
+HANG_S: Final = 200.0  # of virtual time: longer than any limit, and any row of them
+DOING_MAX: Final = 8  # things that one worker does at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """A rendezvous that gives a worker the names of those it begins with."""
+
+    names: Sequence[str]
+
+    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
+        """Return them, wherever they are in their lives."""
+        return [
+            Member(name, -1, UNKNOWN_INCARNATION, (f"mem://{name}",))
+            for name in self.names
+        ]
+
+    async def leave(self, timeout_s: float) -> None:
+        """Nothing is held."""
+
+
+class Values:
+    """Every value that was made, for as long as somebody holds it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._alive: weakref.WeakValueDictionary[int, Value] = (
+            weakref.WeakValueDictionary()
+        )
+        self._owners: dict[int, Incarnation] = {}
+
+    def new(self) -> int:
+        """Return a number for a value that is about to be made."""
+        self.count += 1
+        return self.count
+
+    def made(self, number: int, value: Value, owner: Participant) -> None:
+        """Enter a value."""
+        self._alive[number] = value
+        self._owners[number] = owner.incarnation
+
+    def owner(self, number: int) -> Incarnation | None:
+        """Return who owns a value; None if it was never made."""
+        return self._owners.get(number)
+
+    def is_freed(self, number: int) -> bool:
+        """Say whether nobody holds it."""
+        return number not in self._alive
+
+    def alive(self) -> list[int]:
+        """Return the values that have not been freed."""
+        return sorted(self._alive)
+
+
+class World:
+    """Workers by name, what they do, and what goes wrong.
+
+    Attributes:
+        network: between them.
+        ledger: of their calls.
+        values: that they made.
+        lives: the workers that run.
+        neighbours: whom each of them calls.
+        buried: incarnations that have ended.
+        problems: what should not have been, in words.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        neighbours: dict[str, list[str]],
+        options: Options = OPTIONS,
+    ) -> None:
+        self.network = network
+        self.rng = network.rng
+        self.ledger = Ledger()
+        self.values = Values()
+        self.lives: dict[str, Participant] = {}
+        self.neighbours = neighbours
+        self.buried: dict[Incarnation, str] = {}
+        self.problems: list[str] = []
+        self.done: Counter[str] = Counter()
+        self._options = options
+        self._doing: dict[str, dict[asyncio.Task[Any], None]] = {}
+
+    # --- lives ---
+
+    async def begin(self) -> None:
+        """Start every worker."""
+        for name in self.neighbours:
+            await self.start(name)
+
+    async def start(self, name: str) -> Participant:
+        """Start a worker, for the first time or again."""
+        knows = dict.fromkeys([name, *self.neighbours[name]])
+        for near in self.neighbours[name]:  # who may pass on what these own
+            knows.update(dict.fromkeys(self.neighbours[near]))
+        worker = Participant(
+            self, name, rendezvous=Roster(tuple(knows)), options=self._options
+        )
+        self.lives[name] = await worker.__aenter__()
+        self._doing[name] = {}
+        return worker
+
+    async def crash(self, name: str, *, silent: bool) -> None:
+        """End a worker without a word."""
+        worker = self.lives.pop(name)
+        self.buried[worker.incarnation] = name
+        self.network.crash(name, silent=silent)
+        await self._stop(worker, drain_s=0.0)
+
+    async def restart(self, name: str) -> None:
+        """Start a worker again, under its old name."""
+        self.network.restart(name)
+        await self.start(name)
+
+    async def leave(self, name: str) -> None:
+        """End a worker in order."""
+        worker = self.lives.pop(name)
+        self.buried[worker.incarnation] = name
+        await self._stop(worker, drain_s=None)
+
+    async def _stop(self, worker: Participant, drain_s: float | None) -> None:
+        doing = tuple(self._doing.pop(worker.name))
+        for task in doing:
+            task.cancel()
+        await worker.shutdown(drain_timeout_s=drain_s)
+        if doing:
+            await asyncio.wait(doing)
+        worker.kept.clear()
+
+    # --- what they do ---
+
+    def do(self, worker: Participant, action: Coroutine[Any, Any, None]) -> None:
+        """Let a worker do something beside what it does already."""
+        doing = self._doing.get(worker.name)
+        if doing is None or len(doing) >= DOING_MAX:
+            action.close()
+            return
+        task = self.network.loop.create_task(self._within_limit(worker, action))
+        doing[task] = None
+        task.add_done_callback(doing.pop)
+
+    async def _within_limit(
+        self, worker: Participant, action: Coroutine[Any, Any, None]
+    ) -> None:
+        name = action.__qualname__
+        try:
+            async with asyncio.timeout(HANG_S):
+                await action
+        except TimeoutError:
+            self.problems.append(f"{worker.name}: {name} hangs")
+        except NotStartedError:
+            if self.lives.get(worker.name) is worker:
+                self.problems.append(f"{worker.name}: {name}: it is not running")
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is a finding)
+            self.problems.append(f"{worker.name}: {name} raised {error!r}")
+        else:
+            self.done[name] += 1
+
+    async def rest(self) -> None:
+        """Wait until nobody does anything any more."""
+        while doing := [task for tasks in self._doing.values() for task in tasks]:
+            await asyncio.wait(doing)
+
+    # --- calls ---
+
+    async def call(
+        self, me: Participant, to: str, function: Callable[..., Any], *args: Any
+    ) -> None:
+        """Make a call, and enter what becomes of it."""
+        what = f"{me.name} calls {function.__name__} on {to}"
+        await self.enter(
+            what,
+            lambda number: me.start_call(to, function, (number, *args)),
+            lambda number: number,
+        )
+
+    async def use(self, me: Participant, rref: RRef[Value], number: int) -> None:
+        """Use a reference, and enter what becomes of it."""
+        what = f"{me.name} uses value {number}"
+        is_confirmed = rref.confirmed_by_owner()
+        error = await self.enter(
+            what, lambda call: rref.rpc_async().get(call), lambda _call: number
+        )
+        if isinstance(error, RRefDeletedError) and is_confirmed:
+            self.problems.append(f"I1: {what}, which it holds, and it is gone: {error}")
+
+    async def enter(
+        self,
+        what: str,
+        make: Callable[[int], Awaitable[Any]],
+        expected: Callable[[int], Any],
+    ) -> BaseException | None:
+        """Make a call and enter how it ended; return its error."""
+        number = self.ledger.new(what)
+        self.network.note(f"call {number}: {what}")
+        caught: BaseException | None = None
+        try:
+            result = await make(number)
+        except (asyncio.CancelledError, NotStartedError):
+            self.ledger.excuse(number)
+            raise
+        except AsyncRpcError as error:
+            caught = error
+        else:
+            if result != expected(number):
+                self.problems.append(f"call {number} ({what}) returned {result!r}")
+        self.ledger.claim(number, caught)
+        self.network.note(f"call {number}: {caught or 'answered'}")
+        return caught
+
+    # --- the end ---
+
+    async def settle(self, seconds: float) -> None:
+        """Heal the network, and let so much time pass."""
+        self.network.heal_all()
+        await asyncio.sleep(seconds)
+
+    async def end(self) -> None:
+        """Shut every worker down, in order."""
+        for name in tuple(self.lives):
+            with contextlib.suppress(KeyError):
+                await self.leave(name)

@@ -1,0 +1,428 @@
+"""What one worker makes of news about members, case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.ids import Incarnation
+from asyncrpc.runtime.machine import membership
+from asyncrpc.runtime.machine.membership import (
+    BUCKETS,
+    TOMBSTONE_S,
+    Announce,
+    Answer,
+    Changed,
+    ChangeKind,
+    Contest,
+    Effect,
+    Membership,
+    Record,
+    Status,
+    Warn,
+)
+from asyncrpc.runtime.machine.ring import place_of
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
+
+ALIVE, LOST, LEFT = Status
+JOINED = ChangeKind.JOINED
+
+
+def member(name: str, incarnation: int = 1, rank: int = -1) -> Member:
+    return Member(name, rank, Incarnation(incarnation), (f"mem://{name}",), "host")
+
+
+def record(
+    name: str,
+    incarnation: int = 1,
+    generation: int = 1,
+    version: int = 0,
+    status: Status = ALIVE,
+) -> Record:
+    return Record(member(name, incarnation), generation, version, status)
+
+
+def table(*others: Record, static: bool = False) -> Membership:
+    made = Membership(record("me"), is_static=static)
+    made.begin([record("me"), *others], 0.0)
+    return made
+
+
+def kinds(effects: Sequence[Effect]) -> list[ChangeKind | None]:
+    return [one.kind for one in effects if isinstance(one, Changed)]
+
+
+# Every pair of what is known and what is heard, and what has become of the member.
+KNOWN: list[tuple[Record, Record, list[ChangeKind | None]]] = [
+    (record("b"), record("b"), []),
+    (record("b"), record("b", status=LOST), [ChangeKind.LOST]),
+    (record("b"), record("b", status=LEFT), [ChangeKind.LEFT]),
+    (record("b"), record("b", version=1), [None]),
+    (record("b", version=1), record("b", status=LOST), []),
+    (record("b", status=LOST), record("b"), []),
+    (record("b", status=LOST), record("b", version=1), [ChangeKind.BACK]),
+    (record("b", status=LOST), record("b", status=LEFT), [None]),
+    (record("b", status=LEFT), record("b"), []),
+    (record("b", status=LEFT), record("b", status=LOST), []),
+    (record("b"), record("b", 2, 2), [ChangeKind.RESTARTED]),
+    (record("b", status=LOST), record("b", 2, 2), [ChangeKind.RESTARTED]),
+    (record("b", status=LEFT), record("b", 2, 2), [ChangeKind.JOINED]),
+    (record("b"), record("b", 2, 2, status=LOST), [ChangeKind.LOST]),
+    (record("b"), record("b", 2, 2, status=LEFT), [ChangeKind.LEFT]),
+    (record("b", status=LEFT), record("b", 2, 2, status=LOST), [None]),
+    (record("b", 2, 2), record("b", 1, 1), []),
+    (record("b", 2, 2), record("b", 1, 1, 9, LEFT), []),
+    (record("b", 1, 1), record("b", 2, 1), [ChangeKind.RESTARTED]),  # two at once
+    (record("b", 2, 1), record("b", 1, 1), []),
+    (record("b", 0, 0), record("b", 5, 1), [None]),  # of a list, and met now
+    (record("b", 0, 0, status=LOST), record("b", 5, 1), [ChangeKind.BACK]),
+]
+
+
+@pytest.mark.parametrize(("known", "heard", "expected"), KNOWN)
+def test_the_later_of_two_records_counts(
+    known: Record, heard: Record, expected: list[ChangeKind | None]
+) -> None:
+    mine = table(known)
+    effects = mine.hear(heard, 1.0)
+    assert kinds(effects) == expected
+    later = max(known, heard, key=lambda one: one.order)
+    assert mine.get("b") == later
+    assert ("b" in mine.alive) == later.is_placed
+    assert ("b" in mine.lost) == (later.status is LOST)
+
+
+def test_who_is_behind_is_told() -> None:
+    known = record("b", 2, 2)
+    assert table(known).hear(record("b"), 1.0) == [Answer(known)]
+
+
+def test_a_new_name_joins() -> None:
+    mine = table()
+    assert mine.hear(record("b"), 1.0) == [Changed(JOINED, record("b"), Incarnation(0))]
+    assert [one.name for one in mine.records] == ["b", "me"]
+    assert mine.successor == "b"
+
+
+def test_a_death_that_comes_before_the_life_is_remembered() -> None:
+    mine = table()
+    assert mine.hear(record("b", status=LEFT), 1.0) == []
+    assert kinds(mine.hear(record("b"), 2.0)) == []
+    assert "b" not in mine.alive
+
+
+def test_a_worker_of_which_no_life_is_known_takes_no_part() -> None:
+    mine = table()
+    assert mine.hear(record("guest", generation=0), 1.0) == []
+    assert mine.get("guest") is None
+
+
+def test_a_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "MEMBERS_MAX", 3)
+    mine = table(record("b"), record("c"))
+    assert mine.hear(record("d"), 1.0) == []
+    assert len(mine) == 3
+
+
+# --- about oneself -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [LOST, LEFT])
+def test_its_own_death_a_worker_refutes(status: Status) -> None:
+    mine = table()
+    effects = mine.hear(record("me", version=3, status=status), 1.0)
+    alive = record("me", version=4)
+    assert effects == [Answer(alive), Announce(alive)]
+    assert mine.me == alive
+    assert mine.hear(record("me", version=3, status=status), 1.0) == []
+
+
+def test_who_has_left_does_not_come_back() -> None:
+    mine = table()
+    assert mine.leave(1.0).status is LEFT
+    assert mine.hear(record("me", status=LOST), 1.0) == []
+    assert mine.hear(record("me", 7, 0), 1.0) == []
+    assert mine.me.status is LEFT
+
+
+def test_news_of_a_former_life_are_answered() -> None:
+    mine = Membership(record("me", 5, 2))
+    assert mine.hear(record("me", 9, 1), 1.0) == [Answer(mine.me)]
+    assert mine.hear(record("me", 0, 0), 1.0) == []  # an entry of somebody's list
+
+
+def test_who_does_not_know_its_life_takes_the_next_one() -> None:
+    mine = Membership(record("me", 5, 0))
+    after = record("me", 5, 4)
+    assert mine.hear(record("me", 9, 3), 1.0) == [Answer(after), Announce(after)]
+
+
+def test_who_does_not_know_its_life_is_told() -> None:
+    mine = Membership(record("me", 5, 0))
+    assert mine.hear(record("me", 5, 1), 1.0) == []
+    assert mine.me == record("me", 5, 1)
+
+
+def test_who_has_taken_its_name_has_to_be_looked_for() -> None:
+    mine, later = table(), record("me", 2, 7)
+    assert mine.hear(later, 1.0) == [Contest(later)]
+    assert mine.me == record("me")
+    after = record("me", 1, 8)
+    assert mine.outlive(later) == [Answer(after), Announce(after)]
+    assert mine.outlive(later) == [Answer(after), Announce(after)]
+    assert mine.me == after
+
+
+@pytest.mark.parametrize("status", [LOST, LEFT])
+def test_a_later_life_that_has_ended_is_outlived(status: Status) -> None:
+    """The member that took this worker in did not know of that life."""
+    mine, after = table(), record("me", 1, 8)
+    effects = mine.hear(record("me", 2, 7, status=status), 1.0)
+    assert effects == [Answer(after), Announce(after)]
+
+
+# --- verdicts and links --------------------------------------------------------------
+
+
+def test_who_gives_a_worker_up_tells_everyone() -> None:
+    mine, lost = table(record("b")), record("b", status=LOST)
+    effects = mine.lose("b", 1, 1.0)
+    assert effects == [Changed(ChangeKind.LOST, lost, Incarnation(1)), Announce(lost)]
+    assert mine.lose("b", 1, 1.0) == []
+    assert mine.lose("b", 2, 1.0) == []
+    assert mine.lose("c", 1, 1.0) == []
+
+
+def test_a_hint_does_not_count_against_a_link() -> None:
+    mine, lost = table(record("b")), record("b", status=LOST)
+    assert mine.hear(lost, 1.0, is_linked=True) == [Warn(lost)]
+    assert mine.get("b") == record("b")
+    left = record("b", status=LEFT)
+    assert kinds(mine.hear(left, 1.0, is_linked=True)) == [ChangeKind.LEFT]
+
+
+def test_who_is_met_as_expected_is_told_nothing() -> None:
+    mine = table(record("b"))
+    assert mine.meet(member("b"), 1.0) == []
+    assert mine.meet(member("guest"), 1.0) == []
+
+
+def test_who_is_met_though_it_was_lost_is_told_so() -> None:
+    lost = record("b", status=LOST)
+    assert table(lost).meet(member("b"), 1.0) == [Answer(lost)]
+
+
+def test_another_life_that_is_met_says_which_it_is() -> None:
+    assert table(record("b")).meet(member("b", 2), 1.0) == [Answer(record("b"))]
+
+
+def test_who_is_in_a_list_is_known_once_it_is_met() -> None:
+    mine = table(Record(member("b", 0)))
+    assert "b" not in mine.alive
+    assert [one.name for one in mine.records] == ["b", "me"]
+    met = record("b", 7)
+    effects = mine.meet(member("b", 7), 1.0)
+    assert effects == [Changed(None, met, UNKNOWN_INCARNATION), Answer(met)]
+    assert "b" in mine.alive
+
+
+def test_the_set_of_names_of_a_static_group_is_fixed() -> None:
+    mine = table(record("b"), static=True)
+    assert mine.hear(record("c"), 1.0) == []
+    assert "static" in mine.refusal("c", 1)
+    assert mine.refusal("b", 2) == ""
+    assert kinds(mine.meet(member("b", 2), 1.0)) == [ChangeKind.RESTARTED]
+    assert mine.get("b") == record("b", 2, 2)
+    assert "later worker" in mine.refusal("b", 1)
+
+
+def test_who_has_been_succeeded_is_refused() -> None:
+    mine = table(record("b"))
+    assert mine.refusal("b", 1) == ""
+    mine.hear(record("b", 2, 2), 1.0)
+    assert "a later worker has the name 'b'" in mine.refusal("b", 1)
+    assert mine.refusal("b", 2) == ""
+    assert mine.refusal("unheard of", 3) == ""
+
+
+# --- joining -------------------------------------------------------------------------
+
+
+def test_a_name_that_was_never_there_begins_its_first_life() -> None:
+    mine = table()
+    new = Record(member("b", 4, rank=3), 1)
+    effects = mine.admit(member("b", 4, rank=3), 1.0)
+    assert effects == [Changed(JOINED, new, UNKNOWN_INCARNATION), Announce(new)]
+    assert mine.holder_of(3) == new
+    assert mine.holder_of(9) is None
+    assert mine.holder_of(-1) is None
+    assert mine.admit(member("b", 4, rank=3), 1.0) == []  # it has asked twice
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(LOST, ChangeKind.RESTARTED), (LEFT, ChangeKind.JOINED)]
+)
+def test_a_name_that_comes_again_keeps_its_rank(
+    status: Status, kind: ChangeKind
+) -> None:
+    before = Record(member("b", 1, rank=2), 4, 0, status)
+    mine = table(before)
+    new = Record(member("b", 9, rank=2), 5)
+    effects = mine.admit(member("b", 9), 1.0)
+    assert effects == [Changed(kind, new, Incarnation(1)), Announce(new)]
+    assert mine.get("b") == new
+
+
+def test_a_name_may_come_again_with_another_rank() -> None:
+    mine = table(Record(member("b", 1, rank=2), 4, 0, LEFT))
+    mine.admit(member("b", 9, rank=5), 1.0)
+    assert mine.holder_of(2) is None
+    found = mine.holder_of(5)
+    assert found is not None
+    assert found.name == "b"
+
+
+# --- forgetting ----------------------------------------------------------------------
+
+
+def test_the_dead_are_forgotten() -> None:
+    mine = table(record("b"), record("c"), record("d"))
+    mine.lose("b", 1, 10.0)
+    mine.hear(record("c", status=LEFT), 20.0)
+    assert mine.forget(9.0 + TOMBSTONE_S) == []
+    assert mine.forget(10.0 + TOMBSTONE_S) == ["b"]
+    assert mine.forget(20.0 + TOMBSTONE_S) == ["c"]
+    assert mine.get("b") is mine.get("c") is None
+    assert list(mine.lost) == []
+    assert len(mine) == 2
+
+
+def test_not_too_many_dead_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "TOMBSTONES_MAX", 2)
+    mine = table(*(record(name, number) for number, name in enumerate("bcde")))
+    for number, name in enumerate("bcde"):
+        mine.lose(name, number, 1.0)
+    assert mine.forget(1.0) == ["b", "c"]
+    for number in range(10, 20):
+        mine.hear(record("x", number, number), 1.0)
+    assert sum(bool(mine.refusal("x", number)) for number in range(10, 20)) == 2
+
+
+def test_who_comes_back_is_not_forgotten() -> None:
+    mine = table(record("b"))
+    mine.lose("b", 1, 1.0)
+    mine.hear(record("b", version=1), 2.0)
+    assert mine.forget(5.0 + TOMBSTONE_S) == []
+    assert "b" in mine.alive
+
+
+# --- comparing -----------------------------------------------------------------------
+
+
+def compare(one: Membership, other: Membership) -> int:
+    """Exchange what differs; return how many records were sent."""
+    parts = one.differing(other.digests)
+    ours = one.part(parts)
+    theirs = other.better(parts, ours)
+    for heard in ours:
+        other.hear(heard, 1.0)
+    for heard in theirs:
+        for effect in one.hear(heard, 1.0):
+            if isinstance(effect, Answer):
+                other.hear(effect.record, 1.0)
+    return len(ours) + len(theirs)
+
+
+def test_who_knows_the_same_sends_nothing() -> None:
+    names = [record(f"w{number}", number) for number in range(1, 200)]
+    one, other = table(*names), table(*reversed(names))
+    assert one.digest == other.digest
+    assert one.digests == other.digests
+    assert len(one.digests) == BUCKETS
+    assert compare(one, other) == 0
+
+
+def test_what_differs_is_exchanged_and_little_else() -> None:
+    names = [record(f"w{number}", number) for number in range(1, 1000)]
+    one, other = table(*names[:-1]), table(*names[1:])
+    one.lose("w5", 5, 1.0)
+    other.hear(record("w7", 8, 2), 1.0)
+    assert 0 < compare(one, other) < 4 * 2 * 3 * 1000 / BUCKETS
+    assert one.records == other.records
+    assert one.digest == other.digest
+    lost = other.get("w5")
+    assert lost is not None
+    assert lost.status is LOST
+
+
+def test_the_dead_are_not_told_to_those_who_forgot_them() -> None:
+    one, other = table(record("b")), table(record("b"))
+    one.lose("b", 1, 0.0)
+    other.hear(record("b", status=LOST), 0.0)
+    other.forget(TOMBSTONE_S)
+    assert compare(one, other) == 0
+    assert compare(other, one) == 0
+
+
+def test_who_was_lost_nearby_is_looked_for_by_one() -> None:
+    names = [f"w{number}" for number in range(30)]
+    tables = {}
+    for name in names:
+        made = Membership(record(name))
+        made.begin([record(one) for one in names], 0.0)
+        tables[name] = made
+    gone = names[::3]
+    left = [one for one in names if one not in gone]
+    for name in left:
+        for one in gone:
+            tables[name].lose(one, 1, 1.0)
+    looked_for = [one for name in left for one in tables[name].lost_nearby()]
+    assert sorted(looked_for) == sorted(gone)
+    order = sorted(names, key=place_of)
+    for name in left:
+        at = order.index(name)
+        after = [order[(at + step) % len(order)] for step in range(1, len(order))]
+        nearby = tables[name].lost_nearby()
+        assert after[: len(nearby)] == nearby
+
+
+def test_who_is_alone_looks_for_all() -> None:
+    mine = table(record("b"), record("c"))
+    mine.lose("b", 1, 1.0)
+    mine.lose("c", 1, 1.0)
+    assert mine.successor == ""
+    assert sorted(mine.lost_nearby()) == ["b", "c"]
+
+
+# --- on the wire ---------------------------------------------------------------------
+
+
+def test_a_record_travels() -> None:
+    whole = Record(member("b", 2**64 - 1, rank=7), 3, 4, LOST)
+    assert Record.unpack(whole.pack()) == whole
+    assert Record.unpack([*whole.pack(), "of a later version"]) == whole
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        None,
+        [],
+        "record",
+        record("b").pack()[:-1],
+        record("").pack(),
+        replace(record("b"), version=-1).pack(),
+        replace(record("b"), generation=-1).pack(),
+        [*record("b").pack()[:-1], 3],
+        [*record("b").pack()[:-1], True],
+        ["b", 0, 1, [1], "host", 1, 0, 0],
+        [1, 0, 1, [], "host", 1, 0, 0],
+    ],
+)
+def test_what_is_no_record_is_refused(broken: Any) -> None:
+    with pytest.raises(MalformedError):
+        Record.unpack(broken)
