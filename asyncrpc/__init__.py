@@ -58,6 +58,7 @@ from asyncrpc.functions import async_execution, on_loop
 from asyncrpc.ids import WorkerInfo
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.records import RRefRecord
+from asyncrpc.runtime.changes import MemberChange, MemberChanges
 from asyncrpc.runtime.context import cancelled, current_worker, deadline
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.futures import CallFuture, CallStats
@@ -65,7 +66,7 @@ from asyncrpc.runtime.group import GroupCall, GroupReply, PeerGroup
 from asyncrpc.runtime.loops import run
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.peer import Peer
-from asyncrpc.runtime.rendezvous import LocalRendezvous
+from asyncrpc.runtime.rendezvous import JoinRendezvous, LocalRendezvous
 from asyncrpc.serde import Policy, expose, share
 from asyncrpc.transport.tls import Tls
 
@@ -93,9 +94,12 @@ __all__ = [
     "GroupCall",
     "GroupReply",
     "InvalidContextError",
+    "JoinRendezvous",
     "LocalProtocolError",
     "LocalRendezvous",
     "MalformedError",
+    "MemberChange",
+    "MemberChanges",
     "NoGradientPathError",
     "NotStartedError",
     "OptimizerError",

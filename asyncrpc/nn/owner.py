@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from asyncrpc.autograd.service import AutogradService
-from asyncrpc.errors import UsageError
+from asyncrpc.errors import Outcome, RejectedError, UsageError
 from asyncrpc.rref.handle import RRef
 from asyncrpc.runtime.context import current_worker
 
@@ -31,8 +31,15 @@ def create(
     """Make a module on a device of this worker.
 
     Raises:
+        RejectedError: the policy does not allow peers to call `module_cls`.
         UsageError: what was made is no module, or there is no such device here.
     """
+    if not current_worker().functions.is_allowed(module_cls):
+        raise RejectedError(
+            f"{module_cls!r:.100} may not be called on this worker, whose policy is "
+            "strict; mark it with @asyncrpc.expose or list it in Options.allow",
+            outcome=Outcome.NOT_EXECUTED,
+        )
     module = module_cls(*args, **kwargs)
     if not isinstance(module, nn.Module):
         name = getattr(module_cls, "__name__", repr(module_cls))

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.autograd.service import AutogradService
-from asyncrpc.errors import MalformedError, OptimizerError
+from asyncrpc.errors import MalformedError, OptimizerError, Outcome, RejectedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.optim.local import (
     Gradients,
@@ -170,6 +170,7 @@ class OptimizerService:
         args: list[Any],
         kwargs: dict[str, Any],
     ) -> None:
+        self._check(cls)
         local = [await _resolved(group) for group in groups]
 
         def job() -> LocalOptimizer:
@@ -200,12 +201,26 @@ class OptimizerService:
     async def _add_scheduler(
         self, key: Key, cls: Any, args: list[Any], kwargs: dict[str, Any]
     ) -> int:
+        self._check(cls)
         job = partial(self._find(key).add_scheduler, cls, args, kwargs)
         return await self.worker.run_in_thread(job)
 
     async def _step_scheduler(self, key: Key, index: int, args: list[Any]) -> None:
         job = partial(self._find(key).step_scheduler, index, args)
         await self.worker.run_in_thread(job)
+
+    def _check(self, cls: Any) -> None:
+        """Refuse to call what peers may not call.
+
+        Raises:
+            RejectedError: the policy does not allow it.
+        """
+        if not self.worker.functions.is_allowed(cls):
+            raise RejectedError(
+                f"{cls!r:.100} may not be called on this worker, whose policy is "
+                'strict; list it in Options.allow, as "torch.optim.*:*"',
+                outcome=Outcome.NOT_EXECUTED,
+            )
 
     def _find(self, key: Key) -> LocalOptimizer:
         found = self._optimizers.get(key)

@@ -112,10 +112,7 @@ class OwnedValues(RRefTable):
         value = done.result()
         if not name:
             return _Returned(value)
-        try:
-            method: Callable[..., Any] = getattr(value, name)
-        except AttributeError as missing:
-            return _raiser(missing)
+        # Before it is looked up: not even a property runs on the word of a peer.
         if not self.worker.functions.is_allowed_method(type(value), name):
             kind = type(value).__qualname__
             return _raiser(
@@ -125,6 +122,10 @@ class OwnedValues(RRefTable):
                     outcome=Outcome.NOT_EXECUTED,
                 )
             )
+        try:
+            method: Callable[..., Any] = getattr(value, name)
+        except AttributeError as missing:
+            return _raiser(missing)
         return method
 
     def value(self, rref_id: RRefId) -> Value:

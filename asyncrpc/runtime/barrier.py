@@ -117,7 +117,16 @@ class Barrier:
         self._on_gone(self._neighbours.rank_of(peer.name), reason)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Tell those who do not know it yet that the last barrier has been passed.
+
+        It comes before the end of the connection: so that is not taken for a death.
+
+        Cancellation:
+            It never waits.
+        """
+        if self._machine.has_passed:
+            for link in self._others():
+                self._say(link)
 
     def _on_gone(self, rank: int, reason: str) -> None:
         name = self._neighbours.name_of(rank)
@@ -144,9 +153,12 @@ class Barrier:
 
     def _tell_failure(self, failure: Failure) -> None:
         """Tell those who are connected, who tell those they are connected to."""
-        for link in self._worker.directory.links:
-            if link.peer.name != self._worker.name:
-                self._say_failure(link, failure)
+        for link in self._others():
+            self._say_failure(link, failure)
+
+    def _others(self) -> list[Link]:
+        name = self._worker.name
+        return [one for one in self._worker.directory.links if one.peer.name != name]
 
     def _give_up(self, what: str) -> None:
         number = self._machine.number

@@ -103,10 +103,10 @@ class Neighbours:
                 self._say(link)
         except AsyncRpcError as error:
             gone = str(error)
-        self._to_be_told.discard(rank)
-        if gone:
+            self._to_be_told.discard(rank)
             await asyncio.sleep(LAST_WORD_S)  # it may have left in order, having told
-        self._to_be_told.discard(rank)  # a word that has come up since has nobody
-        del self._dials[rank]
+        finally:  # also when this worker shuts down: `settle` waits for it
+            self._to_be_told.discard(rank)
+            self._dials.pop(rank, None)
         if gone:
             self._on_gone(rank, gone)

@@ -35,14 +35,14 @@ logger = logging.getLogger("asyncrpc")
 
 # `asyncrpc` itself imports torch: 200 MiB.  So the process gets an empty package of its
 # name, which only leads to the modules in its folder.
-_PROGRAM: Final = """\
+PROGRAM: Final = """\
 import sys
 package = sys.modules["asyncrpc"] = type(sys)("asyncrpc")
 package.__path__ = [sys.argv[1]]
 from asyncrpc.watch.process import main
 main(sys.argv[2:])
 """
-_PACKAGE: Final = str(Path(asyncrpc.watch.__file__).parents[1])
+PACKAGE: Final = str(Path(asyncrpc.watch.__file__).parents[1])
 
 is_supported: Final = hasattr(os, "pidfd_open") and bool(sys.executable)
 
@@ -111,7 +111,7 @@ class Watcher:
         given = [self._memory, own, *sockets]
         # Not our output: whoever waits for its end would wait for the watch, too.  Not
         # our session: what is typed on a terminal means us.
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _PACKAGE]
+        command = [sys.executable, "-I", "-S", "-c", PROGRAM, PACKAGE]
         process = subprocess.Popen(  # noqa: S603  (nothing in it comes from outside)
             [*command, *map(str, given)],
             bufsize=0,

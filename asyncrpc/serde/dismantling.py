@@ -39,7 +39,8 @@ def assemble(cls: type[BaseException], parts: list[Any]) -> BaseException:
         error = native.__new__(cls)
         _initialize(error, native, args)
     for name, value in slots.items():
-        _set(error, name, value)
+        if not name.startswith("__"):  # `slots_of` gives none of those
+            _set(error, name, value)
     error.__dict__.update(state)
     return error
 

@@ -195,12 +195,23 @@ class FunctionTable:
         """Tell whether a peer may call method `name` of an instance of `cls`."""
         if self.policy is Policy.TRUSTED:
             return True
+        # Of the class's own making: without running a property, or whatever else would
+        # compute it; nor of the instance, which may hold any callable.
+        homes = (vars(base) for base in cls.__mro__)
+        found = next((home[name] for home in homes if name in home), None)
+        if isinstance(found, (staticmethod, classmethod)):
+            found = found.__func__
+        if not isinstance(found, NAMED_TYPES) or isinstance(found, type):
+            return False
         if _is_marked(cls) and not name.startswith("_"):
             return True
-        method = getattr(cls, name, None)
-        return method is not None and self.is_allowed(method)
+        return self.is_allowed(getattr(cls, name))
 
     def _matches(self, name: str) -> bool:
+        if name in self.allow:
+            return True
+        if any(part.startswith("_") for part in name.partition(":")[2].split(".")):
+            return False  # what is private is allowed by its whole name, or not at all
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.allow)
 
     def _find(self, name: str) -> Any:
@@ -208,6 +219,8 @@ class FunctionTable:
         if not module_name or not qualname:
             raise DecodeError(f"{name!r} is no function's name: 'module:name' is")
         strict = self.policy is Policy.STRICT
+        if strict and name not in self.allow and _leads_inside(qualname):
+            raise self._rejection(name)
         module = (
             imported_module(module_name) if strict else import_module(module_name, name)
         )
@@ -240,6 +253,11 @@ class FunctionTable:
 
 
 # --- marks ---------------------------------------------------------------------------
+
+
+def _leads_inside(qualname: str) -> bool:
+    """Tell whether a name goes by way of Python's own attributes, as `__class__`."""
+    return any(part.startswith("__") for part in qualname.split("."))
 
 
 def _is_marked(value: Any) -> bool:

@@ -14,7 +14,7 @@ import sys
 import termios
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from asyncrpc.testing.scanner import FrameScanner, Way
+from asyncrpc.testing.scanner import Conversation, Way
 
 if TYPE_CHECKING:
     from asyncrpc.testing.proxy import Proxy
@@ -41,6 +41,7 @@ class Passage:
         self._streams = [near]
         self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._lines = len(Way)  # that have not come to their end
+        self._conversation = Conversation(proxy.sessions)
         self._is_cut = False  # nothing passes in the other direction either
 
     async def run(self) -> None:
@@ -115,7 +116,7 @@ class Passage:
     async def _write(
         self, way: Way, queue: asyncio.Queue[Chunk], writer: asyncio.StreamWriter
     ) -> None:
-        scanner = FrameScanner()
+        scanner = self._conversation.scanners[way]
         while True:
             due_s, chunk = await queue.get()
             await self._proxy.until_due(due_s)

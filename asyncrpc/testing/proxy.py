@@ -28,7 +28,7 @@ from typing import Final, Self
 
 from asyncrpc.errors import UsageError
 from asyncrpc.testing.passage import Passage
-from asyncrpc.testing.scanner import End, Way
+from asyncrpc.testing.scanner import Conversation, End, Way
 from asyncrpc.transport.address import Address
 
 __all__ = ["Cut", "Proxy", "Way"]
@@ -86,6 +86,7 @@ class Proxy:
         connections: how many have been made to it, ever.
         frames: how many frames have passed, by direction.
         kinds: the same by direction and the number of their kind.
+        sessions: connections by the numbers by which others resume them.
 
     Example:
         >>> async with Proxy("tcp://127.0.0.1:7000") as proxy:
@@ -113,6 +114,7 @@ class Proxy:
         self._server: asyncio.AbstractServer | None = None
         self._passages: dict[Passage, None] = {}
         self._cuts: dict[Way, Cut] = {}
+        self.sessions: dict[int, Conversation] = {}
         self._delay_s = 0.0
         self._bytes_per_s: float | None = None
         self._is_open = asyncio.Event()

@@ -1,6 +1,8 @@
 """Where frames end in a stream of bytes that somebody else reads.
 
-For what stands between two workers: it looks at headers, and never at values.  Sans-IO.
+For what stands between two workers: it reads headers and HELLOs, and never values.  A
+connection that resumes another goes on where that was read to, which may be inside a
+frame; so what was found on the other is kept.  Sans-IO.
 
 Source: docs/reference/wire-protocol.md.
 """
@@ -8,6 +10,7 @@ Source: docs/reference/wire-protocol.md.
 from __future__ import annotations
 
 import enum
+from collections import deque
 from typing import Final, TypeAlias
 
 from asyncrpc.wire.frames import (
@@ -18,10 +21,15 @@ from asyncrpc.wire.frames import (
     FrameKind,
 )
 from asyncrpc.wire.handshake import PREFACE, PROOF_BYTES
+from asyncrpc.wire.messages import Hello
 from asyncrpc.wire.placed import ENTRY_BYTES
 
 HANDSHAKE_BYTES: Final = PREFACE.size + PROOF_BYTES  # in either direction
 _LENGTH_BYTES: Final = 8
+_TOKEN: Final = slice(PREFACE.size - 32, PREFACE.size - 24)  # of the dialer's preface
+_TOKEN_BIT: Final = 1 << 63
+SESSIONS_MAX: Final = 4096  # connections whose places are remembered
+FRAMES_MAX: Final = 1 << 16  # of each; more are never under way
 
 End: TypeAlias = tuple[int, int]  # an offset at which a frame ends, and its kind
 
@@ -38,12 +46,21 @@ class FrameScanner:
 
     Attributes:
         is_lost: what came is not this protocol (TLS, say): no more ends are found.
+        handshake: the first bytes, until they are `HANDSHAKE_BYTES`.
+        hello: the HELLO, once it has passed.
+        position: bytes that came after the HELLO, those of resumed connections included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, conversation: Conversation) -> None:
         self.is_lost = False
+        self.handshake = bytearray()
+        self.hello: Hello | None = None
+        self.position = 0
+        self.frames: deque[tuple[int, int, int]] = deque(maxlen=FRAMES_MAX)
+        self.header = bytearray()
+        self._conversation = conversation
+        self._body = bytearray()  # of a HELLO
         self._skip = HANDSHAKE_BYTES  # bytes until the next header
-        self._header = bytearray()
         self._kind = 0  # of the frame whose body is being skipped; 0: the handshake
 
     def scan(self, chunk: memoryview) -> list[End]:
@@ -57,33 +74,108 @@ class FrameScanner:
         while at < len(chunk) and not self.is_lost:
             if self._skip:
                 taken = min(self._skip, len(chunk) - at)
-                self._skip -= taken
-                at += taken
-                self._note_end(at, found)
-                continue
-            missing = HEADER_BYTES - len(self._header)
-            self._header += chunk[at : at + missing]
-            at += min(missing, len(chunk) - at)
-            if len(self._header) == HEADER_BYTES:
-                self._read_header()
-                self._note_end(at, found)
+                self._take_body(chunk[at : at + taken])
+            else:
+                taken = min(HEADER_BYTES - len(self.header), len(chunk) - at)
+                self._take_header(chunk[at : at + taken])
+            at += taken
+            if not self._skip and self._kind:
+                found.append((at, self._kind))
+                self._kind = 0
         return found
 
-    def _note_end(self, at: int, found: list[End]) -> None:
-        if not self._skip and self._kind:
-            found.append((at, self._kind))
-            self._kind = 0
+    def go_on_from(self, other: FrameScanner, position: int) -> None:
+        """Go on where another connection was read to, whose place this one takes.
 
-    def _read_header(self) -> None:
+        What that one has seen beyond `position` comes again.
+        """
+        self.position = position
+        self.frames = other.frames
+        while self.frames and self.frames[-1][0] >= position:
+            self.frames.pop()
+        if self.frames and self.frames[-1][1] > position:
+            _, end, self._kind = self.frames[-1]
+            self._skip = end - position
+        elif other.header:
+            begun = other.position - len(other.header)
+            self.header += other.header[: max(0, position - begun)]
+
+    def _take_body(self, part: memoryview) -> None:
+        self._skip -= len(part)
+        if self.hello is not None:
+            self.position += len(part)
+        elif not self._kind:
+            self.handshake += part
+        elif self._kind == FrameKind.HELLO:
+            self._body += part
+            if not self._skip:
+                self.hello = Hello.decode(bytes(self._body))
+                self._conversation.on_hello(self, self.hello)
+
+    def _take_header(self, part: memoryview) -> None:
+        self.header += part
+        if self.hello is not None:
+            self.position += len(part)
+        if len(self.header) < HEADER_BYTES:
+            return
         magic, _, kind, flags, head, control, count, _, _, payload = HEADER.unpack(
-            self._header
+            self.header
         )
-        self._header.clear()
+        self.header.clear()
         if magic != MAGIC:
             self.is_lost = True
             return
         self._kind = kind
         self._skip = body_bytes(kind, flags, head + control, count, payload)
+        begun = self.position - HEADER_BYTES
+        if self.hello is not None:
+            self.frames.append((begun, self.position + self._skip, kind))
+
+
+class Conversation:
+    """Both directions of one connection, and which connection it goes on with.
+
+    Attributes:
+        scanners: one for each direction.
+    """
+
+    def __init__(self, sessions: dict[int, Conversation]) -> None:
+        """Begin a connection.
+
+        Args:
+            sessions: by their tokens, of one proxy: filled in, and looked up.
+        """
+        self.scanners = {way: FrameScanner(self) for way in Way}
+        self._sessions = sessions
+        self._before: Conversation | None = None
+
+    def on_hello(self, scanner: FrameScanner, hello: Hello) -> None:
+        """Take note of a HELLO: each says how far the other side was read."""
+        dialer, acceptor = (self.scanners[way] for way in Way)
+        if scanner is dialer:
+            if hello.resume:
+                self._before = self._sessions.get(hello.resume)
+            return
+        asked = dialer.hello
+        if hello.verdict or asked is None:
+            return
+        token = asked.resume or _token(dialer.handshake)
+        if asked.resume:
+            if self._before is None:
+                dialer.is_lost = acceptor.is_lost = True
+                return
+            before = self._before.scanners
+            dialer.go_on_from(before[Way.TO_TARGET], hello.received)
+            acceptor.go_on_from(before[Way.FROM_TARGET], asked.received)
+            self._before = None
+        self._sessions.pop(token, None)
+        self._sessions[token] = self
+        if len(self._sessions) > SESSIONS_MAX:
+            del self._sessions[next(iter(self._sessions))]
+
+
+def _token(handshake: bytearray) -> int:
+    return int.from_bytes(handshake[_TOKEN], "little") | _TOKEN_BIT
 
 
 def body_bytes(kind: int, flags: int, lead: int, count: int, payload: int) -> int:

@@ -150,6 +150,8 @@ class Load:
                 await kind(self, self.rng.choice(self._peers))
             except (AsyncRpcError, TimeoutError):
                 pass  # entered already, or befell a call of which nobody is told
+            except Exception as error:  # noqa: BLE001  (whatever it is, it is a finding)
+                self.problems.append(f"{kind.__name__}: {error!r}")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.rng.expovariate(1 / PAUSE_S)):
                     await self._stopping.wait()
@@ -186,9 +188,7 @@ class Load:
         tell(Outcome.EXECUTED, "")
         return call_id, result
 
-    async def expect(
-        self, what: str, make: Callable[[str], Awaitable[Any]]
-    ) -> str:
+    async def expect(self, what: str, make: Callable[[str], Awaitable[Any]]) -> str:
         """Make a call that returns its own number."""
         call_id, result = await self.enter(what, make)
         if result != call_id:

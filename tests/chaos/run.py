@@ -20,7 +20,9 @@ from tests.chaos.wires import Namespaces, Proxies, Wires
 
 LOST_AFTER_S: Final = 6.0
 WARM_UP_S: Final = 2.0
-REST_S: Final = 4.0  # after the last call: what is late comes, what is free is given back
+REST_S: Final = (
+    4.0  # after the last call: what is late comes, what is free is given back
+)
 NAMES: Final = "abcdefgh"
 
 

@@ -94,7 +94,9 @@ class Proxies(Wires):
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(names)
-        self._proxies = {name: Proxy(f"tcp://127.0.0.1:{free_port()}") for name in names}
+        self._proxies = {
+            name: Proxy(f"tcp://127.0.0.1:{free_port()}") for name in names
+        }
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -1,7 +1,7 @@
 """What Python itself reports: imports, code made, files and processes opened.
 
 An audit hook sees all of it, whatever way it is done, and cannot be removed: this one
-sleeps unless it is asked to watch, and then only watches its own thread.
+sleeps unless it is asked to watch, one thread or all of them.
 """
 
 from __future__ import annotations
@@ -27,27 +27,43 @@ FORBIDDEN: Final = frozenset(
 
 
 class _Watch(threading.local):
-    seen: list[str] | None = None
+    seen: tuple[list[str], ...] = ()  # who watches this thread
 
 
 _watch: Final = _Watch()
 _installed: Final[list[bool]] = []
+_everywhere: Final[list[list[str]]] = []  # who watches all threads
+
+
+def _is_in_traceback() -> bool:
+    """Tell whether a traceback is being formatted: that opens and parses its files."""
+    frame = sys._getframe()  # noqa: SLF001
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_globals.get("__name__") in ("traceback", "linecache"):
+            return True
+    return False
 
 
 def _hook(event: str, args: tuple[object, ...]) -> None:
-    if _watch.seen is not None and event in FORBIDDEN:
-        _watch.seen.append(f"{event}{args!r:.200}")
+    if event in FORBIDDEN and not _is_in_traceback():
+        for seen in (*_everywhere, *_watch.seen):
+            seen.append(f"{event}{args!r:.200}")
 
 
 @contextmanager
-def watched() -> Iterator[list[str]]:
-    """Note every event of `FORBIDDEN` that this thread raises within."""
+def watched(*, everywhere: bool = False) -> Iterator[list[str]]:
+    """Note every event of `FORBIDDEN` within, of this thread or of all."""
     if not _installed:
         _installed.append(True)
         sys.addaudithook(_hook)
     seen: list[str] = []
-    _watch.seen = seen
+    if everywhere:
+        _everywhere.append(seen)
+    else:
+        _watch.seen = (seen,)
     try:
         yield seen
     finally:
-        _watch.seen = None
+        _watch.seen = ()
+        _everywhere.clear()

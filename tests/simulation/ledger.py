@@ -68,7 +68,9 @@ class Ledger:
             if outcome is None and number not in self.excused:
                 found.append(f"call {number} ({what}) was never answered")
             if outcome is Outcome.EXECUTED and not ran:
-                found.append(f"call {number} ({what}) did not run, but is EXECUTED: {why}")
+                found.append(
+                    f"call {number} ({what}) did not run, but is EXECUTED: {why}"
+                )
             if outcome is Outcome.NOT_EXECUTED and ran:
                 found.append(f"call {number} ({what}) ran, but is NOT_EXECUTED: {why}")
         return found

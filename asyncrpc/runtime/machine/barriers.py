@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from asyncrpc.runtime.machine.gathering import Gathering
+from asyncrpc.runtime.machine.gathering import Gathering, mask_of
 
 
 class Blame(enum.Enum):
@@ -78,6 +78,11 @@ class Barriers:
     def missing(self) -> list[int]:
         """The ranks that have not come, as far as is known here."""
         return self._gathering.missing
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether it has passed the barrier that it has come to last."""
+        return self.number >= 0 and self.passed == self.number
 
     def come(self) -> None:
         """This worker comes to its next barrier; it may be passed, or fail, at once."""
@@ -162,6 +167,7 @@ class Barriers:
     def _pass(self) -> None:
         self.is_waiting = False
         self.passed = self.number
+        self._gathering.merge(mask_of(self._members), 0)  # whoever relies on us is due
 
     def _anew(self) -> Gathering:
         return Gathering(self._rank, self._members)

@@ -170,7 +170,7 @@ class Detector:
         if self._is_time_to_ping(silent_s):
             self._has_pinged = True
             return Action.SEND_PING
-        if not self._awaits_evidence and self._is_time_to_ask(now_s, silent_s):
+        if self._is_time_to_ask(now_s, silent_s):
             return self._ask(now_s)
         return Action.NONE
 

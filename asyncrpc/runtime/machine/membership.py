@@ -23,14 +23,13 @@ Source: the refutation is SWIM's (Das, Gupta, Motivala, 2002), section 4.2.
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.machine.ring import BITS, Ring, place_of
+from asyncrpc.runtime.machine.ring import BITS, CIRCLE, Ring, place_of
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
 
 MEMBERS_MAX: Final = 65_536  # names, dead ones included; more are not taken in
@@ -40,6 +39,7 @@ TOMBSTONE_S: Final = 600.0
 FAR_TURNS: Final = 8  # rounds, in one of which somebody far away is looked for
 BUCKETS: Final = 64  # parts of the circle that are compared on their own
 _SHIFT: Final = BITS - 6
+_MIX: Final = 0x9E3779B97F4A7C15  # odd, its bits well mixed: 2^64 / golden ratio
 _FIELDS: Final = (str, int, int, list, str, int, int, int)
 
 
@@ -474,9 +474,9 @@ class Membership:
                 self._digests[part] ^= _digest_of(known)
             if known.incarnation not in (record.incarnation, UNKNOWN_INCARNATION):
                 self._succeed(known.incarnation, name)
+            self._died_s.pop(name, None)
+            self.lost.discard(name)
         self._records[name] = record
-        self._died_s.pop(name, None)
-        self.lost.discard(name)
         if record.is_placed:
             self._digests[part] ^= _digest_of(record)
             self._names[part][name] = None
@@ -512,5 +512,6 @@ def _kind_of(known: Record, record: Record) -> ChangeKind | None:
 
 
 def _digest_of(record: Record) -> int:
-    text = f"{record.name}\0{record.order}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+    # Incarnations are random already; what is added to one changes all its higher bits.
+    total = record.incarnation + record.generation * _MIX + record.version * _MIX * _MIX
+    return total * _MIX % CIRCLE

@@ -19,14 +19,17 @@ networks", 2003; the ring is that of Chord (Stoica et al., 2001).
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 from collections.abc import Iterator
 from typing import Final
 
 BITS: Final = 64
 CIRCLE: Final = 1 << BITS
+PLACES_MAX: Final = 65_536  # places kept, each of which takes 1.5 us to compute
 
 
+@functools.lru_cache(maxsize=PLACES_MAX)
 def place_of(name: str) -> int:
     """Return the place of a worker on the circle; the same everywhere."""
     digest = hashlib.blake2b(name.encode(), digest_size=BITS // 8).digest()

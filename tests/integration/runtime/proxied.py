@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from asyncrpc import Options, Worker
 from asyncrpc.testing import Proxy
-from tests.integration.runtime.groups import free_port
+from tests.integration.runtime.groups import REPOSITORY, free_port
 
 SECRET = "known to all"
 
@@ -41,3 +44,46 @@ async def proxied(
             await worker.shutdown()
         for proxy in proxies.values():
             await proxy.__aexit__(None, None, None)
+
+
+@asynccontextmanager
+async def in_process(
+    name: str, *, options: Options
+) -> AsyncIterator[tuple[Worker, asyncio.subprocess.Process, Proxy]]:
+    """Start a worker in a process behind a proxy, and the worker "a" here."""
+    listen = f"tcp://127.0.0.1:{free_port()}"
+    here = f"tcp://127.0.0.1:{free_port()}"
+    async with Proxy(listen) as proxy:
+        where = {"a": here, name: proxy.address}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.integration.runtime.proxied"),
+            *(name, listen, proxy.address, here),
+            cwd=REPOSITORY,
+            stdout=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.PIPE,
+        )
+        own = replace(options, secret=SECRET, listen=(here,))
+        try:
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"ready\n"
+            async with Worker("a", rendezvous=where, options=own) as worker:
+                yield worker, process, proxy
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def _serve(name: str, listen: str, advertise: str, other: str) -> None:
+    """Be a worker until the standard input ends."""
+    options = Options(
+        secret=SECRET, listen=(listen,), advertise=(advertise,), membership="static"
+    )
+    where = {"a": other, name: advertise}
+    async with Worker(name, rendezvous=where, options=options):
+        print("ready", flush=True)  # noqa: T201  (its parent waits for it)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(*sys.argv[1:]))

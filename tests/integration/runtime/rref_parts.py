@@ -25,17 +25,19 @@ def counts(worker: Worker) -> dict[str, int]:
 
 async def all_freed(*workers: Worker) -> None:
     """Wait until no worker owns or holds anything; a leak ends as a timeout."""
-    async with asyncio.timeout(30):
+    is_simulated = isinstance(asyncio.get_running_loop(), SimLoop)
+    async with asyncio.timeout(60 if is_simulated else 15):
         while any(counts(worker) != NOTHING for worker in workers):
             gc.collect()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(1.0 if is_simulated else 0.01)
 
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait until something is so that no event tells of."""
-    async with asyncio.timeout(30):
+    is_simulated = isinstance(asyncio.get_running_loop(), SimLoop)
+    async with asyncio.timeout(60 if is_simulated else 15):
         while not holds():
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1 if is_simulated else 0.01)
 
 
 def play(scenario: Callable[[Network], Coroutine[Any, Any, None]], seed: int) -> None:

@@ -13,14 +13,18 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from asyncrpc import LocalRendezvous, Options, UsageError, Worker
+from asyncrpc.runtime.watcher import PACKAGE, PROGRAM
 from asyncrpc.runtime.watching import Evidence, PulseAddress, evidence_of
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.watch import pulse, query
@@ -316,6 +320,49 @@ async def test_many_questions_at_once_are_all_answered() -> None:
         hello = as_seen_from_elsewhere(worker.hello())
         asked = (ask(hello, timeout_s=GENEROUS_S) for _ in range(300))
         assert set(await asyncio.gather(*asked)) == {Evidence.TICKING}
+
+
+# --- the end of a watch --------------------------------------------------------------
+
+QUICK = f"""
+import sys
+sys.argv[1:1] = [{PACKAGE!r}]
+exec({PROGRAM.partition("main(")[0]!r})
+from asyncrpc.watch import process
+process.REMAINS_S = 0.5
+main(sys.argv[2:])
+"""
+
+
+async def test_a_watch_tells_of_a_death_for_a_while_and_ends() -> None:
+    """Here of that of a process which is no worker."""
+    incarnation = 7
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE) as dying:
+        started = pulse.started_at(dying.pid)
+        record = pulse.Pulse(dying.pid, started, incarnation, 0)
+        with contextlib.ExitStack() as stack:
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = listening.getsockname()[1]
+            memory = os.memfd_create(pulse.NAME)
+            stack.callback(os.close, memory)
+            os.write(memory, record.pack())
+            process_of = os.pidfd_open(dying.pid)
+            stack.callback(os.close, process_of)
+            given = [memory, process_of, listening.fileno()]
+            command = [sys.executable, "-I", "-S", "-c", QUICK, *map(str, given)]
+            watch = subprocess.Popen(command, stdin=PIPE, pass_fds=given)
+        assert watch.stdin is not None
+        with watch, watch.stdin as pipe:
+            pipe.write(query.key_from(SECRET.encode(), incarnation))
+            pipe.flush()
+            hello = Hello("b", incarnation, 0, 1, watch=(f"tcp://127.0.0.1:{port}",))
+            assert await ask(hello) is Evidence.BUSY
+            dying.kill()
+            async with asyncio.timeout(GENEROUS_S):
+                while await ask(hello) is not Evidence.GONE:
+                    await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(watch.wait, GENEROUS_S) == 0
+            assert await ask(hello) is Evidence.UNREACHABLE
 
 
 # --- a worker of another process -----------------------------------------------------

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from asyncrpc.errors import UsageError
 from asyncrpc.testing.proxy import Proxy, Way
-from asyncrpc.testing.scanner import HANDSHAKE_BYTES, FrameScanner
+from asyncrpc.testing.scanner import HANDSHAKE_BYTES, Conversation
 from asyncrpc.wire.frames import Flags, FrameKind, data_prefix, prefix
+from asyncrpc.wire.messages import Hello
 
 LIMIT_S = 10.0
 SHAKE = bytes(HANDSHAKE_BYTES)
+HELLO = Hello("a", 1, 0, 2)
 CALL = prefix(FrameKind.REQUEST, 1, head=b"head", control=b"control")
 PING = prefix(FrameKind.PING, 2)
 
@@ -81,7 +84,7 @@ async def all_of(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
 def test_the_ends_of_frames_are_found_however_the_stream_is_cut(size: int) -> None:
     payload = b"p" * 100
     frames = [
-        (FrameKind.HELLO, prefix(FrameKind.HELLO, control=b"hello")),
+        (FrameKind.HELLO, prefix(FrameKind.HELLO, control=HELLO.encode())),
         (
             FrameKind.REQUEST,
             prefix(FrameKind.REQUEST, 1, lengths=[60, 40], payload_bytes=100) + payload,
@@ -105,7 +108,7 @@ def test_the_ends_of_frames_are_found_however_the_stream_is_cut(size: int) -> No
     for kind, frame in frames:
         at += len(frame)
         ends.append((at, int(kind)))
-    scanner = FrameScanner()
+    scanner = Conversation({}).scanners[Way.TO_TARGET]
     found = [
         (begin + end, kind)
         for begin in range(0, len(stream), size)
@@ -114,8 +117,41 @@ def test_the_ends_of_frames_are_found_however_the_stream_is_cut(size: int) -> No
     assert found == ends
 
 
+@pytest.mark.parametrize("read", range(0, 200, 7))
+def test_a_connection_that_resumes_another_goes_on_inside_a_frame(read: int) -> None:
+    """Of three frames the acceptor has read so many bytes; the rest comes again."""
+    stream = CALL + PING + CALL
+    ends, at = [], 0
+    for frame in (CALL, PING, CALL):
+        at += len(frame)
+        ends.append(at)
+    read = min(read, len(stream))
+    sessions: dict[int, Conversation] = {}
+    first = meet(sessions, HELLO, HELLO)
+    first.scanners[Way.TO_TARGET].scan(memoryview(stream))
+    (token,) = sessions
+    again = meet(sessions, replace(HELLO, resume=token), replace(HELLO, received=read))
+    found = again.scanners[Way.TO_TARGET].scan(memoryview(stream[read:] + PING))
+    assert [read + end for end, _ in found] == [
+        *(end for end in ends if end > read),
+        len(stream) + len(PING),
+    ]
+    assert sessions == {token: again}
+
+
+def meet(
+    sessions: dict[int, Conversation], hello: Hello, answer: Hello
+) -> Conversation:
+    """Let the handshake of a connection pass."""
+    found = Conversation(sessions)
+    for way, one in zip(Way, (hello, answer), strict=True):
+        frame = prefix(FrameKind.HELLO, control=one.encode())
+        found.scanners[way].scan(memoryview(SHAKE + frame))
+    return found
+
+
 def test_what_is_no_frame_is_let_be() -> None:
-    scanner = FrameScanner()
+    scanner = Conversation({}).scanners[Way.TO_TARGET]
     assert scanner.scan(memoryview(SHAKE + b"x" * 1000)) == []
     assert scanner.is_lost
 

@@ -202,9 +202,12 @@ class TestEvidence:
         self, evidence: Evidence
     ) -> None:
         peer = Peer(new()).run(2 * HEARTBEAT_S)
-        peer.detector.on_receipt(peer.now_s)
+        heard_s = peer.now_s
+        peer.detector.on_receipt(heard_s)
+        peer.run(heard_s + 1.0)
         found = peer.detector.on_evidence(peer.now_s, evidence)
         assert found is Verdict.ALIVE
+        assert peer.run(60.0).lost_s == heard_s + LOST_AFTER_S
 
     def test_one_that_just_became_busy_is_not_taken_for_a_broken_network(self) -> None:
         heartbeat_s = 0.25
@@ -260,6 +263,12 @@ class TestBroken:
         assert peer.detector.on_break(5.0) is Action.NONE
         assert peer.run(60.0).lost_s == LOST_AFTER_S
 
+    def test_a_break_gives_no_more_time_to_answer(self) -> None:
+        peer = Peer(new(lost_after_s=2 * HEARTBEAT_S)).run(1.75 * HEARTBEAT_S)
+        asked_s = peer.times_of(Action.ASK_EVIDENCE)[0]
+        peer.act(peer.detector.on_break(peer.now_s))
+        assert peer.run(60.0).lost_s == asked_s + HEARTBEAT_S
+
     def test_another_connection_ends_it(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.UNREACHABLE), answers_s=0.1)
         peer.act(peer.detector.on_break(0.0))
@@ -287,6 +296,29 @@ class TestOwnStall:
         assert peer.lost_s == pytest.approx(
             30.0 + LOST_AFTER_S, abs=peer.detector.tick_s
         )
+
+    def test_what_was_missed_is_no_silence(self) -> None:
+        peer = Peer(new())
+        peer.tick(pause_s=30.0)
+        assert peer.actions == []
+        assert peer.detector.verdict is Verdict.ALIVE
+
+    def test_what_is_asked_has_its_time_to_be_answered_after_it(self) -> None:
+        peer = Peer(new()).run(2 * HEARTBEAT_S - 0.1)
+        peer.evidence, peer.delay_s = always(Evidence.BUSY), 36.2
+        peer.run(LOST_AFTER_S - 0.5)
+        peer.due = peer.due[:1]  # the answer to the first question, at 40.2 s
+        peer.tick(pause_s=30.0)
+        assert peer.run(41.0).lost_s == NEVER_S
+
+    def test_while_the_connection_is_broken_evidence_is_asked_for_again_at_once(
+        self,
+    ) -> None:
+        peer = Peer(new(), evidence=always(Evidence.STOPPED))
+        peer.act(peer.detector.on_break(0.0))
+        peer.tick()
+        peer.tick(pause_s=30.0)
+        assert peer.times_of(Action.ASK_EVIDENCE) == [0.0, peer.now_s]
 
     def test_evidence_from_before_is_not_used(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.STOPPED)).run(LOST_AFTER_S - 0.5)

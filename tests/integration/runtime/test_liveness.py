@@ -1,0 +1,160 @@
+"""Who is dead, and who is only busy: real processes, killed, stopped and kept busy."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+import asyncrpc
+from asyncrpc import Options, Outcome, OwnerLostError, WorkerLostError
+from asyncrpc.runtime import watching
+from asyncrpc.testing import ProcessCluster
+from tests.integration.runtime import remote
+
+# A tenth of the defaults: what they promise is in proportion.
+OPTIONS = Options(heartbeat_s=0.2, lost_after_s=1.0, drain_timeout_s=0.5)
+BUSY_S = 4.0  # several times what makes a silent peer lost
+SOON_S = OPTIONS.lost_after_s + OPTIONS.heartbeat_s + 5.0  # and time to be scheduled
+
+
+def hold_the_interpreter(seconds: float) -> str:
+    """Let no other Python thread of this process run."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    return "held"
+
+
+@asyncrpc.on_loop
+def hold_the_loop(seconds: float) -> str:
+    """Let threads run, but nothing on the event loop."""
+    time.sleep(seconds)
+    return "held"
+
+
+async def values_owned() -> int:
+    references = asyncrpc.current_worker().references
+    assert references is not None
+    return int(references.counts()["owned"])
+
+
+async def lose(call: asyncio.Future[object]) -> WorkerLostError:
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(WorkerLostError) as caught:
+            await call
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("transport", "hold"), [("uds", hold_the_interpreter), ("tcp", hold_the_loop)]
+)
+async def test_a_busy_worker_is_waited_for(transport: str, hold: object) -> None:
+    cluster = ProcessCluster(
+        ["b"],
+        transport=transport,  # type: ignore[arg-type]
+        method="forkserver",
+        options=OPTIONS,
+    )
+    async with cluster as a:
+        link = await a.link_to("b")
+        holding = a.peer("b").call(hold, BUSY_S)  # type: ignore[arg-type]
+        assert await a.peer("b").call(remote.add, 1) == 2
+        assert await holding == "held"
+        assert a.directory.find("b").link is link
+
+
+async def test_a_busy_worker_of_another_host_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if it were: its host is not looked at, only asked over the network."""
+    monkeypatch.setattr(watching, "HOST_ID", "another kernel")
+    options = replace(OPTIONS, watch="on")
+    cluster = ProcessCluster(
+        ["b"], transport="tcp", method="forkserver", options=options
+    )
+    async with cluster as a:
+        link = await a.link_to("b")
+        holding = a.peer("b").call(hold_the_interpreter, BUSY_S)
+        assert await a.peer("b").call(remote.add, 1) == 2
+        assert await holding == "held"
+        assert a.directory.find("b").link is link
+        waiting = asyncio.ensure_future(a.peer("b").call(asyncio.sleep, 60))
+        cluster.kill("b")
+        error = await lose(waiting)
+        assert error.outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("transport", ["uds", "tcp"])
+async def test_a_stopped_worker_is_lost_and_comes_back(transport: str) -> None:
+    cluster = ProcessCluster(
+        ["b"],
+        transport=transport,  # type: ignore[arg-type]
+        method="forkserver",
+        options=OPTIONS,
+    )
+    async with cluster as a:
+        theirs = a.peer("b").remote(list)
+        await theirs.to_here()
+        waiting = asyncio.ensure_future(a.peer("b").call(asyncio.sleep, 60))
+        await asyncio.sleep(0)
+        os.kill(cluster.pid("b"), signal.SIGSTOP)
+        try:
+            error = await lose(waiting)
+        finally:
+            os.kill(cluster.pid("b"), signal.SIGCONT)
+        assert error.outcome is Outcome.UNKNOWN
+        assert "stopped" in str(error)
+        with pytest.raises(OwnerLostError, match="stopped"):
+            await theirs.to_here()
+        # It goes on, and so do both: as two that have just met.
+        async with asyncio.timeout(SOON_S):
+            while await a.peer("b").call(values_owned):  # noqa: ASYNC110  (nothing tells)
+                await asyncio.sleep(0.05)
+        again = a.peer("b").remote(list)
+        assert await again.to_here() == []
+
+
+@pytest.mark.parametrize("transport", ["uds", "tcp"])
+async def test_a_killed_worker_is_lost_long_before_the_limit(transport: str) -> None:
+    options = Options(heartbeat_s=20, lost_after_s=600, drain_timeout_s=0.5)
+    cluster = ProcessCluster(
+        ["b", "c"],
+        transport=transport,  # type: ignore[arg-type]
+        method="forkserver",
+        options=options,
+    )
+    async with cluster as a:
+        await a.peer("c").call(hold, "b")  # c dials b: both kinds of end see the death
+        waiting = asyncio.ensure_future(a.peer("b").call(asyncio.sleep, 600))
+        theirs = asyncio.ensure_future(a.peer("c").call(wait_for, "b"))
+        await asyncio.sleep(0.1)
+        cluster.kill("b")
+        error = await lose(waiting)
+        assert error.outcome is Outcome.UNKNOWN
+        assert await theirs == "unknown"
+
+
+async def hold(name: str) -> None:
+    await asyncrpc.current_worker().peer(name).call(remote.add, 1)
+
+
+async def wait_for(name: str) -> str:
+    try:
+        await asyncrpc.current_worker().peer(name).call(asyncio.sleep, 600)
+    except WorkerLostError as error:
+        return error.outcome.value
+    return "it answered"
+
+
+async def test_a_worker_that_was_stopped_itself_blames_nobody() -> None:
+    """Its own standstill is not the silence of its peers."""
+    cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
+    async with cluster as a:
+        link = await a.link_to("b")
+        time.sleep(BUSY_S)  # noqa: ASYNC251  (this loop hears nothing meanwhile)
+        assert await a.peer("b").call(remote.add, 1) == 2
+        assert a.directory.find("b").link is link
