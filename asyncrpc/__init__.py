@@ -54,7 +54,7 @@ from asyncrpc.errors import (
     VersionMismatchError,
     WorkerLostError,
 )
-from asyncrpc.functions import async_execution, on_loop
+from asyncrpc.functions import async_execution, idempotent, on_loop
 from asyncrpc.ids import WorkerInfo
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.records import RRefRecord
@@ -137,6 +137,7 @@ __all__ = [
     "expose",
     "functions",
     "get_worker_info",
+    "idempotent",
     "init_rpc",
     "multiprocessing",
     "nn",

@@ -114,7 +114,10 @@ class UnknownWorkerError(UsageError, code="usage.unknown_worker"):
         self.name = name
         self.known = tuple(known)
         listed = ", ".join(repr(one) for one in self.known) or "none"
-        super().__init__(f"worker {name!r} is unknown; known: {listed}")
+        super().__init__(
+            f"worker {name!r} is unknown; known: {listed}; if it has just joined, "
+            "`await worker.find(name)` asks the others"
+        )
 
 
 class InvalidContextError(UsageError, code="usage.invalid_context"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncrpc.ids import RRefId, WorkerId
+from asyncrpc.serde.dismantling import assemble, dismantle
 
 if TYPE_CHECKING:
     from asyncrpc.rref.travel import Travel
@@ -42,6 +43,23 @@ class Shared:
         self.made_s = made_s
         self.is_apart = False
         self.error: Exception | None = None
+
+    def check(self) -> None:
+        """Raise a copy of why the value can no longer be had, if so."""
+        if self.error is not None:
+            raise copy_of(self.error)
+
+
+def copy_of(error: BaseException) -> BaseException:
+    """Return an error like one that is kept, to be raised.
+
+    Raising the one that is kept would hang frames on it, and a frame may hold the very
+    handle whose finalizer keeps the error.
+    """
+    copy = assemble(type(error), dismantle(error))
+    copy.__cause__, copy.__context__ = error.__cause__, error.__context__
+    copy.__suppress_context__ = error.__suppress_context__
+    return copy.with_traceback(error.__traceback__)
 
 
 class MessagePins:

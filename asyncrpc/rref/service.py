@@ -41,8 +41,7 @@ class RRefService(Travel, OwnedValues):
     ) -> Any:
         """Return the value or a copy of it; see `RRef.to_here`."""
         shared = handle._shared  # noqa: SLF001
-        if shared.error is not None:
-            raise shared.error
+        shared.check()
         if not shared.is_here:
             return await self.start_method(handle, "", (), {}, timeout_s, out=out)
         future = self.value(handle.rref_id)
@@ -73,8 +72,7 @@ class RRefService(Travel, OwnedValues):
             UsageError: nothing can be received into `out`.
         """
         shared = handle._shared  # noqa: SLF001
-        if shared.error is not None:
-            raise shared.error
+        shared.check()
         destination = None if out is None else Destination(out)
         called = name or "to_here"
         call = self.worker.new_call(called, shared.owner.name, with_site=True)
@@ -90,8 +88,7 @@ class RRefService(Travel, OwnedValues):
     ) -> RRef[Any]:
         """Start a method whose result stays on the owner."""
         shared = handle._shared  # noqa: SLF001
-        if shared.error is not None:
-            raise shared.error
+        shared.check()
         target = ["=", *handle.rref_id, name]
         values = (list(args), dict(kwargs))
         return self.start_remote(

@@ -56,8 +56,7 @@ class Travel(RRefTable):
             self.settle_notes()  # a handle made in a thread may not be counted yet
         if value._service is not self:  # noqa: SLF001
             raise EncodeError(f"{value!r} belongs to another worker of this process")
-        if shared.error is not None:
-            raise shared.error
+        shared.check()
         to = link.peer.incarnation
         if self._pins is None:
             self._pins = MessagePins(self, link)

@@ -16,11 +16,11 @@ from asyncrpc.errors import (
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
+from asyncrpc.rref.pins import copy_of
 from asyncrpc.rref.table import RRefTable, Value
 from asyncrpc.runtime.futures import is_done_within, refuse_on_loop
 from asyncrpc.runtime.inbound import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.link import Link
-from asyncrpc.serde.dismantling import assemble, dismantle
 
 
 class _Returned:
@@ -138,8 +138,7 @@ class OwnedValues(RRefTable):
     def local_value(self, handle: RRef[Any]) -> Any:
         """Return a value that is here; see `RRef.local_value`."""
         shared = handle._shared  # noqa: SLF001
-        if shared.error is not None:
-            raise shared.error
+        shared.check()
         if not shared.is_here:
             raise UsageError(
                 f"the value of {handle!r} is on worker {shared.owner.name!r}, not on "
@@ -164,20 +163,13 @@ def result_of(done: asyncio.Future[Any]) -> Any:
     """
     error = done.exception()
     if error is not None:
-        raise _copy_of(error)
+        raise copy_of(error)
     return done.result()
-
-
-def _copy_of(error: BaseException) -> BaseException:
-    copy = assemble(type(error), dismantle(error))
-    copy.__cause__, copy.__context__ = error.__cause__, error.__context__
-    copy.__suppress_context__ = error.__suppress_context__
-    return copy.with_traceback(error.__traceback__)
 
 
 def _raiser(error: BaseException) -> Callable[..., Any]:
     def fail(*_args: Any, **_kwargs: Any) -> Any:
-        raise _copy_of(error)
+        raise copy_of(error)
 
     setattr(fail, MODE_ATTRIBUTE, Mode.ON_LOOP)
     return fail

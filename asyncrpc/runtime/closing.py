@@ -216,8 +216,10 @@ class Closing(CallStarter):
         for what, step, most_s in steps:
             left_s = 0.0 if cancelled else end_s - self.loop.time()
             patience_s = max(min(most_s, left_s), _HASTE_S)
+            # A step knows how long it may take; one that does not heed it is cut short.
+            limit_s = max(min(1.5 * most_s, left_s), _HASTE_S)
             try:
-                await self._take(what, step(patience_s), patience_s)
+                await self._take(what, step(patience_s), limit_s)
             except asyncio.CancelledError as error:
                 cancelled = error
         self.watch.close()
@@ -226,11 +228,10 @@ class Closing(CallStarter):
         if cancelled is not None:
             raise cancelled
 
-    async def _take(self, what: str, step: Awaitable[None], most_s: float) -> None:
+    async def _take(self, what: str, step: Awaitable[None], limit_s: float) -> None:
         """Take one step of the end; if it fails, or lasts too long, say so."""
         try:
-            # A step knows how long it may take; this is for one that does not heed it.
-            async with asyncio.timeout(1.5 * most_s):
+            async with asyncio.timeout(limit_s):
                 await step
         except TimeoutError:
             logger.warning("worker %r: %s did not end in time", self.name, what)

@@ -25,7 +25,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.runtime.holding import HeldBack
 from asyncrpc.runtime.landing import Landing, fresh, zeros
-from asyncrpc.runtime.resuming import NEVER, Resuming
+from asyncrpc.runtime.resuming import Resuming, keep_nothing
 from asyncrpc.runtime.spinning import Spinner
 from asyncrpc.transport.abc import PeerCredentials, Transport
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, Outgoing, prefix
@@ -34,11 +34,9 @@ from asyncrpc.wire.messages import Hello
 from asyncrpc.wire.outbox import Outbox
 from asyncrpc.wire.placed import Places
 from asyncrpc.wire.reader import FrameReader, MessageSink, ReaderLimits
-from asyncrpc.wire.resume import Kept
 
 if TYPE_CHECKING:
     from asyncrpc.transport.address import Address
-    from asyncrpc.transport.flow import WaterMarks
 
 logger = logging.getLogger("asyncrpc")
 
@@ -130,22 +128,7 @@ class Connection(Resuming):
         self._reader = self._frames
         self.bytes_gathered = 0
         self._outbox = Outbox()
-        self.kept = Kept()
-        self._keep: Callable[[Sequence[bytes | memoryview]], None] = _keep_nothing
-        self.received = 0
-        self._acked = 0
-        self._ack_at = 1 << 62
-        self._ack_bytes = 0
-        self.on_broken = None
-        self.peer_closed = None
-        self.ack_through = self
-        self.first_kept_back = NEVER
-        self.next_call_id = None
-        self.mended = asyncio.Event()
-        self.mended.set()
-        self._closing = False
-        self._is_reading_paused = False
-        self._marks: WaterMarks | None = None
+        self._prepare_resuming()
         self._writable = asyncio.Event()
         self._writable.set()
         self._pumping = False
@@ -220,7 +203,7 @@ class Connection(Resuming):
             return
         self.state = ConnectionState.CLOSED
         self.kept.clear()
-        self._keep = _keep_nothing
+        self._keep = keep_nothing
         self.mended.set()
         self._writable.set()
         self._outbox.clear()
@@ -561,10 +544,6 @@ class Connection(Resuming):
             f"{self.where} closed the connection before it was open: it is shutting "
             f"down, or is not a worker of this cluster"
         )
-
-
-def _keep_nothing(parts: Sequence[bytes | memoryview]) -> None:
-    """Keep nothing: the connection does not outlive its transport."""
 
 
 def _joined(parts: list[bytes | memoryview]) -> Sequence[bytes | memoryview]:

@@ -96,7 +96,8 @@ class InboundCredit:
     def on_held(self) -> None:
         """More or less is held than before: the pool's part changes with it."""
         budget = self.budget
-        rest = budget.limit_bytes - budget.held_bytes
+        used_bytes = budget.held_bytes + budget.tickets_bytes
+        rest = budget.limit_bytes - used_bytes
         self._pool.allow(max(rest, budget.limit_bytes // IDLE_PART))
 
     def give(self, grants: Iterable[Grant[Link]]) -> None:
@@ -212,6 +213,12 @@ class LinkCredit:
         self._inbound = inbound
         self.account: Account[Link] = inbound.budget.open(link)
         self.waiting: WaitingRequests[Callable[[], None]] = WaitingRequests()
+        # Not now: where the peer has dialed, our HELLO goes first.
+        link.loop.call_soon(self._welcome)
+
+    def _welcome(self) -> None:
+        if not self._link.is_lost:
+            self._inbound.give(self._inbound.budget.welcome(self.account))
 
     def close(self) -> set[int]:
         """The peer is gone; return our calls that waited for its credit."""
@@ -265,6 +272,7 @@ class LinkCredit:
             self._now_s(),
             nested=bool(flags & Flags.NESTED),
         )
+        self._inbound.on_held()
         self._inbound.give(grants)
 
     def on_begun(self, call_id: int, nbytes: int) -> None:

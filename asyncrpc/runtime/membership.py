@@ -70,6 +70,7 @@ logger = logging.getLogger("asyncrpc")
 WAKE_S: Final = 0.5
 # Between two comparisons, in heartbeats.
 ROUND_BEATS: Final = 2
+LAST_DIAL_S: Final = 0.08  # for a worker that leaves and is connected to nobody
 ASKED_MAX: Final = 3  # members that are asked where another one is
 REFRESH_S: Final = 1.0  # for their answer, when a dial has failed
 NEWCOMER_S: Final = 1.0  # in which a worker that was taken in asks who there is
@@ -138,7 +139,7 @@ class MembershipService:
             self._activate()
 
     async def close(self) -> None:
-        """Tell those who are connected that this worker leaves; end the iterators."""
+        """Tell the others that this worker leaves; end the iterators."""
         self._is_closed = True
         self.news.close()
         timers = [self._timer, *self._newcomers.values()]
@@ -147,21 +148,35 @@ class MembershipService:
                 timer.cancel()
         for changes in self._iterators():
             changes.end()
-        self._say_goodbye()
+        await self._say_goodbye()
 
-    def _say_goodbye(self) -> None:
+    async def _say_goodbye(self) -> None:
         """Tell all who are connected; one of them tells the others."""
-        worker, record = self._worker, self.table.leave(self._worker.loop.time())
-        links = {
-            link.peer.name: link
-            for link in worker.directory.links
-            if link.peer.name != worker.name and not link.is_lost
-        }
         heir = self.table.successor
+        record = self.table.leave(self._worker.loop.time())
+        links = self._links()
+        if not links and heir:
+            links = await self._link_in_haste(heir)
         heir = heir if heir in links else next(iter(links), "")
         for name, link in links.items():
             limit = place_of(name) if name == heir else FOR_YOU
             link.notify(SERVICE, "news", pack([Item(record, limit)]))
+
+    def _links(self) -> dict[str, Link]:
+        """Return the links to others, by name."""
+        return {
+            link.peer.name: link
+            for link in self._worker.directory.links
+            if link.peer.name != self._worker.name and not link.is_lost
+        }
+
+    async def _link_in_haste(self, name: str) -> dict[str, Link]:
+        """Connect to somebody who can tell the others, if that takes no time."""
+        try:
+            async with asyncio.timeout(LAST_DIAL_S):
+                return {name: await self._worker.link_to(name)}
+        except (AsyncRpcError, TimeoutError):
+            return {}
 
     # --- what programs ask -----------------------------------------------------------
 
@@ -217,9 +232,8 @@ class MembershipService:
 
     def _linked(self, name: str) -> list[str]:
         """Return the members that this worker has a link to, but one."""
-        names = [link.peer.name for link in self._worker.directory.links]
-        others = {name, self._worker.name}
-        return [one for one in names if one not in others and one in self.table.alive]
+        linked = self._links()
+        return [one for one in linked if one != name and one in self.table.alive]
 
     def _far(self, name: str) -> list[str]:
         """Return the members after the place of a name, this worker left out."""

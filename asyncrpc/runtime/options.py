@@ -40,6 +40,8 @@ class CallOptions:
     Attributes:
         timeout_s: seconds; None is no limit; left out: `Options.rpc_timeout_s`.
         out: a tensor that the result is received into.
+        idempotent: make the call again if its worker is lost; see
+            `asyncrpc.idempotent`.
         codec: what makes the payloads of arguments and result smaller, such as
             `"zstd"` or `"bf16"`; empty: nothing; None: what `Options.codecs` says.
     """
@@ -47,6 +49,7 @@ class CallOptions:
     timeout_s: Any = UNSET
     out: torch.Tensor | None = None
     codec: str | None = None
+    idempotent: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what could never work.

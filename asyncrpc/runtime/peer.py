@@ -51,6 +51,8 @@ class Peer:
                 `"zstd"` (lossless), `"fp16"`, `"bf16"`, `"int8"` (for float tensors),
                 one of each as `"bf16+zstd"`; `"bf16+keep"` sends as it is what `bf16`
                 would harm, and is refused without; `""` is none.
+                `idempotent`: whether the function may run twice: then a `call` whose
+                worker is lost is made again; see `asyncrpc.idempotent`.
 
         Raises:
             TypeError: there is no such option.

@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("asyncrpc")
 
-NEVER: Final = 1 << 64  # no call has this number
+NEVER: Final = 1 << 64  # no call and no byte has this number
 
 # What may be written to a connection that is broken: messages, for payloads wait.
 LIMBO_BYTES_MAX: Final = 64 << 20
+
+
+def keep_nothing(parts: Sequence[bytes | memoryview]) -> None:
+    """Keep nothing: the connection does not outlive its transport."""
 
 
 class Discard:
@@ -182,6 +186,25 @@ class Resuming(LaneUser):
     @abstractmethod
     def _finish(self, error: TransportError | None) -> None:
         """The connection has ended for good."""
+
+    def _prepare_resuming(self) -> None:
+        """Begin as a connection that ends with its transport."""
+        self.kept = Kept()
+        self._keep = keep_nothing
+        self.received = 0
+        self._acked = 0
+        self._ack_at = NEVER
+        self._ack_bytes = 0
+        self.on_broken = None
+        self.peer_closed = None
+        self.ack_through = self._whole()
+        self.first_kept_back = NEVER
+        self.next_call_id = None
+        self.mended = asyncio.Event()
+        self.mended.set()
+        self._closing = False
+        self._is_reading_paused = False
+        self._marks = None
 
     @property
     def is_broken(self) -> bool:

@@ -32,6 +32,7 @@ from asyncrpc.runtime.futures import CallFuture, call_site
 from asyncrpc.runtime.inbound import InboundCall, Mode, Target, mode_of
 from asyncrpc.runtime.link import Link
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
+from asyncrpc.runtime.repeating import is_idempotent, repeat
 from asyncrpc.serde import FunctionTable, describe_callable
 
 T = TypeVar("T")
@@ -120,8 +121,12 @@ class CallStarter:
             UsageError: nothing can be received into `options.out`.
         """
         kwargs = kwargs or {}
+        if options is not PLAIN and options.idempotent:
+            return self._start_repeating(to, function, args, kwargs, options)
         known = self._known.get(function) if type(function) in _NAMED else None
         if known is None:
+            if is_idempotent(function):  # so it is never among the known
+                return self._start_repeating(to, function, args, kwargs, options)
             known, values = self._describe_anew(function, args, kwargs)
         else:
             values = list(args), dict(kwargs)
@@ -132,6 +137,43 @@ class CallStarter:
             if options.out is not None:
                 call.destination = Destination(options.out)
         self.begin(call, target, values, timeout_s=options.timeout_s)
+        return call
+
+    def _start_repeating(
+        self,
+        to: str,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+    ) -> CallFuture[Any]:
+        """Start a call that is made again if its worker is lost."""
+        target, values = self.describe(function, args, kwargs)
+        name = target or str(getattr(function, "__qualname__", function))
+        name = name.rpartition(":")[2]
+        call = self.new_call(name, to)
+        timeout_s = options.timeout_s
+        if timeout_s is UNSET:
+            timeout_s = self.options.rpc_timeout_s
+        deadline = effective_deadline(timeout_s, self.loop.time())
+
+        def attempt() -> CallFuture[Any]:
+            left_s = None
+            if deadline is not None:
+                left_s = max(deadline.at_s - self.loop.time(), 0.0)
+            one = self.new_call(name, to)
+            one.options = options
+            if options.out is not None:
+                one.destination = Destination(options.out)
+            fresh = list(values[0]), dict(values[1])
+            self.begin(one, target, fresh, timeout_s=left_s)
+            return one
+
+        def start() -> None:
+            if not call.done():
+                call.begun = self.start_task(repeat(call, attempt))
+
+        self.on_loop_thread(start)
         return call
 
     def _describe_anew(

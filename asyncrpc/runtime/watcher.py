@@ -19,15 +19,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import asyncrpc.watch
 from asyncrpc.transport.tcp import bind
 from asyncrpc.watch import query
 
 if TYPE_CHECKING:
-    from socket import socket
-
     from asyncrpc.runtime.worker import Worker
     from asyncrpc.transport.address import Address
 
@@ -47,6 +45,14 @@ PACKAGE: Final = str(Path(asyncrpc.watch.__file__).parents[1])
 is_supported: Final = hasattr(os, "pidfd_open") and bool(sys.executable)
 
 
+class _Socket(Protocol):
+    """What is needed of a socket that listens; `transport` has made it."""
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
 class Watcher:
     """The process of one worker's watch, once it is started, and its sockets.
 
@@ -64,7 +70,7 @@ class Watcher:
         """
         self._worker = worker
         self._memory = memory
-        self._sockets: list[socket] = []
+        self._sockets: list[_Socket] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._exit = -1  # a descriptor that can be read once the process has ended
         self._is_closing = False
@@ -87,7 +93,7 @@ class Watcher:
             self.addresses += published
 
     def start(self) -> None:
-        """Start the process, unless it has been; it takes the loop some 2 ms.
+        """Start the process, unless it has been; it takes the loop 1 to 10 ms.
 
         If that fails, there is a warning, and peers on other hosts have no evidence.
         """

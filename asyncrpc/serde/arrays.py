@@ -50,9 +50,9 @@ def read_dtype(description: Any) -> np.dtype[Any]:
         else:
             dtype = npy.descr_to_dtype(_as_tuples(description))
     except Exception as error:
-        raise DecodeError(f"numpy dtype {description!r:.60} is none") from error
+        raise DecodeError(f"numpy dtype {_shown(description)} is none") from error
     if dtype.hasobject:
-        raise DecodeError(f"numpy dtype {description!r:.60} holds objects")
+        raise DecodeError(f"numpy dtype {_shown(description)} holds objects")
     return dtype
 
 
@@ -91,6 +91,13 @@ def read_array(entry: list[Any], buffer: memoryview | None) -> Array:
     if array.nbytes != buffer.nbytes:
         raise DecodeError(f"{buffer.nbytes} bytes arrived for an array of {shape}")
     return array.copy(order="K") if buffer.readonly else array
+
+
+def _shown(description: Any) -> str:
+    """Return the description for a text; of a peer's object, not even the `repr`."""
+    if isinstance(description, str):
+        return f"{description!r:.60}"
+    return f"of a {type(description).__name__}"
 
 
 def _checked(text: str) -> str:

@@ -47,6 +47,8 @@ def _bytearray_from_tree(tree: Any) -> bytearray:
 
 def _named(kind: str, values: dict[str, Any]) -> Callable[[Any], Any]:
     def from_tree(tree: Any) -> Any:
+        if type(tree) is not str:
+            raise DecodeError(f"the name of a {kind} is a {type(tree).__name__}")
         if tree not in values:
             raise DecodeError(f"{kind} {tree!r:.40} is unknown to this worker's torch")
         return values[tree]

@@ -302,6 +302,10 @@ class ProcessCluster:
         assert found is not None
         return int(found)
 
+    def expect_death(self, name: str) -> None:
+        """Take it as no failure if a worker's process dies by itself."""
+        self._killed.add(name)
+
     def kill(self, name: str, signal_number: int = signal.SIGKILL) -> None:
         """Send a signal to a worker's process, which may end it."""
         self._killed.add(name)

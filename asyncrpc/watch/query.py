@@ -17,10 +17,10 @@ from __future__ import annotations
 import struct
 
 try:  # hashlib would load all of OpenSSL: 4 MiB
-    from _sha2 import sha256
+    from _sha2 import sha256  # type: ignore[import-not-found]
 except ImportError:
     try:
-        from _sha256 import sha256  # before Python 3.12
+        from _sha256 import sha256  # type: ignore[import-not-found]  # before 3.12
     except ImportError:
         from hashlib import sha256
 

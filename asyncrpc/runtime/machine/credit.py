@@ -55,6 +55,8 @@ R = TypeVar("R")
 WINDOWS_PART: Final = 8
 WINDOW_PART: Final = 64
 WINDOW_PART_OF_REST: Final = 16
+# The window that a peer has before it has sent anything: most never send much.
+WELCOME_PART: Final = 1024
 WINDOW_BYTES_MAX: Final = 64 << 20
 # A smaller window would hold few of the requests that need one.
 WINDOW_BYTES_MIN: Final = 64 << 10
@@ -199,6 +201,11 @@ class InboundBudget(Generic[P]):
         """Open an account for a peer; nothing is in it."""
         return Account(peer)
 
+    def welcome(self, account: Account[P]) -> list[Grant[P]]:
+        """Give a new peer a window for its first requests."""
+        full = min(self._window_of(account), self.limit_bytes // WELCOME_PART)
+        return self._fill(account, full)
+
     def close(self, account: Account[P], now_s: float) -> list[Grant[P]]:
         """Take back all that a peer had, but for what its calls that run here hold."""
         account.is_open = False
@@ -240,9 +247,7 @@ class InboundBudget(Generic[P]):
         if not wants:
             self._turns[nested].append(account)
         wants[call_id] = _Want(nbytes, now_s)
-        grants = self._grant()
-        self._top_up(account, grants)
-        return grants
+        return self._grant() + self._fill(account, self._window_of(account))
 
     def cancel(
         self, account: Account[P], call_id: int, unsent_bytes: int, now_s: float
@@ -309,9 +314,7 @@ class InboundBudget(Generic[P]):
         """
         self.held_bytes -= nbytes
         self._released_s = now_s
-        grants = self._grant()
-        self._top_up(account, grants)
-        return grants
+        return self._grant() + self._fill(account, self._window_of(account))
 
     def on_time(self, now_s: float) -> list[Grant[P]]:
         """Grant beyond the limit what has waited for long while nothing ended."""
@@ -363,17 +366,17 @@ class InboundBudget(Generic[P]):
         self.tickets_bytes += nbytes
         return Grant(account.peer, call_id, nbytes, why)
 
-    def _top_up(self, account: Account[P], grants: list[Grant[P]]) -> None:
+    def _fill(self, account: Account[P], full: int) -> list[Grant[P]]:
         """Fill a peer's window, if it is half empty and nobody waits for room."""
-        if not account.is_open or self.has_waiting:
-            return
-        share = self._window_of(account)
-        missing = share - account.window
-        if share < WINDOW_BYTES_MIN or missing < share >> 1 or missing > self.free_bytes:
-            return
+        missing = full - account.window
+        is_needed = full >= WINDOW_BYTES_MIN and missing >= full >> 1
+        if not is_needed or not account.is_open or self.has_waiting:
+            return []
+        if missing > self.free_bytes:
+            return []
         account.window += missing
         self.windows_bytes += missing
-        grants.append(Grant(account.peer, WINDOW, missing))
+        return [Grant(account.peer, WINDOW, missing)]
 
     def _window_of(self, account: Account[P]) -> int:
         """Return how large a peer's window is when it is full."""

@@ -74,7 +74,11 @@ async def by_turns(folder: str, left: int) -> None:
 
 
 async def end_together(
-    rank: int, chain: Chain, folder: str, depth: int, at_once: bool
+    rank: int,
+    chain: Chain,
+    folder: str,
+    depth: int,
+    at_once: bool,  # noqa: FBT001  (`launch` passes it on)
 ) -> float:
     """Start a chain on the first worker, and end; return when that had happened."""
     options = Options(rendezvous_timeout_s=15.0)

@@ -51,8 +51,6 @@ class Unpickled:
 class Exposed:
     """A class that peers may use, and all that they may not use of it."""
 
-    secret = staticmethod(trace)
-
     def __init__(self) -> None:
         self.held = trace
         self.count = 0
@@ -82,7 +80,7 @@ class ExposedError(Exception):
     """An exception that peers may name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("__") and name not in ("__cause__", "__context__"):
+        if name in ("__class__", "__dict__", "__init__", "__reduce__"):
             SENTINEL.touch()
         super().__setattr__(name, value)
 
@@ -178,7 +176,7 @@ NAMES = (
         f"{MODULE}:Exposed.{name}"
         for name in ("__reduce_ex__", "__subclasses__", "mro")
     ),
-    *(f"{MODULE}:Exposed.{name}" for name in ("computed", "computed.fget", "secret")),
+    *(f"{MODULE}:Exposed.{name}" for name in ("computed", "computed.fget", "held")),
     *(f"{MODULE}:Exposed.method.__{name}__" for name in ("globals", "code", "class")),
     *(f"{MODULE}:exposed.__{name}__" for name in ("globals", "builtins", "call")),
     *(f"{MODULE}:Exposed.__init__.__globals__", f"{MODULE}:Exposed.__class__.__call__"),
@@ -236,7 +234,7 @@ ATTRIBUTES = (
         "__dict__",
     ),
     *("__getattribute__", "__setattr__", "__call__", "__subclasshook__", "_private"),
-    *("computed", "held", "secret.__call__", "method.__globals__", "missing", "mro"),
+    *("computed", "held", "method.__globals__", "missing", "mro"),
     *("__init__.__globals__", "__class__.__base__", "count", "\0", "method "),
 )
 

@@ -20,7 +20,10 @@ SECRET = "known to all"
 async def proxied(
     *names: str, options: Options | None = None
 ) -> AsyncIterator[tuple[Mapping[str, Worker], Mapping[str, Proxy]]]:
-    """Start workers, each behind a proxy of its own; give both by name."""
+    """Start workers, each behind a proxy of its own; give both by name.
+
+    The first is connected to the others, through their proxies.
+    """
     given = options or Options(drain_timeout_s=1.0)
     proxies = {name: Proxy(f"tcp://127.0.0.1:{free_port()}") for name in names}
     workers = {}
@@ -38,6 +41,8 @@ async def proxied(
             workers[name] = Worker(name, rendezvous=where, options=own)
         for worker in workers.values():
             await worker.__aenter__()
+        for name in names[1:]:
+            await workers[names[0]].peer(name).call(max, 1, 2)
         yield workers, proxies
     finally:
         for worker in workers.values():

@@ -7,7 +7,9 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -37,12 +39,11 @@ def hold_the_loop(seconds: float) -> str:
 
 
 async def values_owned() -> int:
-    references = asyncrpc.current_worker().references
-    assert references is not None
+    references: Any = asyncrpc.current_worker().references
     return int(references.counts()["owned"])
 
 
-async def lose(call: asyncio.Future[object]) -> WorkerLostError:
+async def lose(call: asyncio.Future[Any]) -> WorkerLostError:
     async with asyncio.timeout(SOON_S):
         with pytest.raises(WorkerLostError) as caught:
             await call
@@ -52,7 +53,9 @@ async def lose(call: asyncio.Future[object]) -> WorkerLostError:
 @pytest.mark.parametrize(
     ("transport", "hold"), [("uds", hold_the_interpreter), ("tcp", hold_the_loop)]
 )
-async def test_a_busy_worker_is_waited_for(transport: str, hold: object) -> None:
+async def test_a_busy_worker_is_waited_for(
+    transport: str, hold: Callable[[float], str]
+) -> None:
     cluster = ProcessCluster(
         ["b"],
         transport=transport,  # type: ignore[arg-type]
@@ -61,7 +64,7 @@ async def test_a_busy_worker_is_waited_for(transport: str, hold: object) -> None
     )
     async with cluster as a:
         link = await a.link_to("b")
-        holding = a.peer("b").call(hold, BUSY_S)  # type: ignore[arg-type]
+        holding = a.peer("b").call(hold, BUSY_S)
         assert await a.peer("b").call(remote.add, 1) == 2
         assert await holding == "held"
         assert a.directory.find("b").link is link
@@ -128,7 +131,7 @@ async def test_a_killed_worker_is_lost_long_before_the_limit(transport: str) -> 
         options=options,
     )
     async with cluster as a:
-        await a.peer("c").call(hold, "b")  # c dials b: both kinds of end see the death
+        await a.peer("c").call(greet, "b")  # c dials b: both kinds of end see the death
         waiting = asyncio.ensure_future(a.peer("b").call(asyncio.sleep, 600))
         theirs = asyncio.ensure_future(a.peer("c").call(wait_for, "b"))
         await asyncio.sleep(0.1)
@@ -138,7 +141,7 @@ async def test_a_killed_worker_is_lost_long_before_the_limit(transport: str) -> 
         assert await theirs == "unknown"
 
 
-async def hold(name: str) -> None:
+async def greet(name: str) -> None:
     await asyncrpc.current_worker().peer(name).call(remote.add, 1)
 
 

@@ -163,6 +163,8 @@ def test_case_05_no_connection_that_breaks_revives_what_was_let_go(seed: int) ->
     async def scenario(network: Network) -> None:
         links = [network.between(*pair) for pair in ("ab", "bc", "ac")]
         async with Cluster(3, network=network, options=SIM_OPTIONS) as (a, b, c):
+            for worker, to in ((a, "b"), (a, "c"), (b, "c")):
+                await worker.peer(to).call(asyncio.sleep, 0)
 
             async def pass_on(number: int) -> None:
                 rref: RRef[Counter] = a.peer("b").remote(Counter, number)

@@ -6,17 +6,33 @@ And an end alone takes the time that it is given and a second, whatever does not
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
+import os
+import re
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import asyncrpc
+from asyncrpc import LocalRendezvous, Options, Worker, WorkerLostError
+from asyncrpc.ids import WorkerId
 from asyncrpc.multiprocessing import launch
-from tests.integration.runtime import ends
+from asyncrpc.runtime.link import Link
+from asyncrpc.testing import Cluster, ProcessCluster
+from tests.integration.runtime import ends, remote
+from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.ends import Chain
+from tests.integration.runtime.remote import Watch
 
 DEPTH = 20
+CLOSING_S = 1.0  # the promise: all that comes after calls in flight
+BUSY_S = 2.0  # what a busy machine may add
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 # --- chains of calls over processes --------------------------------------------------
@@ -41,9 +57,238 @@ def test_a_graceful_end_waits_for_a_chain_that_nobody_awaits(
 ) -> None:
     """Twenty calls deep, over four processes, whether or not they were connected."""
     arguments = (chain, str(tmp_path), DEPTH, at_once)
-    ended_s = launch(
-        ends.end_together, arguments, ends.WORLD_SIZE, method="forkserver"
-    )
+    ended_s = launch(ends.end_together, arguments, ends.WORLD_SIZE, method="forkserver")
     ran_s = {path.name: float(path.read_text()) for path in tmp_path.iterdir()}
     assert len(ran_s) == DEPTH
     assert min(ended_s) > max(ran_s.values())
+
+
+# --- together, in one process --------------------------------------------------------
+
+
+async def test_a_graceful_end_serves_until_all_have_come(trio: Trio) -> None:
+    a, b, c = trio
+    ending = [asyncio.create_task(one.shutdown(graceful=True)) for one in (a, b)]
+    assert await c.peer("a").call(remote.add, 1) == 2
+    rref = c.peer("b").remote(remote.Counter, 3)
+    assert await rref.rpc_async().get() == 3
+    del rref
+    assert not any(one.done() for one in ending)
+    await asyncio.gather(*ending, c.shutdown(graceful=True))
+    assert a.is_closed
+    assert b.is_closed
+
+
+async def test_who_does_not_come_in_time_is_named(trio: Trio) -> None:
+    a, b, c = trio
+    with pytest.raises(TimeoutError, match=r"after 0.3 s 'b', 'c' had not come"):
+        await a.shutdown(graceful=True, timeout=0.3)
+    assert a.is_closed
+    assert await b.peer("c").call(remote.add, 1) == 2
+
+
+async def test_who_is_busy_is_named_and_its_call_cut_off(
+    trio: Trio, caplog: pytest.LogCaptureFixture
+) -> None:
+    remote.watches["w"] = watch = Watch()
+    call = trio[0].start_call("b", remote.wait_for_ever, ("w",))
+    await watch.begun.wait()
+    began_s = now_s()
+    together = (
+        one.shutdown(graceful=True, timeout=60.0, drain_timeout_s=0.3) for one in trio
+    )
+    await asyncio.gather(*together)
+    assert now_s() - began_s < 0.3 + CLOSING_S + BUSY_S
+    assert re.search(r"'a', 'b' had calls in flight when the time", caplog.text)
+    assert watch.notes == ["cancelled on b"]
+    with pytest.raises(asyncrpc.CallError):
+        await call
+
+
+async def test_a_call_that_ends_late_is_waited_for(trio: Trio) -> None:
+    remote.watches["w"] = watch = Watch()
+    call = trio[0].start_call("b", remote.pass_gate, ("w",))
+    await watch.begun.wait()
+    ending = [
+        asyncio.create_task(one.shutdown(graceful=True, timeout=10.0)) for one in trio
+    ]
+    assert await asyncio.wait(ending, timeout=0.2) == (set(), set(ending))
+    watch.gate.set()
+    await asyncio.gather(*ending)
+    await call
+
+
+async def test_one_that_leaves_alone_is_left_out(
+    trio: Trio, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b, c = trio
+    ending = [asyncio.create_task(one.shutdown(graceful=True)) for one in (a, b)]
+    assert await c.peer("a").call(remote.add, 1) == 2
+    await c.shutdown()
+    await asyncio.wait_for(asyncio.gather(*ending), 10.0)
+    assert "without the others that are gone: 'c'" in caplog.text
+
+
+async def test_who_is_left_of_a_group_of_many_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Most were gone before, so that nobody was told of it: each is looked for."""
+    async with Cluster(9, options=Options(drain_timeout_s=1.0)) as workers:
+        await asyncio.gather(*(one.shutdown() for one in workers[2:8]))
+        left = (workers[0], workers[1], workers[8])
+        ending = (one.shutdown(graceful=True, timeout=15.0) for one in left)
+        await asyncio.gather(*ending)
+    assert "'c', 'd', 'e', 'f', 'g', 'h'" in caplog.text
+
+
+async def test_a_graceful_end_that_is_cancelled_is_at_once(trio: Trio) -> None:
+    a, b, _ = trio
+    ending = asyncio.create_task(a.shutdown(graceful=True))
+    assert await b.peer("a").call(remote.add, 1) == 2
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(ending, CLOSING_S + BUSY_S)
+    assert a.is_closed
+
+
+async def test_an_end_alone_cuts_a_graceful_one_short(trio: Trio) -> None:
+    a, b, _ = trio
+    graceful = asyncio.create_task(a.shutdown(graceful=True))
+    assert await b.peer("a").call(remote.add, 1) == 2
+    await a.shutdown()
+    await asyncio.wait_for(graceful, BUSY_S)
+    assert a.is_closed
+
+
+async def test_a_worker_without_a_rank_ends_alone() -> None:
+    worker = Worker("a", rendezvous={"a": ()}, options=Options(listen=()))
+    await worker.__aenter__()
+    await asyncio.wait_for(worker.shutdown(graceful=True), CLOSING_S + BUSY_S)
+    assert worker.is_closed
+
+
+# --- alone, whatever does not end ----------------------------------------------------
+
+
+async def ignore_cancellation(test: str) -> None:
+    """Go on, however often this is cancelled, until the test lets it end."""
+    watch = remote.watches[test]
+    watch.begun.set()
+    while not watch.ended.is_set():
+        try:
+            await watch.ended.wait()
+        except asyncio.CancelledError:
+            watch.notes.append("cancelled")
+
+
+async def test_a_coroutine_that_ignores_cancellation_is_left_behind() -> None:
+    remote.watches["w"] = watch = Watch()
+    async with Cluster(2) as (a, b):
+        call = a.start_call("b", ignore_cancellation, ("w",))
+        await watch.begun.wait()
+        began_s = now_s()
+        await b.shutdown(drain_timeout_s=0.1)
+        assert now_s() - began_s < 0.1 + CLOSING_S + BUSY_S
+        assert watch.notes
+        with pytest.raises(WorkerLostError):
+            await call
+    watch.ended.set()
+
+
+class Endless(LocalRendezvous):
+    """A meeting place that cannot be left."""
+
+    async def leave(self, timeout_s: float) -> None:
+        await asyncio.Event().wait()
+
+
+class Stuck:
+    """A part of a worker whose end does not end, or fails."""
+
+    def __init__(self, name: str, error: Exception | None) -> None:
+        self.name = name
+        self._error = error
+
+    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+        return None
+
+    def on_notice(self, link: Link, method: str, value: Any) -> None:
+        pass
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        if self._error is not None:
+            raise self._error
+        await asyncio.Event().wait()
+
+
+async def test_parts_that_do_not_end_cost_a_second_in_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker = Worker("a", rank=0, rendezvous=Endless(1))
+    async with worker:
+        worker.add_service(Stuck("stuck", None))
+        worker.add_service(Stuck("broken", ZeroDivisionError("at its end")))
+        began_s = now_s()
+    assert now_s() - began_s < CLOSING_S + BUSY_S
+    assert "its service 'stuck' did not end in time" in caplog.text
+    assert "its service 'broken' did not end in order" in caplog.text
+    assert "the meeting place did not end in time" in caplog.text
+    assert worker.directory.links == []
+
+
+async def test_who_is_impatient_twice_is_not_kept_waiting() -> None:
+    worker = Worker("a", rank=0, rendezvous=Endless(1))
+    await worker.__aenter__()
+    worker.add_service(Stuck("stuck", None))
+    remote.watches["w"] = watch = Watch()
+    call = worker.start_call("a", remote.wait_for_ever, ("w",))
+    await watch.begun.wait()
+    ending = asyncio.create_task(worker.shutdown(drain_timeout_s=60.0))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        ending.cancel()
+        await asyncio.sleep(0.01)  # the first ends the drain; the others hurry the rest
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(ending, CLOSING_S + BUSY_S)
+    assert worker.is_closed
+    assert watch.notes == ["cancelled on a"]
+    with pytest.raises(asyncrpc.CallError):
+        await call
+
+
+@pytest.mark.parametrize("transport", ["uds", "tcp"])
+async def test_a_stopped_peer_whose_buffers_are_full_keeps_nobody(
+    transport: Any,
+) -> None:
+    options = Options(drain_timeout_s=0.3, shared_memory_bytes=0)
+    cluster = ProcessCluster(
+        ["b"], transport=transport, method="forkserver", options=options
+    )
+    async with cluster as a:
+        await a.peer("b").call(remote.add, 1)
+        cluster.kill("b", signal.SIGSTOP)
+        try:
+            calls = [
+                a.start_call("b", remote.echo, (torch.zeros(8 << 20),))
+                for _ in range(4)
+            ]
+            calls += [a.start_call("b", remote.add, (1,)) for _ in range(1000)]
+            await asyncio.sleep(0.05)  # as much is written as the kernel takes
+            began_s = now_s()
+            await a.shutdown()
+            assert now_s() - began_s < 0.3 + CLOSING_S + BUSY_S
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(one, asyncrpc.CallError) for one in ended)
+        finally:
+            os.kill(cluster.pid("b"), signal.SIGKILL)
+
+
+async def test_what_came_through_shared_memory_outlives_both_workers() -> None:
+    async with Cluster(2, network="uds") as (a, b):
+        sent = torch.arange(float(1 << 20))
+        got = await a.peer("b").call(remote.double, sent)
+        await asyncio.gather(*(one.shutdown(graceful=True) for one in (a, b)))
+    assert torch.equal(got, 2 * sent)

@@ -26,7 +26,7 @@ def shared_memory() -> set[str]:
 
 @pytest.mark.parametrize("first", range(0, POINTS, AT_A_TIME))
 def test_each_survivor_leaves_in_time_and_leaves_nothing(
-    first: int, tmp_path: Path, record_property: object
+    first: int, tmp_path: Path
 ) -> None:
     points = [Point.of(seed) for seed in range(first, min(first + AT_A_TIME, POINTS))]
     folders = [tmp_path / str(point.seed) for point in points]
@@ -43,7 +43,6 @@ def test_each_survivor_leaves_in_time_and_leaves_nothing(
 
 
 def check(point: Point, survivors: list[Survivor]) -> None:
-    print(point, survivors)
     for one in survivors:
         assert one.exit_code == 0, (str(point), one)
         assert one.ended_s < DRAIN_S + 1.0 + BUSY_S, (str(point), one)

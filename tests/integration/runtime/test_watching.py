@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -67,8 +67,23 @@ async def started(options: Options = TCP) -> AsyncIterator[Worker]:
         yield worker
 
 
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for something of which nobody tells."""
+    async with asyncio.timeout(GENEROUS_S):
+        while not await check():  # noqa: ASYNC110  (there is no event)
+            await asyncio.sleep(0.02)
+
+
 def runs(pid: int) -> bool:
     return pid != 0 and not pulse.is_gone(pid)
+
+
+def mapped_by(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+def descriptor_of(pid: int, number: int) -> str:
+    return str(Path(f"/proc/{pid}/fd/{number}").readlink())
 
 
 # --- a worker of this process --------------------------------------------------------
@@ -150,7 +165,7 @@ async def test_the_process_is_small() -> None:
     async with started() as worker:
         await ask(as_seen_from_elsewhere(worker.hello()))
         assert worker.watch.watcher is not None
-        mapped = Path(f"/proc/{worker.watch.watcher.pid}/maps").read_text()
+        mapped = mapped_by(worker.watch.watcher.pid)
         assert "torch" not in mapped
         assert "libcrypto" not in mapped
 
@@ -160,8 +175,7 @@ async def test_the_terminal_means_the_worker_and_not_its_watch() -> None:
         assert worker.watch.watcher is not None
         pid = worker.watch.watcher.pid
         assert os.getsid(pid) == pid
-        standard = [Path(f"/proc/{pid}/fd/{number}").readlink() for number in (1, 2)]
-        assert set(map(str, standard)) == {"/dev/null"}
+        assert {descriptor_of(pid, number) for number in (1, 2)} == {"/dev/null"}
 
 
 async def test_a_watch_that_dies_is_warned_of_and_buried(
@@ -173,9 +187,11 @@ async def test_a_watch_that_dies_is_warned_of_and_buried(
         pid = watcher.pid
         with caplog.at_level(logging.WARNING, "asyncrpc"):
             os.kill(pid, signal.SIGKILL)
-            async with asyncio.timeout(GENEROUS_S):
-                while watcher.pid:
-                    await asyncio.sleep(0.01)
+
+            async def is_buried() -> bool:
+                return not watcher.pid
+
+            await until(is_buried)
         assert not runs(pid)
         assert "has ended with status -9" in caplog.text
         found = await ask(as_seen_from_elsewhere(worker.hello()))
@@ -191,7 +207,7 @@ async def test_a_start_that_fails_leaves_no_process() -> None:
 
 @pytest.mark.parametrize("given", ["yes", "", True])
 def test_only_what_is_known_can_be_asked_for(given: str) -> None:
-    with pytest.raises(UsageError, match="Options.watch"):
+    with pytest.raises(UsageError, match=r"Options\.watch"):
         Options(watch=given)
 
 
@@ -334,35 +350,45 @@ main(sys.argv[2:])
 """
 
 
-async def test_a_watch_tells_of_a_death_for_a_while_and_ends() -> None:
-    """Here of that of a process which is no worker."""
-    incarnation = 7
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE) as dying:
-        started = pulse.started_at(dying.pid)
-        record = pulse.Pulse(dying.pid, started, incarnation, 0)
-        with contextlib.ExitStack() as stack:
-            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            port = listening.getsockname()[1]
-            memory = os.memfd_create(pulse.NAME)
-            stack.callback(os.close, memory)
-            os.write(memory, record.pack())
-            process_of = os.pidfd_open(dying.pid)
-            stack.callback(os.close, process_of)
-            given = [memory, process_of, listening.fileno()]
-            command = [sys.executable, "-I", "-S", "-c", QUICK, *map(str, given)]
-            watch = subprocess.Popen(command, stdin=PIPE, pass_fds=given)
+@contextlib.contextmanager
+def watched(
+    incarnation: int,
+) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes], str]]:
+    """A process that is no worker, its watch, and the address of that."""
+    with contextlib.ExitStack() as given:
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE)
+        memory = os.memfd_create(pulse.NAME)
+        given.callback(os.close, memory)
+        started = pulse.started_at(process.pid)
+        os.write(memory, pulse.Pulse(process.pid, started, incarnation, 0).pack())
+        descriptor = os.pidfd_open(process.pid)
+        given.callback(os.close, descriptor)
+        listening = given.enter_context(socket.create_server(("127.0.0.1", 0)))
+        address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+        passed = [memory, descriptor, listening.fileno()]
+        command = [sys.executable, "-I", "-S", "-c", QUICK, *map(str, passed)]
+        watch = subprocess.Popen(command, stdin=PIPE, pass_fds=passed)
+    with process, watch:
         assert watch.stdin is not None
-        with watch, watch.stdin as pipe:
-            pipe.write(query.key_from(SECRET.encode(), incarnation))
-            pipe.flush()
-            hello = Hello("b", incarnation, 0, 1, watch=(f"tcp://127.0.0.1:{port}",))
-            assert await ask(hello) is Evidence.BUSY
-            dying.kill()
-            async with asyncio.timeout(GENEROUS_S):
-                while await ask(hello) is not Evidence.GONE:
-                    await asyncio.sleep(0.01)
-            assert await asyncio.to_thread(watch.wait, GENEROUS_S) == 0
-            assert await ask(hello) is Evidence.UNREACHABLE
+        watch.stdin.write(query.key_from(SECRET.encode(), incarnation))
+        watch.stdin.flush()
+        yield process, watch, address
+        process.kill()
+        watch.kill()
+
+
+async def test_a_watch_tells_of_a_death_for_a_while_and_ends() -> None:
+    with watched(incarnation=7) as (process, watch, address):
+        hello = Hello("b", 7, 0, 1, watch=(address,))
+        assert await ask(hello) is Evidence.BUSY  # it has no loop
+        process.kill()
+
+        async def is_known() -> bool:
+            return await ask(hello) is Evidence.GONE
+
+        await until(is_known)
+        assert await asyncio.to_thread(watch.wait, GENEROUS_S) == 0
+        assert await ask(hello) is Evidence.UNREACHABLE
 
 
 # --- a worker of another process -----------------------------------------------------
@@ -387,16 +413,19 @@ async def process(
         yield a, cluster, hello
 
 
-async def until(
+async def until_seen(
     a: Worker, hello: Hello, expected: Evidence, *, is_far: bool = True
 ) -> None:
     """Wait until this is what is seen, here and elsewhere."""
     secret = str(a.options.secret)
-    ways = [hello, as_seen_from_elsewhere(hello)] if is_far else [hello]
-    async with asyncio.timeout(GENEROUS_S):
-        for way in ways:
-            while await ask(way, secret=secret) is not expected:
-                await asyncio.sleep(0.05)
+
+    async def is_seen() -> bool:
+        found = {await ask(hello, secret=secret)}
+        if is_far:
+            found.add(await ask(as_seen_from_elsewhere(hello), secret=secret))
+        return found == {expected}
+
+    await until(is_seen)
 
 
 Stall = Callable[[str], object]
@@ -414,37 +443,37 @@ class TestProcesses:
         gate = str(tmp_path / "gate")
         os.mkfifo(gate)
         async with process() as (a, _, hello):
-            await until(a, hello, Evidence.TICKING)
+            await until_seen(a, hello, Evidence.TICKING)
             stalled = a.start_call("b", stall, (gate,))
-            await until(a, hello, Evidence.BUSY)
+            await until_seen(a, hello, Evidence.BUSY)
             stalls.let_go(gate)
             await stalled
-            await until(a, hello, Evidence.TICKING)
+            await until_seen(a, hello, Evidence.TICKING)
 
     async def test_one_that_is_stopped(self) -> None:
         async with process() as (a, cluster, hello):
-            await until(a, hello, Evidence.TICKING)
+            await until_seen(a, hello, Evidence.TICKING)
             os.kill(cluster.pid("b"), signal.SIGSTOP)
             try:
-                await until(a, hello, Evidence.STOPPED)
+                await until_seen(a, hello, Evidence.STOPPED)
             finally:
                 os.kill(cluster.pid("b"), signal.SIGCONT)
-            await until(a, hello, Evidence.TICKING)
+            await until_seen(a, hello, Evidence.TICKING)
 
     async def test_one_that_was_killed(self) -> None:
         async with process() as (a, cluster, hello):
             pid = await a.peer("b").call(stalls.watcher_pid)
             cluster.kill("b")
             try:
-                await until(a, hello, Evidence.GONE)
+                await until_seen(a, hello, Evidence.GONE)
                 assert runs(pid)  # to tell of it
             finally:
                 os.kill(pid, signal.SIGKILL)
 
     async def test_on_a_unix_socket_only_this_host_sees_it(self) -> None:
         async with process("uds") as (a, cluster, hello):
-            await until(a, hello, Evidence.TICKING, is_far=False)
+            await until_seen(a, hello, Evidence.TICKING, is_far=False)
             cluster.kill("b")
-            await until(a, hello, Evidence.GONE, is_far=False)
+            await until_seen(a, hello, Evidence.GONE, is_far=False)
             found = await ask(as_seen_from_elsewhere(hello))
             assert found is Evidence.UNKNOWN

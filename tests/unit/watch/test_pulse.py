@@ -64,7 +64,8 @@ def test_another_process_has_its_number_now(child: subprocess.Popen[bytes]) -> N
 def test_a_process_whose_first_thread_has_ended_runs() -> None:
     program = (
         "import ctypes, sys, threading\n"
-        "threading.Thread(target=lambda: (print(flush=True), sys.stdin.read())).start()\n"
+        "stay = lambda: (print(flush=True), sys.stdin.read())\n"
+        "threading.Thread(target=stay).start()\n"
         "ctypes.CDLL(None).pthread_exit(None)\n"
     )
     with subprocess.Popen(

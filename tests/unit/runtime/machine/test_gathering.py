@@ -1,4 +1,4 @@
-"""Everyone learns of everyone in as few words as can be, and by any way that is left."""
+"""Everyone learns of everyone in few words, and by whatever way is left."""
 
 from __future__ import annotations
 
@@ -64,9 +64,7 @@ def test_after_a_silence_those_who_wait_know_who_is_late(
     """Unless so many are late that no way is left between two that are not."""
     late &= set(range(size))
     all_, _ = gather(list(range(size)), late, choices)
-    while told := [
-        word for one in all_.values() for word in words(one, one.overdue())
-    ]:
+    while told := [word for one in all_.values() for word in words(one, one.overdue())]:
         for to, known, marked in told:
             all_[to].merge(known, marked)
     for rank, one in all_.items():

@@ -1,0 +1,185 @@
+"""Does a long life leave anything behind?
+
+Three workers in three processes; one makes calls of every kind at once: plain ones,
+small and large tensors, references made, called, fetched, shared and dropped, cancels,
+errors, timeouts, and streams that are closed early.  Afterwards every process must have
+the memory, descriptors, tasks, threads and tables that it had before.
+
+    $ python -m tests.soak.mixed --calls 200000
+
+The first calls are a warm-up, after which the first reading is taken.  Exits with 1 if
+something has leaked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.table import Table
+
+from asyncrpc import Options, Worker
+from asyncrpc.testing import ProcessCluster
+from tests.soak.readings import MIB, Reading, take_reading
+from tests.soak.work import KINDS, Use
+
+NAMES: Final = ("a", "b", "c")
+AT_ONCE: Final = 24
+WARM_UP_CALLS: Final = 4000
+# What is kept for a while goes after 10 to 20 s: idle slabs, threads, regions.
+SETTLE_S: Final = 40.0
+INBOUND_BYTES_MAX: Final = 16 * MIB  # so little that large requests have to wait
+
+OnProgress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a soak has found.
+
+    Attributes:
+        before: the readings after the warm-up, by worker.
+        after: at the end.
+        uses: how often each kind of use was made.
+    """
+
+    before: dict[str, Reading]
+    after: dict[str, Reading]
+    uses: Counter[str]
+
+    @property
+    def leaks(self) -> list[str]:
+        """What there is more of than before, in words."""
+        return [
+            f"{name}: {leak}"
+            for name in self.before
+            for leak in self.after[name].leaks_since(self.before[name])
+        ]
+
+
+async def soak(
+    calls: int,
+    *,
+    seed: int = 0,
+    warm_up_calls: int = WARM_UP_CALLS,
+    method: str = "spawn",
+    on_progress: OnProgress = lambda calls: None,
+) -> Outcome:
+    """Make so many calls, and say what they left."""
+    options = Options(inbound_bytes_max=INBOUND_BYTES_MAX)
+    cluster = ProcessCluster(NAMES[1:], options=options, method=method)
+    async with cluster as worker:
+        await _use(worker, random.Random(seed), warm_up_calls, lambda _: None)
+        before = await _settled(worker, None)
+        uses = await _use(worker, random.Random(seed + 1), calls, on_progress)
+        after = await _settled(worker, before)
+    return Outcome(before, after, uses)
+
+
+async def _use(
+    worker: Worker, rng: random.Random, calls: int, on_progress: OnProgress
+) -> Counter[str]:
+    """Make calls of every kind, `AT_ONCE` uses at a time."""
+    uses: Counter[str] = Counter()
+    made = serial = 0
+    weights = [kind.weight for kind in KINDS]
+
+    async def use_on() -> None:
+        nonlocal made, serial
+        while made < calls:
+            (kind,) = rng.choices(KINDS, weights)
+            made, serial = made + kind.calls, serial + 1
+            uses[kind.name] += 1
+            await kind.run(Use(worker, rng, serial))
+            on_progress(kind.calls)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(use_on())
+    return uses
+
+
+async def _settled(
+    worker: Worker, before: dict[str, Reading] | None
+) -> dict[str, Reading]:
+    """Read all workers once nothing is under way, and what was kept for a while is gone.
+
+    With what was `before`, that is as soon as there is no more than that; without, when
+    two readings `SETTLE_S` apart could not differ any more.
+    """
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + SETTLE_S
+    if before is None:
+        await asyncio.sleep(SETTLE_S)
+    while True:
+        readings = {name: await worker.peer(name).call(take_reading) for name in NAMES}
+        leaks = before is not None and any(
+            readings[name].leaks_since(before[name]) for name in NAMES
+        )
+        if not leaks or loop.time() > end_s:
+            return readings
+        await asyncio.sleep(1.0)  # nothing tells when what is kept has gone
+
+
+# --- for people ----------------------------------------------------------------------
+
+
+def table_of(outcome: Outcome) -> Table:
+    """Return the readings side by side."""
+    table = Table(title="in use, before -> after")
+    table.add_column("")
+    for name in outcome.before:
+        table.add_column(name, justify="right")
+    table.add_row(
+        "memory of its own, MiB",
+        *(
+            f"{outcome.before[name].rss_bytes / MIB:.0f} -> "
+            f"{outcome.after[name].rss_bytes / MIB:.0f}"
+            for name in outcome.before
+        ),
+    )
+    for what in outcome.before[NAMES[0]].counts:
+        cells = []
+        for name in outcome.before:
+            first = outcome.before[name].counts[what]
+            last = outcome.after[name].counts[what]
+            mark = " [red]leak[/red]" if last > first else ""
+            cells.append(f"{first} -> {last}{mark}")
+        table.add_row(what, *cells)
+    return table
+
+
+def main() -> int:
+    """Run the soak; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=200_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    console = Console()
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("calls", total=given.calls)
+        outcome = asyncio.run(
+            soak(
+                given.calls,
+                seed=given.seed,
+                on_progress=lambda calls: progress.advance(bar, calls),
+            )
+        )
+    console.print(", ".join(f"{n} x {name}" for name, n in outcome.uses.most_common()))
+    console.print(table_of(outcome))
+    for leak in outcome.leaks:
+        console.print(f"[red]leak[/red] {leak}")
+    return 1 if outcome.leaks else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
