@@ -11,8 +11,8 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check fmt lint type arch unit property sim integration \
-	numerics docs examples bench clean
+.PHONY: help setup demo test check fmt lint type arch unit property sim integration mutants \
+	numerics docs kills examples soak bench fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -29,7 +29,7 @@ demo: $(STAMP) ## Train a model that is split over processes, and watch it
 	$(RUN) examples/train_split_model.py
 
 test: $(STAMP) ## Run all tests: five to six minutes, on loopback, without a GPU
-	$(PYTEST) $(call tests,unit property simulation integration numerics docs examples)
+	$(PYTEST) $(call tests,unit property fuzz simulation integration numerics docs examples)
 
 check: lint type arch ## Lint, types, contracts
 
@@ -54,6 +54,9 @@ unit: $(STAMP) ## Test the machines and codecs, without a loop
 property: $(STAMP) ## Test what must hold for every input
 	$(PYTEST) tests/property
 
+mutants: $(STAMP) ## Show that the RRef protocol's test finds errors put in on purpose
+	$(RUN) -m tests.property.mutants_rref
+
 sim: $(STAMP) ## Test real workers on virtual time and a hostile network
 	$(PYTEST) tests/simulation
 
@@ -67,13 +70,27 @@ docs: $(STAMP) ## Make api.md; run every code block and follow every link
 	$(RUN) docs/make_api.py
 	$(PYTEST) tests/docs
 
+kills: $(STAMP) ## Kill workers at fifty moments: each survivor leaves in time
+	ASYNCRPC_POINTS=50 $(PYTEST) tests/integration/runtime/test_shutdown_kills.py
+
 examples: $(STAMP) ## Run every example
 	$(PYTEST) tests/examples
+
+soak: $(STAMP) ## Make 200,000 mixed calls, and see that nothing is left
+	$(RUN) -m tests.soak.mixed --calls 200000
 
 bench: $(STAMP) ## Measure
 	$(RUN) -m tests.bench
 
+TARGETS ?= frames handshake hello lanes values
+EXECUTIONS ?= 1000000
+
+fuzz: $(STAMP) ## Fuzz the decoders; TARGETS="values" EXECUTIONS=100000
+	$(RUN) -m pip install --quiet --disable-pip-version-check 'atheris>=2.3'
+	for target in $(TARGETS); do \
+		$(RUN) -m tests.fuzz $$target --executions $(EXECUTIONS) || exit 1; done
+
 clean: ## Remove what was made, .venv too
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(VENV) build dist *.egg-info .fuzz .hypothesis .import_linter_cache .mypy_cache \
 		.pytest_cache .ruff_cache
 	find asyncrpc examples tests -name __pycache__ -type d -prune -exec rm -rf {} +

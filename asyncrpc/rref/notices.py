@@ -1,4 +1,4 @@
-"""The protocol's own messages on their way out: batched, and kept until a link is there.
+"""The protocol's own messages on their way out: batched, kept until a link is there.
 
 Whatever lets go can wait: a release or the return of a loan only makes somebody keep a
 value a little longer.  So they are collected, and each worker gets one message of each
@@ -7,7 +7,6 @@ kind in a turn of the loop.  Whatever asks or answers goes at once.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 

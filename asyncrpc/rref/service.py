@@ -14,7 +14,7 @@ import torch
 from asyncrpc.errors import (
     CallError,
     EncodeError,
-    RejectedError,
+    RRefDeletedError,
     RRefError,
     UsageError,
 )
@@ -43,7 +43,11 @@ class RRefService(Travel, OwnedValues):
         shared = handle._shared  # noqa: SLF001
         shared.check()
         if not shared.is_here:
-            return await self.start_method(handle, "", (), {}, timeout_s, out=out)
+            try:
+                return await self.start_method(handle, "", (), {}, timeout_s, out=out)
+            except RRefDeletedError:
+                shared.check()  # the owner had refused to make it, and that says why
+                raise
         future = self.value(handle.rref_id)
         if timeout_s is UNSET:
             timeout_s = self.worker.options.rpc_timeout_s
@@ -137,12 +141,12 @@ class RRefService(Travel, OwnedValues):
         rref_id = shared.rref_id
         self._names[shared.owner.incarnation] = shared.owner.name
         if shared.is_here:
-            full = self._refusal()
+            refusal = self.refusal()
             self._carry_out(self._owner.create(rref_id))
             self.value(rref_id)
-            if full is not None:
-                self.fail(rref_id, full)
-                call.fail(full)
+            if refusal is not None:
+                self.fail(rref_id, refusal)
+                call.fail(refusal)
                 call.exception()  # the value has it
                 return
         else:
@@ -157,14 +161,6 @@ class RRefService(Travel, OwnedValues):
             call.exception()
             if isinstance(error, EncodeError):
                 raise
-
-    def _refusal(self) -> RejectedError | None:
-        """Say why no more values can be made here, if so."""
-        try:
-            self.admit_value()
-        except RejectedError as error:
-            return error
-        return None
 
     def _on_remote_answered(self, shared: Shared, call: asyncio.Future[Any]) -> None:
         """The owner has run the function, or the call failed before it could."""

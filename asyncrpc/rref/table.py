@@ -173,7 +173,9 @@ class RRefTable:
         if link.is_lost:
             return  # of a time that both ends have declared over
         if type(value) is not list:
-            raise MalformedError(f"a message {method!r} about references without a list")
+            raise MalformedError(
+                f"a message {method!r} about references without a list"
+            )
         self.meet(link)
         self._names[link.peer.incarnation] = link.peer.name
         take(self, link.peer.incarnation, value)
@@ -319,7 +321,10 @@ class RRefTable:
         self._values.pop(effect.rref_id, None)
 
     def _fail_value(self, effect: m.ValueGone) -> None:
-        gone = RRefDeletedError("the value will never be made")
+        gone = RRefDeletedError(
+            "the value will never be made: this worker refused to, or its creator was "
+            "lost before the call that was to make it"
+        )
         self.whole.fail(effect.rref_id, gone)
         self._values.pop(effect.rref_id, None)
 

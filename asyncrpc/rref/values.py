@@ -48,24 +48,23 @@ class OwnedValues(RRefTable):
             return  # our own remote(): the entry is there
         if key.creator != link.peer.incarnation:
             raise MalformedError("a reference in the name of another worker")
-        self.admit_value()
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
         self.value(key)
         self._carry_out(self._owner.create(key, link.peer.incarnation))
 
-    def admit_value(self) -> None:
-        """Let one more value be made here, or refuse it.
-
-        Raises:
-            RejectedError: `Options.references_max` values are here.
-        """
+    def refusal(self) -> RejectedError | None:
+        """Say why no more values can be made here; None if they can."""
         owned, owned_max = len(self._owner), self.worker.options.references_max
-        if owned >= owned_max:
-            raise RejectedError(
-                f"worker {self.worker.name!r} has {owned} values that are referred to, "
-                "its limit (Options.references_max); let go of references, or see in "
-                "Worker.rrefs() there who holds them",
-                outcome=Outcome.NOT_EXECUTED,
-            )
+        if owned < owned_max:
+            return None
+        return RejectedError(
+            f"worker {self.worker.name!r} has {owned} values that are referred to, its "
+            "limit (Options.references_max); let go of references, or see in "
+            "Worker.rrefs() there who holds them",
+            outcome=Outcome.NOT_EXECUTED,
+        )
 
     def fulfil(self, rref_id: tuple[int, int], value: Any) -> None:
         """The function that makes a value has returned it."""

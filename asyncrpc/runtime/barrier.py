@@ -36,7 +36,7 @@ class Barrier:
         self._worker = worker
         has_rank = 0 <= worker.rank < worker.world_size
         self._size = worker.world_size if has_rank else 0
-        self._machine = Barriers(max(worker.rank, 0), max(self._size, 1))
+        self._machine = Barriers(worker.rank if has_rank else 0, max(self._size, 1))
         self._neighbours = Neighbours(worker, self._say, self._on_gone)
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()

@@ -22,6 +22,7 @@ from asyncrpc.runtime.starting import CallStarter
 from asyncrpc.transport.abc import Listener
 
 if TYPE_CHECKING:
+    from asyncrpc.runtime.credit import InboundCredit
     from asyncrpc.runtime.ending import Ending, Outlook
     from asyncrpc.runtime.landing import ReceivePool
     from asyncrpc.runtime.members import Rendezvous
@@ -50,6 +51,7 @@ class Closing(CallStarter):
     pool: ThreadPool
     watch: Watch
     receive_pool: ReceivePool
+    inbound_credit: InboundCredit
     _draining: bool
     _idle: asyncio.Event
     _rendezvous: Rendezvous
@@ -198,6 +200,7 @@ class Closing(CallStarter):
         Cancellation:
             The steps that are left are taken in haste.
         """
+        self.inbound_credit.close()  # what peers begin to send now is not read
         connections_s = _AT_ONCE_S if at_once else _CONNECTIONS_S
         threads_s = _AT_ONCE_S if at_once else _THREADS_S
         steps: list[tuple[str, Callable[[float], Awaitable[None]], float]] = [

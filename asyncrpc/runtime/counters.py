@@ -19,8 +19,14 @@ class Counters:
             another version of it.
         connections_dropped_unauthenticated: accepted connections that were ended before
             they had proved anything: too slow, or too many at once.
+        connections_resumed: connections, also lanes, that broke and went on over
+            another transport.
+        workers_lost: peers that were given up: dead, or out of reach for too long, or
+            gone in order.
     """
 
     authentications_failed: int = 0
     handshakes_refused: int = 0
     connections_dropped_unauthenticated: int = 0
+    connections_resumed: int = 0
+    workers_lost: int = 0

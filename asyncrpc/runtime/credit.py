@@ -4,8 +4,8 @@
 both directions, and a `Claim` what one call that is served holds of the budget.
 
 A claim ends when the call has been answered or forgotten, its function runs no more,
-and its answer, if it has a payload, has left: until then the memory may be in use.  What
-a function keeps for later is its own affair.
+and its answer, if it has a payload, has left: until then the memory may be in use.
+What a function keeps for later is its own affair.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from asyncrpc.runtime.context import current_call_var
 from asyncrpc.runtime.landing import ReceivePool
 from asyncrpc.runtime.machine.credit import (
+    STALLED_AFTER_S,
     Account,
     Grant,
     InboundBudget,
@@ -80,6 +81,7 @@ class InboundCredit:
         self._loop = loop
         self._pool = pool
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._stall_told_s = float("-inf")  # the stall of which people have been told
         self._told: set[int] = set()  # sizes of requests that exceed the limit
 
@@ -102,6 +104,8 @@ class InboundCredit:
 
     def give(self, grants: Iterable[Grant[Link]]) -> None:
         """Send credit; then see when to look again."""
+        if self._is_closed:
+            return
         for grant in grants:
             if grant.why is not Why.FITS:
                 self._tell(grant)
@@ -110,13 +114,17 @@ class InboundCredit:
             self._arm()
 
     def close(self) -> None:
-        """Look no more; what is granted stays so."""
+        """Give no more credit: the worker ends."""
+        self._is_closed = True
+        self._disarm()
+
+    def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _arm(self) -> None:
-        self.close()
+        self._disarm()
         due_s, stalled_s = self.budget.due_s, self.budget.stalled_s
         times = [] if due_s is None else [due_s]
         if stalled_s is not None and stalled_s > self._stall_told_s:
@@ -132,12 +140,13 @@ class InboundCredit:
             self._stall_told_s = stalled_s
             budget = self.budget
             logger.warning(
-                "worker %r: %d requests of peers have waited 10 s for memory, and no "
+                "worker %r: %d requests of peers have waited %g s for memory, and no "
                 "call has ended meanwhile; %d bytes are in use, the limit is %d "
-                "(Options.inbound_bytes_max). If the calls that are here wait for those "
-                "that are not, give it a higher limit",
+                "(Options.inbound_bytes_max). If the calls that are here wait for "
+                "those that are not, give it a higher limit",
                 self._name,
                 budget.waiting,
+                STALLED_AFTER_S,
                 budget.held_bytes,
                 budget.limit_bytes,
             )

@@ -86,6 +86,7 @@ class Directory(Reconnecting):
         self._early: list[tuple[Connection, Hello]] | None = []
         self._closing = False
         self._liveness = Liveness(worker)
+        self._trying = {}
         # Those that were given up and may be back: a partition that has healed.
         self._lost: dict[Incarnation, None] = {}
 
@@ -285,7 +286,7 @@ class Directory(Reconnecting):
         worker = self._worker
 
         def on_proved(connection: Connection) -> None:
-            if entry is not None:
+            if entry is not None and self._is_trusted(connection):
                 expects = entry.member.name
                 connection.hello(worker.hello(expects=expects, attempt=attempt))
 
@@ -475,6 +476,7 @@ class Directory(Reconnecting):
         if peer.incarnation != self._worker.incarnation:
             self.allow_resuming(connection, link)
             self._liveness.watch(link)
+            self._worker.watch.on_peer(hello)
         if peer.incarnation in self._lost:
             del self._lost[peer.incarnation]
             self._worker.on_peer_back(peer)
@@ -502,6 +504,7 @@ class Directory(Reconnecting):
             self._lost[link.peer.incarnation] = None
             if len(self._lost) > LOST_MAX:
                 del self._lost[next(iter(self._lost))]
+            self._worker.counters.workers_lost += 1
             self._worker.on_peer_lost(link.peer, reason)
 
     def _set_broken(self, connection: Connection, *, broken: bool) -> None:

@@ -55,7 +55,8 @@ class Ending:
         self._worker = worker
         self.has_group = 0 <= worker.rank < worker.world_size
         self._size = worker.world_size if self.has_group else 1
-        self._machine = Termination(max(worker.rank, 0), self._size)
+        rank = worker.rank if self.has_group else 0
+        self._machine = Termination(rank, self._size)
         self._neighbours = Neighbours(worker, self._say, self._on_gone)
         self._changed = asyncio.Event()
         self._links: dict[Link, None] = {}  # all that were seen: ended ones count, too
@@ -74,7 +75,7 @@ class Ending:
         """
         self._machine.enter()
         for rank in self._gone_before:
-            self._neighbours.watch(rank)
+            self._neighbours.watch(rank, was_seen_going=True)
         now_s = self._worker.loop.time
         end_s = None if timeout_s is None else now_s() + timeout_s
         try:

@@ -106,9 +106,7 @@ async def _join_through(worker: Worker, member: Member) -> list[Record]:
     deadline = Deadline.after(worker.options.connect_timeout_s, worker.loop.time())
     try:
         link = await worker.link_to(hello.name)
-        packed = await link.request_service(
-            SERVICE, "members", None, deadline=deadline
-        )
+        packed = await link.request_service(SERVICE, "members", None, deadline=deadline)
     except MalformedError:
         raise
     except AsyncRpcError as error:
@@ -137,7 +135,7 @@ async def _ask(worker: Worker, member: Member) -> Hello:
     def on_proved(connection: Connection) -> None:
         connection.hello(worker.hello())
 
-    def on_hello(connection: Connection, hello: Hello) -> None:
+    def on_hello(connection: Connection, _hello: Hello) -> None:
         if directory._is_trusted(connection):  # noqa: SLF001  (a part of the directory)
             connection.open_to(SILENT)
 
@@ -211,15 +209,29 @@ class Admission:
 
     async def _judge(self, member: Member) -> str:
         """Take a worker in, or say why not."""
-        worker, table = self._worker, self._table
+        why = self._refuse(member) or await self._contested(member)
+        if not why:
+            self._carry_out(self._table.admit(member, self._worker.loop.time()))
+        return why
+
+    def _refuse(self, member: Member) -> str:
+        """Say why a worker is not taken in, whoever else there is; empty if it may."""
+        worker, why = self._worker, ""
         if worker.is_draining:
             return "it is shutting down"
-        if table.is_static:
-            return f'{REFUSED}the group is static (Options(membership="static"))'
-        if not member.name or member.incarnation == UNKNOWN_INCARNATION:
-            return f"{REFUSED}it has no name"
-        if member.name == worker.name:
-            return f"{REFUSED}the name {member.name!r} is taken by the worker asked"
+        if self._table.is_static:
+            why = 'the group is static (Options(membership="static"))'
+        elif not member.name or member.incarnation == UNKNOWN_INCARNATION:
+            why = "it has no name"
+        elif member.name == worker.name:
+            why = f"the name {member.name!r} is taken by the worker that was asked"
+        elif len(self._table) >= MEMBERS_MAX:
+            why = f"the group has {MEMBERS_MAX} members, which is its limit"
+        return why and f"{REFUSED}{why}"
+
+    async def _contested(self, member: Member) -> str:
+        """Say who keeps a worker from its name and rank; empty if nobody does."""
+        worker, table = self._worker, self._table
         for what, record in self._in_its_way(member):
             try:
                 async with asyncio.timeout(worker.options.connect_timeout_s / 2):
@@ -230,12 +242,8 @@ class Admission:
                 return f"{REFUSED}{what} is taken by a worker that runs"
             now_s = worker.loop.time()
             self._carry_out(table.lose(record.name, record.incarnation, now_s))
-        if self._in_its_way(member):  # another has come meanwhile
-            return f"{member.name!r} is being taken in"
-        if len(table) >= MEMBERS_MAX:
-            return f"{REFUSED}the group has {MEMBERS_MAX} members, which is its limit"
-        self._carry_out(table.admit(member, worker.loop.time()))
-        return ""
+        # Another may have come meanwhile.
+        return f"{member.name!r} is being taken in" if self._in_its_way(member) else ""
 
     def _in_its_way(self, member: Member) -> list[tuple[str, Record]]:
         """Return whom a worker would displace, if they live."""

@@ -149,7 +149,8 @@ class Link(CallerSide, CalleeSide):
             call.pins = None  # the peer's death settles what it was lent
             if isinstance(call, CallFuture):
                 outcome = call.outcome_if_lost
-                if call.call_id in waited or call.call_id >= kept_back:  # it never left this worker
+                if call.call_id in waited or call.call_id >= kept_back:
+                    # It never left this worker.
                     outcome = Outcome.NOT_EXECUTED
                 call.fail(self._lost_error(call.function, outcome))
             else:

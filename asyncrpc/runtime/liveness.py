@@ -124,7 +124,7 @@ class Liveness:
         if verdict is Verdict.LOST:
             connection.end(ConnectionLostError(detector.reason))
         elif verdict is Verdict.SUSPECT and evidence in _MAY_BE_THE_NETWORK:
-            connection.break_off(f"nothing is heard of it: {evidence.value}")
+            self._worker.directory.try_another_way(connection)
 
     async def evidence(self, connection: Connection) -> Evidence:
         """Ask what became of the process at the other end of a control connection."""

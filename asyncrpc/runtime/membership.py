@@ -100,6 +100,7 @@ class MembershipService:
         self._turn = 0
         self._begins_alone = True
         self._is_active = False
+        self._has_compared = False
         self._is_closed = False
 
     # --- life ------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class MembershipService:
         heir = self.table.successor
         record = self.table.leave(self._worker.loop.time())
         links = self._links()
-        if not links and heir:
+        if not links and heir and self._has_compared:
             links = await self._link_in_haste(heir)
         heir = heir if heir in links else next(iter(links), "")
         for name, link in links.items():
@@ -443,7 +444,7 @@ class MembershipService:
 
     def _wake(self) -> float:
         """There are news: compare from now on.  Return how long the news wait."""
-        wait_s = BATCH_S if self._is_active else WAKE_S
+        wait_s = BATCH_S if self._has_compared else WAKE_S
         self._activate()
         return wait_s
 
@@ -462,6 +463,7 @@ class MembershipService:
             self._timer = loop.call_later(after_s, self._begin_round)
 
     def _begin_round(self) -> None:
+        self._has_compared = True
         self._worker.start_task(self._round())
 
     async def _round(self) -> None:

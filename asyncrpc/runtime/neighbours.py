@@ -52,10 +52,15 @@ class Neighbours:
             self._to_be_told.add(rank)
             self._dial(rank)
 
-    def watch(self, rank: int) -> None:
-        """Connect to a worker that is waited for: or nobody would tell of its death."""
+    def watch(self, rank: int, *, was_seen_going: bool = False) -> None:
+        """Connect to a worker that is waited for: or nobody would tell of its death.
+
+        Args:
+            rank: of the worker.
+            was_seen_going: its last word would have come before its link ended.
+        """
         if self._link(rank) is None:
-            self._dial(rank)
+            self._dial(rank, 0.0 if was_seen_going else LAST_WORD_S)
 
     async def settle(self) -> None:
         """Wait until everyone has been told, or cannot be.
@@ -81,8 +86,11 @@ class Neighbours:
             return f"rank {rank}"
 
     def rank_of(self, name: str) -> int:
-        """Return the rank of a worker; -1 if it has none."""
-        return self._worker.directory.find(name).member.rank
+        """Return the rank of a worker; -1 if it has none, or is forgotten."""
+        try:
+            return self._worker.directory.find(name).member.rank
+        except UnknownWorkerError:
+            return -1
 
     def _link(self, rank: int) -> Link | None:
         try:
@@ -90,11 +98,12 @@ class Neighbours:
         except UnknownWorkerError:  # dialing tells
             return None
 
-    def _dial(self, rank: int) -> None:
+    def _dial(self, rank: int, patience_s: float = LAST_WORD_S) -> None:
         if rank not in self._dials:
-            self._dials[rank] = self._worker.start_task(self._connect(rank))
+            dial = self._worker.start_task(self._connect(rank, patience_s))
+            self._dials[rank] = dial
 
-    async def _connect(self, rank: int) -> None:
+    async def _connect(self, rank: int, patience_s: float) -> None:
         gone = ""
         try:
             name = self._worker.directory.find(rank).member.name
@@ -104,7 +113,7 @@ class Neighbours:
         except AsyncRpcError as error:
             gone = str(error)
             self._to_be_told.discard(rank)
-            await asyncio.sleep(LAST_WORD_S)  # it may have left in order, having told
+            await asyncio.sleep(patience_s)  # it may have left in order, having told
         finally:  # also when this worker shuts down: `settle` waits for it
             self._to_be_told.discard(rank)
             self._dials.pop(rank, None)

@@ -139,7 +139,10 @@ class Peer:
         Source: torch.distributed.rpc.remote.
         """
         self._refuse_out("remote", "`await rref.to_here(out=...)`")
-        return self._worker.start_remote(self.name, function, args, kwargs)
+        limit_s = self._options.timeout_s
+        return self._worker.start_remote(
+            self.name, function, args, kwargs, timeout_s=limit_s
+        )
 
     @overload
     def stream(

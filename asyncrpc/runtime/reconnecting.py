@@ -43,10 +43,11 @@ logger = logging.getLogger("asyncrpc")
 
 # Between two attempts: doubled from the first to the last.
 FIRST_PAUSE_S: Final = 0.01
-LAST_PAUSE_S: Final = 1.0
-# For one attempt: a busy peer lets a dial wait, and takes the one that it finds first.
-ATTEMPT_S: Final = 3.0
+LAST_PAUSE_S: Final = 2.0
+ATTEMPTS_MAX: Final = 4  # at the same time
+ANSWER_S: Final = 1.0  # for an answer to HELLO, beside three times what came before it
 NO_SUCH: Final = "it has given up this connection"
+SUPERSEDED: Final = "a later attempt has come before this one"
 # What speaks against the death of a peer at whose address nobody listens.
 _RUNS: Final = frozenset({Evidence.BUSY, Evidence.TICKING, Evidence.STOPPED})
 
@@ -55,6 +56,7 @@ class Reconnecting(LaneDialing):
     """The part of a `Directory` that mends connections."""
 
     _liveness: Liveness
+    _trying: dict[Connection, asyncio.Task[str]]
 
     @abstractmethod
     def _control_of(self, connection: Connection) -> Connection:
@@ -94,27 +96,63 @@ class Reconnecting(LaneDialing):
         When to give up a peer that gives no answer is decided in `liveness`, which ends
         the control connection; a lane has a time limit while its peer is heard.
         """
+        attempts: set[asyncio.Task[str]] = set()
+        try:
+            reason = await self._mend_within(connection, attempts)
+        finally:
+            for attempt in attempts:
+                attempt.cancel()
+        if reason and connection.is_broken:
+            broke = str(error) if error is not None else "the connection broke"
+            connection.end(ConnectionLostError(f"{broke}; {reason}"))
+
+    async def _mend_within(
+        self, connection: Connection, attempts: set[asyncio.Task[str]]
+    ) -> str:
+        """Try until a connection is whole, or return why it is lost.
+
+        An attempt may hang where the next one gets through, and on a slow network one
+        takes longer than the pause to the next: so several are under way.
+        """
         loop, limit_s = self._worker.loop, self._worker.options.lost_after_s
         control = self._control_of(connection)
         since_s, pause_s = loop.time(), FIRST_PAUSE_S
-        broke = str(error) if error is not None else "the connection broke"
-        dials = connection.role is Role.DIALER
+        attempt = self._redial if connection.role is Role.DIALER else self._ask
         while connection.is_broken:
-            lost = await (self._redial(connection) if dials else self._ask(connection))
-            if not connection.is_broken:
-                return
-            if not lost and connection is not control:
+            bearer = connection.bearer
+            is_near = bearer is not None and not bearer.ended.done()
+            if len(attempts) < ATTEMPTS_MAX and not is_near:
+                attempts.add(self._worker.start_task(attempt(connection)))
+            settled = self._worker.start_task(connection.settled())
+            done, _ = await asyncio.wait(
+                {*attempts, settled},
+                timeout=pause_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            settled.cancel()
+            for one in attempts & done:
+                attempts.discard(one)
+                if not one.cancelled() and one.result():
+                    return one.result()
+            if done and connection.is_broken:
+                await asyncio.sleep(pause_s)
+            if connection is not control:
                 if control.is_broken or self._liveness.is_silent(control):
                     since_s = loop.time()
                 if loop.time() - since_s >= limit_s:
-                    lost = f"it could not be resumed in {limit_s:g} s"
-            if lost:
-                connection.end(ConnectionLostError(f"{broke}; {lost}"))
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await connection.settled()
+                    return f"it could not be resumed in {limit_s:g} s"
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
+        return ""
+
+    def try_another_way(self, connection: Connection) -> None:
+        """Dial again although a connection is not broken: nothing comes over it.
+
+        Until the peer can be reached anew the old transport may still bring something.
+        """
+        if connection.role is Role.DIALER and connection not in self._trying:
+            task = self._worker.start_task(self._redial(connection))
+            self._trying[connection] = task
+            task.add_done_callback(lambda _: self._trying.pop(connection, None))
 
     async def _evidence(self, connection: Connection) -> Evidence:
         return await self._liveness.evidence(self._control_of(connection))
@@ -124,7 +162,7 @@ class Reconnecting(LaneDialing):
     async def _redial(self, connection: Connection) -> str:
         """Try to resume a connection; return why it is lost, empty if it may not be."""
         try:
-            async with asyncio.timeout(ATTEMPT_S):
+            async with asyncio.timeout(self._worker.options.connect_timeout_s):
                 dialled = await connect_any(
                     self._ways_to(connection),
                     lambda: self._new_bearer(connection),
@@ -143,7 +181,7 @@ class Reconnecting(LaneDialing):
             return str(error)
         except (TransportError, TimeoutError):
             return ""
-        return hello.verdict
+        return "" if hello.verdict == SUPERSEDED else hello.verdict
 
     def _ways_to(self, connection: Connection) -> list[Address]:
         """Return where a connection can be dialed again: first where it was."""
@@ -158,13 +196,27 @@ class Reconnecting(LaneDialing):
     def _new_bearer(self, target: Connection) -> Connection:
         """Make the connection that is to bring `target` another transport."""
         name = target.peer.name if target.peer is not None else ""
+        loop = self._worker.loop
+        begun_s = loop.time()
 
         def on_proved(bearer: Connection) -> None:
+            if target.bearer is not None and not target.bearer.ended.done():
+                bearer.fail(ConnectError("another attempt is further"))
+                return
+            # From here on what the old transport brings would be read twice.
+            target.break_off("another transport takes the place of this one")
+            target.bearer = bearer
+            target.attempt += 1
             bearer.hello(
                 self._worker.hello(
-                    expects=name, resume=target.token, received=target.received
+                    expects=name,
+                    attempt=target.attempt,
+                    resume=target.token,
+                    received=target.received,
                 )
             )
+            patience_s = ANSWER_S + 3 * (loop.time() - begun_s)
+            loop.call_later(patience_s, self._give_up_bearer, target, bearer)
 
         def on_answer(bearer: Connection, hello: Hello) -> None:
             self._on_resume_answer(target, bearer, hello)
@@ -180,12 +232,20 @@ class Reconnecting(LaneDialing):
         if hello.verdict or peer is None or peer.incarnation != hello.incarnation:
             bearer.open_to(SILENT)
             bearer.close()
-            if not hello.verdict and target.is_broken:
+            if not hello.verdict:
                 target.end(ConnectionLostError("another worker has taken its place"))
-        elif not target.is_broken:
-            bearer.fail(ConnectError("nothing is to be resumed any more"))
+        elif target.bearer is not bearer:
+            bearer.fail(ConnectError(SUPERSEDED))
         else:
+            target.bearer = None
             self._resume(target, bearer, hello)
+
+    @staticmethod
+    def _give_up_bearer(target: Connection, bearer: Connection) -> None:
+        """Make room for another attempt: this one has got no answer to its HELLO."""
+        if target.bearer is bearer:
+            target.bearer = None
+            bearer.fail(ConnectError("no answer to the attempt to resume"))
 
     def _resume(self, target: Connection, bearer: Connection, hello: Hello) -> None:
         """Let a connection go on over the transport of another."""
@@ -197,7 +257,7 @@ class Reconnecting(LaneDialing):
         self._set_broken(target, broken=False)
         target.mended.set()
         self._liveness.on_resumed(target)
-        self._worker.on_resumed(target)
+        self._worker.counters.connections_resumed += 1
 
     # --- the side that was dialed ----------------------------------------------------
 
@@ -209,7 +269,7 @@ class Reconnecting(LaneDialing):
         if evidence in _RUNS:
             return ""
         try:
-            async with asyncio.timeout(ATTEMPT_S):
+            async with asyncio.timeout(self._worker.options.connect_timeout_s):
                 dialled = await connect_any(
                     self._ways_to(connection), Discard, self._worker.connectors
                 )
@@ -228,10 +288,16 @@ class Reconnecting(LaneDialing):
             bearer.open_to(SILENT)
             bearer.close()
             return
+        if hello.attempt <= target.attempt:
+            bearer.hello(self._worker.hello(verdict=SUPERSEDED))
+            bearer.open_to(SILENT)
+            bearer.close()
+            return
         target.break_off("the peer resumes the connection")
         bearer.hello(
             self._worker.hello(resume=target.token, received=target.received)
         )
+        target.attempt = hello.attempt
         self._resume(target, bearer, hello)
 
     def _resumable(self, hello: Hello) -> Connection | None:

@@ -290,7 +290,7 @@ class Regions:
 
 
 def _return_credit(link: Link, kind: int, call_id: int) -> None:
-    """Nothing of a message will be sent: give back what it took of the peer's memory."""
+    """Nothing of a message will be sent: give back the credit that it has taken."""
     call = link.pending.get(call_id) if kind == FrameKind.REQUEST else None
     if call is not None and call.request_bytes:
         link.return_credit(call)

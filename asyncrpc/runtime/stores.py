@@ -102,7 +102,7 @@ class StoreRendezvous:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, function, *args)
 
-    def _join(self, member: Member, end_s: float, timeout_s: float) -> list[Member]:
+    def _join(self, member: Member, end_s: float, timeout_s: float) -> Sequence[Member]:
         try:
             store = self._store = self._open_store(timeout_s)
         except (RuntimeError, OSError) as error:

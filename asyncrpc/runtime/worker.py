@@ -30,7 +30,6 @@ from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.runtime.barrier import Barrier
 from asyncrpc.runtime.changes import MemberChanges
 from asyncrpc.runtime.closing import Closing
-from asyncrpc.runtime.connection import Connection
 from asyncrpc.runtime.context import current_worker_var
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.credit import InboundCredit
@@ -494,9 +493,6 @@ class Worker(Closing):
         for service in tuple(self._services.values()):
             if isinstance(service, RemembersLost):
                 service.on_peer_back(peer)
-
-    def on_resumed(self, connection: Connection) -> None:
-        """Count a connection that has outlived its transport."""
 
     # --- the group -------------------------------------------------------------------
 

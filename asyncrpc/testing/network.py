@@ -255,6 +255,8 @@ class Network:
     Attributes:
         rng: the one source of chance.
         trace: what happened last, and when: `(virtual seconds, words)`.
+        sent: how many buffers have been sent, by all.
+        sent_bytes: and how many bytes were in them.
     """
 
     def __init__(
@@ -273,6 +275,7 @@ class Network:
         self._homes: dict[str, str] = {}  # which host has, or had, a name
         self._crashed: dict[str, bool] = {}  # host: silently?
         self._changed = asyncio.Event()
+        self.sent = self.sent_bytes = 0
         self._digest = hashlib.blake2b(digest_size=16)
 
     @property
@@ -337,6 +340,8 @@ class Network:
 
     def note_bytes(self, sent: Buffer) -> None:
         """Add what is sent to the digest."""
+        self.sent += 1
+        self.sent_bytes += len(sent)
         self._digest.update(sent)
 
     def wake(self) -> None:

@@ -89,6 +89,9 @@ class Passage:
     ) -> None:
         """Pass on what goes one way, until it ends or is cut."""
         queue: asyncio.Queue[Chunk] = asyncio.Queue(QUEUE_CHUNKS)
+        if writer.is_closing():  # its end came while the other was being dialed
+            self.end()
+            return
         # So that `drain` waits until the kernel has everything.
         writer.transport.set_write_buffer_limits(high=0)
         async with asyncio.TaskGroup() as tasks:
@@ -129,12 +132,15 @@ class Passage:
             allowed, cut = self._proxy.pass_on(self, way, view, scanner.scan(view))
             self._is_cut = cut is not None
             for piece, pause_s in self._proxy.pieces(view[:allowed]):
+                if writer.is_closing():
+                    raise ConnectionResetError("who should get it is gone")
                 writer.write(piece)
                 await writer.drain()
                 if pause_s:
                     await asyncio.sleep(pause_s)
             if cut is not None:
-                await until_taken(writer)
+                if not writer.is_closing():
+                    await until_taken(writer)
                 self.end(reset=cut.reset)
                 cut.happened.set()
                 return
@@ -146,7 +152,8 @@ class Passage:
             self.end()
             return
         with contextlib.suppress(OSError):
-            writer.write_eof()
+            if not writer.is_closing():
+                writer.write_eof()
         if not self._lines:
             self.end(reset=False)
 
@@ -154,7 +161,7 @@ class Passage:
         for _, writer in self._streams:
             sock = writer.get_extra_info("socket")
             with contextlib.suppress(OSError):  # it is closed already
-                if sock.family != socket.AF_UNIX:
+                if sock is not None and sock.family != socket.AF_UNIX:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     async def _finish(self) -> None:
@@ -162,7 +169,7 @@ class Passage:
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(DRAIN_S):
                 for _, writer in self._streams:
-                    if writer.can_write_eof():
+                    if not writer.is_closing():
                         writer.write_eof()
                 for reader, _ in self._streams:
                     while await reader.read(READ_BYTES):

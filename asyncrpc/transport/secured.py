@@ -326,7 +326,8 @@ class TlsTransport(Transport):
         """Fill one buffer of the handler; return whether there may be more."""
         tls = self._tls
         assert tls is not None
-        if not self._incoming.pending and not tls.pending():
+        incoming = self._incoming
+        if not incoming.pending and not tls.pending():
             return False
         view = memoryview(self._handler.get_buffer(-1))
         filled = 0
@@ -339,6 +340,8 @@ class TlsTransport(Transport):
                     is_ended = True
                     break
                 filled += nbytes
+                if not incoming.pending and not tls.pending():
+                    break  # to be told by an exception would cost 2 us
         except ssl.SSLWantReadError:
             pass
         if filled:

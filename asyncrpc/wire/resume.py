@@ -57,15 +57,15 @@ class Kept:
         """Let go of what the peer has read.
 
         Args:
-            received: how many bytes it has read, from the first one on.
+            received: how many bytes it has read, from the first one on.  Fewer than it
+                has said before is no news: an ACK that was under way when the
+                connection broke comes after the HELLO that said more.
 
         Raises:
-            MalformedError: it has not been sent so many, or has said more before.
+            MalformedError: it has not been sent so many.
         """
-        if received < self._acknowledged:
-            raise MalformedError(
-                f"{received} bytes are acknowledged, after {self._acknowledged}"
-            )
+        if received <= self._acknowledged:
+            return
         self._acknowledged = received
         parts, start = self._parts, self.start
         while start < received:
@@ -87,8 +87,13 @@ class Kept:
             received: how many bytes it has read.
 
         Raises:
-            MalformedError: as of `acknowledge`.
+            MalformedError: it has not been sent so many, or has said more before.
         """
+        if received < self._acknowledged:
+            raise MalformedError(
+                f"{received} bytes were read when the connection broke, says the peer, "
+                f"which has acknowledged {self._acknowledged}"
+            )
         self.acknowledge(received)
         rest = list(self._parts)
         if received > self.start:

@@ -24,6 +24,7 @@ from typing import Final, Self
 from asyncrpc.testing import Proxy
 
 PORT: Final = 7700
+BRIDGE: Final = "br0"
 _NOBODY: Final = "02:00:00:00:00:ee"  # a hardware address that no interface has
 
 
@@ -187,16 +188,16 @@ class Namespaces(Wires):
     async def _lay(self) -> None:
         switch = self._namespace("switch")
         await ip("netns", "add", switch)
-        await ip("-n", switch, "link", "add", "br", "type", "bridge")
-        await ip("-n", switch, "link", "set", "br", "up")
+        await ip("-n", switch, "link", "add", "name", BRIDGE, "type", "bridge")
+        await ip("-n", switch, "link", "set", BRIDGE, "up")
         for number, (name, address) in enumerate(self._addresses.items()):
             inside, port = self._namespace(name), f"p{number}"
             await ip("netns", "add", inside)
             await ip(
-                *("-n", switch, "link", "add", port, "type", "veth"),
+                *("-n", switch, "link", "add", "name", port, "type", "veth"),
                 *("peer", "name", "eth0", "netns", inside),
             )
-            await ip("-n", switch, "link", "set", port, "master", "br", "up")
+            await ip("-n", switch, "link", "set", port, "master", BRIDGE, "up")
             await ip("-n", inside, "addr", "add", f"{address}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 await ip("-n", inside, "link", "set", device, "up")

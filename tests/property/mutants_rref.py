@@ -36,10 +36,56 @@ class Mutant:
 MUTANTS = (
     Mutant("no-pin", "user", "holding.pins += 1", "holding.pins += 0"),
     Mutant(
-        "home-by-order-when-borrowed",
+        "home-is-no-loan",
         "user",
-        "by_order = to == holding.owner and holding.state is not BORROWED",
-        "by_order = to == holding.owner",
+        "if to in self._dead:\n            return 0",
+        "if to in self._dead or to == holding.owner:\n            return 0",
+    ),
+    Mutant(
+        "first-loan-is-not-kept",
+        "user",
+        "if holding.pins and ended and ended[0] == first:",
+        "if False:",
+    ),
+    Mutant(
+        "any-loan-replaces-the-first",
+        "user",
+        "if lost_first and orphan.pins and orphan.state is BORROWED:",
+        "if False:",
+    ),
+    Mutant(
+        "what-was-lost-is-revived",
+        "user",
+        "            if self._holdings[rref_id].state is LOST:\n"
+        "                self._held_from.discard(incarnation, rref_id)\n"
+        "                del self._holdings[rref_id]\n"
+        "                effects.append(HandlesApart(rref_id))\n",
+        "            self._holdings[rref_id].state = CONFIRMED\n"
+        "            self._holdings[rref_id].cause = None\n",
+    ),
+    Mutant(
+        "what-was-lost-stays-in-the-table",
+        "user",
+        "if self._holdings[rref_id].state is LOST:\n                self._held_from",
+        "if False:\n                self._held_from",
+    ),
+    Mutant(
+        "old-loans-unpin-the-new",
+        "user",
+        "if self._holdings.get(rref_id) is not holding:\n            return []",
+        "holding = self._holdings[rref_id]",
+    ),
+    Mutant(
+        "lost-owner-is-not-looked-for",
+        "user",
+        "effects = [FindOwner(owner)]",
+        "effects = []",
+    ),
+    Mutant(
+        "forgiven-by-name-only",
+        "user",
+        "        self._dead.discard(incarnation)\n        effects: list",
+        "        effects: list",
     ),
     Mutant(
         "fork-overwrites",
@@ -69,8 +115,8 @@ MUTANTS = (
     Mutant(
         "return-all-while-a-call-runs",
         "user",
-        "if not (only_ended and runs)",
-        "if not (only_ended and not runs)",
+        "ended = [debt for debt, runs in holding.debts.items() if not runs]",
+        "ended = [debt for debt, runs in holding.debts.items()]",
     ),
     Mutant(
         "keep-debts-when-registered",
@@ -88,7 +134,7 @@ MUTANTS = (
     Mutant(
         "lender-lost-ignored",
         "user",
-        "effects += self._review(rref_id, orphan) if orphan else []",
+        "effects += self._review(rref_id, orphan)",
         "pass",
     ),
     Mutant(
@@ -100,8 +146,8 @@ MUTANTS = (
     Mutant(
         "owner-dead-is-forgotten",
         "user",
-        "if owner in self._dead:\n            holding.state",
-        "if owner in ():\n            holding.state",
+        "if owner in self._dead:  # sent before",
+        "if owner in ():  # sent before",
     ),
     Mutant(
         "settled-too-soon",
@@ -134,10 +180,10 @@ MUTANTS = (
         "effects.append(",
     ),
     Mutant(
-        "home-not-pinned",
+        "home-is-not-counted",
         "owner",
         "return bool(self.holders or self.waiting or self.local or self.pins)",
-        "return bool(self.holders or self.waiting or self.local)",
+        "return bool(self.holders or self.waiting or self.pins)",
     ),
     Mutant(
         "unborn-is-gone",
@@ -180,6 +226,18 @@ MUTANTS = (
         "owner",
         "if to not in self._dead:",
         "if True:",
+    ),
+    Mutant(
+        "never-forgiven",
+        "owner",
+        "self._dead.discard(incarnation)",
+        "pass",
+    ),
+    Mutant(
+        "lease-never-ends",
+        "owner",
+        "for rref_id in self._held_by.pop(incarnation):",
+        "for rref_id in ():",
     ),
     Mutant(
         "undo-forgotten",

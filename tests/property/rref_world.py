@@ -181,11 +181,11 @@ class World:
         """Kill a worker; what it has sent is still on its way."""
         del self.alive[node.id]
         self.dead.append(node.id)
-        self.unnoticed = [
-            pair for pair in self.unnoticed if node.id not in pair
-        ]
+        self.unnoticed = [pair for pair in self.unnoticed if node.id not in pair]
         self.unnoticed += [(other, node.id) for other in self.alive]
-        self.cuts = {pair: who for pair, who in self.cuts.items() if node.id not in pair}
+        self.cuts = {
+            pair: who for pair, who in self.cuts.items() if node.id not in pair
+        }
         for link in self.links:
             if link[1] == node.id:
                 self.links[link].clear()
@@ -263,7 +263,10 @@ class World:
         elif Pair(link) in self.cuts:
             self.never_arrive([message])
         else:
-            self.links.setdefault(link, deque()).append(message)
+            self.post(message)
+
+    def post(self, message: Message) -> None:
+        self.links.setdefault((message.src, message.dst), deque()).append(message)
 
     def busy_links(self) -> list[tuple[Incarnation, Incarnation]]:
         return [link for link, queue in self.links.items() if queue]

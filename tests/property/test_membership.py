@@ -201,9 +201,7 @@ class Members(RuleBasedStateMachine):
         return table is not None and table.me.incarnation == record.incarnation
 
     def meet(self, one: str, other: str) -> None:
-        self.apply(
-            one, self.tables[one].meet(self.tables[other].me.member, 0.0), other
-        )
+        self.apply(one, self.tables[one].meet(self.tables[other].me.member, 0.0), other)
 
     def compare(self, one: str, other: str) -> None:
         here, there = self.tables[one], self.tables[other]
@@ -230,7 +228,6 @@ class Members(RuleBasedStateMachine):
                 case Warn(record) if self.runs(record):
                     table = self.tables[record.name]
                     self.apply(record.name, table.hear(record, 0.0), name)
-
 
 
 Members.TestCase.settings = settings(max_examples=300, stateful_step_count=30)

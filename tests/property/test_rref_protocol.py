@@ -106,7 +106,8 @@ class RRefProtocol(RuleBasedStateMachine):
     def share(self, data: st.DataObject, *, is_large: bool, is_result: bool) -> None:
         src, rref_id = self.draw_handle(data)
         dst = self.draw_peer(data, src)
-        if self.is_shareable(src, rref_id) and dst not in src.noticed:
+        is_parted = dst in src.noticed and dst in self.world.alive
+        if self.is_shareable(src, rref_id) and not is_parted:
             self.world.share(src, dst, rref_id, is_large=is_large, is_result=is_result)
 
     @precondition(any_handle)

@@ -1,41 +1,98 @@
-"""Runs a scenario: `python -m tests.simulation --scenario churn --seed 7`.
+"""Simulations: real workers on virtual time, and what chance a seed decides.
 
-With `--seeds 2000` it runs every scenario with so many seeds, shared out among them.
+    python -m tests.simulation --scenario churn --seed 7     one run
+    python -m tests.simulation --seeds 2000                  every scenario, many seeds
+    python -m tests.simulation --sizes 125 250 500 1000      what a worker costs
+
+The exit status is 0 if all that must hold has held.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 
-from tests.simulation.scenarios import SCENARIOS, Result, play
+from rich.console import Console
+from rich.progress import track
+
+from tests.simulation import sizes
+from tests.simulation.scenarios import SCENARIOS, SMALL, Result, play
+
+PROBLEMS_MAX = 20  # shown of one run
+FAILURES_MAX = 10  # shown of many
 
 
 def main() -> int:
+    """Run what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
-    parser.add_argument("--scenario", choices=sorted(SCENARIOS), default="churn")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int)
+    parser.add_argument("--scenario", choices=sorted(SCENARIOS))
+    parser.add_argument("--seed", type=int, default=0, help="of one run, or the first")
+    parser.add_argument("--workers", type=int, help="in place of the scenario's own")
+    parser.add_argument("--seeds", type=int, help="run so many seeds")
+    parser.add_argument("--sizes", type=int, nargs="+", help="measure so many workers")
     given = parser.parse_args()
+    logging.getLogger("asyncrpc").setLevel(logging.CRITICAL)  # crashes are meant
+    if given.sizes:
+        return sizes.compare(given.sizes, given.seed)
+    if given.seeds:
+        scenarios = [given.scenario] if given.scenario else list(SMALL)
+        return run_many(scenarios, range(given.seed, given.seed + given.seeds))
+    return run_one(given.scenario or "churn", given.seed, given.workers)
+
+
+def run_one(scenario: str, seed: int, workers: int | None) -> int:
+    """Run one scenario with one seed; return the exit status."""
     begun_s = time.monotonic()
-    result = play(given.scenario, given.seed, workers=given.workers)
-    print(f"{time.monotonic() - begun_s:.1f} s")
-    print(result.digest, dict(result.world.done), dict(result.world.ledger.errors))
-    return tell(result, given.scenario, given.seed, given.workers)
+    result = play(scenario, seed, workers=workers)
+    world = result.world
+    print(
+        f"{scenario}, seed {seed}: {len(world.ledger.made):,} calls of "
+        f"{len(world.neighbours):,} workers, {world.network.loop.time():.0f} s of "
+        f"virtual time in {time.monotonic() - begun_s:.1f} s"
+    )
+    print(f"done: {dict(world.done)}")
+    print(f"errors: {dict(world.ledger.errors)}")
+    print(f"digest: {result.digest}")
+    tell(result, scenario, seed, workers)
+    return 1 if result.problems else 0
 
 
-def tell(result: Result, scenario: str, seed: int, workers: int | None) -> int:
-    """Print what went wrong, and how to see it again; return the exit status."""
+def run_many(scenarios: list[str], seeds: range) -> int:
+    """Run so many seeds, shared out among the scenarios; return the exit status."""
+    failures: list[str] = []
+    calls = 0
+    console = Console(stderr=True, highlight=False)
+    for seed in track(seeds, description="seeds", console=console):
+        scenario = scenarios[seed % len(scenarios)]
+        result = play(scenario, seed)
+        calls += len(result.world.ledger.made)
+        if result.problems:
+            failures.append(command(scenario, seed, None))
+            if len(failures) <= FAILURES_MAX:
+                tell(result, scenario, seed, None)
+    print(f"{len(seeds):,} seeds, {calls:,} calls, {len(failures)} failures")
+    for line in failures:
+        print(line)
+    return 1 if failures else 0
+
+
+def tell(result: Result, scenario: str, seed: int, workers: int | None) -> None:
+    """Print what went wrong, if anything, and how to see it again."""
     if not result.problems:
-        return 0
+        return
     for at_s, event in result.trace:
         print(f"  {at_s:12.6f} {event}")
-    for problem in result.problems[:20]:
+    for problem in result.problems[:PROBLEMS_MAX]:
         print(f"- {problem}")
+    print(command(scenario, seed, workers))
+
+
+def command(scenario: str, seed: int, workers: int | None) -> str:
+    """Return how to run it again."""
     more = f" WORKERS={workers}" if workers else ""
-    print(f"make sim SCENARIO={scenario} SEED={seed}{more}")
-    return 1
+    return f"make sim SCENARIO={scenario} SEED={seed}{more}"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tests.simulation.participant import Participant
 from tests.simulation.world import World
 
 # Tables of the dead, kept so that what comes late revives nothing; all are bounded.
-TOMBSTONES: Final = frozenset({"_lost", "_dead", "tombstones", "_tombstones"})
+TOMBSTONES: Final = frozenset({"_lost", "_dead", "_succeeded", "_passed"})
 # Of each name the last incarnation that was heard of, until a newer one is.
 LAST_KNOWN: Final = ".member.incarnation"
 # Not looked into: what every worker shares, and what belongs to nobody.

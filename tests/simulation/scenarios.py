@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +19,7 @@ from tests.simulation.actions import Action
 from tests.simulation.world import World
 
 TRACE_LINES: Final = 40
-SETTLE_S: Final = 90.0  # what is silent is found out, and what was lost is cleared away
+SETTLE_S: Final = 15.0  # what is silent is found out, and what was lost is cleared away
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,9 @@ SCENARIOS: Final[Mapping[str, Plan]] = {
 }
 
 
+SMALL: Final = ("calls", "streams", "rref", "deaths", "partitions")
+
+
 @dataclass(slots=True)
 class Result:
     """What came of a run.
@@ -90,9 +93,22 @@ class Result:
 
 
 def play(
-    name: str, seed: int, *, workers: int | None = None, plan: Plan | None = None
+    name: str,
+    seed: int,
+    *,
+    workers: int | None = None,
+    plan: Plan | None = None,
+    look: Callable[[World], None] | None = None,
 ) -> Result:
-    """Run a scenario to its end."""
+    """Run a scenario to its end.
+
+    Args:
+        name: of the scenario.
+        seed: decides all that is chance.
+        workers: how many, in place of the scenario's own number.
+        plan: in place of the scenario's own.
+        look: called at a quiet moment, while everything that is held is held.
+    """
     plan = plan or SCENARIOS[name]
     count = workers or plan.workers
     gc.collect()
@@ -102,7 +118,7 @@ def play(
             network = Network(seed, runner.get_loop())
             world = World(network, ring(count, min(plan.degree, count - 1)))
             try:
-                runner.run(_run(plan, world))
+                runner.run(_run(plan, world, look or _look_away))
             except DeadlockError as error:
                 world.problems.append(f"deadlock: {error}")
             world.problems += world.ledger.problems()
@@ -123,7 +139,11 @@ def ring(count: int, degree: int) -> dict[str, list[str]]:
     }
 
 
-async def _run(plan: Plan, world: World) -> None:
+def _look_away(_world: World) -> None:
+    """Do nothing."""
+
+
+async def _run(plan: Plan, world: World, look: Callable[[World], None]) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(
         lambda _loop, context: world.problems.append(f"on the loop: {context}")
@@ -144,6 +164,7 @@ async def _run(plan: Plan, world: World) -> None:
     await world.rest()
     await world.settle(SETTLE_S)
     world.problems += checks.while_held(world)
+    look(world)
     for worker in world.lives.values():
         worker.kept.clear()
     gc.collect()
@@ -197,7 +218,7 @@ async def _partitions(plan: Plan, world: World) -> None:
         await asyncio.sleep(world.rng.expovariate(plan.partitions / plan.seconds))
         link = world.network.between(*_pair(world))
         link.partition()
-        await asyncio.sleep(world.rng.choice([0.1, 3.0, 30.0]))
+        await asyncio.sleep(world.rng.choice([0.1, 2.0, 12.0]))
         link.heal()
 
 

@@ -23,7 +23,9 @@ from tests.simulation.participant import Participant, Value
 
 OPTIONS: Final = Options(
     drain_timeout_s=2.0,
-    connect_timeout_s=5.0,
+    connect_timeout_s=3.0,
+    heartbeat_s=1.0,
+    lost_after_s=4.0,
     shared_memory_bytes=0,
     receive_pool_bytes=0,
 )

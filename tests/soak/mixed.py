@@ -20,7 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -34,8 +34,9 @@ from tests.soak.work import KINDS, Use
 NAMES: Final = ("a", "b", "c")
 AT_ONCE: Final = 24
 WARM_UP_CALLS: Final = 4000
-# What is kept for a while goes after 10 to 20 s: idle slabs, threads, regions.
-SETTLE_S: Final = 40.0
+# What is kept for a while goes within 60 s: slabs, threads, regions.
+SETTLE_S: Final = 70.0
+LINE_CALLS: Final = 10_000  # a line for each so many, where there is no terminal
 INBOUND_BYTES_MAX: Final = 16 * MIB  # so little that large requests have to wait
 
 OnProgress = Callable[[int], None]
@@ -70,15 +71,27 @@ async def soak(
     *,
     seed: int = 0,
     warm_up_calls: int = WARM_UP_CALLS,
-    method: str = "spawn",
-    on_progress: OnProgress = lambda calls: None,
+    settle_s: float = SETTLE_S,
+    method: Literal["spawn", "forkserver"] = "spawn",
+    on_progress: OnProgress = lambda _calls: None,
 ) -> Outcome:
-    """Make so many calls, and say what they left."""
+    """Make so many calls, and say what they left.
+
+    Args:
+        calls: how many, about.
+        seed: of what is done, and in which order.
+        warm_up_calls: how many are made before the first reading.
+        settle_s: seconds before the first reading: after less than `SETTLE_S` it has
+            what is kept for a while, and what leaks of that is not seen.
+        method: how the processes start.
+        on_progress: told how many calls have been made since the last time.
+    """
     options = Options(inbound_bytes_max=INBOUND_BYTES_MAX)
     cluster = ProcessCluster(NAMES[1:], options=options, method=method)
     async with cluster as worker:
         await _use(worker, random.Random(seed), warm_up_calls, lambda _: None)
-        before = await _settled(worker, None)
+        await asyncio.sleep(settle_s)  # nothing tells when what is kept has gone
+        before = await _read(worker)
         uses = await _use(worker, random.Random(seed + 1), calls, on_progress)
         after = await _settled(worker, before)
     return Outcome(before, after, uses)
@@ -107,26 +120,20 @@ async def _use(
     return uses
 
 
-async def _settled(
-    worker: Worker, before: dict[str, Reading] | None
-) -> dict[str, Reading]:
-    """Read all workers once nothing is under way, and what was kept for a while is gone.
+async def _read(worker: Worker) -> dict[str, Reading]:
+    return {name: await worker.peer(name).call(take_reading) for name in NAMES}
 
-    With what was `before`, that is as soon as there is no more than that; without, when
-    two readings `SETTLE_S` apart could not differ any more.
-    """
+
+async def _settled(worker: Worker, before: dict[str, Reading]) -> dict[str, Reading]:
+    """Read all workers until there is no more than before, for `SETTLE_S` at most."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + SETTLE_S
-    if before is None:
-        await asyncio.sleep(SETTLE_S)
     while True:
-        readings = {name: await worker.peer(name).call(take_reading) for name in NAMES}
-        leaks = before is not None and any(
-            readings[name].leaks_since(before[name]) for name in NAMES
-        )
-        if not leaks or loop.time() > end_s:
-            return readings
-        await asyncio.sleep(1.0)  # nothing tells when what is kept has gone
+        after = await _read(worker)
+        is_clean = not any(after[name].leaks_since(before[name]) for name in NAMES)
+        if is_clean or loop.time() > end_s:
+            return after
+        await asyncio.sleep(0.5)
 
 
 # --- for people ----------------------------------------------------------------------
@@ -167,12 +174,16 @@ def main() -> int:
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("calls", total=given.calls)
+
+        def on_progress(calls: int) -> None:
+            before = int(progress.tasks[bar].completed)
+            progress.advance(bar, calls)
+            is_mark = before // LINE_CALLS != (before + calls) // LINE_CALLS
+            if is_mark and not console.is_terminal:
+                console.print(f"{before + calls} calls")
+
         outcome = asyncio.run(
-            soak(
-                given.calls,
-                seed=given.seed,
-                on_progress=lambda calls: progress.advance(bar, calls),
-            )
+            soak(given.calls, seed=given.seed, on_progress=on_progress)
         )
     console.print(", ".join(f"{n} x {name}" for name, n in outcome.uses.most_common()))
     console.print(table_of(outcome))

@@ -1,9 +1,9 @@
 """Credit: how many bytes of large requests may be on their way to a worker, and whose.
 
-A worker takes in large requests up to a limit of bytes, over all peers; whoever has more
-to send waits.  Each request is held against the limit from the moment that it is
-promised room until its call has ended.  Small requests take no part, and no answer does:
-so an answer never waits for a request.
+A worker takes in large requests up to a limit of bytes, over all peers; whoever has
+more to send waits.  Each request is held against the limit from the moment that it is
+promised room until its call has ended.  Small requests take no part, and no answer
+does: so an answer never waits for a request.
 
 The callee (`InboundBudget`) gives credit in two forms:
 
@@ -22,13 +22,13 @@ for the rest, in the order of the calls.
       CANCEL 8                   -->        is not wanted any more
 
 Whole requests are granted, never parts: two peers that hold half of what each needs
-would wait for ever.  The peers take turns, so one that has asked for much delays another
-by one request; the first in turn is not passed by others that would fit, so it is not
-starved by them.  Requests made by a function that is itself running for a call are
-*nested*: the end of the calls that fill the limit may depend on them.  They go first,
-`PASSED_MAX` of them before one that is not nested, and if for `BEYOND_AFTER_S` nothing
-has ended, one of them is granted beyond the limit: so a chain of calls through the same
-workers always goes on.
+would wait for ever.  The peers take turns, so one that has asked for much delays
+another by one request; the first in turn is not passed by others that would fit, so it
+is not starved by them.  Requests made by a function that is itself running for a call
+are *nested*: the end of the calls that fill the limit may depend on them.  They go
+first, `PASSED_MAX` of them before one that is not nested, and if for `BEYOND_AFTER_S`
+nothing has ended, one of them is granted beyond the limit: so a chain of calls through
+the same workers always goes on.
 
 Invariants: the books add up (`held + promised` is what was granted and has not ended);
 without nested and oversized requests they never exceed the limit; whatever is granted
@@ -302,9 +302,7 @@ class InboundBudget(Generic[P]):
         """A request has arrived; return the bytes to `release` when its call ends."""
         return account.arriving.pop(call_id, 0)
 
-    def release(
-        self, account: Account[P], nbytes: int, now_s: float
-    ) -> list[Grant[P]]:
+    def release(self, account: Account[P], nbytes: int, now_s: float) -> list[Grant[P]]:
         """A call has ended, and with it the use of what it was sent.
 
         Args:
@@ -440,9 +438,7 @@ class WaitingRequests(Generic[R]):
         self.window -= nbytes
         return True
 
-    def wait(
-        self, call_id: int, nbytes: int, record: R, *, nested: bool
-    ) -> list[Want]:
+    def wait(self, call_id: int, nbytes: int, record: R, *, nested: bool) -> list[Want]:
         """Keep a request until there is credit; return what to tell the callee."""
         self._unasked[nested][call_id] = record, nbytes
         return self._ask(nested=nested)

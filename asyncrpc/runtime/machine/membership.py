@@ -128,7 +128,8 @@ class Record:
             isinstance(packed, list | tuple)
             and len(packed) >= len(_FIELDS)
             and all(
-                type(value) is kind for value, kind in zip(packed, _FIELDS, strict=False)
+                type(value) is kind
+                for value, kind in zip(packed, _FIELDS, strict=False)
             )
             and all(type(address) is str for address in packed[3])
             and packed[0]
@@ -237,7 +238,8 @@ class Membership:
     @property
     def welcome(self) -> list[Record]:
         """What a worker is told that joins: who is there, and who may be back."""
-        return [one for one in self._records.values() if one.status is not Status.LEFT]
+        known = self._records.values()
+        return [one for one in known if one.status is not Status.LEFT]
 
     def holder_of(self, rank: int) -> Record | None:
         """Return who has a rank, dead or alive; None if nobody has."""
@@ -342,7 +344,7 @@ class Membership:
 
     def forget(self, now_s: float) -> list[str]:
         """Return the names of those that died long ago; nothing is left of them."""
-        gone = []
+        gone: list[str] = []
         for name, died_s in self._died_s.items():
             is_over = len(self._died_s) - len(gone) > TOMBSTONES_MAX
             if died_s + TOMBSTONE_S > now_s and not is_over:
@@ -357,7 +359,7 @@ class Membership:
 
     @property
     def digest(self) -> int:
-        """A number that two workers have in common if they know the same to be alive."""
+        """A number that two workers have in common if they know of the same lives."""
         total = 0
         for part in self._digests:
             total ^= part
@@ -411,7 +413,8 @@ class Membership:
     def lost_nearby(self) -> list[str]:
         """Return those who were lost between this worker and its successor."""
         start, end = place_of(self.me.name), place_of(self.successor or self.me.name)
-        found, one = [], self.lost.after(start + 1)
+        found: list[str] = []
+        one = self.lost.after(start + 1)
         while one and self.lost.within(one, start, end):
             if found and one == found[0]:
                 break

@@ -275,16 +275,12 @@ def by_reference(creator: int) -> Iterator[Gadget]:
         (3, ("method", "__class__", "")),  # there is no such value
     ):
         for name in names:
-            target = ["=", creator, serial, name]
+            target: list[Any] = ["=", creator, serial, name]
             yield Gadget(f"{name} of value {serial}", request([COMMAND], target=target))
-    for target in (
-        ["="],
-        ["=", 1],
-        ["=", "a", "b", "c"],
-        ["=", 1, 2, 3],
-        ["!", 1, 2, "x"],
-    ):
+    for fields in ([], [1], ["a", "b", "c"], [1, 2, 3], [1, 2, "x", 4]):
+        target = ["=", *fields]
         yield Gadget(f"target {target}", request([], target=target))
+    yield Gadget("another target", request([], target=["!", creator, 1, "method"]))
 
 
 def by_error() -> Iterator[Gadget]:
@@ -300,7 +296,8 @@ def by_error() -> Iterator[Gadget]:
         packed = msgpack.packb([[], {"__class__": "x"}, slots])
         message = request([ref(1)], [8, f"{MODULE}:exposed"], [12, name, packed])
         yield Gadget(f"slots {slots}", message)
-    for parts in (None, [], [1], [1, 2, 3], [[], [], []], [{}, 1, {}]):
+    forms: tuple[Any, ...] = (None, [], [1], [1, 2, 3], [[], [], []], [{}, 1, {}])
+    for parts in forms:
         packed = msgpack.packb(parts)
         for named in (name, "builtins:ExceptionGroup", "builtins:UnicodeDecodeError"):
             yield Gadget(f"{named} of {parts}", request([ref(0)], [12, named, packed]))
@@ -423,10 +420,13 @@ def by_service() -> Iterator[Gadget]:
     """Send junk to each part of the worker itself."""
     for service, methods in METHODS.items():
         for method in (*methods, "__init__", "answer"):
-            for junk in JUNK:
-                for kind in (FrameKind.SERVICE, FrameKind.NOTICE):
-                    message = frame(kind, [service.strip(), method], value(junk))
-                    yield Gadget(f"{service}.{method} {junk!r:.40}", message)
+            for index, junk in enumerate(JUNK):
+                head = [service.strip(), method]
+                message = frame(FrameKind.SERVICE, head, value(junk))
+                yield Gadget(f"{service}.{method} {junk!r:.40}", message)
+                if index % 4 == 0:  # most of these cost a connection
+                    message = frame(FrameKind.NOTICE, head, value(junk))
+                    yield Gadget(f"notice {service}.{method} {junk!r:.40}", message)
 
 
 def by_optimizer() -> Iterator[Gadget]:
@@ -447,7 +447,8 @@ def by_meta() -> Iterator[Gadget]:
                 yield Gadget(f"meta {key} {junk!r:.40}", message)
     for meta in (5, "x", [1], {1: 2}, {"r": [7, 7], "a": [1, 2, 3], "c": "zstd"}):
         yield Gadget(f"meta {meta!r}", request([], meta=meta))
-    for head in ([], [None], [[]], [[0]], [[0, 1]], [["x"]], [1.5, None], [{}, {}], {}):
+    heads: tuple[Any, ...] = ([], [None], [[]], [[0]], [[0, 1]], [["x"]], [1.5, None])
+    for head in (*heads, [{}, {}], {}):
         yield Gadget(f"head {head!r}", frame(FrameKind.REQUEST, head, value([[], {}])))
 
 

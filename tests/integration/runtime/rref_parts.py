@@ -7,6 +7,8 @@ import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import torch
+
 import asyncrpc
 from asyncrpc import Options, RRef, Worker
 from asyncrpc.testing.loop import SimLoop
@@ -36,7 +38,7 @@ async def until(holds: Callable[[], bool]) -> None:
     """Wait until something is so that no event tells of."""
     is_simulated = isinstance(asyncio.get_running_loop(), SimLoop)
     async with asyncio.timeout(60 if is_simulated else 15):
-        while not holds():
+        while not holds():  # noqa: ASYNC110  (nothing tells)
             await asyncio.sleep(0.1 if is_simulated else 0.01)
 
 
@@ -118,6 +120,10 @@ async def make(start: int) -> RRef[Counter]:
     return RRef(Counter(start))
 
 
+async def make_many(count: int) -> list[RRef[Counter]]:
+    return [RRef(Counter(number)) for number in range(count)]
+
+
 async def make_on(owner: str, start: int = 0) -> None:
     """Make a value on `owner`, hold it, and never let go."""
     worker = asyncrpc.current_worker()
@@ -142,3 +148,16 @@ def give(value: Any) -> Any:
 
 def ignore(*_values: Any) -> None:
     """Take anything."""
+
+
+def keep_all(*rrefs: RRef[Any]) -> None:
+    for rref in rrefs:
+        keep(rref)
+
+
+def first_kept() -> RRef[Any]:
+    return kept[asyncrpc.current_worker().name][0]
+
+
+async def count_beside(rref: RRef[Counter], _much: torch.Tensor) -> int:
+    return rref.local_value().count

@@ -41,6 +41,7 @@ OPTIONS = Options(
     drain_timeout_s=0.5,
     heartbeat_s=0.5,
     lost_after_s=1.0,
+    watch="off",  # a process, which peers that cannot look for themselves may start
     limits=ReaderLimits(control_bytes_max=8 << 20, unpacked_bytes_max=16 << 20),
 )
 _numbers = itertools.count(1000)
@@ -228,7 +229,7 @@ TYPES = (
 
 def error_of(name: str, **fields: Any) -> bytes:
     """Return what describes an exception of a class."""
-    tree = {
+    tree: dict[str, Any] = {
         "type": name,
         "message": "forged",
         "traceback": "forged",

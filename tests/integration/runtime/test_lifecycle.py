@@ -282,6 +282,10 @@ PROGRAMS = {
     "in a call": ALONE.format("await w.peer('w').call(stay)"),
     "in a thread": ALONE.format("await w.peer('w').call(block)"),
     "in threads that wait": ALONE.format("await w.peer('w').call(chain)"),
+    "in its drain": ALONE.format(
+        "w.start_call('w', stay).add_done_callback(lambda f: f.exception()); "
+        "await asyncio.sleep(0.1)"
+    ),
     "in the rendezvous": f"""
 async def main():
     where = "tcp://127.0.0.1:{free_port()}"
@@ -338,6 +342,44 @@ def test_ctrl_c_ends_a_program_within_two_seconds(tmp_path: Path) -> None:
     assert scratch(tmp_path) == []
 
 
+def test_a_second_ctrl_c_hurries_what_the_first_began(tmp_path: Path) -> None:
+    """Nothing is left of the worker, though its end has been cut short."""
+    with program("-c", PRELUDE + STUCK, TMPDIR=str(tmp_path)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        began_s = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "closing\n", process.communicate()[1]
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate(timeout=LIMIT_S)[1]
+        assert time.monotonic() - began_s < CTRL_C_S
+        assert process.returncode == -signal.SIGINT, errors
+        assert "KeyboardInterrupt" in errors
+    assert scratch(tmp_path) == []
+
+
+STUCK = """
+class Here(asyncrpc.LocalRendezvous):
+    async def leave(self, timeout_s):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            print("left", flush=True)
+
+class Last:
+    name = "last"
+    def on_peer_lost(self, peer, reason):
+        pass
+    async def close(self):
+        print("closing", flush=True)
+        await asyncio.Event().wait()
+
+async def main():
+    async with asyncrpc.Worker("w", rank=0, rendezvous=Here(1)) as w:
+        w.add_service(Last())
+        await stay()
+asyncrpc.run(main())
+"""
 GROUP = """
 async def main():
     async with asyncrpc.Worker(f"w{os.environ['RANK']}") as worker:

@@ -103,10 +103,14 @@ async def test_a_stopped_worker_is_lost_and_comes_back(transport: str) -> None:
         theirs = a.peer("b").remote(list)
         await theirs.to_here()
         waiting = asyncio.ensure_future(a.peer("b").call(asyncio.sleep, 60))
-        await asyncio.sleep(0)
+        rows = a.peer("b").stream(remote.count_to, 1_000_000)
+        assert await anext(rows) == 0
         os.kill(cluster.pid("b"), signal.SIGSTOP)
         try:
             error = await lose(waiting)
+            with pytest.raises(WorkerLostError):
+                async for _ in rows:
+                    pass
         finally:
             os.kill(cluster.pid("b"), signal.SIGCONT)
         assert error.outcome is Outcome.UNKNOWN
@@ -119,6 +123,7 @@ async def test_a_stopped_worker_is_lost_and_comes_back(transport: str) -> None:
                 await asyncio.sleep(0.05)
         again = a.peer("b").remote(list)
         assert await again.to_here() == []
+        assert a.counters.workers_lost == 1
 
 
 @pytest.mark.parametrize("transport", ["uds", "tcp"])

@@ -175,7 +175,8 @@ async def test_what_is_silent_for_too_long_is_lost_and_can_come_back(
     pair: Pair,
 ) -> None:
     a, b, proxy = pair
-    number, gone = 10**9, asyncio.Event()
+    number, unsent = load.Calls().new(), load.Calls().new()
+    gone = asyncio.Event()
     load.cancelled[number] = gone
     call = a.start_call("b", load.wait_for_ever, (number,))
     async with asyncio.timeout(LIMIT_S):
@@ -187,12 +188,12 @@ async def test_what_is_silent_for_too_long_is_lost_and_can_come_back(
         assert caught.value.outcome is Outcome.UNKNOWN
         await gone.wait()  # b has given up a, too, and cancelled what a had called
         with pytest.raises(WorkerLostError) as caught:
-            await a.peer("b").call(load.run, 10**9 + 1)
+            await a.peer("b").call(load.run, unsent)
         assert caught.value.outcome is Outcome.NOT_EXECUTED
         proxy.heal()
         await load.play(a, b)
     assert load.ran[number] == 1
-    assert load.ran[10**9 + 1] == 0
+    assert load.ran[unsent] == 0
 
 
 async def test_a_short_partition_costs_only_time(pair: Pair) -> None:
@@ -221,11 +222,12 @@ async def test_who_is_refused_for_a_while_comes_back(pair: Pair) -> None:
 
 @pytest.mark.timeout(60)
 async def test_a_killed_peer_is_lost_though_the_proxy_before_it_still_answers() -> None:
-    async with in_process("b", options=OPTIONS) as (a, process, _proxy):
+    options = replace(OPTIONS, lost_after_s=4.0, heartbeat_s=1.0)
+    async with in_process("b", options=options) as (a, process, _proxy):
         assert await a.peer("b").call(load.run, 5) == 5
         call = a.start_call("b", asyncio.sleep, (3600.0,))
         await a.peer("b").call(load.run, 6)
         process.send_signal(signal.SIGKILL)
         with pytest.raises(WorkerLostError) as caught:
-            await asyncio.wait_for(call, 2 * (OPTIONS.lost_after_s or 0.0))
+            await asyncio.wait_for(call, 4 * options.lost_after_s)
         assert caught.value.outcome is Outcome.UNKNOWN

@@ -58,6 +58,12 @@ def nothing_kept() -> None:
     parts.kept.clear()
 
 
+def holders_at(owner: Worker) -> dict[str, int]:
+    """Return who holds the one value of a worker."""
+    (record,) = [one for one in owner.rrefs() if one.is_owner]
+    return dict(record.holders)
+
+
 # --- 1: a user's process dies --------------------------------------------------------
 
 
@@ -68,9 +74,9 @@ async def test_case_01_a_dead_users_holdings_are_dropped() -> None:
             rref = RRef(Counter(7))
         await a.peer("b").call(parts.keep, rref)
         await a.peer("c").call(parts.keep, rref)
-        assert a.rrefs()[0].holders == {"b": 1, "c": 1}
+        assert holders_at(a) == {"b": 1, "c": 1}
         cluster.kill("b")
-        await until(lambda: a.rrefs()[0].holders == {"c": 1})
+        await until(lambda: holders_at(a) == {"c": 1})
         del rref
         gc.collect()
         assert await a.peer("c").call(parts.states) == ["confirmed"]
@@ -90,7 +96,7 @@ async def test_case_02_every_handle_of_a_dead_owner_fails_unasked() -> None:
         cluster.kill("b")
         await until(lambda: [one.state for one in a.rrefs()] == ["lost"])
         async with asyncio.timeout(30):
-            while await a.peer("c").call(parts.states) != ["lost"]:
+            while await a.peer("c").call(parts.states) != ["lost"]:  # noqa: ASYNC110  (nothing tells)
                 await asyncio.sleep(0.01)
         for use in (rref.to_here, rref.rpc_async().add):
             with pytest.raises(OwnerLostError, match="'b'"):
@@ -234,18 +240,18 @@ async def test_case_07_a_fork_that_never_left_is_taken_back(trio: Trio) -> None:
         rref = RRef(Counter())
     with pytest.raises(EncodeError):
         await a.peer("b").call(parts.ignore, rref, lambda: None)
-    assert a.rrefs()[0].holders == {}
+    assert holders_at(a) == {}
     expired = a.peer("b").using(timeout_s=0.0)
     with pytest.raises(DeadlineExceededError):
         await expired.call(parts.ignore, rref)
-    assert a.rrefs()[0].holders == {}
+    assert holders_at(a) == {}
     call = a.start_call("c", parts.ignore, (rref,))  # which is not connected yet
     call.cancel()
     await asyncio.wait([call])
     await b.shutdown(drain_timeout_s=0)
     with pytest.raises(WorkerLostError):
         await a.peer("b").call(parts.ignore, rref)
-    await until(lambda: a.rrefs()[0].holders == {})
+    await until(lambda: holders_at(a) == {})
     del rref, call
     await all_freed(a, c)
 
@@ -377,11 +383,11 @@ async def test_case_10_the_owner_says_that_a_value_was_not_made_in_time(
     rref = a.peer("b").using(timeout_s=0.05).remote(remote.wait_for_ever, "late")
     with pytest.raises(DeadlineExceededError) as caught:
         await rref
-    assert caught.value.outcome is Outcome.UNKNOWN  # it had begun
+    assert caught.value.outcome is not Outcome.NOT_EXECUTED  # it had begun
     await watch.ended.wait()  # and it was stopped
     assert rref.confirmed_by_owner()
     assert b.rrefs()[0].type_name == "DeadlineExceededError"
-    del rref, remote.watches["late"]
+    del rref, caught, remote.watches["late"]
     await all_freed(a, b, c)
 
 
@@ -418,7 +424,7 @@ def test_case_11_two_that_were_parted_agree_on_what_is_over(seed: int) -> None:
             await asyncio.sleep(network.rng.uniform(30.0, 40.0))
             # c holds on: only whoever was parted from the owner has lost.
             assert counts(a)["owned"] == 1
-            assert a.rrefs()[0].holders == {"c": 1}
+            assert holders_at(a) == {"c": 1}
             assert counts(b)["owned"] == 0
             with pytest.raises(OwnerLostError, match="'b'"):
                 await theirs
@@ -434,7 +440,7 @@ def test_case_11_two_that_were_parted_agree_on_what_is_over(seed: int) -> None:
             assert (await parts.kept["b"][1]).count == 2
             with pytest.raises(OwnerLostError):
                 await parts.kept["b"][0]
-            await until(lambda: a.rrefs()[0].holders == {"b": 1, "c": 1})
+            await until(lambda: holders_at(a) == {"b": 1, "c": 1})
             parts.kept.clear()
             del theirs, fresh
             await all_freed(a, b, c)
@@ -500,10 +506,11 @@ async def test_case_12_what_is_not_let_go_can_be_listed(trio: Trio) -> None:
     assert owned.rref_id == rref.rref_id
     assert (owned.owner, owned.creator, owned.is_owner) == ("b", "a", True)
     assert (owned.state, owned.type_name) == ("live", "Counter")
-    await until(lambda: b.rrefs()[0].holders == {"a": 1, "c": 1})
+    await until(lambda: holders_at(b) == {"a": 1, "c": 1})
+    await until(lambda: a.rrefs()[0].lent == 0)  # the loan to c is over
     (held,) = a.rrefs()
     assert (held.owner, held.creator, held.is_owner) == ("b", "a", False)
-    assert (held.state, held.handles, held.lent) == ("confirmed", 1, 0)
+    assert (held.state, held.handles) == ("confirmed", 1)
     assert 0 <= held.age_s < 60
     assert 0 <= owned.age_s < 60
     parts.kept.clear()

@@ -66,6 +66,22 @@ def test_a_graceful_end_waits_for_a_chain_that_nobody_awaits(
 # --- together, in one process --------------------------------------------------------
 
 
+@pytest.mark.parametrize("chains", [1, 3, 30])
+async def test_a_graceful_end_waits_for_chains_in_threads_that_never_pause(
+    chains: int,
+) -> None:
+    """A thread hands the next call to the loop, and then its own answer."""
+    for _ in range(3):
+        ends.passed.clear()
+        async with Cluster(ends.WORLD_SIZE) as workers:
+            for number in range(chains):
+                caller = workers[number % ends.WORLD_SIZE]
+                caller.start_call(workers[0].name, ends.pass_on, (DEPTH,))
+            ending = (one.shutdown(graceful=True, timeout=15.0) for one in workers)
+            await asyncio.gather(*ending)
+        assert len(ends.passed) == chains * (DEPTH + 1)
+
+
 async def test_a_graceful_end_serves_until_all_have_come(trio: Trio) -> None:
     a, b, c = trio
     ending = [asyncio.create_task(one.shutdown(graceful=True)) for one in (a, b)]
@@ -80,7 +96,7 @@ async def test_a_graceful_end_serves_until_all_have_come(trio: Trio) -> None:
 
 
 async def test_who_does_not_come_in_time_is_named(trio: Trio) -> None:
-    a, b, c = trio
+    a, b, _ = trio
     with pytest.raises(TimeoutError, match=r"after 0.3 s 'b', 'c' had not come"):
         await a.shutdown(graceful=True, timeout=0.3)
     assert a.is_closed

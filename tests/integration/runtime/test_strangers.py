@@ -91,10 +91,14 @@ DIFFERENT = f"the two workers have different secrets; {ADVICE}"
         ),
         (
             None,
-            "the peer demands a secret and this worker has none; set ASYNCRPC_SECRET or "
-            "Options(secret=...) to the cluster's",
-            "the peer has no secret and this worker demands one; give it the same "
-            "ASYNCRPC_SECRET or Options(secret=...)",
+            (
+                "the peer demands a secret and this worker has none; set "
+                "ASYNCRPC_SECRET or Options(secret=...) to the cluster's"
+            ),
+            (
+                "the peer has no secret and this worker demands one; give it the same "
+                "ASYNCRPC_SECRET or Options(secret=...)"
+            ),
         ),
     ],
     ids=["wrong", "none"],
@@ -222,6 +226,12 @@ print(sock.recv(2).hex())
 """
 
 
+def open_to_all(folder: Path, path: Path) -> None:
+    """Let every user of this host connect, as far as files are concerned."""
+    folder.chmod(0o711)
+    path.chmod(0o666)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("uid", [0, OTHER_UID])
 async def test_the_kernel_is_asked_who_dials(
@@ -232,8 +242,7 @@ async def test_the_kernel_is_asked_who_dials(
     options = replace(QUICK, secret=None, listen=(f"uds://{home}/ps",))
     where = LocalRendezvous(1)
     async with Worker("ps", rank=0, rendezvous=where, options=options) as server:
-        home.chmod(0o711)
-        (home / "ps").chmod(0o666)
+        open_to_all(home, home / "ps")
         preface = PREFACE.pack(b"ARPC", VERSION, 0, 0, os.urandom(32))
         knocking = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-c", KNOCK, str(home / "ps"), str(uid)),

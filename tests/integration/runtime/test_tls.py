@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -31,7 +32,7 @@ from asyncrpc import (
 )
 from tests.certificates import Authority
 from tests.integration.runtime import remote
-from tests.integration.runtime.groups import LIMIT_S
+from tests.integration.runtime.groups import LIMIT_S, REPOSITORY
 from tests.integration.runtime.knocking import until
 
 QUICK = Options(
@@ -376,3 +377,27 @@ async def test_who_ends_tls_in_the_path_cannot_pass_proofs_on(
         assert between.seen.startswith(b"ARPC")  # so it was in the path, decrypted
         assert me.counters.authentications_failed == 1
         assert ps.directory.links == []
+
+
+# --- the page ------------------------------------------------------------------------
+
+PAGE = REPOSITORY / "docs" / "explanation" / "security.md"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
+async def test_the_commands_of_the_page_make_certificates_that_work(
+    tmp_path: Path,
+) -> None:
+    commands = PAGE.read_text("utf-8").split("```sh\n")[1].split("```")[0]
+    made = await asyncio.create_subprocess_shell(
+        f"set -e\n{commands}", cwd=tmp_path, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert await made.wait() == 0
+    tls = Tls(
+        certificate=tmp_path / "worker.pem",
+        key=tmp_path / "worker.key",
+        ca=tmp_path / "ca.pem",
+        server_hostname="workers.internal",
+    )
+    async with pair(with_tls(tls), with_tls(tls)) as (me, _):
+        assert await me.peer("ps").call(remote.add, 1) == 2

@@ -28,8 +28,10 @@ SECRETS = (b"secret", b"other secret", None)
 class End:
     """One end, its inbox, and how it failed."""
 
-    def __init__(self, role: Role, secret: bytes | None, nonce: int) -> None:
-        self.machine = Handshake(role, secret, bytes([nonce]) * 32)
+    def __init__(
+        self, role: Role, secret: bytes | None, nonce: int, binding: bytes = b""
+    ) -> None:
+        self.machine = Handshake(role, secret, bytes([nonce]) * 32, binding)
         self.inbox = bytearray()
         self.error: Exception | None = None
 
@@ -186,6 +188,70 @@ class TestAttacks:
         dialer.machine.receive(bytes(answer[: PREFACE.size]))
         with pytest.raises(AuthenticationError, match="different secrets"):
             dialer.machine.receive(bytes(answer[PREFACE.size :]))
+
+
+class TestBinding:
+    """Proofs hold for one channel: they cannot be passed on over another."""
+
+    @pytest.mark.parametrize("secret", SECRETS)
+    def test_equal_bindings_meet(self, secret: bytes | None) -> None:
+        dialer = End(Role.DIALER, secret, 1, b"one certificate")
+        acceptor = End(Role.ACCEPTOR, secret, 2, b"one certificate")
+        meet(dialer, acceptor)
+        assert dialer.machine.state is acceptor.machine.state is State.PROVED
+
+    @pytest.mark.parametrize("secret", SECRETS)
+    @pytest.mark.parametrize(
+        ("dialers", "acceptors"), list(itertools.permutations((b"", b"a", b"b"), 2))
+    )
+    def test_unequal_bindings_tell_both_ends(
+        self, secret: bytes | None, dialers: bytes, acceptors: bytes
+    ) -> None:
+        dialer = End(Role.DIALER, secret, 1, dialers)
+        acceptor = End(Role.ACCEPTOR, secret, 2, acceptors)
+        meet(dialer, acceptor)
+        for end, binding in ((dialer, dialers), (acceptor, acceptors)):
+            assert type(end.error) is AuthenticationError
+            assert ("ends TLS with a certificate" in str(end.error)) is bool(binding)
+
+    def test_it_can_be_told_when_the_channel_is_there(self) -> None:
+        dialer, acceptor = make_pair()
+        dialer.machine.binding = acceptor.machine.binding = b"later"
+        meet(dialer, acceptor)
+        assert dialer.machine.state is acceptor.machine.state is State.PROVED
+
+
+class TestBeginning:
+    """Who is no worker is refused at the first byte that says so."""
+
+    @pytest.mark.parametrize("length", range(5))
+    def test_a_worker_may_take_its_time(self, length: int) -> None:
+        _, acceptor = make_pair()
+        acceptor.machine.check_beginning(PREFACE_MAGIC[:length])
+        assert acceptor.machine.state is State.PREFACE
+
+    @pytest.mark.parametrize("beginning", [b"G", b"AS", b"ARPX", b"ARPX rest", b"\0"])
+    def test_a_stranger_is_refused_at_once(self, beginning: bytes) -> None:
+        for end in make_pair():
+            with pytest.raises(MalformedError, match="not a worker"):
+                end.machine.check_beginning(beginning)
+            assert end.machine.state is State.FAILED
+            assert end.machine.farewell == b""
+
+    @pytest.mark.parametrize("beginning", [b"\x16", b"\x16\x03\x01\x02", b"\x15\x03"])
+    def test_who_speaks_tls_is_told_what_to_do(self, beginning: bytes) -> None:
+        """And answered: with what its TLS takes for none."""
+        for end in make_pair():
+            with pytest.raises(AuthenticationError, match=r"Options\(tls=\.\.\.\)"):
+                end.machine.check_beginning(beginning)
+            assert end.machine.state is State.FAILED
+        assert end.machine.farewell.startswith(PREFACE_MAGIC)
+
+    def test_later_records_begin_as_they_like(self) -> None:
+        _, acceptor = make_pair()
+        acceptor.machine.receive(PREFACE.pack(PREFACE_MAGIC, 1, 1, 0, bytes(32)))
+        acceptor.machine.check_beginning(b"\x16\x03 any proof")
+        assert acceptor.machine.state is State.PROOF
 
 
 class TestOtherPeers:

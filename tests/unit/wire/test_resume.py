@@ -42,11 +42,18 @@ def test_more_than_was_sent_is_refused(received: int) -> None:
         kept_of(b"abc", b"def").acknowledge(received)
 
 
-def test_less_than_before_is_refused() -> None:
+def test_an_old_acknowledgement_is_no_news() -> None:
+    kept = kept_of(b"abc")
+    kept.acknowledge(3)
+    kept.acknowledge(1)
+    assert kept.acknowledged == 3
+
+
+def test_less_cannot_have_been_read_than_was_acknowledged() -> None:
     kept = kept_of(b"abc")
     kept.acknowledge(2)
-    with pytest.raises(MalformedError, match="after 2"):
-        kept.acknowledge(1)
+    with pytest.raises(MalformedError, match="has acknowledged 2"):
+        kept.rest(1)
 
 
 def test_payloads_are_kept_without_a_copy() -> None:

@@ -209,3 +209,37 @@ class TestOneWorker:
         assert one.due() == [1]
         assert one.overdue() == []  # it has told all that it knows
         assert one.awaited() == [1]
+
+    def test_of_failures_ahead_the_latest_is_kept(self) -> None:
+        late = Barriers(0, 2)
+        late.hear_failure(2, LATE)
+        late.hear_failure(1, LOST)
+        failures = []
+        for _ in range(3):
+            late.come()
+            failures.append(late.failure)
+        assert failures[2] is LATE
+        assert all(one is not None and "given" in one.problem for one in failures[:2])
+
+    def test_it_says_who_is_missing_and_what_it_gave_up_is_over(self) -> None:
+        one = Barriers(0, 3)
+        one.come()
+        one.hear(0, -1, 0b10)
+        assert one.missing == [2]
+        one.fail(LATE)
+        one.fail(LOST)
+        one.hear(1, -1, 0b10)
+        one.hear(2, -1, 0b100)
+        one.hear(1, -1, 0b10)
+        one.on_lost(2, LOST)
+        assert one.failure is LATE
+        assert one.awaited() == one.due() == []
+
+    def test_who_is_further_on_and_has_not_passed_has_given_up(self) -> None:
+        one = Barriers(0, 3)
+        one.come()
+        one.hear(1, -1, 0b10)
+        assert one.failure is not None
+        assert "given barrier 0 up: they are at 1" in one.failure.problem
+        one.come()
+        assert one.known == 0b11
