@@ -11,11 +11,11 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check fmt lint type arch unit property sim integration mutants \
-	numerics docs kills examples soak bench fuzz clean
+.PHONY: help setup demo test check fmt lint type arch unit property sim sim-nightly chaos \
+	integration mutants numerics docs kills examples soak bench fuzz clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## Make .venv with everything pinned
 
@@ -29,7 +29,8 @@ demo: $(STAMP) ## Train a model that is split over processes, and watch it
 	$(RUN) examples/train_split_model.py
 
 test: $(STAMP) ## Run all tests: five to six minutes, on loopback, without a GPU
-	$(PYTEST) $(call tests,unit property fuzz simulation integration numerics docs examples)
+	$(PYTEST) $(call tests,unit property fuzz simulation integration chaos numerics docs \
+		examples)
 
 check: lint type arch ## Lint, types, contracts
 
@@ -57,8 +58,17 @@ property: $(STAMP) ## Test what must hold for every input
 mutants: $(STAMP) ## Show that the RRef protocol's test finds errors put in on purpose
 	$(RUN) -m tests.property.mutants_rref
 
-sim: $(STAMP) ## Test real workers on virtual time and a hostile network
-	$(PYTEST) tests/simulation
+sim: $(STAMP) ## Test workers on virtual time; SCENARIO=churn SEED=7 WORKERS=1000: one run
+	$(if $(SCENARIO),$(RUN) -m tests.simulation --scenario $(SCENARIO) \
+		--seed $(or $(SEED),0) $(if $(WORKERS),--workers $(WORKERS)),\
+		$(PYTEST) tests/simulation)
+
+sim-nightly: $(STAMP) ## The same with 2,000 seeds, and what a worker costs among 1,000
+	$(RUN) -m tests.simulation --seeds $(or $(SEEDS),2000) --seed $(or $(SEED),0)
+	$(RUN) -m tests.simulation --sizes 125 250 500 1000
+
+chaos: $(STAMP) ## Kill, stop, part and cut off real processes; MINUTES=10 SEED=7
+	$(RUN) -m tests.chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 integration: $(STAMP) ## Test real sockets and processes
 	$(PYTEST) tests/integration

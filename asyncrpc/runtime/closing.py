@@ -193,6 +193,8 @@ class Closing(CallStarter):
                     self.active,
                     timeout_s,
                 )
+        # The calls have ended; their large answers may still be on their way.
+        await self.directory.close_lanes(end_s - self.loop.time())
 
     async def _tear_down(self, leaving: asyncio.Task[None], *, at_once: bool) -> None:
         """Take every step of the end, however long one would take.

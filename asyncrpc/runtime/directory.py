@@ -519,13 +519,21 @@ class Directory(Reconnecting):
     def _member_named(self, name: str) -> Member:
         return self._entries[name].member
 
-    async def close(self, timeout_s: float) -> None:
-        """End every connection, in order where the peer still listens."""
-        self._closing = True
+    async def close_lanes(self, timeout_s: float) -> None:
+        """Send what large payloads are left, then end the lanes.
+
+        Args:
+            timeout_s: seconds; lanes that take longer are left as they are.
+        """
         lanes = [one.lanes for one in self._links if one.lanes is not None]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(one.close() for one in lanes))
+
+    async def close(self, timeout_s: float) -> None:
+        """End every connection, in order where the peer still listens."""
+        self._closing = True
+        await self.close_lanes(timeout_s)
         for connection in tuple(self._connections):
             connection.close()
         ended = [connection.ended for connection in tuple(self._connections)]

@@ -35,6 +35,7 @@ from asyncrpc.ids import WorkerId, WorkerInfo
 from asyncrpc.runtime.changes import MemberChange, MemberChanges
 from asyncrpc.runtime.joining import Admission, has_taken, join_group, member_of
 from asyncrpc.runtime.machine.membership import (
+    SUCCEEDED,
     TOMBSTONE_S,
     TOMBSTONES_MAX,
     Announce,
@@ -96,6 +97,7 @@ class MembershipService:
         self._newcomers: dict[str, asyncio.TimerHandle] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._unreached: tuple[str, float] = ("", 0.0)  # a successor, and since when
+        self._is_displaced = False
         self._contest: asyncio.Task[None] | None = None
         self._turn = 0
         self._begins_alone = True
@@ -227,6 +229,10 @@ class MembershipService:
         before = self.table.get(name)
         if self._is_closed or self.table.is_static or before is None:
             return False
+        directory = self._worker.directory
+        if before.is_placed and directory.known_incarnation(name) != before.incarnation:
+            directory.add([before.member])  # another one had introduced itself as this
+            return True
         await self._ask(name, self._linked(name)[:ASKED_MAX], REFRESH_S)
         after = self.table.get(name)
         return after is not None and after.is_alive and after.member != before.member
@@ -272,6 +278,8 @@ class MembershipService:
 
     def refusal(self, hello: Hello) -> str:
         """Say why a worker that dials is not to be spoken to; empty if it is."""
+        if self._is_displaced:
+            return "another worker has its name now"
         return self.table.refusal(hello.name, hello.incarnation)
 
     def take_in(self, connection: Connection, hello: Hello) -> None:
@@ -321,8 +329,12 @@ class MembershipService:
         now_s = self._worker.loop.time()
         if self._is_closed:
             return
-        if self.table.get(peer.name) is None:
+        known = self.table.get(peer.name)
+        if known is None:
             self._guests_lost_s[peer.name] = now_s
+        elif known.is_placed and known.incarnation != peer.incarnation:
+            # It had said that it was this worker, and was not, or is no more.
+            self._note_in_directory(known, peer.incarnation)
         self._carry_out(self.table.lose(peer.name, peer.incarnation, now_s))
         self._forget(now_s)
 
@@ -423,18 +435,22 @@ class MembershipService:
         except (TransportError, TimeoutError):
             is_there = False
         if is_there:
-            self._on_displaced(record)
+            self._on_displaced(", ".join(record.member.addresses))
             return  # and never look again
         self._contest = None
         self._carry_out(self.table.outlive(record))
 
-    def _on_displaced(self, record: Record) -> None:
-        logger.error(
-            "worker %r: another worker, at %s, has its name now; no member will speak "
-            "to this one any more: shut it down",
-            record.name,
-            ", ".join(record.member.addresses) or "no address",
-        )
+    def _on_displaced(self, where: str) -> None:
+        if not self._is_displaced:
+            self._is_displaced = True
+            logger.error(
+                "worker %r: another worker (%s) has its name now; no member will speak "
+                "to this one any more: shut it down",
+                self._worker.name,
+                where,
+            )
+            for link in self._links().values():
+                link.connection.close("another worker has its name now")
 
     def _iterators(self) -> list[MemberChanges]:
         found = (ref() for ref in self._changes)
@@ -485,8 +501,10 @@ class MembershipService:
         record = self.table.get(name)
         try:
             await self._compare(await worker.link_to(name))
-        except (AsyncRpcError, TimeoutError):
+        except (AsyncRpcError, TimeoutError) as error:
             now_s = worker.loop.time()
+            if SUCCEEDED in str(error):
+                self._on_displaced(f"as {name!r} says")
             if record is None or worker.directory.link_of(record.incarnation):
                 return  # the link says when it is lost
             if self._unreached[0] != name:

@@ -254,8 +254,10 @@ def open_rendezvous(
         opener = file_opener(url.path)
         return StoreRendezvous(opener, rank, world_size), rank, world_size
     host, port, is_master = _store_address(where, rank, environ)
+    # torchrun starts all anew if one fails, and its store lives on.
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_env else "0"
     store = StoreRendezvous(
-        tcp_opener(host, port, is_master=is_master),
+        tcp_opener(host, port, is_master=is_master, attempt=attempt),
         rank,
         world_size,
         address=None if is_master else (host, port),

@@ -15,7 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from torch.distributed import DistNetworkError, FileStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    DistNetworkError,
+    FileStore,
+    PrefixStore,
+    TCPStore,
+)
 
 from asyncrpc.clock import Clock
 from asyncrpc.errors import RendezvousTimeoutError, UsageError
@@ -259,11 +264,21 @@ def file_opener(path: str) -> Callable[[float], Store]:
     return lambda _timeout_s: FileStore(path)
 
 
-def tcp_opener(host: str, port: int, *, is_master: bool) -> Callable[[float], Store]:
-    """Return what opens the store at a port, or hosts it, within so many seconds."""
+def tcp_opener(
+    host: str, port: int, *, is_master: bool, attempt: str = "0"
+) -> Callable[[float], Store]:
+    """Return what opens the store at a port, or hosts it, within so many seconds.
+
+    Args:
+        host: where the store is.
+        port: of it.
+        is_master: whether this process is to host it.
+        attempt: which of several groups that meet there, one after the other, this is;
+            the first one is "0".
+    """
 
     def open_store(timeout_s: float) -> Store:
-        return TCPStore(
+        store = TCPStore(
             host,
             port,
             is_master=is_master,
@@ -271,5 +286,6 @@ def tcp_opener(host: str, port: int, *, is_master: bool) -> Callable[[float], St
             wait_for_workers=False,
             multi_tenant=True,
         )
+        return store if attempt == "0" else PrefixStore(f"attempt{attempt}", store)
 
     return open_store

@@ -300,9 +300,8 @@ def _form_of(control: bytes) -> Form | None:
             pass
         case _:
             return None
-    if name not in KNOWN_DTYPES:
-        return None
-    if any(type(table[0][at]) is not int for at in (0, 1, 4)):  # False is 0, too
+    is_exact = all(type(table[0][at]) is int for at in (0, 1, 4))  # False is 0, too
+    if name not in KNOWN_DTYPES or not is_exact:
         return None
     if any(type(size) is not int or size < 1 for size in shape):
         return None

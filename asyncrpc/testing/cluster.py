@@ -89,7 +89,7 @@ class SimWorker(Worker):
 
     @property
     def member(self) -> Member:
-        """What others are told of this worker: nothing of the host that simulates it."""
+        """What others are told of this worker: nothing of the host it really is on."""
         return replace(super().member, host_id="")
 
     def hello(self, **about: Any) -> Hello:

@@ -133,6 +133,18 @@ def child_processes() -> dict[int, str]:
     }
 
 
+def resident_kib(pid: int) -> int:
+    """Return the memory of a process that is its own and in RAM; 0 if it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1])
+    return 0
+
+
 def running_tasks() -> set[asyncio.Task[object]]:
     """Return the tasks of the running loop, but not the one that asks."""
     try:

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-
 # Workers that wait for nothing but each other's heartbeats would do so for ever.
 LIMIT_S = 6 * 3600.0
 

@@ -48,7 +48,7 @@ class FrameScanner:
         is_lost: what came is not this protocol (TLS, say): no more ends are found.
         handshake: the first bytes, until they are `HANDSHAKE_BYTES`.
         hello: the HELLO, once it has passed.
-        position: bytes that came after the HELLO, those of resumed connections included.
+        position: bytes that came after the HELLO, those of resumed ones included.
     """
 
     def __init__(self, conversation: Conversation) -> None:

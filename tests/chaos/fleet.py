@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from asyncrpc.testing.leaks import resident_kib
 from tests.chaos.wires import Wires
-from tests.chaos.worker import Seat, resident_kib, seat_as_text
+from tests.chaos.worker import Seat, seat_as_text
 
 REPOSITORY: Final = Path(__file__).parents[2]
 READY_S: Final = 60.0  # torch is imported by several at once
@@ -23,6 +24,7 @@ ANSWER_S: Final = 90.0  # the longest limit of a call, and what follows
 LEAVE_S: Final = 20.0  # the drain and what follows
 SAMPLE_S: Final = 2.0
 ENDED: Final = "ended"
+ERRORS: Final = "stderr.txt"  # of all of them
 
 
 @dataclass(eq=False, slots=True)
@@ -94,9 +96,9 @@ class Fleet:
         self._options = options
         self._starts: defaultdict[str, int] = defaultdict(int)
         self._tasks = asyncio.TaskGroup()
-        self._errors = (folder / "stderr.txt").open("ab")
+        self._errors = (folder / ERRORS).open("ab")
 
-    async def __aenter__(self) -> Fleet:
+    async def __aenter__(self) -> Self:
         """Start every worker."""
         await self._tasks.__aenter__()
         await asyncio.gather(*(self.start(name) for name in self._wires.names))

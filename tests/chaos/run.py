@@ -13,7 +13,7 @@ from typing import Final
 
 from asyncrpc.testing.leaks import child_processes
 from tests.chaos.faults import Chaos
-from tests.chaos.fleet import Fleet
+from tests.chaos.fleet import ERRORS, Fleet
 from tests.chaos.log import read_all
 from tests.chaos.verdict import Verdict, judge_calls, judge_holdings, judge_memory
 from tests.chaos.wires import Namespaces, Proxies, Wires
@@ -24,6 +24,8 @@ REST_S: Final = (
     4.0  # after the last call: what is late comes, what is free is given back
 )
 NAMES: Final = "abcdefgh"
+UNHANDLED: Final = ("Exception in callback", "Task exception was never")
+SHARED_MEMORY: Final = Path("/dev") / "shm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ async def go(given: Given) -> Report:
     lives = [*fleet.dead, *fleet.alive.values()]
     for life in lives:
         judge_memory(life, verdict)
-    verdict.others += fleet.problems
+    verdict.others += [*fleet.problems, *unhandled(given.folder / ERRORS)]
     calls = read_all(given.folder, {life.label for life in fleet.dead})
     judge_calls(calls, verdict)
     # A process that was killed leaves its private folder: nobody is there to remove it.
@@ -142,9 +144,18 @@ async def _end(fleet: Fleet, verdict: Verdict) -> None:
     await fleet.leave()
 
 
+def unhandled(errors: Path) -> list[str]:
+    """Return what the workers' loops could not hand to anybody, each text once."""
+    lines = errors.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = Counter(
+        line.partition(" at 0x")[0] for line in lines if line.startswith(UNHANDLED)
+    )
+    return [f"{count} times: {line}" for line, count in found.items()]
+
+
 def left_behind() -> list[str]:
     """Return what processes of this package could leave on this host."""
-    found = [str(path) for path in Path("/dev/shm").glob("asyncrpc*")]
+    found = [str(path) for path in SHARED_MEMORY.glob("asyncrpc*")]
     temporary = Path(tempfile.gettempdir())
     found += [str(path) for path in temporary.glob("asyncrpc-*")]
     found += [f"process {pid}: {what}" for pid, what in child_processes().items()]

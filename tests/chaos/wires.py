@@ -53,6 +53,7 @@ class Wires(ABC):
         trace: TracebackType | None,
     ) -> None:
         """Take them away."""
+        del kind, error, trace
 
     @property
     @abstractmethod

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from asyncrpc import Options
 from asyncrpc.runtime.loops import run as run_on_loop
-from asyncrpc.testing.leaks import open_descriptors
+from asyncrpc.testing.leaks import open_descriptors, resident_kib
 from tests.chaos.load import ChaosWorker, Load
 from tests.chaos.log import RAN, TOLD, Log
 
@@ -69,18 +69,6 @@ def holdings(worker: ChaosWorker) -> dict[str, int]:
         "threads": threading.active_count(),
         "resident_kib": resident_kib(os.getpid()),
     }
-
-
-def resident_kib(pid: int) -> int:
-    """Return the memory of a process that is in RAM and its own; 0 if it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except OSError:
-        return 0
-    for line in status.splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1])
-    return 0
 
 
 class Commands:

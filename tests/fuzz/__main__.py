@@ -1,10 +1,12 @@
 """Fuzz a decoder, guided by coverage.
 
     $ python -m tests.fuzz frames --executions 1000000
+    $ python -m tests.fuzz frames --minimize
 
 Begins with the corpus and the seeds, keeps what it finds in `--work`, and stops at the
-first input that breaks an invariant.  `--minimize` instead replaces the corpus by the
-smallest set of inputs found so far that reaches as much.  Needs `atheris`.
+first input that breaks an invariant.  `--minimize` instead replaces the corpus by those
+of the inputs found so far that reach something no shorter one does.  Fuzzing needs
+`atheris`.
 """
 
 from __future__ import annotations
@@ -13,12 +15,9 @@ import argparse
 import hashlib
 import importlib
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
-
-import atheris
 
 from tests.fuzz.replaying import CORPUS, TARGETS
 
@@ -28,30 +27,50 @@ TIMEOUT_S = 120
 MEMORY_MIB = 2048
 
 
-def load(name: str) -> ModuleType:
-    """Import a target, with what it tests instrumented."""
-    with atheris.instrument_imports(
-        include=["asyncrpc.wire", "asyncrpc.serde", "asyncrpc.transport.address"]
-    ):
-        return importlib.import_module(f"tests.fuzz.fuzz_{name}")
+def save(data: bytes, folder: Path) -> None:
+    name = hashlib.sha1(data, usedforsecurity=False).hexdigest()[:16]
+    (folder / name).write_bytes(data)
 
 
-def plant(target: ModuleType, work: Path) -> None:
-    """Write the seeds where the fuzzer looks."""
-    work.mkdir(parents=True, exist_ok=True)
+def fuzz(name: str, executions: int, work: Path, corpus: Path) -> None:
+    """Fuzz; does not return."""
+    import atheris  # noqa: PLC0415  (nobody else needs it)
+
+    with atheris.instrument_imports(include=["asyncrpc.wire", "asyncrpc.serde"]):
+        target = importlib.import_module(f"tests.fuzz.fuzz_{name}")
     for seed in target.seeds():
-        (work / hashlib.sha1(seed, usedforsecurity=False).hexdigest()).write_bytes(seed)
+        save(seed, work)
+    flags = [
+        *(f"-runs={executions}", "-max_len=512", f"-timeout={TIMEOUT_S}"),
+        *(f"-rss_limit_mb={MEMORY_MIB}", "-print_final_stats=1"),
+        f"-artifact_prefix={work.parent}/found-{name}-",
+        *(str(work), str(corpus)),
+    ]
+    with setting_of(target):
+        atheris.Setup([sys.argv[0], *flags], target.check)
+        atheris.Fuzz()
 
 
-def flags_for(given: argparse.Namespace, work: Path, corpus: Path) -> Sequence[str]:
-    limits = [f"-timeout={TIMEOUT_S}", f"-rss_limit_mb={MEMORY_MIB}", "-max_len=512"]
-    if given.minimize:
-        for old in corpus.glob("*"):
-            old.unlink()
-        return [*limits, "-merge=1", str(corpus), str(work)]
-    found = f"-artifact_prefix={work.parent}/found-{given.target}-"
-    runs = f"-runs={given.executions}"
-    return [*limits, runs, "-print_final_stats=1", found, str(work), str(corpus)]
+def minimize(name: str, work: Path, corpus: Path) -> None:
+    """Replace the corpus by what is needed of it, and of what was found."""
+    from tests.fuzz.minimizing import minimized  # noqa: PLC0415  (imports asyncrpc)
+
+    target = importlib.import_module(f"tests.fuzz.fuzz_{name}")
+    old = [path for folder in (work, corpus) for path in folder.iterdir()]
+    found = work.parent.glob(f"found-{name}-*")
+    inputs = [path.read_bytes() for path in (*old, *found)]
+    with setting_of(target):
+        kept = minimized(target.check, (*inputs, *target.seeds()))
+    for path in corpus.iterdir():
+        path.unlink()
+    for data in kept:
+        save(data, corpus)
+    print(f"{name}: {len(kept)} of {len(inputs)} inputs")  # noqa: T201  (a command prints)
+
+
+def setting_of(target: ModuleType) -> nullcontext[None]:
+    made: nullcontext[None] = getattr(target, "setting", nullcontext)()
+    return made
 
 
 def main() -> None:
@@ -61,15 +80,13 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(".fuzz"))
     parser.add_argument("--minimize", action="store_true")
     given = parser.parse_args()
-    target = load(given.target)
     work, corpus = given.work / given.target, CORPUS / given.target
-    corpus.mkdir(parents=True, exist_ok=True)
-    plant(target, work)
-    setting = getattr(target, "setting", nullcontext)
-    with setting():
-        flags = flags_for(given, work, corpus)
-        atheris.Setup([sys.argv[0], *flags], target.check)
-        atheris.Fuzz()
+    for folder in (work, corpus):
+        folder.mkdir(parents=True, exist_ok=True)
+    if given.minimize:
+        minimize(given.target, work, corpus)
+    else:
+        fuzz(given.target, given.executions, work, corpus)
 
 
 if __name__ == "__main__":

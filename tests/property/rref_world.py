@@ -37,6 +37,7 @@ from asyncrpc.rref.machine import (
 )
 
 Pair = frozenset[Incarnation]
+GIVES_FORK = frozenset({"fork", "confirmed", "registered"})
 BODIES = frozenset({"create", "refused_create", "fork", "loan", "result", "home"})
 
 
@@ -234,7 +235,8 @@ class World:
             self.carry_out(node, node.held.forgive(there))
         held_back, self.held_back = self.held_back, []
         for message in held_back:
-            self.send(message)
+            if message.src in self.alive:
+                self.send(message)
 
     def find(self, which: int) -> None:
         """End a search for an owner that was lost: it is there, or lost once more."""
@@ -341,7 +343,8 @@ class World:
         self.carry_out(node, node.held.borrow(rref_id, owner, lender, token))
         holding = node.held.get(rref_id)
         is_cut = Pair((node.id, lender)) in self.cuts
-        if holding and (is_cut or self.is_exposed(lender, rref_id)):
+        is_void = (lender, token) not in self.loans  # its owner was lost meanwhile
+        if holding and (is_cut or is_void or self.is_exposed(lender, rref_id)):
             self.note_exposed()
         if message.kind == "result":
             self.carry_out(node, node.held.settle(rref_id, lender, token))
@@ -414,6 +417,7 @@ class World:
 
     def check(self) -> None:
         self.forget_exposed()
+        self.spread_exposed()
         self.check_no_live_handle_lost_its_value()
         self.check_loans_are_pinned()
         self.check_counts_add_up()
@@ -426,6 +430,20 @@ class World:
             holding = node.held.get(rref_id) if node else None
             if holding is None or self.is_counted(worker, rref_id):
                 self.exposed.remove((worker, rref_id))
+
+    def spread_exposed(self) -> None:
+        """Note who relies on nobody but lenders that have lost the owner, or us."""
+        for node in self.alive.values():
+            for rref_id in self.owner_of:
+                lenders = self.lenders(node, rref_id)
+                if lenders and all(self.is_adrift(one, rref_id) for one in lenders):
+                    self.exposed.add((node.id, rref_id))
+
+    def is_adrift(self, lender: Incarnation, rref_id: RRefId) -> bool:
+        if self.is_exposed(lender, rref_id):
+            return True
+        holding = self.alive[lender].held.get(rref_id)
+        return holding is not None and holding.state.name == "LOST"
 
     def note_exposed(self) -> None:
         """Note borrowers whose every lender is lost: they may lose their race."""
@@ -440,9 +458,15 @@ class World:
         if owner not in self.alive or Pair((worker, owner)) in self.cuts:
             return False
         holding = self.alive[worker].held.get(rref_id)
-        if holding is not None and holding.state.name == "PENDING":
+        if holding is None:
+            return False
+        if holding.forks or holding.state.name == "PENDING":
             return True
-        return worker in self.alive[owner].owned.holders(rref_id)
+        return any(
+            one.dst == worker and one.about == rref_id
+            for one in self.messages()
+            if one.kind in GIVES_FORK
+        )
 
     def is_grounded(self, worker: Incarnation, rref_id: RRefId) -> bool:
         """Say whether a chain of loans leads from a counted holder to this one."""
@@ -531,14 +555,18 @@ class World:
                 assert holders.get(user, 0) == total, (rref_id, user)
 
     def forks_on_the_way(self) -> Iterator[tuple[Incarnation, RRefId]]:
-        messages = [one for queue in self.links.values() for one in queue]
-        for node in self.alive.values():
-            messages += node.decoding
-        for one in messages:
-            if one.kind in {"fork", "confirmed", "registered"}:
+        for one in self.messages():
+            if one.kind in GIVES_FORK:
                 yield one.dst, one.about
             elif one.kind == "release":
                 yield from [(one.src, one.about)] * one.number
+
+    def messages(self) -> list[Message]:
+        """Return what is on its way, and what has arrived and is not decoded."""
+        messages = [one for queue in self.links.values() for one in queue]
+        for node in self.alive.values():
+            messages += node.decoding
+        return messages
 
     def check_quiet(self) -> None:  # I2
         """Check that just what is held is here, now that nothing is under way."""
@@ -557,6 +585,8 @@ class World:
             for rref_id in (wanted & self.created) - self.freed:
                 assert node.owned.state(rref_id).name == "LIVE"
             theirs = [one for one in +node.handles if self.owner_of[one] != node.id]
+            for rref_id in theirs:
+                assert self.owner_of[rref_id] in self.alive or rref_id in node.lost
             assert len(node.held) == len(theirs)
 
     def check_empty(self) -> None:  # I3

@@ -112,6 +112,28 @@ class RRefProtocol(RuleBasedStateMachine):
 
     @precondition(any_handle)
     @rule(data=st.data())
+    def share_in_a_circle(self, data: st.DataObject) -> None:
+        """Lend on what was borrowed, and have it lent back."""
+        src, rref_id = self.draw_handle(data)
+        owner = self.world.owner_of[rref_id]
+        peers = sorted(self.world.alive.keys() - {src.id, owner})
+        if len(peers) > 1:
+            one, other = data.draw(st.permutations(peers), label="circle")[:2]
+            for link in ((src.id, one), (one, other), (other, one)):
+                self.share_at_once(*link, rref_id)
+
+    def share_at_once(self, src: Incarnation, dst: Incarnation, about: RRefId) -> None:
+        node = self.world.alive[src]
+        if not node.handles[about] or dst in node.noticed:
+            return
+        if self.is_shareable(node, about):
+            self.world.share(node, dst, about)
+            while self.world.links.get((src, dst)):
+                self.world.deliver((src, dst))
+                self.world.check()
+
+    @precondition(any_handle)
+    @rule(data=st.data())
     def share_in_vain(self, data: st.DataObject) -> None:
         src, rref_id = self.draw_handle(data)
         dst = self.draw_peer(data, src)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
+import msgpack
 import pytest
 import torch
 from hypothesis import given
@@ -140,6 +141,19 @@ def test_junk_is_left_to_the_long_way(control: bytes, parts: list[bytes]) -> Non
     if quick is not UNREAD:
         with mock.patch.object(Codec, "decode_quickly", return_value=UNREAD):
             assert_same(quick, CODEC.decode(control, buffers))
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+@pytest.mark.parametrize("number", [False, 0.0])
+def test_what_equals_a_number_is_none(at: int, number: object) -> None:
+    """False and 0.0 equal 0; the long way refuses them, or reads them itself."""
+    encoded = CODEC.encode(torch.ones(4))
+    stop = 4 + int.from_bytes(encoded.control[:4], "little")
+    (entry,) = msgpack.unpackb(encoded.control[4:stop])
+    entry[at] = number
+    table = msgpack.packb([entry])
+    control = len(table).to_bytes(4, "little") + table + encoded.control[stop:]
+    assert CODEC.decode_quickly(control, received(encoded.buffers)) is UNREAD
 
 
 def test_a_buffer_of_another_size_is_no_tensor() -> None:

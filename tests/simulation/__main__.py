@@ -10,7 +10,6 @@ The exit status is 0 if all that must hold has held.
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import time
 
@@ -33,7 +32,6 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="run so many seeds")
     parser.add_argument("--sizes", type=int, nargs="+", help="measure so many workers")
     given = parser.parse_args()
-    logging.getLogger("asyncrpc").setLevel(logging.CRITICAL)  # crashes are meant
     if given.sizes:
         return sizes.compare(given.sizes, given.seed)
     if given.seeds:

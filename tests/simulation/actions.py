@@ -65,7 +65,7 @@ async def stream(world: World, me: Participant) -> None:
     seen = 0
     with contextlib.suppress(AsyncRpcError):
         items = me.peer(near(world, me)).stream(participant.count_to, number, length)
-        async with contextlib.aclosing(items):  # type: ignore[type-var]
+        async with contextlib.aclosing(items):
             async for item in items:
                 if item != seen:
                     world.problems.append(f"{me.name}: item {item} in place of {seen}")

@@ -77,7 +77,7 @@ def when_all_is_dropped(world: World) -> list[str]:
             waiting = len(link.pending) + len(list(link.served))
             if waiting:
                 found.append(f"{name}: {waiting} calls with {link.peer.name} are open")
-        dead = {path: who for path, who in traces_of(worker, world.buried)}
+        dead = dict(traces_of(worker, world.buried))
         if dead:
             found.append(f"I3: {name} remembers the dead: {dead}")
     return found

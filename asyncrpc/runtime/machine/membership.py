@@ -36,6 +36,7 @@ MEMBERS_MAX: Final = 65_536  # names, dead ones included; more are not taken in
 TOMBSTONES_MAX: Final = 4_096  # records of the dead; then the oldest is forgotten
 # A worker that hears for so long nothing of the group may bring back who is dead.
 TOMBSTONE_S: Final = 600.0
+SUCCEEDED: Final = "a later worker has the name"
 FAR_TURNS: Final = 8  # rounds, in one of which somebody far away is looked for
 BUCKETS: Final = 64  # parts of the circle that are compared on their own
 _SHIFT: Final = BITS - 6
@@ -249,7 +250,7 @@ class Membership:
     def refusal(self, name: str, incarnation: int) -> str:
         """Say why a worker that connects is not to be spoken to; empty if it is."""
         if incarnation in self._succeeded:
-            return f"a later worker has the name {name!r}"
+            return f"{SUCCEEDED} {name!r}"
         if self.is_static and name not in self._records:
             return (
                 f"the group is static and has no worker {name!r} "
@@ -441,9 +442,9 @@ class Membership:
             return []
         if (record.generation, record.incarnation) < (me.generation, me.incarnation):
             return [Answer(me)]
-        # If nobody had said, this is the next life; and so it is if the other has ended
+        # If nobody had said, this is the next life; and so it is if the other has left,
         # of which the member did not know that took this worker in.
-        if me.generation == 0 or not record.is_alive:
+        if me.generation == 0 or record.status is Status.LEFT:
             return self.outlive(record)
         return [Contest(record)]
 

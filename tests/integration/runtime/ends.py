@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import asyncrpc
 from asyncrpc import Options, Worker
+from tests.integration.runtime import remote
 
 WORLD_SIZE: Final = 4
 STEP_S: Final = 0.02  # of each call in a chain: longer than a word of the end takes
@@ -81,6 +82,13 @@ def pass_on(left: int) -> None:
     passed.append(left)
     if left:
         asyncrpc.rpc_async(following(), pass_on, (left - 1,))
+
+
+def call_on(test: str, to: str) -> None:
+    """Once the test lets it, call another worker, and return without waiting."""
+    remote.pass_gate(test)
+    if to:
+        asyncrpc.rpc_async(to, remote.add, (1,))
 
 
 async def end_together(

@@ -146,7 +146,7 @@ async def references(a: Worker, b: Worker, calls: Calls) -> None:
     assert await rref.rpc_async().add(calls.new()) == 1
     peer = a.peer(b.name)
     assert await peer.call(add_through, calls.new(), rref, calls.new()) == 2
-    again = await peer.call(back_from, calls.new(), rref)
+    again: RRef[Box] = await peer.call(back_from, calls.new(), rref)
     assert (await again.to_here()).calls == (await rref.to_here()).calls
 
 

@@ -269,6 +269,30 @@ async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
             assert b.membership.table.me.generation == 2
 
 
+async def test_of_two_that_have_one_name_one_is_told(
+    quick: Trio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two members have taken them in at the same moment, with no word between them."""
+    a, _, c = quick
+    with monkeypatch.context() as patch:
+        for worker in quick:
+            patch.setattr(worker.membership.news, "announce", id)
+            patch.setattr(worker.membership, "_begin_round", list)
+        first, second = joining("twin", a), joining("twin", c)
+        async with started(first, second):
+            assert a.directory.find("twin").member.incarnation == first.incarnation
+            assert c.directory.find("twin").member.incarnation == second.incarnation
+            patch.undo()
+            for worker in quick:
+                worker.membership._begin_round()  # noqa: SLF001
+            async with asyncio.timeout(LIMIT_S):
+                while "has its name now" not in caplog.text:  # noqa: ASYNC110  (a log)
+                    await asyncio.sleep(0.05)
+            stays = max(first, second, key=lambda one: one.incarnation)
+            assert caplog.text.count("has its name now") == 1
+            assert await stays.peer("b").call(remote.add, 1) == 2
+
+
 # --- leaving and dying ---------------------------------------------------------------
 
 

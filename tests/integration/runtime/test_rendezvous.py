@@ -11,6 +11,7 @@ import pytest
 
 import asyncrpc
 from asyncrpc import (
+    JoinRendezvous,
     LocalRendezvous,
     Options,
     Outcome,
@@ -21,6 +22,8 @@ from asyncrpc import (
     WorkerInfo,
     WorkerLostError,
 )
+from asyncrpc.multiprocessing.store import serve_store
+from asyncrpc.runtime.rendezvous import open_rendezvous
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
@@ -249,6 +252,41 @@ def test_torchrun_starts_a_group(tmp_path: Path) -> None:
     assert process.returncode == 0, errors
     lines = sorted(output.splitlines())
     assert lines == ["worker0 of 2 hears 10", "worker1 of 2 hears 10"]
+
+
+async def test_a_group_that_torchrun_starts_anew_meets_apart_from_the_former(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its store has outlived the processes, and what they wrote there."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    store = serve_store()
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    for attempt in ("20", "21"):  # no other test has had these
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        pair = [Worker(name, rank=rank, world_size=2) for rank, name in enumerate("ab")]
+        async with started(*pair):
+            assert await pair[0].peer("b").call(remote.add, 1) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("join://10.0.0.2:7000", ["tcp://10.0.0.2:7000"]),
+        ("join://h:1, [::1]:2", ["tcp://h:1", "tcp://[::1]:2"]),
+        ("join:///run/ps,mem://b", ["uds:///run/ps", "mem://b"]),
+    ],
+)
+def test_members_to_join_by_are_given_as_text(text: str, addresses: list[str]) -> None:
+    found, rank, size = open_rendezvous(text, rank=None, world_size=None)
+    assert found == JoinRendezvous(addresses)
+    assert (rank, size) == (-1, 0)
+    assert open_rendezvous(text, rank=1, world_size=3)[1:] == (1, 3)
+
+
+def test_members_to_join_by_are_needed() -> None:
+    with pytest.raises(UsageError, match="needs a list of addresses"):
+        Worker("a", rendezvous="join://")
 
 
 # --- barriers ------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,37 @@ async def test_a_graceful_end_serves_until_all_have_come(trio: Trio) -> None:
     await asyncio.gather(*ending, c.shutdown(graceful=True))
     assert a.is_closed
     assert b.is_closed
+
+
+async def test_a_call_that_a_thread_has_just_handed_over_is_not_overlooked() -> None:
+    """Its function has been answered for, in one go with another, and it not begun."""
+    one, two = remote.watches["1"], remote.watches["2"] = Watch(), Watch()
+    async with Cluster(2) as (a, b):
+        calls = [
+            a.start_call("b", ends.call_on, (test, to))
+            for test, to in (("1", ""), ("2", "a"))
+        ]
+        await asyncio.gather(one.begun.wait(), two.begun.wait())
+        machine = b.ending._machine  # noqa: SLF001
+        machine.enter()
+        machine.speak(busy=True, started=0)
+        machine.hear(0, 0, 0b01, 0b01)
+        assert (machine.wave, machine.must_speak) == (1, True)
+        # From here on the loop stands still, and these come to wait in this order: the
+        # answers, the look at what is in flight, the call.
+        let_end(b, one, 1)
+        speaking = asyncio.ensure_future(b.ending._speak())  # noqa: SLF001
+        let_end(b, two, 2)
+        assert await speaking is False
+        assert machine.must_speak
+        await asyncio.gather(*calls)
+
+
+def let_end(worker: Worker, watch: Watch, finished: int) -> None:
+    """Let a function end in its thread, and wait for that without the loop."""
+    watch.gate.set()
+    while len(worker.pool._finished) < finished:  # noqa: SLF001
+        time.sleep(0.001)
 
 
 async def test_who_does_not_come_in_time_is_named(trio: Trio) -> None:

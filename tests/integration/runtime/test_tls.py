@@ -293,6 +293,13 @@ class Between:
         self._client_context = client
         self.seen = bytearray()
         self.address = ""
+        self._writers: list[asyncio.StreamWriter] = []
+
+    def cut(self) -> None:
+        """Break every connection."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -300,6 +307,7 @@ class Between:
         far = await asyncio.open_connection(
             self._url.hostname, self._url.port, ssl=self._client_context
         )
+        self._writers += (far[1], writer)
         async with asyncio.TaskGroup() as pumps:
             pumps.create_task(self._pump(reader, far[1]))
             pumps.create_task(self._pump(far[0], writer))
@@ -377,6 +385,23 @@ async def test_who_ends_tls_in_the_path_cannot_pass_proofs_on(
         assert between.seen.startswith(b"ARPC")  # so it was in the path, decrypted
         assert me.counters.authentications_failed == 1
         assert ps.directory.links == []
+
+
+async def test_a_connection_that_is_cut_is_made_again_and_encrypted(
+    authority: Authority,
+) -> None:
+    """A call that is under way does not notice."""
+    options = with_tls(authority.tls())
+    async with with_somebody_between(options) as (me, ps, between):
+        assert await me.peer("ps").call(remote.add, 1) == 2
+        call = me.start_call("ps", remote.slow_one)
+        await until(lambda: ps.active == 1)
+        before = len(between.seen)
+        between.cut()
+        assert await call == 1
+        assert await me.peer("ps").call(remote.echo, "the words") == "the words"
+        assert len(between.seen) > before
+        assert b"the words" not in between.seen
 
 
 # --- the page ------------------------------------------------------------------------

@@ -17,6 +17,8 @@ import torch
 
 from asyncrpc.errors import DecodeError, EncodeError, Outcome, RejectedError
 from asyncrpc.serde import Codec, FunctionTable, Limits, Policy, expose, kinds
+from asyncrpc.serde.arrays import read_dtype
+from asyncrpc.serde.plain import FROM_TREE
 from tests.unit.serde.loopback import STRICT, TRUSTED, received, round_trip, strict
 
 
@@ -389,3 +391,30 @@ def test_more_objects_than_the_limit_are_refused_on_both_sides() -> None:
 def test_bytes_that_are_no_value_are_refused(control: bytes) -> None:
     with pytest.raises(DecodeError):
         TRUSTED.decode(control)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("3i8", "8i8", "f4,f4", "(2,)f4", "float32", "f4", "i8; import os", "O", "|O"),
+        *("<M8[s] ", "a:b", "", "<", "<f4\n", "V8", "bool"),
+    ],
+)
+def test_a_numpy_dtype_is_taken_in_one_form_only(text: str) -> None:
+    """numpy compiles some of these as Python; ours are what `dtype.str` gives."""
+    with pytest.raises(DecodeError, match="numpy dtype"):
+        read_dtype(text)
+
+
+def test_the_repr_of_what_a_peer_sent_is_not_taken() -> None:
+    """It may be long, or run code of the object's own."""
+
+    class Loud:
+        def __repr__(self) -> str:
+            raise AssertionError("it was")
+
+    for description in (Loud(), [Loud()], [["a", Loud()]]):
+        with pytest.raises(DecodeError, match="numpy dtype of a"):
+            read_dtype(description)
+    with pytest.raises(DecodeError, match="the name of a dtype is a Loud"):
+        FROM_TREE[kinds.TORCH_DTYPE](Loud())

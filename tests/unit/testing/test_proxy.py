@@ -199,7 +199,8 @@ async def test_a_cut_lets_pass_exactly_what_is_before_it(
             stream = stream[size:]
             await near_out.drain()
         await cut.happened.wait()
-        assert await all_of(far_in) == (bytes(SHAKE + CALL + PING + CALL)[:passes], reset)
+        whole = SHAKE + CALL + PING + CALL
+        assert await all_of(far_in) == (whole[:passes], reset)
         assert (await all_of(near_in))[0] == b""
         far_out.close()  # the proxy waits for both ends to close, too
         near_out.close()

@@ -167,8 +167,10 @@ def test_who_does_not_know_its_life_is_told() -> None:
     assert mine.me == record("me", 5, 1)
 
 
-def test_who_has_taken_its_name_has_to_be_looked_for() -> None:
-    mine, later = table(), record("me", 2, 7)
+@pytest.mark.parametrize("status", [ALIVE, LOST])
+def test_who_has_taken_its_name_has_to_be_looked_for(status: Status) -> None:
+    """Also if it is said to be lost, which is but a hint."""
+    mine, later = table(), record("me", 2, 7, status=status)
     assert mine.hear(later, 1.0) == [Contest(later)]
     assert mine.me == record("me")
     after = record("me", 1, 8)
@@ -177,11 +179,10 @@ def test_who_has_taken_its_name_has_to_be_looked_for() -> None:
     assert mine.me == after
 
 
-@pytest.mark.parametrize("status", [LOST, LEFT])
-def test_a_later_life_that_has_ended_is_outlived(status: Status) -> None:
+def test_a_later_life_that_has_left_is_outlived() -> None:
     """The member that took this worker in did not know of that life."""
     mine, after = table(), record("me", 1, 8)
-    effects = mine.hear(record("me", 2, 7, status=status), 1.0)
+    effects = mine.hear(record("me", 2, 7, status=LEFT), 1.0)
     assert effects == [Answer(after), Announce(after)]
 
 

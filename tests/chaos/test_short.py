@@ -1,0 +1,54 @@
+"""A short run of the chaos suite: as `make chaos`, but for some seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from asyncrpc import Outcome
+from tests.chaos.log import Call
+from tests.chaos.run import Given, go
+from tests.chaos.verdict import Verdict, judge_calls
+
+SECONDS = 15.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+class TestShort:
+    loops: ClassVar = {"asyncio": asyncio.SelectorEventLoop}
+
+    async def test_nothing_is_claimed_that_was_not_logged(self, tmp_path: Path) -> None:
+        report = await go(Given(SECONDS, 5, 3, "auto", tmp_path))
+        found = {name: lines for name, lines in report.verdict.lines.items() if lines}
+        assert found == {}
+        assert report.injected.total() > 2
+        assert report.verdict.outcomes["EXECUTED", True] > 100
+
+
+def call(outcome: Outcome | None, *ran: str, took_s: float = 0.1) -> Call:
+    return Call("run b", 2.0, list(ran), outcome, took_s)
+
+
+@pytest.mark.parametrize(
+    ("made", "line"),
+    [
+        (call(Outcome.EXECUTED), "claimed EXECUTED, not logged"),
+        (call(Outcome.NOT_EXECUTED, "b"), "claimed NOT_EXECUTED, but logged"),
+        (call(Outcome.EXECUTED, "b", "b"), "run twice"),
+        (call(None, "b"), "no answer by the limit + 5 s"),
+        (call(Outcome.EXECUTED, "b", took_s=7.5), "no answer by the limit + 5 s"),
+        (call(Outcome.EXECUTED, "b"), None),
+        (call(Outcome.NOT_EXECUTED), None),
+        (call(Outcome.UNKNOWN, "b"), None),
+        (call(Outcome.UNKNOWN), None),
+    ],
+)
+def test_the_verdict_finds_what_it_is_there_for(made: Call, line: str | None) -> None:
+    verdict = Verdict()
+    judge_calls({"a.1.1": made}, verdict)
+    found = {name for name, lines in verdict.lines.items() if lines}
+    assert found == ({line} if line else set())
