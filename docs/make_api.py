@@ -31,8 +31,10 @@ PARTS: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "Workers and calls",
         "asyncrpc",
-        "Worker Peer CallFuture CallStats Options Policy Tls Counters LocalRendezvous "
-        "WorkerInfo",
+        (
+            "Worker Peer CallFuture CallStats Options Policy Tls Counters "
+            "LocalRendezvous WorkerInfo"
+        ),
     ),
     (
         "Calls to several workers at once",

@@ -294,9 +294,7 @@ class CallerSide(LinkCore):
 
     def return_credit(self, call: CallFuture[Any] | streams.Inflow) -> None:
         """Give back the credit of a request of which nothing was or will be sent."""
-        self.connection.send(
-            FrameKind.CANCEL, call.call_id, aux=call.request_bytes
-        )
+        self.connection.send(FrameKind.CANCEL, call.call_id, aux=call.request_bytes)
 
     def request_service(
         self, service: str, method: str, value: Any, *, deadline: Deadline | None = None

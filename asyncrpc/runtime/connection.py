@@ -117,9 +117,7 @@ class Connection(Resuming):
         self._loop = loop
         self._on_proved = on_proved
         self._on_hello = on_hello
-        self._handshake = Handshake(
-            role, secret, nonce or os.urandom(NONCE_BYTES)
-        )
+        self._handshake = Handshake(role, secret, nonce or os.urandom(NONCE_BYTES))
         self._record = bytearray()
         self._record_place = memoryview(bytearray(64))
         self._landing = Landing(make_buffer)

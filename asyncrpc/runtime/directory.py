@@ -114,7 +114,7 @@ class Directory(Reconnecting):
             del self._by_rank[entry.member.rank]
 
     def known_incarnation(self, name: str) -> Incarnation | None:
-        """Return the incarnation that calls to a worker go to; None if it is unknown."""
+        """Return the incarnation that calls to a worker go to; None if not known."""
         entry = self._entries.get(name)
         return None if entry is None else entry.member.incarnation
 

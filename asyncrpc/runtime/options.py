@@ -175,23 +175,13 @@ class Options:
         _check_watching(self.heartbeat_s, self.lost_after_s, self.watch)
         if self.membership not in ("dynamic", "static"):
             raise UsageError(
-                'Options.membership is "dynamic" or "static", not '
-                f"{self.membership!r}"
+                f'Options.membership is "dynamic" or "static", not {self.membership!r}'
             )
         for address in self.advertise or ():
             Address.parse(address)
         if self.shared_memory_bytes < 0:
             raise UsageError("Options.shared_memory_bytes is at least 0; 0 uses none")
-        if isinstance(self.spin, str):
-            if self.spin not in ("off", "adaptive"):
-                raise UsageError(
-                    f'Options.spin is "off", "adaptive" or seconds, not {self.spin!r}'
-                )
-        elif not 0 <= self.spin <= SPIN_MAX_S:
-            raise UsageError(
-                f"Options.spin is at most {SPIN_MAX_S:g} seconds, not {self.spin!r}: "
-                "a loop that polls for longer only burns a core"
-            )
+        _check_spin(self.spin)
         _check_times(self.handshake_timeout_s, self.rpc_timeout_s)
         for peer in self.codecs:
             self.compression_to(peer)
@@ -225,6 +215,19 @@ def _check_times(handshake_timeout_s: float, rpc_timeout_s: float | None) -> Non
         raise UsageError("Options.handshake_timeout_s is positive: seconds")
     if rpc_timeout_s is not None and not rpc_timeout_s > 0:
         raise UsageError("Options.rpc_timeout_s is positive, or None for no limit")
+
+
+def _check_spin(spin: str | float) -> None:
+    if isinstance(spin, str):
+        if spin not in ("off", "adaptive"):
+            raise UsageError(
+                f'Options.spin is "off", "adaptive" or seconds, not {spin!r}'
+            )
+    elif not 0 <= spin <= SPIN_MAX_S:
+        raise UsageError(
+            f"Options.spin is at most {SPIN_MAX_S:g} seconds, not {spin!r}: "
+            "a loop that polls for longer only burns a core"
+        )
 
 
 def _check_lanes(count: int | None) -> None:

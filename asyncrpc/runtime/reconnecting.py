@@ -13,7 +13,6 @@ refuses the dial, and so the dialer gives it up too.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
@@ -88,9 +87,7 @@ class Reconnecting(LaneDialing):
             return
         self._worker.start_task(self._mend(connection, error))
 
-    async def _mend(
-        self, connection: Connection, error: TransportError | None
-    ) -> None:
+    async def _mend(self, connection: Connection, error: TransportError | None) -> None:
         """Have a broken connection resumed, or end it.
 
         When to give up a peer that gives no answer is decided in `liveness`, which ends
@@ -294,9 +291,7 @@ class Reconnecting(LaneDialing):
             bearer.close()
             return
         target.break_off("the peer resumes the connection")
-        bearer.hello(
-            self._worker.hello(resume=target.token, received=target.received)
-        )
+        bearer.hello(self._worker.hello(resume=target.token, received=target.received))
         target.attempt = hello.attempt
         self._resume(target, bearer, hello)
 

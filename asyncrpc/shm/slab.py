@@ -81,7 +81,9 @@ class Slab:
         Raises:
             OSError: there is no memory for it.
         """
-        descriptor = os.memfd_create("asyncrpc", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = os.memfd_create(
+            "asyncrpc-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        )
         try:
             os.ftruncate(descriptor, size_bytes)
             fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from asyncrpc import expose
-from asyncrpc.errors import DecodeError, RejectedError
-from asyncrpc.serde import Codec, FunctionTable, Limits, Policy
+from asyncrpc.errors import DecodeError, RejectedError, UsageError
+from asyncrpc.serde import Codec, FunctionTable, Limits, Policy, compression_named
 from asyncrpc.serde.exceptions import describe_exception, rebuild_exception
 from asyncrpc.serde.quick import UNREAD
 from tests.fuzz.auditing import watched
@@ -61,6 +61,9 @@ def exposed(*args: Any) -> Any:
     raise AssertionError("called while a value was decoded")
 
 
+for _codec in ("lz4", "zstd"):  # their packages may be imported, when first asked for
+    with suppress(UsageError):
+        compression_named(_codec)
 FUNCTIONS = FunctionTable(Policy.STRICT)
 CODEC = Codec(FUNCTIONS, None, LIMITS)
 EXCEPTIONS = {"type", "message", "traceback", "args"}

@@ -64,9 +64,7 @@ async def group_of(
     network: Network | None = None,
 ) -> AsyncIterator[Group]:
     # Some networks here are slower than any that a worker would put up with.
-    patient = Options(
-        connect_timeout_s=120, handshake_timeout_s=120, lost_after_s=120
-    )
+    patient = Options(connect_timeout_s=120, handshake_timeout_s=120, lost_after_s=120)
     options = patient if network else None
     async with Cluster(3, network=network or "mem", options=options) as workers:
         with acting_as(workers[0]):

@@ -52,7 +52,7 @@ def overwrite(value: torch.Tensor) -> torch.Tensor:
 def mapped_slabs() -> int:
     """Count the mappings of slabs of this process."""
     maps = Path("/proc/self/maps").read_text(encoding="ascii")
-    return maps.count("memfd:asyncrpc")
+    return maps.count("memfd:asyncrpc-slab")
 
 
 def open_slabs() -> int:
@@ -60,7 +60,7 @@ def open_slabs() -> int:
     found = 0
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            found += "memfd:asyncrpc" in str(entry.readlink())
+            found += "memfd:asyncrpc-slab" in str(entry.readlink())
         except FileNotFoundError:
             continue
     return found

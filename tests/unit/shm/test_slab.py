@@ -16,7 +16,9 @@ SIZE_BYTES = 4 << 20
 
 
 def mappings() -> int:
-    return Path("/proc/self/maps").read_text(encoding="ascii").count("memfd:asyncrpc")
+    return (
+        Path("/proc/self/maps").read_text(encoding="ascii").count("memfd:asyncrpc-slab")
+    )
 
 
 def test_both_ends_see_the_same_memory() -> None:
