@@ -6,7 +6,8 @@ Source: docs/reference/rref-protocol.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,12 +20,15 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.ids import WorkerId
+from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.pins import Shared
 from asyncrpc.rref.travel import Travel
 from asyncrpc.rref.values import OwnedValues, result_of
 from asyncrpc.runtime.destination import Destination, put
 from asyncrpc.runtime.futures import CallFuture
+from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.options import UNSET
 from asyncrpc.runtime.worker import Worker
 
@@ -118,9 +122,9 @@ class RRefService(Travel, OwnedValues):
     ) -> RRef[Any]:
         """Start a call whose result stays on the callee; return the handle at once."""
         rref_id = self.new_id()
-        member = self.worker.directory.find(to).member
-        owner = WorkerId(member.name, member.incarnation)
-        shared = self._shared_of(rref_id, owner)
+        shared = self._shared_of(rref_id, self._owner_named(to))
+        # Queued before any note of the handle's end, in whatever thread that comes.
+        self._notes.append((self._created if shared.is_here else self._made, shared))
         name = target if isinstance(target, str) else "a method"
         call = self.worker.new_call(name.rpartition(":")[2], to)
         call.add_done_callback(_Keep(keep))
@@ -139,10 +143,9 @@ class RRefService(Travel, OwnedValues):
         timeout_s: Any,
     ) -> None:
         rref_id = shared.rref_id
-        self._names[shared.owner.incarnation] = shared.owner.name
+        refusal = self.refusal() if shared.is_here else None
+        self.settle_notes()
         if shared.is_here:
-            refusal = self.refusal()
-            self._carry_out(self._owner.create(rref_id))
             self.value(rref_id)
             if refusal is not None:
                 self.fail(rref_id, refusal)
@@ -150,17 +153,50 @@ class RRefService(Travel, OwnedValues):
                 call.exception()  # the value has it
                 return
         else:
-            self._user.create(rref_id, shared.owner.incarnation)
+            link = self.worker.directory.link_to(call.to)
+            if link is not None:
+                self._bind(shared, link)
         call.add_done_callback(lambda done: self._on_remote_answered(shared, done))
         try:
             self.worker.begin(
-                call, target, values, timeout_s=timeout_s, meta={"r": list(rref_id)}
+                call,
+                target,
+                values,
+                timeout_s=timeout_s,
+                meta={"r": list(rref_id)},
+                on_link=partial(self._bind, shared),
             )
         except (CallError, RRefError) as error:
             call.fail(error)
             call.exception()
             if isinstance(error, EncodeError):
                 raise
+
+    def _owner_named(self, to: str) -> WorkerId:
+        """Return which life of a worker a call is to reach, as far as is known."""
+        entry = self.worker.directory.find(to)
+        if entry.link is not None:
+            return entry.link.peer
+        # Whether the life whose connection is broken just now goes on is not known.
+        found = UNKNOWN_INCARNATION if entry.broken else entry.member.incarnation
+        return WorkerId(entry.member.name, found)
+
+    def _made(self, shared: Shared) -> Iterable[m.Effect]:
+        self._user.create(shared.rref_id, shared.owner.incarnation)
+        return ()
+
+    def _bind(self, shared: Shared, link: Link) -> None:
+        """The call that makes a value goes over this link: there is its owner.
+
+        Raises:
+            RRefError: the value was given up before the call could be sent.
+        """
+        shared.check()
+        owner = link.peer
+        self._names[owner.incarnation] = owner.name
+        if owner.incarnation != shared.owner.incarnation:
+            self._user.rebind(shared.rref_id, owner.incarnation)
+            shared.owner = owner
 
     def _on_remote_answered(self, shared: Shared, call: asyncio.Future[Any]) -> None:
         """The owner has run the function, or the call failed before it could."""

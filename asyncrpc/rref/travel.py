@@ -18,6 +18,7 @@ from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.pins import MessagePins, Shared
 from asyncrpc.rref.table import RRefTable
 from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.worker import Worker
 
 FORK, LOAN, HOME = 0, 1, 2  # from its owner; from another holder; to this worker itself
@@ -69,6 +70,11 @@ class Travel(RRefTable):
             form = FORK
             self._owner.hand_out(value.rref_id, to)
             self._pins.add_fork(value.rref_id)
+        elif owner.incarnation == UNKNOWN_INCARNATION:
+            raise EncodeError(
+                f"{value!r} cannot be sent yet: its owner has not been reached; await "
+                "the reference, or any call of that worker, first"
+            )
         else:
             form = LOAN
             token = self._pins.add_loan(self._user.lend(value.rref_id, to))

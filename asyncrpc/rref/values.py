@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncrpc.errors import (
+    DeadlineExceededError,
     MalformedError,
     Outcome,
     RejectedError,
@@ -18,6 +19,7 @@ from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.pins import copy_of
 from asyncrpc.rref.table import RRefTable, Value
+from asyncrpc.runtime.extensions import Refused
 from asyncrpc.runtime.futures import is_done_within, refuse_on_loop
 from asyncrpc.runtime.inbound import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.link import Link
@@ -80,7 +82,10 @@ class OwnedValues(RRefTable):
             future.exception()  # whoever asks is told; nobody may ever ask
 
     def resolve(
-        self, link: Link, target: list[Any], ready: Callable[[Callable[..., Any]], None]
+        self,
+        link: Link,
+        target: list[Any],
+        ready: Callable[[Callable[..., Any] | Refused], None],
     ) -> None:
         """Call `ready` with a method of a value that is here, once it is made."""
         if len(target) != 4 or target[0] != "=" or type(target[3]) is not str:  # noqa: PLR2004
@@ -103,18 +108,20 @@ class OwnedValues(RRefTable):
         else:
             future.add_done_callback(on_value)
 
-    def _method(self, done: asyncio.Future[Any], name: str) -> Callable[..., Any]:
-        """Return what to call; what is wrong with it is raised by calling it."""
+    def _method(
+        self, done: asyncio.Future[Any], name: str
+    ) -> Callable[..., Any] | Refused:
+        """Return what to call, or why there is nothing."""
         error = done.exception()
         if error is not None:
-            return _raiser(error)
+            return Refused(copy_of(error), _outcome_of(error, name))
         value = done.result()
         if not name:
             return _Returned(value)
         # Before it is looked up: not even a property runs on the word of a peer.
         if not self.worker.functions.is_allowed_method(type(value), name):
             kind = type(value).__qualname__
-            return _raiser(
+            return Refused(
                 RejectedError(
                     f"{kind}.{name} is not exposed here; mark {kind} with "
                     "@asyncrpc.expose, or list it in Options.allow",
@@ -124,7 +131,7 @@ class OwnedValues(RRefTable):
         try:
             method: Callable[..., Any] = getattr(value, name)
         except AttributeError as missing:
-            return _raiser(missing)
+            return Refused(missing)
         return method
 
     def value(self, rref_id: RRefId) -> Value:
@@ -166,12 +173,16 @@ def result_of(done: asyncio.Future[Any]) -> Any:
     return done.result()
 
 
-def _raiser(error: BaseException) -> Callable[..., Any]:
-    def fail(*_args: Any, **_kwargs: Any) -> Any:
-        raise copy_of(error)
+def _outcome_of(error: BaseException, name: str) -> Outcome:
+    """Return what to say of a use of a value that there is not.
 
-    setattr(fail, MODE_ATTRIBUTE, Mode.ON_LOOP)
-    return fail
+    A method has not run.  Who asks for the value asks what became of its function.
+    """
+    if name or isinstance(error, RRefDeletedError):
+        return Outcome.NOT_EXECUTED
+    if isinstance(error, DeadlineExceededError):
+        return error.outcome
+    return Outcome.EXECUTED
 
 
 def _id(pair: tuple[int, int]) -> RRefId:

@@ -24,6 +24,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime import streams
 from asyncrpc.runtime.core import CODEC, NO_META, LinkCore
 from asyncrpc.runtime.credit import FREE_BYTES_MAX
+from asyncrpc.runtime.extensions import Refused
 from asyncrpc.runtime.inbound import InboundCall, Mode, Target, mode_of
 from asyncrpc.runtime.packing import PACK_HERE_BYTES_MAX
 from asyncrpc.serde import Encoded, compression_for_answer, describe_exception
@@ -223,7 +224,10 @@ class CalleeSide(LinkCore):
         if references is None or type(target) is not list:
             raise MalformedError(f"a request for {target!r}, which nothing resolves")
 
-        def ready(function: Callable[..., Any]) -> None:
+        def ready(function: Callable[..., Any] | Refused) -> None:
+            if isinstance(function, Refused):
+                self.answer_error(inbound, function.error, outcome=function.outcome)
+                return
             name = getattr(function, "__qualname__", type(function).__qualname__)
             try:
                 found = Target(name, function, self.worker.mode_of_method(function))

@@ -7,10 +7,11 @@ know them.  A `Worker` is given its extensions when it is made; `asyncrpc` joins
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from asyncrpc.errors import Outcome
 from asyncrpc.ids import Incarnation, WorkerId
 
 if TYPE_CHECKING:
@@ -30,6 +31,18 @@ class Pins(Protocol):
 
     def undo(self) -> None:
         """The message was never sent whole: nobody has read it."""
+
+
+class Refused(NamedTuple):
+    """In place of a function that cannot be run.
+
+    Attributes:
+        error: why not; what the caller is told.
+        outcome: whether what the caller asks for has happened all the same.
+    """
+
+    error: BaseException
+    outcome: Outcome = Outcome.NOT_EXECUTED
 
 
 class References(Protocol):
@@ -76,7 +89,10 @@ class References(Protocol):
         """A worker has returned these loans."""
 
     def resolve(
-        self, link: Link, target: list[Any], ready: Callable[[Callable[..., Any]], None]
+        self,
+        link: Link,
+        target: list[Any],
+        ready: Callable[[Callable[..., Any] | Refused], None],
     ) -> None:
         """Call `ready` with the function that `target` names, now or later.
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from asyncrpc.runtime.worker import Worker
 
 EVIDENCE_S: Final = 2.0  # how long another host may take to answer for one of its own
+# Less than this is not acknowledged by itself: or ACKs would be answered by ACKs.
+NEWS_BYTES: Final = 1 << 10
 # If the peer's process runs, or nobody can tell, its silence may be the connection's.
 _MAY_BE_THE_NETWORK: Final = frozenset(
     {Evidence.TICKING, Evidence.UNKNOWN, Evidence.UNREACHABLE}
@@ -100,7 +102,7 @@ class Liveness:
             if reads != watched.reads:
                 watched.reads = reads
                 detector.on_receipt(now_s)
-                connection.acknowledge()
+                connection.acknowledge(NEWS_BYTES)
             if connection.lanes is not None and connection.lanes.lanes:
                 connection.lanes.acknowledge()
             self._act(watched, detector.on_tick(now_s))

@@ -403,8 +403,12 @@ class MembershipService:
             self._end_former(name, WorkerId(name, change.previous))
         if record.is_alive:
             self._note_in_directory(record, change.previous)
-        if kind is ChangeKind.LEFT and link_of(record.incarnation) is None:
-            worker.on_peer_lost(WorkerId(name, record.incarnation), "it has left")
+        if kind is ChangeKind.LEFT:
+            link = link_of(record.incarnation)
+            if link is None:
+                worker.on_peer_lost(WorkerId(name, record.incarnation), "it has left")
+            elif link.connection.is_broken:  # nobody will resume it
+                link.connection.end(ConnectionLostError("it has left"))
         if kind is not None:
             info = WorkerInfo(name, record.member.rank)
             for changes in self._iterators():

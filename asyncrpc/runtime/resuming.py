@@ -227,10 +227,10 @@ class Resuming(LaneUser):
         """
         await self.mended.wait()
 
-    def acknowledge(self) -> None:
-        """Say how much has been read, if that is news to the peer."""
+    def acknowledge(self, news_bytes: int = 1) -> None:
+        """Say how much has been read, if the peer does not know of so many bytes."""
         received = self.received
-        if received == self._acked or self.on_broken is None:
+        if received - self._acked < news_bytes or self.on_broken is None:
             return
         self._acked = received
         self._ack_at = received + self._ack_bytes

@@ -208,8 +208,19 @@ class CallStarter:
         *,
         timeout_s: Any = UNSET,
         meta: dict[str, Any] | None = None,
+        on_link: Callable[[Link], None] | None = None,
     ) -> None:
-        """Send a call, from any thread; its future completes when the answer comes."""
+        """Send a call, from any thread; its future completes when the answer comes.
+
+        Args:
+            call: its future.
+            target: as for `Link.start`, likewise the others.
+            values: arguments and keyword arguments.
+            timeout_s: seconds.
+            meta: what travels beside them.
+            on_link: if a link has to be waited for, called with it before the call is
+                sent; what it raises fails the call.  On the loop's thread only.
+        """
         if threading.get_ident() != self._thread_id:
             self.loop.call_soon_threadsafe(
                 self._begin_later, call, target, values, timeout_s, meta
@@ -225,19 +236,22 @@ class CallStarter:
         if link is not None:
             link.start(call, target, values, deadline=deadline, meta=meta)
         else:
-            self._begin_apart(call, target, values, deadline, meta)
+            self._begin_apart(call, target, values, deadline, meta, on_link)
 
-    def _begin_apart(
+    def _begin_apart(  # noqa: PLR0917
         self,
         call: CallFuture[Any],
         target: str | list[Any] | None,
         values: tuple[list[Any], dict[str, Any]],
         deadline: Deadline | None,
         meta: dict[str, Any] | None,
+        on_link: Callable[[Link], None] | None,
     ) -> None:
         """Begin a call to a peer that is not connected yet."""
 
         def start(link: Link) -> None:
+            if on_link is not None:
+                on_link(link)
             link.start(call, target, values, deadline=deadline, meta=meta)
 
         connecting = self.connect_and_start(call, start, deadline=deadline)
@@ -286,7 +300,8 @@ class CallStarter:
             if not call.done():
                 start(link)
         except AsyncRpcError as error:
-            call.fail(_named(error, call))
+            # Without the way it took here: this frame keeps the call, and what it is for.
+            call.fail(_named(error, call).with_traceback(None))
         except TimeoutError:
             allowed_s = 0.0 if deadline is None else deadline.allowed_s
             call.fail(_never_sent(call, allowed_s))

@@ -80,8 +80,6 @@ async def stream(world: World, me: Participant) -> None:
 async def make(world: World, me: Participant) -> None:
     """Have a value made by a neighbour, and keep the reference."""
     to, number = near(world, me), world.values.new()
-    with contextlib.suppress(AsyncRpcError):
-        await me.link_to(to)
     call_number = world.ledger.new(f"{me.name} makes value {number} on {to}")
     world.ledger.excuse(call_number)  # remote() tells nobody how it ended
     me.kept[number] = me.peer(to).remote(Value, call_number, number)

@@ -114,6 +114,8 @@ def play(
     plan = plan or SCENARIOS[name]
     count = workers or plan.workers
     gc.collect()
+    if not gc.get_freeze_count():  # what is imported is not looked through every time
+        gc.freeze()
     gc.disable()  # when it runs is no function of the seed
     try:
         with asyncio.Runner(loop_factory=SimLoop) as runner:

@@ -169,6 +169,17 @@ class UserTable:
             raise LocalProtocolError(f"{rref_id} is taken: count ids, never reuse one")
         self._open(rref_id, owner, PENDING).handles = 1
 
+    def rebind(self, rref_id: RRefId, owner: Incarnation) -> None:
+        """Note which incarnation a remote() is about to be sent to, if not yet known.
+
+        Nothing else may have been sent about the RRef.
+        """
+        holding = self._holdings.get(rref_id)
+        if holding is not None and holding.state is PENDING:
+            self._held_from.discard(holding.owner, rref_id)
+            self._held_from.add(owner, rref_id)
+            holding.owner = owner
+
     def add_handle(self, rref_id: RRefId) -> None:
         """Count a copy of a live handle."""
         holding = self._holdings.get(rref_id)
