@@ -24,6 +24,7 @@ from asyncrpc.errors import (
     UnknownWorkerError,
     UsageError,
     WorkerLostError,
+    rebuild,
 )
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.admission import Admission
@@ -185,6 +186,11 @@ class Directory(Reconnecting):
             if dial.cancelled() and not (task and task.cancelling()):
                 raise self._closed() from None  # nobody cancelled whoever waits here
             raise
+        except AsyncRpcError as error:
+            # One for each who waits: an error keeps the frames that it has passed, and
+            # with them what their callers hold.
+            own = rebuild(type(error), error.args, dict(vars(error)))
+            raise own from error.__cause__
 
     async def _dial(self, entry: Entry) -> Link:
         entry.came_up.clear()

@@ -300,7 +300,7 @@ class CallStarter:
             if not call.done():
                 start(link)
         except AsyncRpcError as error:
-            # Without the way it took here: this frame keeps the call, and what it is for.
+            # Without its traceback: this frame keeps the call, and what it is for.
             call.fail(_named(error, call).with_traceback(None))
         except TimeoutError:
             allowed_s = 0.0 if deadline is None else deadline.allowed_s

@@ -16,7 +16,11 @@ from typing import Any, Final
 
 from asyncrpc import AsyncRpcError, NotStartedError, Options, RRef, RRefDeletedError
 from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.rendezvous import UNKNOWN_INCARNATION, Member
+from asyncrpc.runtime.rendezvous import (
+    UNKNOWN_INCARNATION,
+    JoinRendezvous,
+    Member,
+)
 from asyncrpc.testing.network import Network
 from tests.simulation.ledger import Ledger
 from tests.simulation.participant import Participant, Value
@@ -126,9 +130,11 @@ class World:
         knows = dict.fromkeys([name, *self.neighbours[name]])
         for near in self.neighbours[name]:  # who may pass on what these own
             knows.update(dict.fromkeys(self.neighbours[near]))
-        worker = Participant(
-            self, name, rendezvous=Roster(tuple(knows)), options=self._options
-        )
+        # Who comes again joins: nobody else knows which of its lives is the later.
+        others = [f"mem://{one}" for one in knows if one != name]
+        again = name in self.buried.values()
+        where = JoinRendezvous(others) if again else Roster(tuple(knows))
+        worker = Participant(self, name, rendezvous=where, options=self._options)
         self.lives[name] = await worker.__aenter__()
         self._doing[name] = {}
         return worker
