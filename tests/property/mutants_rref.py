@@ -48,12 +48,6 @@ MUTANTS = (
         "if False:",
     ),
     Mutant(
-        "any-loan-replaces-the-first",
-        "user",
-        "if lost_first and orphan.pins and orphan.state is BORROWED:",
-        "if False:",
-    ),
-    Mutant(
         "what-was-lost-is-revived",
         "user",
         "            if self._holdings[rref_id].state is LOST:\n"
