@@ -188,9 +188,10 @@ class Directory(Reconnecting):
             raise
         except AsyncRpcError as error:
             # One for each who waits: an error keeps the frames that it has passed, and
-            # with them what their callers hold.
-            own = rebuild(type(error), error.args, dict(vars(error)))
-            raise own from error.__cause__
+            # with them what their callers hold.  So it has no name here, either.
+            raise rebuild(type(error), error.args, dict(vars(error))) from (
+                error.__cause__
+            )
 
     async def _dial(self, entry: Entry) -> Link:
         entry.came_up.clear()

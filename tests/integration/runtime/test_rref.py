@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc import OwnerLostError, RRef, UsageError, Worker
+from asyncrpc import OwnerLostError, RRef, UsageError, Worker, WorkerLostError
 from asyncrpc.testing import ProcessCluster, acting_as
 from asyncrpc.wire.frames import FrameKind
 from tests.integration.runtime import failures, remote
@@ -206,6 +206,20 @@ async def test_a_reference_to_a_lost_owner_fails_at_once(trio: Trio) -> None:
         await rref.to_here()
     del rref
     await all_freed(a, c)
+
+
+async def test_what_could_not_be_made_is_let_go_with_all_who_asked_for_it() -> None:
+    """The error that both calls end with keeps neither of them, nor the reference."""
+    nowhere = {"nobody": "uds:///nowhere/nobody"}
+    async with Worker("a", rendezvous=nowhere) as a:
+
+        async def use() -> None:
+            rref = a.peer("nobody").remote(Counter)
+            with pytest.raises(WorkerLostError):
+                await rref.rpc_async().add(1)
+
+        await use()
+        await all_freed(a)
 
 
 async def test_a_lost_holder_holds_no_more(trio: Trio) -> None:
