@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from asyncrpc import OwnerLostError, RRef, UsageError, Worker, WorkerLostError
+from asyncrpc import (
+    Options,
+    OwnerLostError,
+    RRef,
+    UsageError,
+    Worker,
+    WorkerLostError,
+)
 from asyncrpc.testing import ProcessCluster, acting_as
 from asyncrpc.wire.frames import FrameKind
 from tests.integration.runtime import failures, remote
@@ -208,10 +216,14 @@ async def test_a_reference_to_a_lost_owner_fails_at_once(trio: Trio) -> None:
     await all_freed(a, c)
 
 
-async def test_what_could_not_be_made_is_let_go_with_all_who_asked_for_it() -> None:
+async def test_what_could_not_be_made_is_let_go_with_all_who_asked_for_it(
+    tmp_path: Path,
+) -> None:
     """The error that both calls end with keeps neither of them, nor the reference."""
-    nowhere = {"nobody": "uds:///nowhere/nobody"}
-    async with Worker("a", rendezvous=nowhere) as a:
+    tmp_path.chmod(0o700)
+    where = {name: f"uds://{tmp_path}/{name}" for name in ("a", "nobody")}
+    options = Options(listen=(where["a"],))
+    async with Worker("a", rendezvous=where, options=options) as a:
 
         async def use() -> None:
             rref = a.peer("nobody").remote(Counter)
