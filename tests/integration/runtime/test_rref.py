@@ -220,7 +220,6 @@ async def test_what_could_not_be_made_is_let_go_with_all_who_asked_for_it(
     tmp_path: Path,
 ) -> None:
     """The error that both calls end with keeps neither of them, nor the reference."""
-    tmp_path.chmod(0o700)
     where = {name: f"uds://{tmp_path}/{name}" for name in ("a", "nobody")}
     options = Options(listen=(where["a"],))
     async with Worker("a", rendezvous=where, options=options) as a:
