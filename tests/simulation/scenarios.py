@@ -11,14 +11,14 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from asyncrpc.testing.loop import DeadlockError, SimLoop
 from asyncrpc.testing.network import Network
 from tests.simulation import actions, checks
 from tests.simulation.actions import Action
-from tests.simulation.world import World
+from tests.simulation.world import OPTIONS, World
 
 TRACE_LINES: Final = 40
 SETTLE_S: Final = 15.0  # what is silent is found out, and what was lost is cleared away
@@ -39,6 +39,7 @@ class Plan:
         partitions: how often two workers are parted; some for good, as it seems.
         delay_s: longest mean delay between two workers.
         loss: highest share of packets lost.
+        membership: of the group; what a change costs in a dynamic one, others test.
     """
 
     workers: int = 4
@@ -51,6 +52,7 @@ class Plan:
     partitions: int = 0
     delay_s: float = 0.02
     loss: float = 0.0
+    membership: str = "dynamic"
 
 
 SCENARIOS: Final[Mapping[str, Plan]] = {
@@ -67,6 +69,7 @@ SCENARIOS: Final[Mapping[str, Plan]] = {
         crashes=30,
         cuts=50,
         partitions=10,
+        membership="static",
     ),
 }
 
@@ -120,7 +123,8 @@ def play(
     try:
         with asyncio.Runner(loop_factory=SimLoop) as runner:
             network = Network(seed, runner.get_loop())
-            world = World(network, ring(count, min(plan.degree, count - 1)))
+            options = replace(OPTIONS, membership=plan.membership)
+            world = World(network, ring(count, min(plan.degree, count - 1)), options)
             try:
                 with watched_log(world.problems):
                     runner.run(_run(plan, world, look or _look_away))

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,6 +52,21 @@ class Roster:
 
     async def leave(self, timeout_s: float) -> None:
         """Nothing is held."""
+
+
+def acquaintances(neighbours: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return whom each worker begins with: all that may speak to it, or it to them.
+
+    That is its neighbours, theirs, who may pass on what those own, and whoever has it
+    among these.
+    """
+    known: dict[str, dict[str, None]] = {name: {name: None} for name in neighbours}
+    for name, near in neighbours.items():
+        farther = (far for one in near for far in neighbours[one])
+        for one in dict.fromkeys([*near, *farther]):
+            known[name][one] = None
+            known[one][name] = None
+    return {name: list(others) for name, others in known.items()}
 
 
 class Values:
@@ -116,6 +131,7 @@ class World:
         self.problems: list[str] = []
         self.done: Counter[str] = Counter()
         self._options = options
+        self._knows = acquaintances(neighbours)
         self._doing: dict[str, dict[asyncio.Task[Any], None]] = {}
 
     # --- lives ---
@@ -127,12 +143,12 @@ class World:
 
     async def start(self, name: str) -> Participant:
         """Start a worker, for the first time or again."""
-        knows = dict.fromkeys([name, *self.neighbours[name]])
-        for near in self.neighbours[name]:  # who may pass on what these own
-            knows.update(dict.fromkeys(self.neighbours[near]))
-        # Who comes again joins: nobody else knows which of its lives is the later.
+        knows = self._knows[name]
+        # In a dynamic group who comes again joins: nobody else knows which of its lives
+        # is the later.
         others = [f"mem://{one}" for one in knows if one != name]
-        again = name in self.buried.values()
+        is_dynamic = self._options.membership == "dynamic"
+        again = is_dynamic and name in self.buried.values()
         where = JoinRendezvous(others) if again else Roster(tuple(knows))
         worker = Participant(self, name, rendezvous=where, options=self._options)
         self.lives[name] = await worker.__aenter__()
