@@ -98,6 +98,7 @@ class MembershipService:
         self._timer: asyncio.TimerHandle | None = None
         self._unreached: tuple[str, float] = ("", 0.0)  # a successor, and since when
         self._is_displaced = False
+        self._succeeded_s: float | None = None  # since when a member says so
         self._contest: asyncio.Task[None] | None = None
         self._turn = 0
         self._begins_alone = True
@@ -444,6 +445,16 @@ class MembershipService:
         self._contest = None
         self._carry_out(self.table.outlive(record))
 
+    def _on_succeeded(self, by: str, now_s: float) -> None:
+        """A member takes this worker for a former life of its name.
+
+        It may not have heard yet which of two lives is the later.  The others tell it.
+        """
+        if self._succeeded_s is None:
+            self._succeeded_s = now_s
+        elif now_s - self._succeeded_s >= self._worker.options.lost_after_s:
+            self._on_displaced(f"as {by!r} says")
+
     def _on_displaced(self, where: str) -> None:
         if not self._is_displaced:
             self._is_displaced = True
@@ -505,10 +516,11 @@ class MembershipService:
         record = self.table.get(name)
         try:
             await self._compare(await worker.link_to(name))
+            self._succeeded_s = None
         except (AsyncRpcError, TimeoutError) as error:
             now_s = worker.loop.time()
             if SUCCEEDED in str(error):
-                self._on_displaced(f"as {name!r} says")
+                self._on_succeeded(name, now_s)
             if record is None or worker.directory.link_of(record.incarnation):
                 return  # the link says when it is lost
             if self._unreached[0] != name:

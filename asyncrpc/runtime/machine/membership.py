@@ -478,6 +478,8 @@ class Membership:
                 self._digests[part] ^= _digest_of(known)
             if known.incarnation not in (record.incarnation, UNKNOWN_INCARNATION):
                 self._succeed(known.incarnation, name)
+            # It was taken for the former of two lives, and has shown to be the later.
+            self._succeeded.pop(record.incarnation, None)
             self._died_s.pop(name, None)
             self.lost.discard(name)
         self._records[name] = record
