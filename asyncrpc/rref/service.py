@@ -15,6 +15,7 @@ import torch
 from asyncrpc.errors import (
     CallError,
     EncodeError,
+    OwnerLostError,
     RRefDeletedError,
     RRefError,
     UsageError,
@@ -80,7 +81,7 @@ class RRefService(Travel, OwnedValues):
             UsageError: nothing can be received into `out`.
         """
         shared = handle._shared  # noqa: SLF001
-        shared.check()
+        self._check_owner(shared)
         destination = None if out is None else Destination(out)
         called = name or "to_here"
         call = self.worker.new_call(called, shared.owner.name, with_site=True)
@@ -88,15 +89,43 @@ class RRefService(Travel, OwnedValues):
         target = ["=", *handle.rref_id, name]
         call.add_done_callback(_Keep(handle))
         values = (list(args), dict(kwargs))
-        self.worker.begin(call, target, values, timeout_s=timeout_s)
+        self.worker.begin(
+            call,
+            target,
+            values,
+            timeout_s=timeout_s,
+            on_link=partial(self._check_link, shared),
+        )
         return call
+
+    def _check_owner(self, shared: Shared) -> None:
+        """Refuse to ask another life of the owner for the value.
+
+        Raises:
+            OwnerLostError: the owner is gone.
+        """
+        shared.check()
+        link = self.worker.directory.link_to(shared.owner.name)
+        if link is not None:
+            self._check_link(shared, link)
+
+    @staticmethod
+    def _check_link(shared: Shared, link: Link) -> None:
+        owner = shared.owner
+        is_known = owner.incarnation != UNKNOWN_INCARNATION
+        if is_known and link.peer.incarnation != owner.incarnation:
+            raise OwnerLostError(
+                worker=owner.name,
+                incarnation=owner.incarnation,
+                reason="it has been restarted",
+            )
 
     def remote_method(
         self, handle: RRef[Any], name: str, args: Any, kwargs: Any, timeout_s: Any
     ) -> RRef[Any]:
         """Start a method whose result stays on the owner."""
         shared = handle._shared  # noqa: SLF001
-        shared.check()
+        self._check_owner(shared)
         target = ["=", *handle.rref_id, name]
         values = (list(args), dict(kwargs))
         return self.start_remote(

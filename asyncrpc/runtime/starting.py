@@ -219,11 +219,11 @@ class CallStarter:
             timeout_s: seconds.
             meta: what travels beside them.
             on_link: if a link has to be waited for, called with it before the call is
-                sent; what it raises fails the call.  On the loop's thread only.
+                sent; what it raises fails the call.
         """
         if threading.get_ident() != self._thread_id:
             self.loop.call_soon_threadsafe(
-                self._begin_later, call, target, values, timeout_s, meta
+                self._begin_later, call, target, values, timeout_s, meta, on_link
             )
             return
         if timeout_s is UNSET:
@@ -257,19 +257,22 @@ class CallStarter:
         connecting = self.connect_and_start(call, start, deadline=deadline)
         call.begun = self.start_task(connecting)
 
-    def _begin_later(
+    def _begin_later(  # noqa: PLR0917
         self,
         call: CallFuture[Any],
         target: str | list[Any] | None,
         values: tuple[list[Any], dict[str, Any]],
         timeout_s: Any,
         meta: dict[str, Any] | None,
+        on_link: Callable[[Link], None] | None,
     ) -> None:
         """Begin a call for another thread, in that thread's context."""
         if call.done():
             return
         try:
-            self.begin(call, target, values, timeout_s=timeout_s, meta=meta)
+            self.begin(
+                call, target, values, timeout_s=timeout_s, meta=meta, on_link=on_link
+            )
         except AsyncRpcError as error:
             call.fail(error)
 
