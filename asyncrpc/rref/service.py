@@ -81,7 +81,7 @@ class RRefService(Travel, OwnedValues):
             UsageError: nothing can be received into `out`.
         """
         shared = handle._shared  # noqa: SLF001
-        self._check_owner(shared)
+        shared.check()
         destination = None if out is None else Destination(out)
         called = name or "to_here"
         call = self.worker.new_call(called, shared.owner.name, with_site=True)
@@ -94,38 +94,16 @@ class RRefService(Travel, OwnedValues):
             target,
             values,
             timeout_s=timeout_s,
-            on_link=partial(self._check_link, shared),
+            on_link=partial(_check_owner, shared),
         )
         return call
-
-    def _check_owner(self, shared: Shared) -> None:
-        """Refuse to ask another life of the owner for the value.
-
-        Raises:
-            OwnerLostError: the owner is gone.
-        """
-        shared.check()
-        link = self.worker.directory.link_to(shared.owner.name)
-        if link is not None:
-            self._check_link(shared, link)
-
-    @staticmethod
-    def _check_link(shared: Shared, link: Link) -> None:
-        owner = shared.owner
-        is_known = owner.incarnation != UNKNOWN_INCARNATION
-        if is_known and link.peer.incarnation != owner.incarnation:
-            raise OwnerLostError(
-                worker=owner.name,
-                incarnation=owner.incarnation,
-                reason="it has been restarted",
-            )
 
     def remote_method(
         self, handle: RRef[Any], name: str, args: Any, kwargs: Any, timeout_s: Any
     ) -> RRef[Any]:
         """Start a method whose result stays on the owner."""
         shared = handle._shared  # noqa: SLF001
-        self._check_owner(shared)
+        shared.check()
         target = ["=", *handle.rref_id, name]
         values = (list(args), dict(kwargs))
         return self.start_remote(
@@ -159,17 +137,18 @@ class RRefService(Travel, OwnedValues):
         call.add_done_callback(_Keep(keep))
         handle = RRef._make(self.whole, shared)
         self.worker.on_loop_thread(
-            lambda: self._begin_remote(shared, call, target, values, timeout_s)
+            lambda: self._begin_remote(shared, call, target, values, timeout_s, keep)
         )
         return handle
 
-    def _begin_remote(
+    def _begin_remote(  # noqa: PLR0917
         self,
         shared: Shared,
         call: CallFuture[Any],
         target: Any,
         values: Any,
         timeout_s: Any,
+        of: RRef[Any] | None,
     ) -> None:
         rref_id = shared.rref_id
         refusal = self.refusal() if shared.is_here else None
@@ -181,10 +160,6 @@ class RRefService(Travel, OwnedValues):
                 call.fail(refusal)
                 call.exception()  # the value has it
                 return
-        else:
-            link = self.worker.directory.link_to(call.to)
-            if link is not None:
-                self._bind(shared, link)
         call.add_done_callback(lambda done: self._on_remote_answered(shared, done))
         try:
             self.worker.begin(
@@ -193,7 +168,7 @@ class RRefService(Travel, OwnedValues):
                 values,
                 timeout_s=timeout_s,
                 meta={"r": list(rref_id)},
-                on_link=partial(self._bind, shared),
+                on_link=partial(self._bind, shared, of),
             )
         except (CallError, RRefError) as error:
             call.fail(error)
@@ -214,13 +189,21 @@ class RRefService(Travel, OwnedValues):
         self._user.create(shared.rref_id, shared.owner.incarnation)
         return ()
 
-    def _bind(self, shared: Shared, link: Link) -> None:
+    def _bind(self, shared: Shared, of: RRef[Any] | None, link: Link) -> None:
         """The call that makes a value goes over this link: there is its owner.
 
+        Args:
+            shared: of the value.
+            of: the reference whose method makes it, if one does.
+            link: to the worker that is to make it.
+
         Raises:
-            RRefError: the value was given up before the call could be sent.
+            RRefError: the value was given up before the call could be sent, or the
+                owner of `of` is gone.
         """
         shared.check()
+        if of is not None:
+            _check_owner(of._shared, link)  # noqa: SLF001
         owner = link.peer
         self._names[owner.incarnation] = owner.name
         if owner.incarnation != shared.owner.incarnation:
@@ -242,6 +225,22 @@ class RRefService(Travel, OwnedValues):
         if shared.error is None:
             shared.error = error if isinstance(error, Exception) else None
         self._carry_out(self._user.refused(shared.rref_id))
+
+
+def _check_owner(shared: Shared, link: Link) -> None:
+    """Refuse to ask another life of the owner for a value.
+
+    Raises:
+        OwnerLostError: the owner is gone.
+    """
+    owner = shared.owner
+    is_known = owner.incarnation != UNKNOWN_INCARNATION
+    if is_known and link.peer.incarnation != owner.incarnation:
+        raise OwnerLostError(
+            worker=owner.name,
+            incarnation=owner.incarnation,
+            reason="it has been restarted",
+        )
 
 
 class _Keep:

@@ -87,7 +87,7 @@ class Directory(Reconnecting):
         self._early: list[tuple[Connection, Hello]] | None = []
         self._closing = False
         self._liveness = Liveness(worker)
-        self._trying = {}
+        self._trying = set()
         # Those that were given up and may be back: a partition that has healed.
         self._lost: dict[Incarnation, None] = {}
 

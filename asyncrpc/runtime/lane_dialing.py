@@ -149,12 +149,16 @@ class LaneDialing(ABC):
         lanes = None if self._closing else self._lanes_named(hello)
         if lanes is None or len(lanes.lanes) >= LANES_MAX:
             verdict = "no such connection" if lanes is None else "too many lanes"
-            connection.hello(self._worker.hello(verdict=verdict))
-            connection.open_to(SILENT)
-            connection.close()
+            self._refuse(connection, verdict)
             return
         connection.hello(self._worker.hello())
         lanes.attach(connection)
+
+    def _refuse(self, connection: Connection, verdict: str) -> None:
+        """Tell who dials why it is not taken, and end."""
+        connection.hello(self._worker.hello(verdict=verdict))
+        connection.open_to(SILENT)
+        connection.close()
 
     def _lanes_named(self, hello: Hello) -> Lanes | None:
         """Return the lanes that a dialer means, if the link is still there."""

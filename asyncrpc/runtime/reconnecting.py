@@ -55,7 +55,7 @@ class Reconnecting(LaneDialing):
     """The part of a `Directory` that mends connections."""
 
     _liveness: Liveness
-    _trying: dict[Connection, asyncio.Task[str]]
+    _trying: set[Connection]
 
     @abstractmethod
     def _control_of(self, connection: Connection) -> Connection:
@@ -147,9 +147,9 @@ class Reconnecting(LaneDialing):
         Until the peer can be reached anew the old transport may still bring something.
         """
         if connection.role is Role.DIALER and connection not in self._trying:
+            self._trying.add(connection)
             task = self._worker.start_task(self._redial(connection))
-            self._trying[connection] = task
-            task.add_done_callback(lambda _: self._trying.pop(connection, None))
+            task.add_done_callback(lambda _: self._trying.discard(connection))
 
     async def _evidence(self, connection: Connection) -> Evidence:
         return await self._liveness.evidence(self._control_of(connection))
@@ -231,7 +231,7 @@ class Reconnecting(LaneDialing):
             bearer.close()
             if not hello.verdict:
                 target.end(ConnectionLostError("another worker has taken its place"))
-        elif target.bearer is not bearer:
+        elif target.bearer is not bearer or not target.is_broken:
             bearer.fail(ConnectError(SUPERSEDED))
         else:
             target.bearer = None
@@ -246,9 +246,11 @@ class Reconnecting(LaneDialing):
 
     def _resume(self, target: Connection, bearer: Connection, hello: Hello) -> None:
         """Let a connection go on over the transport of another."""
+        transport = bearer.release_transport()
         try:
-            target.adopt(bearer.release_transport(), hello.received)
+            target.adopt(transport, hello.received)
         except AsyncRpcError as error:
+            transport.abort()
             target.end(error)
             return
         self._set_broken(target, broken=False)
@@ -281,14 +283,10 @@ class Reconnecting(LaneDialing):
         """A worker dials to resume a connection."""
         target = None if self._closing else self._resumable(hello)
         if target is None:
-            bearer.hello(self._worker.hello(verdict=NO_SUCH))
-            bearer.open_to(SILENT)
-            bearer.close()
+            self._refuse(bearer, NO_SUCH)
             return
         if hello.attempt <= target.attempt:
-            bearer.hello(self._worker.hello(verdict=SUPERSEDED))
-            bearer.open_to(SILENT)
-            bearer.close()
+            self._refuse(bearer, SUPERSEDED)
             return
         target.break_off("the peer resumes the connection")
         bearer.hello(self._worker.hello(resume=target.token, received=target.received))

@@ -8,7 +8,6 @@ dials again, and for how long, is in `reconnecting`; what is counted and kept, i
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from asyncrpc.runtime.connection import Connection
     from asyncrpc.transport.flow import WaterMarks
     from asyncrpc.wire.messages import Hello
-
-logger = logging.getLogger("asyncrpc")
 
 NEVER: Final = 1 << 64  # no call and no byte has this number
 
@@ -293,7 +290,7 @@ class Resuming(LaneUser):
         return transport
 
     def adopt(self, transport: Transport, received: int) -> None:
-        """Go on over another transport.
+        """Go on over another transport; only while it is broken.
 
         Args:
             transport: connected, and both HELLOs are in.
@@ -303,10 +300,6 @@ class Resuming(LaneUser):
             MalformedError: the peer cannot have read so many.
         """
         rest = self.kept.rest(received)
-        was = self._transport
-        if was is not None and not self.is_broken:
-            was.set_handler(Discard())
-            was.abort()
         self._transport = transport
         self.first_kept_back = NEVER
         transport.set_handler(self._whole())

@@ -218,8 +218,8 @@ class CallStarter:
             values: arguments and keyword arguments.
             timeout_s: seconds.
             meta: what travels beside them.
-            on_link: if a link has to be waited for, called with it before the call is
-                sent; what it raises fails the call.
+            on_link: called with the link before the call is sent; what it raises is
+                raised, or fails the call if the link had to be waited for.
         """
         if threading.get_ident() != self._thread_id:
             self.loop.call_soon_threadsafe(
@@ -234,6 +234,8 @@ class CallStarter:
             deadline = effective_deadline(timeout_s, self.loop.time())
         link = self.directory.link_to(call.to)
         if link is not None:
+            if on_link is not None:
+                on_link(link)
             link.start(call, target, values, deadline=deadline, meta=meta)
         else:
             self._begin_apart(call, target, values, deadline, meta, on_link)

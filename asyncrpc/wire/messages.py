@@ -60,8 +60,6 @@ class Hello:
             takes; see `wire.resume`.
         received: with `resume`, and in the answer to it: how many bytes of the other
             connection this side has read.
-        window: bytes of large payloads of requests that the receiver of this HELLO may
-            send before it is granted more.
         watch: where it can be asked whether the worker's process runs, if anywhere.
     """
 
@@ -78,7 +76,6 @@ class Hello:
     lane: int = 0
     resume: int = 0
     received: int = 0
-    window: int = 0
     watch: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
@@ -119,7 +116,7 @@ class Hello:
 
 _HELLO_TYPES: Final = (
     *(str, int, int, int, str, int, str, list, str, bool, int),
-    *(int, int, int, list),
+    *(int, int, list),
 )
 _HELLO_REQUIRED: Final = 4  # the fields without a default
 

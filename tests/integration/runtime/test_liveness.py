@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -119,8 +119,8 @@ async def test_a_stopped_worker_is_lost_and_comes_back(transport: str) -> None:
             await theirs.to_here()
         # It goes on, and so do both: as two that have just met.
         async with asyncio.timeout(SOON_S):
-            while await a.peer("b").call(values_owned):  # noqa: ASYNC110  (nothing tells)
-                await asyncio.sleep(0.05)
+            while await a.peer("b").call(values_owned):
+                pass
         again = a.peer("b").remote(list)
         assert await again.to_here() == []
         assert a.counters.workers_lost == 1
@@ -136,26 +136,29 @@ async def test_a_killed_worker_is_lost_long_before_the_limit(transport: str) -> 
         options=options,
     )
     async with cluster as a:
-        await a.peer("c").call(greet, "b")  # c dials b: both kinds of end see the death
-        waiting = asyncio.ensure_future(a.peer("b").call(asyncio.sleep, 600))
-        theirs = asyncio.ensure_future(a.peer("c").call(wait_for, "b"))
-        await asyncio.sleep(0.1)
+        # c dials b, as a does.  Each has an item when b is at work for it.
+        theirs = a.peer("c").stream(follow, "b")
+        assert await anext(theirs) == "begun"
+        ours = a.peer("b").stream(begin_and_wait)
+        assert await anext(ours) == "begun"
         cluster.kill("b")
-        error = await lose(waiting)
+        error = await lose(asyncio.ensure_future(anext(ours)))
         assert error.outcome is Outcome.UNKNOWN
-        assert await theirs == "unknown"
+        assert await anext(theirs) == "unknown"
 
 
-async def greet(name: str) -> None:
-    await asyncrpc.current_worker().peer(name).call(remote.add, 1)
+async def begin_and_wait() -> AsyncIterator[str]:
+    yield "begun"
+    await asyncio.sleep(600)
 
 
-async def wait_for(name: str) -> str:
+async def follow(name: str) -> AsyncIterator[str]:
+    """Pass on what a worker yields, and then how it was lost."""
     try:
-        await asyncrpc.current_worker().peer(name).call(asyncio.sleep, 600)
+        async for item in asyncrpc.current_worker().peer(name).stream(begin_and_wait):
+            yield item
     except WorkerLostError as error:
-        return error.outcome.value
-    return "it answered"
+        yield error.outcome.value
 
 
 async def test_a_worker_that_was_stopped_itself_blames_nobody() -> None:
