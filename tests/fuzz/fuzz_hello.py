@@ -47,7 +47,7 @@ def seeds() -> Iterator[bytes]:
     least = Hello(name="a", incarnation=1, rank=-1, pid=1)
     full = Hello(
         *("b", 1 << 63, 3, 99, "ps", 2, "duplicate", ("tcp://127.0.0.1:1",), "host"),
-        *(True, 1 << 63, 7, 1 << 40, 1 << 30, ("uds:///x",)),
+        *(True, 1 << 63, 7, 1 << 40, ("uds:///x",)),
     )
     for hello in (least, full):
         yield b"\0" + hello.encode()
