@@ -53,7 +53,9 @@ class RRefService(Travel, OwnedValues):
             except RRefDeletedError:
                 shared.check()  # the owner had refused to make it, and that says why
                 raise
-        future = self.value(handle.rref_id)
+        future = self._values.get(handle.rref_id)
+        if future is None:
+            raise RRefDeletedError(f"the value of {handle!r} is gone, or never came")
         if timeout_s is UNSET:
             timeout_s = self.worker.options.rpc_timeout_s
         async with asyncio.timeout(timeout_s):

@@ -317,7 +317,7 @@ class RRefTable:
         method = _METHODS[type(effect)]
         self._notices.send(effect.to, method, [*effect.rref_id])
 
-    def _free(self, effect: m.Freed) -> None:
+    def _free(self, effect: m.Freed | m.NotWanted) -> None:
         self._values.pop(effect.rref_id, None)
 
     def _fail_value(self, effect: m.ValueGone) -> None:
@@ -387,6 +387,7 @@ _CARRY_OUT: Final[dict[type, Callable[[RRefTable, Any], None]]] = {
     m.SendRelease: RRefTable._send_release,  # noqa: SLF001
     m.SendLoanReturned: RRefTable._return_loan,  # noqa: SLF001
     m.Freed: RRefTable._free,  # noqa: SLF001
+    m.NotWanted: RRefTable._free,  # noqa: SLF001
     m.ValueGone: RRefTable._fail_value,  # noqa: SLF001
     m.HandlesLost: RRefTable._lose_handles,  # noqa: SLF001
     m.HandlesApart: RRefTable._set_apart,  # noqa: SLF001

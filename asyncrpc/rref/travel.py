@@ -121,8 +121,8 @@ class Travel(RRefTable):
 
     def _lift_own(self, rref_id: RRefId, sender: Incarnation, token: int) -> RRef[Any]:
         """A reference to a value of this worker has come back to it."""
-        self.whole.value(rref_id)
         effects = self._owner.came_home(rref_id)
+        self.whole.value(rref_id)
         if token:
             self._loans.append((None, sender, token))
         shared = self._shared_of(rref_id, self.worker.id)

@@ -53,8 +53,9 @@ class OwnedValues(RRefTable):
         refusal = self.refusal()
         if refusal is not None:
             raise refusal
+        effects = self._owner.create(key, link.peer.incarnation)
         self.value(key)
-        self._carry_out(self._owner.create(key, link.peer.incarnation))
+        self._carry_out(effects)
 
     def refusal(self) -> RejectedError | None:
         """Say why no more values can be made here; None if they can."""

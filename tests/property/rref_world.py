@@ -24,6 +24,7 @@ from asyncrpc.rref.machine import (
     HandlesApart,
     HandlesLost,
     LossCause,
+    NotWanted,
     OwnerTable,
     SendGone,
     SendLoanReturned,
@@ -356,6 +357,8 @@ class World:
             match effect:
                 case Freed(rref_id):
                     self.freed.add(rref_id)
+                case NotWanted(rref_id):
+                    assert rref_id not in self.created - self.freed
                 case HandlesLost(rref_id, cause):
                     self.check_loss(node, rref_id, cause)
                     node.lost.add(rref_id)

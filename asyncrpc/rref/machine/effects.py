@@ -84,6 +84,13 @@ class Freed:
 
 
 @dataclass(frozen=True, slots=True)
+class NotWanted:
+    """On the owner: nobody asks any more for a value that has not been made."""
+
+    rref_id: RRefId
+
+
+@dataclass(frozen=True, slots=True)
 class ValueGone:
     """On the owner: fail whoever waits here for this value; it will not come."""
 
@@ -124,6 +131,7 @@ Effect: TypeAlias = (
     | SendProbe
     | SendSettled
     | Freed
+    | NotWanted
     | ValueGone
     | HandlesLost
     | HandlesApart

@@ -21,6 +21,7 @@ from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.machine.effects import (
     Effect,
     Freed,
+    NotWanted,
     SendGone,
     SendProbe,
     SendRegistered,
@@ -312,4 +313,6 @@ class OwnerTable:
             return []
         del self._entries[rref_id]
         self._unborn_of.discard(rref_id.creator, rref_id)
-        return [Freed(rref_id)] if entry.state is LIVE else []
+        if entry.state is GONE:
+            return []
+        return [Freed(rref_id) if entry.state is LIVE else NotWanted(rref_id)]

@@ -13,6 +13,7 @@ from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.machine import (
     EntryState,
     Freed,
+    NotWanted,
     OwnerTable,
     SendGone,
     SendProbe,
@@ -172,9 +173,17 @@ def test_a_worker_that_is_forgiven_begins_anew(table: OwnerTable) -> None:
 
 def test_an_unborn_value_that_nobody_awaits_is_forgotten(table: OwnerTable) -> None:
     assert table.pin(THEIRS) == [SendProbe(CREATOR, THEIRS)]
-    assert table.unpin(THEIRS) == []
+    assert table.unpin(THEIRS) == [NotWanted(THEIRS)]
     assert len(table) == 0
     assert table.worker_lost(CREATOR) == []
+
+
+def test_an_unborn_value_is_forgotten_with_its_last_handle(table: OwnerTable) -> None:
+    assert table.came_home(THEIRS) == [SendProbe(CREATOR, THEIRS)]
+    assert table.register(THEIRS, BORROWER) == []
+    assert table.local_release(THEIRS) == []  # BORROWER waits for it
+    assert table.worker_lost(BORROWER) == [NotWanted(THEIRS)]
+    assert len(table) == 0
 
 
 def test_a_death_drops_all_it_held(table: OwnerTable) -> None:
