@@ -20,10 +20,10 @@ from asyncrpc.optim.service import OptimizerService
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.records import RRefRecord
 from asyncrpc.rref.service import RRefService
-from asyncrpc.runtime.context import current_worker, current_worker_var
-from asyncrpc.runtime.futures import CallFuture, refuse_on_loop
+from asyncrpc.runtime.calls.context import current_worker, current_worker_var
+from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
+from asyncrpc.runtime.membership.rendezvous import Rendezvous
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
-from asyncrpc.runtime.rendezvous import Rendezvous
 
 
 class Worker(runtime.Worker):

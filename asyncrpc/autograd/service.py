@@ -46,7 +46,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.extensions import OnGradient
-from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from asyncrpc.autograd.service import AutogradService
 from asyncrpc.errors import Outcome, RejectedError, UsageError
 from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.context import current_worker
+from asyncrpc.runtime.calls.context import current_worker
 
 T = TypeVar("T")
 

@@ -23,8 +23,8 @@ from asyncrpc.errors import UsageError
 from asyncrpc.nn import owner
 from asyncrpc.nn.placement import Placement
 from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.context import current_worker
-from asyncrpc.runtime.futures import CallFuture, refuse_on_loop
+from asyncrpc.runtime.calls.context import current_worker
+from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
 from asyncrpc.runtime.worker import Worker
 
 _ON_OWNER: Final = "do it in a function that is called on the owner with `module_rref`"

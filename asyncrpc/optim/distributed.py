@@ -28,7 +28,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.optim.groups import Parameters, groups_of, owners_of, part_of
 from asyncrpc.optim.local import scale_for
 from asyncrpc.optim.owners import Owners, named, try_each
-from asyncrpc.runtime.context import current_worker
+from asyncrpc.runtime.calls.context import current_worker
 
 
 @dataclass(frozen=True, slots=True)

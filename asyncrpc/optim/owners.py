@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from asyncrpc.errors import OptimizerError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim.service import SERVICE, OptimizerService
-from asyncrpc.runtime.context import effective_deadline
+from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.worker import Worker
 
 T = TypeVar("T")

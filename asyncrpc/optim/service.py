@@ -32,7 +32,7 @@ from asyncrpc.optim.local import (
 from asyncrpc.runtime.worker import Worker
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.link import Link
+    from asyncrpc.runtime.links.link import Link
 
 SERVICE: Final = "optim"
 Key = tuple[int, int]  # who made it, and its number there: nobody else can name it

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from asyncrpc.errors import CallError, TransportError, UsageError
 from asyncrpc.ids import Incarnation, RRefId, WorkerId
-from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
 
 SERVICE: Final = "rref"

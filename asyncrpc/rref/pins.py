@@ -9,7 +9,7 @@ from asyncrpc.serde.dismantling import assemble, dismantle
 
 if TYPE_CHECKING:
     from asyncrpc.rref.travel import Travel
-    from asyncrpc.runtime.link import Link
+    from asyncrpc.runtime.links.link import Link
 
 
 class Shared:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from asyncrpc.runtime.futures import CallFuture, refuse_on_loop
+from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
 
 if TYPE_CHECKING:
     from asyncrpc.rref.handle import RRef

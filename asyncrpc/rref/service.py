@@ -26,10 +26,10 @@ from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.pins import Shared
 from asyncrpc.rref.travel import Travel
 from asyncrpc.rref.values import OwnedValues, result_of
-from asyncrpc.runtime.destination import Destination, put
-from asyncrpc.runtime.futures import CallFuture
-from asyncrpc.runtime.link import Link
-from asyncrpc.runtime.members import UNKNOWN_INCARNATION
+from asyncrpc.runtime.calls.destination import Destination, put
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.options import UNSET
 from asyncrpc.runtime.worker import Worker
 

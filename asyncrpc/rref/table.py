@@ -20,7 +20,7 @@ from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.notices import SERVICE, Notices
 from asyncrpc.rref.pins import Shared
 from asyncrpc.rref.records import RRefRecord
-from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.pins import MessagePins, Shared
 from asyncrpc.rref.table import RRefTable
-from asyncrpc.runtime.link import Link
-from asyncrpc.runtime.members import UNKNOWN_INCARNATION
+from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.worker import Worker
 
 FORK, LOAN, HOME = 0, 1, 2  # from its owner; from another holder; to this worker itself

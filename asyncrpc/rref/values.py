@@ -19,10 +19,10 @@ from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.pins import copy_of
 from asyncrpc.rref.table import RRefTable, Value
+from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
+from asyncrpc.runtime.calls.inbound import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.extensions import Refused
-from asyncrpc.runtime.futures import is_done_within, refuse_on_loop
-from asyncrpc.runtime.inbound import MODE_ATTRIBUTE, Mode
-from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.links.link import Link
 
 
 class _Returned:

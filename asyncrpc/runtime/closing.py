@@ -14,20 +14,20 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncrpc.runtime.context import current_worker_var
+from asyncrpc.runtime.calls.context import current_worker_var
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.starting import CallStarter
 from asyncrpc.runtime.extensions import Service
-from asyncrpc.runtime.futures import CallFuture
 from asyncrpc.runtime.machine.termination import Phase
-from asyncrpc.runtime.starting import CallStarter
 from asyncrpc.transport.abc import Listener
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.credit import InboundCredit
-    from asyncrpc.runtime.ending import Ending, Outlook
-    from asyncrpc.runtime.landing import ReceivePool
-    from asyncrpc.runtime.members import Rendezvous
+    from asyncrpc.runtime.calls.credit import InboundCredit
+    from asyncrpc.runtime.links.watching import Watch
+    from asyncrpc.runtime.membership.ending import Ending, Outlook
+    from asyncrpc.runtime.membership.members import Rendezvous
+    from asyncrpc.runtime.payloads.landing import ReceivePool
     from asyncrpc.runtime.threads import ThreadPool
-    from asyncrpc.runtime.watching import Watch
 
 logger = logging.getLogger("asyncrpc")
 

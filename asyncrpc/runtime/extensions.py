@@ -15,7 +15,7 @@ from asyncrpc.errors import Outcome
 from asyncrpc.ids import Incarnation, WorkerId
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.link import Link
+    from asyncrpc.runtime.links.link import Link
 
 OnGradient = Callable[[torch.Tensor], torch.Tensor]
 

@@ -27,33 +27,33 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
-from asyncrpc.runtime.barrier import Barrier
-from asyncrpc.runtime.changes import MemberChanges
+from asyncrpc.runtime.calls.context import current_worker_var
+from asyncrpc.runtime.calls.credit import InboundCredit
+from asyncrpc.runtime.calls.group import PeerGroup, group_of
+from asyncrpc.runtime.calls.inbound import Mode, Target
+from asyncrpc.runtime.calls.peer import Peer
 from asyncrpc.runtime.closing import Closing
-from asyncrpc.runtime.context import current_worker_var
 from asyncrpc.runtime.counters import Counters
-from asyncrpc.runtime.credit import InboundCredit
-from asyncrpc.runtime.directory import Directory, check_listen_address
-from asyncrpc.runtime.ending import Ending
 from asyncrpc.runtime.extensions import (
     Propagator,
     References,
     RemembersLost,
     Service,
 )
-from asyncrpc.runtime.group import PeerGroup, group_of
-from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.inbound import Mode, Target
-from asyncrpc.runtime.landing import ReceivePool
-from asyncrpc.runtime.membership import MembershipService
+from asyncrpc.runtime.links.directory import Directory, check_listen_address
+from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.runtime.links.watching import Watch
+from asyncrpc.runtime.membership.barrier import Barrier
+from asyncrpc.runtime.membership.changes import MemberChanges
+from asyncrpc.runtime.membership.ending import Ending
+from asyncrpc.runtime.membership.rendezvous import Member, Rendezvous, open_rendezvous
+from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.peer import Peer
-from asyncrpc.runtime.placing import empty
-from asyncrpc.runtime.rendezvous import Member, Rendezvous, open_rendezvous
-from asyncrpc.runtime.sharing import Sharing
+from asyncrpc.runtime.payloads.landing import ReceivePool
+from asyncrpc.runtime.payloads.placing import empty
+from asyncrpc.runtime.payloads.sharing import Sharing
 from asyncrpc.runtime.spinning import spinner_for
 from asyncrpc.runtime.threads import ThreadPool
-from asyncrpc.runtime.watching import Watch
 from asyncrpc.serde import Codec, FunctionTable, Limits, Policy
 from asyncrpc.transport.abc import Connector, Listener
 from asyncrpc.transport.address import Address

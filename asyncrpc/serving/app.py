@@ -33,7 +33,7 @@ from asyncrpc.errors import (
     UsageError,
     WorkerLostError,
 )
-from asyncrpc.runtime.context import current_worker_var, deadline
+from asyncrpc.runtime.calls.context import current_worker_var, deadline
 from asyncrpc.runtime.worker import Worker
 
 logger = logging.getLogger("asyncrpc")

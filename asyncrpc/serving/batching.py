@@ -23,7 +23,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import NotStartedError, Outcome, RejectedError, UsageError
-from asyncrpc.runtime.context import deadline_var
+from asyncrpc.runtime.calls.context import deadline_var
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -29,10 +29,10 @@ from asyncrpc.api import Worker
 from asyncrpc.errors import MalformedError, ProcessFailedError, UsageError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.multiprocessing import Processes, launch
-from asyncrpc.runtime.context import current_worker_var
-from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.calls.context import current_worker_var
+from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.membership.rendezvous import LocalRendezvous, Member
 from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.rendezvous import LocalRendezvous, Member
 from asyncrpc.runtime.threads import Done, Job, ThreadPool
 from asyncrpc.testing.network import Network
 from asyncrpc.transport.abc import Connector

@@ -35,7 +35,7 @@ UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + r"XX)\b")
 MAY_READ_ENVIRONMENT = {
     "asyncrpc/multiprocessing/child.py",
     "asyncrpc/runtime/options.py",
-    "asyncrpc/runtime/rendezvous.py",
+    "asyncrpc/runtime/membership/rendezvous.py",
 }
 
 PACKAGE_FILES = python_files(PACKAGE)

@@ -71,11 +71,11 @@ class Probe(NamedTuple):
     end: Place | None
 
 
-_CORE: Final = ("asyncrpc.runtime.core", "LinkCore")
+_CORE: Final = ("asyncrpc.runtime.links.core", "LinkCore")
 _SOCKET: Final = ("asyncrpc.transport.sockets", "SocketTransport")
-_CONNECTION: Final = ("asyncrpc.runtime.connection", "Connection")
-_LINK: Final = ("asyncrpc.runtime.link", "Link")
-_FUTURE: Final = ("asyncrpc.runtime.futures", "CallFuture")
+_CONNECTION: Final = ("asyncrpc.runtime.links.connection", "Connection")
+_LINK: Final = ("asyncrpc.runtime.links.link", "Link")
+_FUTURE: Final = ("asyncrpc.runtime.calls.futures", "CallFuture")
 
 CALLER_PROBES: Final = (
     Probe(*_CORE, "_encode", Place.ENCODE, Place.ENCODED),

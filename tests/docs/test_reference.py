@@ -12,7 +12,8 @@ import pytest
 
 from asyncrpc import errors
 from asyncrpc.autograd import service
-from asyncrpc.runtime import callee, caller, threads
+from asyncrpc.runtime import threads
+from asyncrpc.runtime.calls import callee, caller
 from asyncrpc.runtime.options import Options
 from asyncrpc.serde import exceptions, kinds
 from asyncrpc.serde.policy import Limits

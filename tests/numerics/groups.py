@@ -17,7 +17,7 @@ from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.optim.service import OptimizerService
-from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.testing.network import Network
 from tests.numerics.remote import Layer, Scale, Tensors, parameters_there

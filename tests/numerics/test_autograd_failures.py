@@ -11,7 +11,7 @@ import torch
 import asyncrpc
 from asyncrpc import Worker
 from asyncrpc.autograd import Context, backward, context, get_gradients
-from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.links.link import Link
 from tests.numerics.keepers import (
     Gate,
     Keepers,

@@ -23,7 +23,7 @@ from asyncrpc.autograd import backward, context
 from asyncrpc.autograd.machine import workers_in_cycles
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.extensions import Service
-from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.links.link import Link
 from tests.numerics.keepers import (
     Keeper,
     Keepers,

@@ -185,9 +185,8 @@ class World:
         self.dead.append(node.id)
         self.unnoticed = [pair for pair in self.unnoticed if node.id not in pair]
         self.unnoticed += [(other, node.id) for other in self.alive]
-        self.cuts = {
-            pair: who for pair, who in self.cuts.items() if node.id not in pair
-        }
+        for pair in [pair for pair in self.cuts if node.id in pair]:
+            del self.cuts[pair]
         for link in self.links:
             if link[1] == node.id:
                 self.links[link].clear()

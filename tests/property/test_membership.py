@@ -30,7 +30,7 @@ from asyncrpc.runtime.machine.membership import (
     Status,
     Warn,
 )
-from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.membership.members import Member
 
 NAMES = [f"w{number}" for number in range(6)]
 ROUNDS = 12 * len(NAMES)  # of comparing; far more than any run needs

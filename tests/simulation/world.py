@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from asyncrpc import AsyncRpcError, NotStartedError, Options, RRef, RRefDeletedError
 from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.rendezvous import (
+from asyncrpc.runtime.membership.rendezvous import (
     UNKNOWN_INCARNATION,
     JoinRendezvous,
     Member,

@@ -219,7 +219,7 @@ async def bounce_async(here: str, there: str, depth: int) -> int:
 
 async def time_left() -> float | None:
     """Return the seconds until this function's deadline."""
-    from asyncrpc.runtime.context import deadline_var  # noqa: PLC0415  (what it sees)
+    from asyncrpc.runtime.calls.context import deadline_var  # noqa: PLC0415  (what it sees)
 
     limit = deadline_var.get()
     now_s = asyncio.get_running_loop().time()

@@ -22,7 +22,7 @@ from asyncrpc import (
     UsageError,
     Worker,
 )
-from asyncrpc.runtime import packing
+from asyncrpc.runtime.calls import packing
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from asyncrpc.wire.reader import ReaderLimits

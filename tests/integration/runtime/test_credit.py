@@ -14,8 +14,8 @@ import torch
 import asyncrpc
 from asyncrpc import DeadlineExceededError, Options, Outcome, Worker, WorkerLostError
 from asyncrpc.errors import ConnectionLostError, RejectedError, RemoteError
-from asyncrpc.runtime.credit import CreditStatistics
-from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.calls.credit import CreditStatistics
+from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.machine import credit as machine
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import Wires

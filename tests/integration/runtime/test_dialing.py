@@ -16,7 +16,7 @@ import pytest
 
 import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Outcome, Worker, WorkerLostError
-from asyncrpc.runtime.connection import Connection
+from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.memory import MemoryHub

@@ -14,10 +14,10 @@ import torch
 
 from asyncrpc import Options, Worker, WorkerLostError
 from asyncrpc.errors import ConnectError, UsageError
-from asyncrpc.runtime import lane_dialing
-from asyncrpc.runtime.connection import Connection
-from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.lanes import Lane, Lanes, LanesState
+from asyncrpc.runtime.links.connection import Connection
+from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.runtime.payloads import lane_dialing
+from asyncrpc.runtime.payloads.lanes import Lane, Lanes, LanesState
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
 from asyncrpc.testing.loop import SimLoop
@@ -142,7 +142,7 @@ class TestOpening:
     async def test_no_payload_waits_long_for_the_first(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("asyncrpc.runtime.lanes.OPENING_WAIT_S", 0.01)
+        monkeypatch.setattr("asyncrpc.runtime.payloads.lanes.OPENING_WAIT_S", 0.01)
         async with two() as (a, _):
             go_on = asyncio.Event()
             dial = a.directory._dial_lane  # noqa: SLF001  (a slow network)
@@ -300,7 +300,7 @@ class TestTheEnd:
     async def test_a_peer_that_closes_its_lanes_alone_is_left(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("asyncrpc.runtime.lanes.LINGER_S", 0.01)
+        monkeypatch.setattr("asyncrpc.runtime.payloads.lanes.LINGER_S", 0.01)
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             remote.watches["w"] = watch = remote.Watch()

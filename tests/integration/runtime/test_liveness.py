@@ -15,7 +15,7 @@ import pytest
 
 import asyncrpc
 from asyncrpc import Options, Outcome, OwnerLostError, WorkerLostError
-from asyncrpc.runtime import watching
+from asyncrpc.runtime.links import watching
 from asyncrpc.testing import ProcessCluster
 from tests.integration.runtime import remote
 

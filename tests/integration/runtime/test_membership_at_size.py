@@ -13,7 +13,7 @@ import pytest
 
 from asyncrpc import JoinRendezvous, MemberChanges, Options, Worker, WorkerLostError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import SimWorker
 from asyncrpc.testing.loop import SimLoop

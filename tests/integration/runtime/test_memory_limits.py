@@ -24,7 +24,7 @@ import uvloop
 
 import asyncrpc
 from asyncrpc import Options
-from asyncrpc.runtime.credit import CreditStatistics
+from asyncrpc.runtime.calls.credit import CreditStatistics
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.testing import ProcessCluster
 

@@ -142,7 +142,7 @@ class TestResultsThatLieOtherwise:
         value = torch.rand(8 * MIB)
         call: CallFuture[Any] = CallFuture(loop=a.loop, function="f", to="b")
         out = torch.empty(8 * MIB)
-        destination = asyncrpc.runtime.destination.Destination(out)
+        destination = asyncrpc.runtime.calls.destination.Destination(out)
         destination.deliver(call, value, [])
         assert not call.done()
         assert await call is out
@@ -153,7 +153,7 @@ class TestResultsThatLieOtherwise:
         a, _, _ = trio
         call: CallFuture[Any] = CallFuture(loop=a.loop, function="f", to="b")
         out = torch.zeros(8 * MIB)
-        asyncrpc.runtime.destination.Destination(out).deliver(
+        asyncrpc.runtime.calls.destination.Destination(out).deliver(
             call, torch.ones(8 * MIB), []
         )
         call.cancel()

@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 from asyncrpc import Options, Outcome, Worker, WorkerLostError
-from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing.proxy import Proxy, Way
 from tests.integration.runtime import reconnection_load as load
 from tests.integration.runtime.groups import LIMIT_S

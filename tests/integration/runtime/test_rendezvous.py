@@ -23,7 +23,7 @@ from asyncrpc import (
     WorkerLostError,
 )
 from asyncrpc.multiprocessing.store import serve_store
-from asyncrpc.runtime.rendezvous import open_rendezvous
+from asyncrpc.runtime.membership.rendezvous import open_rendezvous
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio

@@ -17,7 +17,7 @@ from torch import nn
 import asyncrpc
 from asyncrpc import EncodeError, Options, UsageError, Worker, WorkerLostError
 from asyncrpc.errors import DecodeError
-from asyncrpc.runtime import regions
+from asyncrpc.runtime.payloads import regions
 from asyncrpc.serde.shared import key_of
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import remote

@@ -16,8 +16,8 @@ import torch
 
 import asyncrpc
 from asyncrpc import DeadlineExceededError, Options, Worker, WorkerLostError
-from asyncrpc.runtime import mover as moving
-from asyncrpc.runtime import sharing
+from asyncrpc.runtime.payloads import mover as moving
+from asyncrpc.runtime.payloads import sharing
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.transport import descriptors
 from asyncrpc.wire.frames import FrameKind

@@ -20,7 +20,7 @@ import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Worker, WorkerLostError
 from asyncrpc.ids import WorkerId
 from asyncrpc.multiprocessing import launch
-from asyncrpc.runtime.link import Link
+from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import ends, remote
 from tests.integration.runtime.conftest import Trio

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import asyncrpc
 from asyncrpc import LocalRendezvous, Worker
-from asyncrpc.runtime.rendezvous import Member
+from asyncrpc.runtime.membership.rendezvous import Member
 
 
 class LateForOne:

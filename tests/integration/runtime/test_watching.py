@@ -24,8 +24,8 @@ from subprocess import PIPE
 import pytest
 
 from asyncrpc import LocalRendezvous, Options, UsageError, Worker
-from asyncrpc.runtime.watcher import PACKAGE, PROGRAM
-from asyncrpc.runtime.watching import Evidence, PulseAddress, evidence_of
+from asyncrpc.runtime.links.watcher import PACKAGE, PROGRAM
+from asyncrpc.runtime.links.watching import Evidence, PulseAddress, evidence_of
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.watch import pulse, query
 from asyncrpc.watch.process import CONNECTIONS_MAX

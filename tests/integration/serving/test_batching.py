@@ -18,7 +18,7 @@ from asyncrpc import (
     deadline,
     serving,
 )
-from asyncrpc.runtime.context import deadline_var
+from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.serving import Batcher
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group, Serving

@@ -26,7 +26,7 @@ from asyncrpc.runtime.machine.membership import (
     Warn,
 )
 from asyncrpc.runtime.machine.ring import place_of
-from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
+from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION, Member
 
 ALIVE, LOST, LEFT = Status
 JOINED = ChangeKind.JOINED

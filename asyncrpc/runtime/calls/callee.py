@@ -1,0 +1,470 @@
+"""The callee's side of a link: requests in, answers out.
+
+A request is decoded, its function found, and an `InboundCall` runs it; that calls back
+here with the answer.  Everything runs on the event loop, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import (
+    AsyncRpcError,
+    CallError,
+    MalformedError,
+    Outcome,
+    RejectedError,
+    RemoteProtocolError,
+)
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.calls import streams
+from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
+from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target, mode_of
+from asyncrpc.runtime.calls.packing import PACK_HERE_BYTES_MAX
+from asyncrpc.runtime.extensions import Refused
+from asyncrpc.runtime.links.core import CODEC, NO_META, LinkCore
+from asyncrpc.serde import Encoded, compression_for_answer, describe_exception
+from asyncrpc.wire.frames import Flags, FrameKind
+from asyncrpc.wire.messages import Meta, pack_head, unpack_head
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.extensions import Pins
+    from asyncrpc.runtime.links.connection import Connection
+    from asyncrpc.runtime.worker import Worker
+
+
+# Functions one peer may name here: more than any program has, few enough to hold.
+NAMES_MAX: Final = 1 << 16
+
+# Plain numbers: to find a member of an enum costs 0.1 us, to test a flag 0.7 us.
+_STREAM: Final = int(Flags.STREAM)
+_RESPONSE: Final = int(FrameKind.RESPONSE)
+
+
+class CalleeSide(LinkCore):
+    """What the peer asks of this worker."""
+
+    def __init__(self, worker: Worker, peer: WorkerId, connection: Connection) -> None:
+        super().__init__(worker, peer, connection)
+        self._targets: dict[int, Target] = {}
+        # Heads that say no more than the number of a function named before.
+        self._heads: dict[bytes, tuple[Target, dict[str, Any]]] = {}
+        self._arriving = self.credit.account.arriving
+
+    def _on_request(  # noqa: PLR0917
+        self,
+        flags: int,
+        call_id: int,
+        aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        target, meta = self._heads.get(head) or self._read_head(head)
+        deadline = None
+        if aux >= 0:
+            deadline = Deadline.from_budget(aux, self.loop.time())
+        inbound = InboundCall(self.link, call_id, deadline, meta)
+        try:
+            self.worker.admit()
+            if meta and "r" in meta:
+                self._expect(inbound, meta["r"])
+            (args, kwargs), inbound.loans = self._arguments(control, buffers, meta)
+        except RemoteProtocolError:
+            raise
+        except AsyncRpcError as error:
+            self._refuse(inbound, target, error, buffers)
+            return
+        self._begin_served(inbound)
+        if self._arriving or (
+            buffers and (len(buffers) > 1 or buffers[0].nbytes > FREE_BYTES_MAX)
+        ):
+            inbound.claim = self.credit.claim(call_id, buffers)
+        buffers.clear()  # a tensor dies with the function's last reference to it
+        try:
+            if type(target) is Target:
+                self._run(inbound, target, args, kwargs, flags)
+            else:
+                self._dispatch(inbound, target, args, kwargs, flags)
+        except RemoteProtocolError:
+            raise
+        except AsyncRpcError as error:
+            self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
+
+    def _read_head(self, head: bytes) -> tuple[Any, dict[str, Any]]:
+        """Return what to run, as far as it is known, and what travels beside it."""
+        record = unpack_head(head)
+        if len(record) != 1:
+            return record[0], record[1] or NO_META
+        found = self._targets.get(record[0]) if type(record[0]) is int else None
+        if found is None:
+            return record[0], NO_META
+        self._heads[head] = found, NO_META  # at most one for each function named
+        return found, NO_META
+
+    def _expect(self, inbound: InboundCall, rref_id: list[int]) -> None:
+        references = self.worker.references
+        if references is None:
+            raise RejectedError("this worker has no remote references")
+        wanted = (int(rref_id[0]), int(rref_id[1]))
+        references.expect(self.link, wanted)
+        inbound.rref_id = wanted  # not before: what is refused is no value that failed
+
+    def _arguments(
+        self, control: bytes, buffers: list[memoryview], meta: Meta
+    ) -> tuple[tuple[list[Any], dict[str, Any]], Any]:
+        try:
+            value, loans = self._decode(control, buffers, meta)
+        except CallError as error:
+            error.outcome = Outcome.NOT_EXECUTED
+            raise
+        if type(value) is not list or len(value) != 2:  # noqa: PLR2004
+            raise MalformedError("a request without arguments")
+        args, kwargs = value
+        if type(args) is not list or type(kwargs) is not dict:
+            raise MalformedError("a request whose arguments are no list and no map")
+        return (args, kwargs), loans
+
+    def _refuse(
+        self,
+        inbound: InboundCall,
+        target: Any,
+        error: AsyncRpcError,
+        buffers: list[memoryview],
+    ) -> None:
+        """Answer a request that cannot be run, and keep its name for those to come."""
+        if type(target) is list and target and type(target[0]) is int:
+            with contextlib.suppress(CallError):  # this caller is told of `error`
+                self._named_target(target)
+        self._begin_served(inbound)
+        inbound.claim = self.credit.claim(inbound.call_id, buffers)
+        self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
+
+    def _dispatch(
+        self,
+        inbound: InboundCall,
+        target: Any,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        flags: int,
+    ) -> None:
+        """Find what is to run, and run it."""
+        if type(target) is int:
+            found = self._targets.get(target)
+            if found is None:
+                raise MalformedError(f"function {target} has not been named")
+        elif target is None:
+            found = self._value_target(args)
+        elif type(target) is list and target and type(target[0]) is int:
+            found = self._named_target(target)
+        else:
+            self._resolve(inbound, target, args, kwargs)
+            return
+        self._run(inbound, found, args, kwargs, flags)
+
+    def _run(
+        self,
+        inbound: InboundCall,
+        target: Target,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        flags: int,
+    ) -> None:
+        is_stream = target.is_stream
+        if is_stream != bool(flags & _STREAM):
+            inbound.target = target
+            raise RejectedError(
+                "it is a generator: use `stream`, not `call`"
+                if is_stream
+                else "it is no generator: use `call`, not `stream`",
+                function=target.name,
+                to=self.worker.name,
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        if is_stream:
+            streams.serve(inbound, target, args, kwargs)
+        else:
+            inbound.run(target, args, kwargs)
+
+    def _named_target(self, target: list[Any]) -> Target:
+        if len(target) != 2 or type(target[1]) is not str:  # noqa: PLR2004
+            raise MalformedError("a function is named by a number and a text")
+        number, name = target
+        if len(self._targets) >= NAMES_MAX and number:
+            raise MalformedError(f"more than {NAMES_MAX} functions have been named")
+        found = self.worker.target(name)
+        if number:
+            self._targets[number] = found
+        return found
+
+    def _value_target(self, args: list[Any]) -> Target:
+        if not args or not callable(args[0]):
+            raise MalformedError("a request whose first argument is not callable")
+        function = args.pop(0)
+        if not self.worker.functions.is_allowed(function):
+            raise RejectedError(
+                f"{function!r} is not exposed here; mark it with @asyncrpc.expose",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        return Target(name, function, mode_of(function))
+
+    def _resolve(
+        self,
+        inbound: InboundCall,
+        target: Any,
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        references = self.worker.references
+        if references is None or type(target) is not list:
+            raise MalformedError(f"a request for {target!r}, which nothing resolves")
+
+        def ready(function: Callable[..., Any] | Refused) -> None:
+            if isinstance(function, Refused):
+                self.answer_error(inbound, function.error, outcome=function.outcome)
+                return
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            try:
+                found = Target(name, function, self.worker.mode_of_method(function))
+                self._run(inbound, found, args, kwargs, 0)
+            except AsyncRpcError as error:
+                self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
+
+        references.resolve(self.link, target, ready)
+
+    def answer(self, inbound: InboundCall, value: Any) -> None:
+        """Send a function's result, or keep it where it is to stay."""
+        if self.served.get(inbound.call_id) is not inbound:
+            return  # cancelled, expired or lost meanwhile
+        references = self.worker.references
+        if inbound.rref_id is not None and references is not None:
+            references.fulfil(inbound.rref_id, value)
+            value = None
+        compression = None
+        if CODEC in inbound.meta:
+            compression = compression_for_answer(inbound.meta[CODEC])
+        encode = self._encode
+        if compression is not None:
+            encode = functools.partial(self._encode, compression=compression)
+        try:
+            encoded, pins, meta = inbound.in_context(encode, value)
+        except AsyncRpcError as error:
+            if isinstance(error, CallError):
+                error.outcome = Outcome.EXECUTED
+            self.answer_error(inbound, error)
+            return
+        if compression is None:
+            self._send_answer(inbound, _RESPONSE, encoded, meta, pins)
+        else:
+            self._pack_answer(inbound, encoded, meta, pins)
+
+    def _pack_answer(
+        self,
+        inbound: InboundCall,
+        encoded: Encoded,
+        meta: dict[str, Any] | None,
+        pins: Pins | None,
+    ) -> None:
+        """Apply the caller's codec to a result, in a thread, and send it."""
+        inbound.task = None  # it ends now; a cancel need not wait for it
+
+        def finish(packed: Encoded | None, error: BaseException | None) -> None:
+            if packed is not None and self.served.get(inbound.call_id) is inbound:
+                self._send_answer(inbound, _RESPONSE, packed, meta, pins)
+                return
+            if pins is not None:
+                pins.undo()
+            if error is not None:
+                self.answer_error(inbound, error)
+
+        if encoded.payload_bytes > PACK_HERE_BYTES_MAX:
+            with contextlib.suppress(RejectedError):  # closing: there are no threads
+                self.worker.pool.submit(encoded.pack, finish)
+                return
+        finish(encoded.pack(), None)
+
+    def answer_error(
+        self,
+        inbound: InboundCall,
+        error: BaseException,
+        *,
+        items: int = 0,
+        outcome: Outcome = Outcome.EXECUTED,
+    ) -> None:
+        """Send what a function raised, or keep it for those who ask for the value.
+
+        Args:
+            inbound: the call.
+            error: what was raised.
+            items: how many items a stream sent before.
+            outcome: whether the function ran; it has not if this worker refuses it.
+        """
+        if self.served.get(inbound.call_id) is not inbound:
+            return
+        references = self.worker.references
+        if inbound.rref_id is not None and references is not None:
+            # The value failed, which those are told who ask for it; the call did not.
+            references.fail(inbound.rref_id, error)
+            inbound.rref_id = None
+            self.answer(inbound, None)
+            return
+        if isinstance(error, CallError) and not error.function:
+            error.function, error.to = inbound.function_name, self.worker.name
+        tree = describe_exception(
+            error, self.codec, worker=self.worker.name, pid=self.worker.pid
+        )
+        encoded = self.codec.encode(tree)
+        meta = None if outcome is Outcome.EXECUTED else {"o": outcome.name}
+        self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items)
+
+    def forget(self, inbound: InboundCall) -> None:
+        """Nobody waits for this call any more: no answer."""
+        if self.served.get(inbound.call_id) is inbound:
+            self._end_served(inbound)
+            self._settle_loans(inbound, answered=False)
+
+    def send_item(self, inbound: InboundCall, serial: int, value: Any) -> int:
+        """Send one item of a stream; return the bytes of its buffers.
+
+        Raises:
+            EncodeError: the item cannot travel.
+        """
+        encoded, pins, meta = inbound.in_context(self._encode, value)
+        self.connection.send(
+            FrameKind.STREAM_ITEM,
+            inbound.call_id,
+            head=pack_head([serial, meta]),
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if pins is None else pins.on_sent,
+        )
+        return sum(buffer.nbytes for buffer in encoded.buffers)
+
+    def end_stream(self, inbound: InboundCall, items: int) -> None:
+        """Tell the consumer that the generator has returned."""
+        if self.served.get(inbound.call_id) is inbound:
+            self._end_served(inbound)
+            returned = self._settle_loans(inbound, answered=True)
+            self.connection.send(
+                FrameKind.STREAM_END,
+                inbound.call_id,
+                aux=items,
+                head=pack_head([{"l": returned}]) if returned else b"",
+            )
+
+    def _send_answer(  # noqa: PLR0917
+        self,
+        inbound: InboundCall,
+        kind: int,
+        encoded: Encoded,
+        meta: dict[str, Any] | None,
+        pins: Pins | None,
+        aux: int = 0,
+    ) -> None:
+        on_sent = None if pins is None else pins.on_sent
+        if inbound.claim is not None and encoded.buffers:
+            on_sent = inbound.claim.until_sent(on_sent)
+        self._end_served(inbound)
+        if inbound.loans is not None:
+            returned = self._settle_loans(inbound, answered=True)
+            if returned:
+                meta = meta or {}
+                meta["l"] = returned
+        self.connection.send(
+            kind,
+            inbound.call_id,
+            aux=aux,
+            head=pack_head([meta]) if meta else b"",
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=on_sent,
+        )
+
+    def _begin_served(self, inbound: InboundCall) -> None:
+        self.served.begin(inbound.call_id, inbound)
+        self.worker.active += 1
+
+    def _end_served(self, inbound: InboundCall) -> None:
+        inbound.end()
+        self.served.end(inbound.call_id)
+        self.worker.on_served()
+
+    def _settle_loans(self, inbound: InboundCall, *, answered: bool) -> list[int]:
+        loans, inbound.loans = inbound.loans, None
+        references = self.worker.references
+        if loans is None or references is None:
+            return []
+        return references.settle_loans(self.link, loans, answered=answered)
+
+    def _on_cancel(self, _flags: int, call_id: int, aux: int, *_rest: object) -> None:
+        # A cancel may overtake its request, whose payload is still on its way.
+        is_arriving = self.connection.forget_transfer(FrameKind.REQUEST, call_id)
+        if not is_arriving and not self.unpacking.cancel(call_id):
+            inbound = self.served.get(call_id)
+            if inbound is not None:
+                inbound.cancel()
+            if self.connection.lanes is not None:  # the answer may be on its way
+                self.connection.lanes.drop_unwanted(_RESPONSE, call_id)
+        self.credit.on_cancel(call_id, aux)
+
+    def discard_request(
+        self, head: bytes, control: bytes, buffers: list[memoryview]
+    ) -> None:
+        """Take a request that has been cancelled: what it lends must be given back."""
+        _, meta = self._read_head(head)
+        with contextlib.suppress(CallError):
+            value, loans = self._decode(control, buffers, meta)
+            del value
+            self._take_over(loans)
+
+    def _on_stream_credit(
+        self, _flags: int, call_id: int, aux: int, *_rest: object
+    ) -> None:
+        inbound = self.served.get(call_id)
+        if inbound is not None and inbound.credit is not None:
+            inbound.credit.grant(aux)
+
+    def _on_service(
+        self,
+        _flags: int,
+        call_id: int,
+        aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        record = unpack_head(head)
+        deadline = Deadline.from_budget(aux, self.loop.time())
+        inbound = InboundCall(self.link, call_id, deadline, NO_META)
+        self._begin_served(inbound)
+        try:
+            service = self.worker.service(record[0])
+            value, inbound.loans = self._decode(control, buffers, NO_META)
+        except AsyncRpcError as error:
+            self.answer_error(inbound, error)
+            return
+        name = f"{record[0]}.{record[1]}"
+        target = Target(name, service.on_request, Mode.COROUTINE)
+        inbound.run(target, [self.link, str(record[1]), value], {})
+
+    def _on_notice(
+        self,
+        _flags: int,
+        _call_id: int,
+        _aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        record = unpack_head(head)
+        try:
+            service = self.worker.service(record[0])
+            value = self.codec.decode(control, buffers)
+        except CallError as error:
+            raise MalformedError(f"a notice that cannot be read: {error}") from error
+        service.on_notice(self.link, str(record[1]), value)

@@ -1,0 +1,589 @@
+"""The caller's side of a link: calls out, answers in.
+
+Everything here runs on the event loop, and nothing waits: who does, waits for a future.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncrpc.clock import NO_LIMIT_NS, Deadline
+from asyncrpc.errors import (
+    AsyncRpcError,
+    CallError,
+    DeadlineExceededError,
+    Outcome,
+    RejectedError,
+    WorkerLostError,
+)
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.calls import streams
+from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.holding import HeldBack
+from asyncrpc.runtime.calls.packing import PACK_HERE_BYTES_MAX
+from asyncrpc.runtime.links.core import CODEC, NO_META, CommonArguments, LinkCore
+from asyncrpc.runtime.options import PLAIN
+from asyncrpc.serde import (
+    Compression,
+    Encoded,
+    compression_named,
+    rebuild_exception,
+)
+from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind
+from asyncrpc.wire.messages import Meta, pack_head, unpack_head
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.links.connection import Connection
+    from asyncrpc.runtime.worker import Worker
+
+
+# Functions one connection gives numbers to: more than any program has.
+NAMES_MAX: Final = 1 << 16
+
+_REQUEST: Final = int(FrameKind.REQUEST)  # an enum's member takes 0.1 us to find
+_LABELS: Final = ("args", "kwargs")  # how errors name the parts of a request
+
+
+class CallerSide(LinkCore):
+    """What this worker asks of the peer."""
+
+    def __init__(self, worker: Worker, peer: WorkerId, connection: Connection) -> None:
+        super().__init__(worker, peer, connection)
+        # The number of each function, and the head that says no more than that.
+        self._sent_names: dict[str, tuple[int, bytes]] = {}
+
+    def start(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        value: tuple[list[Any], dict[str, Any]],
+        *,
+        deadline: Deadline | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        """Send a call; its future completes when the answer comes.
+
+        Args:
+            call: the future; its `function` and `to` are set.
+            target: name of a function; None if the callable is the first argument; a
+                list for what an extension resolves.
+            value: arguments and keyword arguments.
+            deadline: when the caller stops waiting, and the callee working.
+            meta: what travels beside the arguments.
+
+        Raises:
+            EncodeError: an argument cannot travel.  Nothing was sent.
+            DeadlineExceededError: the deadline has passed.  Nothing was sent.
+            RejectedError: the peer is shutting down.  Nothing was sent.
+        """
+        budget_ns = self._budget_ns(call, deadline)
+        if call.options is not PLAIN or self.compression is not None:
+            compression = self._compression_of(call)
+            if compression is not None:
+                self._pack_and_send(call, target, value, deadline, meta, compression)
+                return
+        encoded, call.pins, meta = self._encode(list(value), meta, _LABELS)
+        self._send_request(call, target, encoded, budget_ns, deadline, meta)
+
+    def start_common(
+        self,
+        call: CallFuture[Any],
+        target: str | None,
+        common: CommonArguments,
+        *,
+        deadline: Deadline | None,
+    ) -> None:
+        """Send a call whose arguments go to other peers, too; else as `start`."""
+        budget_ns = self._budget_ns(call, deadline)
+        compression = self._compression_of(call)
+        if compression is not None:
+            self._pack_and_send(call, target, common, deadline, None, compression)
+            return
+        encoded, call.pins, meta = self._encode_common(common, _LABELS)
+        self._send_request(call, target, encoded, budget_ns, deadline, meta)
+
+    def _compression_of(self, call: CallFuture[Any]) -> Compression | None:
+        codec = call.options.codec
+        return self.compression if codec is None else compression_named(codec)
+
+    def _pack_and_send(  # noqa: PLR0917
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        value: tuple[list[Any], dict[str, Any]] | CommonArguments,
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+        compression: Compression,
+    ) -> None:
+        """Encode a call's arguments, apply a codec, and send them.
+
+        What is large is packed in a thread; until then the call has not been sent.
+        """
+        meta = {**(meta or NO_META), CODEC: compression.name}
+        common = value if isinstance(value, CommonArguments) else CommonArguments(value)
+        encoded, call.pins, meta = self._encode_common(
+            common, _LABELS, meta, compression
+        )
+
+        def send(packed: Encoded) -> None:
+            budget_ns = self._budget_ns(call, deadline)
+            self._send_request(call, target, packed, budget_ns, deadline, meta)
+
+        if encoded.payload_bytes > PACK_HERE_BYTES_MAX:
+            pack = partial(common.packed, self.worker, compression.name, encoded)
+            packing = self._pack_in_thread(call, pack, send, deadline)
+            call.begun = self.worker.start_task(packing)
+            return
+        try:
+            send(encoded.pack())
+        except BaseException:
+            self._undo_pins(call)
+            raise
+
+    async def _pack_in_thread(
+        self,
+        call: CallFuture[Any],
+        pack: Callable[[], Awaitable[Encoded]],
+        send: Callable[[Encoded], None],
+        deadline: Deadline | None,
+    ) -> None:
+        """Pack a call's arguments, then send it; whatever goes wrong, it fails."""
+        self.worker.beginning += 1
+        try:
+            async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
+                packed = await pack()
+            call.begun = None
+            if self.is_lost:
+                call.fail(self._lost_error(call.function, Outcome.NOT_EXECUTED))
+            elif not call.done():
+                send(packed)
+        except AsyncRpcError as error:
+            if isinstance(error, CallError):
+                error.function, error.to = call.function, call.to
+            call.fail(error)
+        except TimeoutError:
+            allowed_s = 0.0 if deadline is None else deadline.allowed_s
+            call.fail(self._never_sent(call, allowed_s))
+        except asyncio.CancelledError:
+            gone = "this worker was shut down before the call was sent"
+            call.fail(
+                WorkerLostError(
+                    gone,
+                    function=call.function,
+                    to=call.to,
+                    outcome=Outcome.NOT_EXECUTED,
+                )
+            )
+            raise
+        except Exception as error:  # noqa: BLE001  (no memory, say; the caller's)
+            call.fail(error)
+        finally:
+            self.worker.beginning -= 1
+            if call.link is None:
+                self._undo_pins(call)
+
+    def _undo_pins(self, call: CallFuture[Any]) -> None:
+        """The request will never be sent: take back what it counted."""
+        if call.pins is not None:
+            call.pins.undo()
+            call.pins = None
+
+    def _never_sent(
+        self, call: CallFuture[Any], allowed_s: float
+    ) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            function=call.function,
+            to=call.to,
+            outcome=Outcome.NOT_EXECUTED,
+            timeout_s=allowed_s,
+        )
+
+    def _send_request(  # noqa: PLR0917
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        encoded: Encoded,
+        budget_ns: int,
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        """Open a call whose arguments have been encoded, and write its request."""
+        call_id = call.call_id = self.pending.open(call)
+        call.link = self.link
+        bytes_sent = 0
+        if encoded.buffers:
+            stats = call.stats
+            stats.bytes_copied += encoded.bytes_copied
+            for buffer in encoded.buffers:
+                stats.bytes_sent += buffer.nbytes
+            bytes_sent = stats.bytes_sent
+        if call.destination is not None:
+            call.destination.claim(self.connection, call_id)
+        if deadline is not None:
+            self._watch(call, deadline, meta)
+        if bytes_sent > FREE_BYTES_MAX:
+            call.request_bytes = bytes_sent
+            if not self.credit.waiting.spend(bytes_sent):
+                self._await_credit(call, target, encoded, deadline, meta)
+                return
+        self.connection.send(
+            _REQUEST,
+            call_id,
+            aux=budget_ns,
+            head=self._head(target, meta, bytes_sent),
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if call.pins is None else call.pins.on_sent,
+        )
+
+    def _await_credit(
+        self,
+        call: CallFuture[Any] | streams.Inflow,
+        target: str | list[Any] | None,
+        encoded: Encoded,
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        """Keep a large request back until the peer has room for it."""
+        overtaken, self.may_be_overtaken = self.may_be_overtaken, False
+        held = encoded.buffers if type(encoded.buffers) is HeldBack else None
+        if held is not None:
+            held.key = (_REQUEST, call.call_id)
+
+        def send() -> None:
+            self.may_be_overtaken = overtaken
+            if held is not None and held.is_released:
+                encoded.buffers = list(held)
+            try:
+                self._send_with_credit(call, target, encoded, deadline, meta)
+            except AsyncRpcError as error:  # it cannot be written at all
+                self.may_be_overtaken = False
+                self.return_credit(call)
+                self.pending.take(call.call_id)
+                call.settle()
+                call.fail(error)
+
+        self.credit.wait(call.call_id, call.request_bytes, send)
+
+    def _send_with_credit(
+        self,
+        call: CallFuture[Any] | streams.Inflow,
+        target: str | list[Any] | None,
+        encoded: Encoded,
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        """Write a request for which there is credit."""
+        is_stream = isinstance(call, streams.Inflow)
+        self.connection.send(
+            _REQUEST,
+            call.call_id,
+            flags=Flags.STREAM if is_stream else 0,
+            aux=NO_LIMIT_NS
+            if deadline is None
+            else deadline.budget_ns(self.loop.time()),
+            head=self._head(target, meta, call.request_bytes),
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if call.pins is None else call.pins.on_sent,
+        )
+
+    def return_credit(self, call: CallFuture[Any] | streams.Inflow) -> None:
+        """Give back the credit of a request of which nothing was or will be sent."""
+        self.connection.send(FrameKind.CANCEL, call.call_id, aux=call.request_bytes)
+
+    def request_service(
+        self, service: str, method: str, value: Any, *, deadline: Deadline | None = None
+    ) -> CallFuture[Any]:
+        """Send a message to a part of the peer; the future holds its answer.
+
+        Raises:
+            EncodeError: the value cannot travel.  Nothing was sent.
+        """
+        name = f"{service}.{method}"
+        call: CallFuture[Any] = CallFuture(
+            loop=self.loop, function=name, to=self.peer.name
+        )
+        if self.is_lost:
+            call.fail(self._lost_error(name, Outcome.NOT_EXECUTED))
+            return call
+        budget_ns = self._budget_ns(call, deadline)
+        encoded, call.pins, _ = self._encode(value, None)
+        call.call_id = self.pending.open(call)
+        call.link = self.link
+        if deadline is not None:
+            call.allowed_s = deadline.allowed_s
+            call.timer = self.loop.call_at(deadline.at_s, self._expire, call)
+        self.connection.send(
+            FrameKind.SERVICE,
+            call.call_id,
+            aux=budget_ns,
+            head=pack_head([service, method]),
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if call.pins is None else call.pins.on_sent,
+        )
+        return call
+
+    def notify(self, service: str, method: str, value: Any) -> None:
+        """Send a message to a part of the peer that wants no answer.
+
+        The value is plain (numbers, text, lists): no tensors, no references.
+        """
+        control = self.codec.encode(value).control
+        self.connection.send(
+            FrameKind.NOTICE, 0, head=pack_head([service, method]), control=control
+        )
+
+    def start_stream(
+        self,
+        inflow: streams.Inflow,
+        target: str | None,
+        value: tuple[list[Any], dict[str, Any]],
+        deadline: Deadline | None,
+    ) -> None:
+        """Ask for a stream; its items arrive in `inflow`.
+
+        Raises:
+            EncodeError: an argument cannot travel.  Nothing was sent.
+        """
+        encoded, inflow.pins, meta = self._encode(list(value), None, _LABELS)
+        inflow.call_id = self.pending.open(inflow)
+        nbytes = sum(one.nbytes for one in encoded.buffers)
+        if nbytes > FREE_BYTES_MAX:
+            inflow.request_bytes = nbytes
+            if not self.credit.waiting.spend(nbytes):
+                self._await_credit(inflow, target, encoded, deadline, meta)
+                return
+        self._send_with_credit(inflow, target, encoded, deadline, meta)
+
+    def send_credit(self, call_id: int, items: int) -> None:
+        """Tell a stream's producer that items have been taken."""
+        self.connection.send(FrameKind.STREAM_CREDIT, call_id, aux=items)
+
+    def cancel(self, call: CallFuture[Any] | streams.Inflow) -> None:
+        """Tell the callee that nobody waits any more."""
+        if self.pending.get(call.call_id) is not call:
+            return
+        self.pending.take(call.call_id)
+        call.settle()
+        if call.request_bytes and self.credit.withdraw(call.call_id):
+            if call.pins is not None:
+                call.pins.undo()
+            return
+        never_read = self.connection.drop(FrameKind.REQUEST, call.call_id)
+        if never_read and call.pins is not None:
+            call.pins.undo()
+        unsent_bytes = call.request_bytes if never_read else 0
+        self.connection.send(FrameKind.CANCEL, call.call_id, aux=unsent_bytes)
+
+    def _budget_ns(self, call: CallFuture[Any], deadline: Deadline | None) -> int:
+        if self.peer_drains:
+            raise RejectedError(
+                "the worker is shutting down",
+                function=call.function,
+                to=call.to,
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        if deadline is None:
+            return NO_LIMIT_NS
+        budget_ns = deadline.budget_ns(self.loop.time())
+        if not budget_ns:
+            raise self._never_sent(call, deadline.allowed_s)
+        return budget_ns
+
+    def _watch(
+        self, call: CallFuture[Any], deadline: Deadline, meta: Meta | None
+    ) -> None:
+        """Fail the call at its deadline; of a remote(), the owner fails the value."""
+        call.allowed_s = deadline.allowed_s
+        if not meta or "r" not in meta:
+            call.timer = self.loop.call_at(deadline.at_s, self._expire, call)
+
+    def _expire(self, call: CallFuture[Any]) -> None:
+        call.timer = None
+        has_waited = call.call_id in self.credit.waiting
+        self.cancel(call)
+        if has_waited:
+            error = self._never_sent(call, call.allowed_s)
+            error.add_note(
+                f"its {call.request_bytes} bytes waited for room at {call.to!r}, which "
+                "takes in no more at once than its Options.inbound_bytes_max"
+            )
+            call.fail(error)
+            return
+        call.fail(
+            DeadlineExceededError(
+                function=call.function,
+                to=call.to,
+                outcome=Outcome.UNKNOWN,
+                timeout_s=call.allowed_s,
+            )
+        )
+
+    def _head(
+        self, target: str | list[Any] | None, meta: Meta | None, payload_bytes: int
+    ) -> bytes:
+        """Route a request; a function's name travels once per connection.
+
+        Only a request that nothing can overtake gives its function a number: one with
+        a deferred payload, or a codec, may come last, or be given up.
+        """
+        if type(target) is not str:
+            return pack_head([target, meta])
+        known = self._sent_names.get(target)
+        if known is not None:
+            number, head = known
+            return pack_head([number, meta]) if meta else head
+        may_come_last = payload_bytes > INLINE_BYTES_MAX or (meta and CODEC in meta)
+        overtaken, self.may_be_overtaken = self.may_be_overtaken, False
+        if may_come_last or overtaken or len(self._sent_names) >= NAMES_MAX:
+            return pack_head([[0, target], meta])
+        number = len(self._sent_names) + 1
+        head = pack_head([[number, target], meta])
+        # Only now: packing may have refused.
+        self._sent_names[target] = number, pack_head([number])
+        return head
+
+    def _on_response(
+        self,
+        _flags: int,
+        call_id: int,
+        _aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        call = self.pending.take(call_id)
+        meta = self._answer_meta(head)
+        if not isinstance(call, CallFuture):
+            self._discard(control, buffers, meta)
+            return
+        call.settle()
+        self._release_pins(call, meta)
+        if buffers:
+            stats = call.stats
+            stats.bytes_copied += self.connection.message_bytes_copied
+            for buffer in buffers:
+                stats.bytes_received += buffer.nbytes
+        try:
+            value, loans = self._decode(control, buffers, meta)
+        except CallError as error:
+            error.function, error.to = call.function, call.to
+            error.outcome = Outcome.EXECUTED
+            call.fail(error)
+            return
+        if call.destination is None:
+            call.succeed(value)
+        else:
+            call.destination.deliver(call, value, buffers)
+        self._take_over(loans)
+
+    def _on_error(
+        self,
+        _flags: int,
+        call_id: int,
+        aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        call = self.pending.get(call_id)
+        meta = self._answer_meta(head)
+        if call is None:
+            self.pending.take(call_id)  # refuses an answer that the peer made up
+            self._take_back(meta)
+            return
+        call.settle()
+        self._release_pins(call, meta)
+        try:
+            tree = self.codec.decode(control, buffers)
+            error: CallError = rebuild_exception(
+                tree, self.worker.functions, function=call.function, to=call.to
+            )
+            error.outcome = Outcome.__members__.get(meta.get("o", ""), error.outcome)
+        except CallError as undecodable:
+            undecodable.function, undecodable.to = call.function, call.to
+            error = undecodable
+        if isinstance(call, CallFuture):
+            self.pending.take(call_id)
+            call.fail(error)
+        else:
+            call.on_error(error, aux)
+            self._end_if_whole(call)
+
+    def _on_stream_item(
+        self,
+        _flags: int,
+        call_id: int,
+        _aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        inflow = self.pending.get(call_id)
+        if not isinstance(inflow, streams.Inflow):
+            return
+        record = unpack_head(head)
+        meta = record[1] if len(record) > 1 and record[1] else NO_META
+        try:
+            value, loans = self._decode(control, buffers, meta)
+        except CallError as error:
+            self.cancel(inflow)
+            inflow.on_error(error, 0)
+            return
+        inflow.on_item(int(record[0]), value)
+        self._end_if_whole(inflow)
+        self._take_over(loans)
+
+    def _on_stream_end(
+        self, _flags: int, call_id: int, aux: int, head: bytes, *_rest: object
+    ) -> None:
+        inflow = self.pending.get(call_id)
+        if not isinstance(inflow, streams.Inflow):
+            self.pending.take(call_id)  # refuses an answer that the peer made up
+            return
+        self._release_pins(inflow, self._answer_meta(head))
+        inflow.on_end(aux)
+        self._end_if_whole(inflow)
+
+    def _end_if_whole(self, inflow: streams.Inflow) -> None:
+        """Forget a stream once its end and every item are in: the end may overtake."""
+        if inflow.is_whole:
+            self.pending.take(inflow.call_id)
+
+    def _release_pins(self, call: CallFuture[Any] | streams.Inflow, meta: Meta) -> None:
+        """The answer is here: the request need not be kept up any more."""
+        if call.pins is not None:
+            call.pins.release(list(meta.get("l", ())))
+            call.pins = None
+
+    def _take_back(self, meta: Meta) -> None:
+        """Take back the loans of a request that has been given up meanwhile."""
+        references = self.worker.references
+        if references is not None and "l" in meta:
+            references.take_back(self.peer.incarnation, meta["l"])
+
+    def _discard(self, control: bytes, buffers: list[memoryview], meta: Meta) -> None:
+        """Take an answer nobody waits for: what it lends must be given back."""
+        self._take_back(meta)
+        if self.worker.references is None:
+            return
+        try:
+            value, loans = self._decode(control, buffers, meta)
+        except CallError:
+            return
+        del value
+        self._take_over(loans)
+
+    def _lost_error(self, function: str, outcome: Outcome) -> WorkerLostError:
+        return WorkerLostError(
+            f"the worker is gone: {self.lost_because}",
+            function=function,
+            to=self.peer.name,
+            outcome=outcome,
+        )

@@ -1,0 +1,113 @@
+"""What a running function can know: its worker, its deadline, the call it serves.
+
+All are context variables, so every task has its own, and a thread that runs a function
+for a call sees the call's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import NotStartedError, UsageError
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.calls.inbound import InboundCall
+    from asyncrpc.runtime.worker import Worker
+
+current_worker_var: Final[ContextVar[Worker | None]] = ContextVar(
+    "asyncrpc_worker", default=None
+)
+current_call_var: Final[ContextVar[InboundCall | None]] = ContextVar(
+    "asyncrpc_call", default=None
+)
+deadline_var: Final[ContextVar[Deadline | None]] = ContextVar(
+    "asyncrpc_deadline", default=None
+)
+
+
+_GRACE_S: Final = 0.005
+
+
+def current_worker() -> Worker:
+    """Return the worker of this task or thread.
+
+    Raises:
+        NotStartedError: there is none: enter a `Worker`, or call `init_rpc`.
+    """
+    worker = current_worker_var.get()
+    if worker is None or worker.is_closed:
+        raise NotStartedError(
+            "there is no running worker here; use `async with asyncrpc.Worker(...)` or "
+            "`await asyncrpc.init_rpc(...)` first"
+        )
+    return worker
+
+
+def cancelled() -> bool:
+    """Say whether the caller of the running function no longer wants its result.
+
+    For plain functions, which run in threads and cannot be interrupted: a long loop
+    asks now and then, and returns early.  Always False outside a call.
+
+    Thread safety: may be called from the thread that runs the function.
+    """
+    call = current_call_var.get()
+    return call is not None and call.is_cancelled
+
+
+@asynccontextmanager
+async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
+    """Limit everything awaited inside, and every call made inside, on all workers.
+
+    The limit travels with each call as the time that is left, so that nested calls on
+    other workers stop at it too.  Deadlines nest; the earliest one counts.
+
+    Args:
+        timeout_s: seconds from now; 0 is already over, None adds no limit.
+
+    Raises:
+        TimeoutError: it passed.  A call that was cut off raises
+            `DeadlineExceededError`, which is a `TimeoutError` too.
+        UsageError: `timeout_s` is negative or no number.
+
+    Cancellation:
+        Passes through.
+
+    Example:
+        >>> async with asyncrpc.deadline(2.0):
+        ...     loss = await worker.peer("ps").call(step, batch)
+    """
+    if timeout_s is None:
+        yield
+        return
+    if not timeout_s >= 0 or math.isinf(timeout_s):
+        raise UsageError(f"a timeout is a number of seconds >= 0, not {timeout_s!r}")
+    loop = asyncio.get_running_loop()
+    limit = Deadline.after(timeout_s, loop.time())
+    outer = deadline_var.get()
+    token = deadline_var.set(limit if outer is None else min(limit, outer))
+    # Calls watch the deadline themselves and say more: give them a moment to, counted
+    # from when the loop came to it, which may be late.
+    scope = asyncio.timeout(None)
+    timer = loop.call_at(limit.at_s, lambda: scope.reschedule(loop.time() + _GRACE_S))
+    try:
+        async with scope:
+            yield
+    finally:
+        timer.cancel()
+        deadline_var.reset(token)
+
+
+def effective_deadline(timeout_s: float | None, now_s: float) -> Deadline | None:
+    """Return the earlier of the enclosing deadline and `timeout_s` from now."""
+    outer = deadline_var.get()
+    if timeout_s is None:
+        return outer
+    own = Deadline.after(timeout_s, now_s)
+    return own if outer is None else min(own, outer)

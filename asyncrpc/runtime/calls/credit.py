@@ -1,0 +1,341 @@
+"""Credit for large requests, on the loop: what `machine.credit` decides is sent.
+
+`InboundCredit` is the budget of one worker, `LinkCredit` its dealings with one peer in
+both directions, and a `Claim` what one call that is served holds of the budget.
+
+A claim ends when the call has been answered or forgotten, its function runs no more,
+and its answer, if it has a payload, has left: until then the memory may be in use.
+What a function keeps for later is its own affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from asyncrpc.runtime.calls.context import current_call_var
+from asyncrpc.runtime.machine.credit import (
+    STALLED_AFTER_S,
+    Account,
+    Grant,
+    InboundBudget,
+    WaitingRequests,
+    Want,
+    Why,
+)
+from asyncrpc.runtime.payloads.landing import ReceivePool
+from asyncrpc.wire.frames import Flags, FrameKind
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.links.link import Link
+
+logger = logging.getLogger("asyncrpc")
+
+# Requests of up to so many bytes go without credit: the path of a small call knows
+# nothing of it, and 100,000 of them are less than 1 GB.
+FREE_BYTES_MAX: Final = 8 << 10
+
+# Of the limit, what the pool of received memory may keep while calls fill the limit:
+# blocks change hands, and one that is dropped takes 1 to 8 ms to make anew.
+IDLE_PART: Final = 16
+
+_CREDIT: Final = int(FrameKind.CREDIT)
+
+
+@dataclass(frozen=True, slots=True)
+class CreditStatistics:
+    """What a worker's budget for large requests is used for.
+
+    Attributes:
+        limit_bytes: `Options.inbound_bytes_max`.
+        held_bytes: of requests that arrive, run, or are being answered.
+        promised_bytes: that peers may send without asking further.
+        waiting: requests of peers that are known to wait.
+    """
+
+    limit_bytes: int
+    held_bytes: int
+    promised_bytes: int
+    waiting: int
+
+
+class InboundCredit:
+    """What one worker takes in of large requests, over all peers.
+
+    Attributes:
+        budget: decides.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        limit_bytes: int,
+        pool: ReceivePool,
+    ) -> None:
+        self.budget: InboundBudget[Link] = InboundBudget(limit_bytes)
+        self._name = name
+        self._loop = loop
+        self._pool = pool
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._stall_told_s = float("-inf")  # the stall of which people have been told
+        self._told: set[int] = set()  # sizes of requests that exceed the limit
+
+    def statistics(self) -> CreditStatistics:
+        """Return what the budget is used for."""
+        budget = self.budget
+        return CreditStatistics(
+            budget.limit_bytes,
+            budget.held_bytes,
+            budget.tickets_bytes + budget.windows_bytes,
+            budget.waiting,
+        )
+
+    def on_held(self) -> None:
+        """More or less is held than before: the pool's part changes with it."""
+        budget = self.budget
+        used_bytes = budget.held_bytes + budget.tickets_bytes
+        rest = budget.limit_bytes - used_bytes
+        self._pool.allow(max(rest, budget.limit_bytes // IDLE_PART))
+
+    def give(self, grants: Iterable[Grant[Link]]) -> None:
+        """Send credit; then see when to look again."""
+        if self._is_closed:
+            return
+        for grant in grants:
+            if grant.why is not Why.FITS:
+                self._tell(grant)
+            grant.peer.connection.send(_CREDIT, grant.call_id, aux=grant.nbytes)
+        if self._timer is not None or self.budget.has_waiting:
+            self._arm()
+
+    def close(self) -> None:
+        """Give no more credit: the worker ends."""
+        self._is_closed = True
+        self._disarm()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        self._disarm()
+        due_s, stalled_s = self.budget.due_s, self.budget.stalled_s
+        times = [] if due_s is None else [due_s]
+        if stalled_s is not None and stalled_s > self._stall_told_s:
+            times.append(stalled_s)
+        if times:
+            self._timer = self._loop.call_at(min(times), self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        now_s = self._loop.time()
+        stalled_s = self.budget.stalled_s
+        if stalled_s is not None and self._stall_told_s < stalled_s <= now_s:
+            self._stall_told_s = stalled_s
+            budget = self.budget
+            logger.warning(
+                "worker %r: %d requests of peers have waited %g s for memory, and no "
+                "call has ended meanwhile; %d bytes are in use, the limit is %d "
+                "(Options.inbound_bytes_max). If the calls that are here wait for "
+                "those that are not, give it a higher limit",
+                self._name,
+                budget.waiting,
+                STALLED_AFTER_S,
+                budget.held_bytes,
+                budget.limit_bytes,
+            )
+        self.give(self.budget.on_time(now_s))
+
+    def _tell(self, grant: Grant[Link]) -> None:
+        if grant.why is Why.BEYOND:
+            logger.warning(
+                "worker %r: a request of %d bytes from %r goes beyond the limit of %d "
+                "(Options.inbound_bytes_max): a call that runs there made it, and no "
+                "call has ended here for a second, so one may wait for the other",
+                self._name,
+                grant.nbytes,
+                grant.peer.peer.name,
+                self.budget.limit_bytes,
+            )
+        elif grant.nbytes.bit_length() not in self._told:  # once for each magnitude
+            self._told.add(grant.nbytes.bit_length())
+            logger.warning(
+                "worker %r: a request of %d bytes from %r is larger than the limit of "
+                "%d (Options.inbound_bytes_max): such ones are taken in one by one",
+                self._name,
+                grant.nbytes,
+                grant.peer.peer.name,
+                self.budget.limit_bytes,
+            )
+
+
+class Claim:
+    """What one served call holds of its worker's budget."""
+
+    __slots__ = ("_credit", "_holds", "nbytes")
+
+    def __init__(self, credit: LinkCredit, nbytes: int) -> None:
+        self._credit = credit
+        self._holds = 1  # the call is served
+        self.nbytes = nbytes
+
+    def hold(self) -> None:
+        """Something more uses what was received; `let_go` is to follow."""
+        self._holds += 1
+
+    def let_go(self) -> None:
+        """It is used no more; the last one gives the credit back."""
+        self._holds -= 1
+        if not self._holds:
+            self._credit.release(self.nbytes)
+
+    def until_sent(self, then: Callable[[], None] | None) -> Callable[[], None]:
+        """Hold until the answer is sent; return what is to be called then."""
+        self.hold()
+
+        def on_sent() -> None:
+            self.let_go()
+            if then is not None:
+                then()
+
+        return on_sent
+
+
+class LinkCredit:
+    """Large requests between this worker and one peer, in both directions.
+
+    Attributes:
+        account: what the peer has of this worker's budget.
+        waiting: our requests that wait for the peer's credit.
+    """
+
+    __slots__ = ("_inbound", "_link", "account", "waiting")
+
+    def __init__(self, link: Link, inbound: InboundCredit) -> None:
+        self._link = link
+        self._inbound = inbound
+        self.account: Account[Link] = inbound.budget.open(link)
+        self.waiting: WaitingRequests[Callable[[], None]] = WaitingRequests()
+        # Not now: where the peer has dialed, our HELLO goes first.
+        link.loop.call_soon(self._welcome)
+
+    def _welcome(self) -> None:
+        if not self._link.is_lost:
+            self._inbound.give(self._inbound.budget.welcome(self.account))
+
+    def close(self) -> set[int]:
+        """The peer is gone; return our calls that waited for its credit."""
+        inbound = self._inbound
+        grants = inbound.budget.close(self.account, self._now_s())
+        inbound.on_held()
+        inbound.give(grants)
+        return self.waiting.clear()
+
+    # --- requests of ours ------------------------------------------------------------
+
+    def wait(self, call_id: int, nbytes: int, send: Callable[[], None]) -> None:
+        """Keep a request until the peer has room for it; then `send` it."""
+        nested = current_call_var.get() is not None
+        self._ask(self.waiting.wait(call_id, nbytes, send, nested=nested))
+
+    def withdraw(self, call_id: int) -> bool:
+        """Do not send a request that waits; say if there was one."""
+        if call_id not in self.waiting:
+            return False
+        was_asked, wants = self.waiting.withdraw(call_id)
+        if was_asked:
+            self._link.connection.send(FrameKind.CANCEL, call_id)
+        self._ask(wants)
+        return True
+
+    def on_credit(self, _flags: int, call_id: int, aux: int, *_rest: object) -> None:
+        """Take credit, and send what has waited for it."""
+        send, wants = self.waiting.on_credit(call_id, aux)
+        self._ask(wants)
+        if send is not None:
+            send()
+
+    def _ask(self, wants: list[Want]) -> None:
+        for want in wants:
+            self._link.connection.send(
+                FrameKind.WANT,
+                want.call_id,
+                flags=Flags.NESTED if want.nested else 0,
+                aux=want.nbytes,
+            )
+
+    # --- requests of the peer --------------------------------------------------------
+
+    def on_want(self, flags: int, call_id: int, aux: int, *_rest: object) -> None:
+        """Give the peer room for a request, now or when there is some."""
+        grants = self._inbound.budget.want(
+            self.account,
+            call_id,
+            aux,
+            self._now_s(),
+            nested=bool(flags & Flags.NESTED),
+        )
+        self._inbound.on_held()
+        self._inbound.give(grants)
+
+    def on_begun(self, call_id: int, nbytes: int) -> None:
+        """The payload of a request begins to arrive.
+
+        Raises:
+            MalformedError: the peer has no credit for it.
+        """
+        self._inbound.budget.begin(self.account, call_id, nbytes)
+        self._inbound.on_held()
+
+    def on_arrived(self, call_id: int, buffers: list[memoryview]) -> None:
+        """A request has arrived whose buffers are going to be others: count these."""
+        if call_id in self.account.arriving:
+            return
+        nbytes = sum(buffer.nbytes for buffer in buffers)
+        if nbytes > FREE_BYTES_MAX:
+            self.on_begun(call_id, nbytes)
+        else:
+            self.account.arriving[call_id] = 0
+
+    def claim(self, call_id: int, buffers: list[memoryview]) -> Claim | None:
+        """Return what a call that is now served holds; None if it is small.
+
+        Raises:
+            MalformedError: the peer had no credit for it.
+        """
+        if call_id not in self.account.arriving:
+            nbytes = sum(buffer.nbytes for buffer in buffers)
+            if nbytes <= FREE_BYTES_MAX:
+                return None
+            self.on_begun(call_id, nbytes)
+        nbytes = self._inbound.budget.take(self.account, call_id)
+        return Claim(self, nbytes) if nbytes else None
+
+    def on_cancel(self, call_id: int, unsent_bytes: int) -> None:
+        """The peer gives up a request; it may not have arrived, or never been sent.
+
+        Raises:
+            MalformedError: it gives back more than it had.
+        """
+        grants = self._inbound.budget.cancel(
+            self.account, call_id, unsent_bytes, self._now_s()
+        )
+        self._inbound.on_held()
+        self._inbound.give(grants)
+
+    def release(self, nbytes: int) -> None:
+        """A call of the peer has ended."""
+        inbound = self._inbound
+        grants = inbound.budget.release(self.account, nbytes, self._now_s())
+        inbound.on_held()
+        if grants:
+            inbound.give(grants)
+
+    def _now_s(self) -> float:
+        return self._link.loop.time()

@@ -1,0 +1,185 @@
+"""The future of a call: awaited on the loop, or waited for in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from asyncrpc.errors import Outcome, UsageError
+from asyncrpc.runtime.calls.context import current_call_var
+from asyncrpc.runtime.options import PLAIN, CallOptions
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.calls.destination import Destination
+    from asyncrpc.runtime.links.link import Link
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class CallStats:
+    """What one call moved through this worker's memory.
+
+    Attributes:
+        bytes_sent: of buffers (tensors, arrays, long byte strings) of the request.
+        bytes_received: of buffers of the response, once it is here.
+        bytes_copied: of both, copied by this worker in user space, each as often as it
+            was: gathered from a tensor with holes, put into shared memory, cut out of
+            a read that brought more than the payload (all that is up to 64 KiB long),
+            or copied to `out`.  Not what an argument's own code does to make bytes of
+            it, nor the kernel's copies.
+    """
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    bytes_copied: int = 0
+
+
+class CallFuture(asyncio.Future[T], Generic[T]):
+    """The result of a call that has been started.
+
+    Await it on the worker's event loop, or `wait()` for it in a thread.  Cancelling it
+    cancels the function on the callee.  One that fails and is never awaited is logged
+    when it is collected, with the place of the call.
+
+    Attributes:
+        function: name of the function that was called.
+        to: name of the worker that was called.
+        stats: bytes moved and copied.
+    """
+
+    # What the runtime keeps of a call in flight; not for others.
+    link: Link | None = None  # once it has been sent
+    call_id: int = 0
+    request_bytes: int = 0  # of its buffers, if they are many: see `credit`
+    timer: asyncio.TimerHandle | None = None
+    pins: Any = None  # what must live until the callee has answered
+    on_result: Callable[[Any], Any] | None = None
+    allowed_s: float = 0.0
+    site: tuple[str, int] | None = None
+    begun: asyncio.Task[None] | None = None  # what connects, if that is under way
+    options: CallOptions = PLAIN
+    destination: Destination | None = None  # what the result is received into
+    _stats: CallStats | None = None
+
+    def __init__(
+        self, *, loop: asyncio.AbstractEventLoop, function: str = "", to: str = ""
+    ) -> None:
+        super().__init__(loop=loop)
+        self.function = function
+        self.to = to
+
+    @property
+    def stats(self) -> CallStats:
+        """Bytes moved and copied."""
+        if self._stats is None:  # most calls move none
+            self._stats = CallStats()
+        return self._stats
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the call; the callee is told, and not waited for.
+
+        Returns:
+            False if the call has ended already.
+        """
+        if self.done():
+            return False
+        if self.begun is not None:
+            self.begun.cancel()
+        if self.link is not None:
+            self.link.cancel(self)
+        return super().cancel(msg)
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Block this thread until the result is there, and return it.
+
+        Args:
+            timeout: seconds to wait here; the call itself goes on.  None: no limit.
+
+        Raises:
+            UsageError: called on the event loop's own thread, which it would stop.
+            TimeoutError: `timeout` passed.
+            Exception: what the call raised, as for `await`.
+
+        Thread safety: from any thread but the event loop's.
+        """
+        refuse_on_loop("CallFuture.wait()", "`await` the future", self.get_loop())
+        if not is_done_within(self, timeout):
+            raise TimeoutError(f"no result of {self.function} in {timeout:g} s")
+        return self.result()
+
+    @property
+    def outcome_if_lost(self) -> Outcome:
+        """What can be said of the function if no answer ever comes."""
+        return Outcome.NOT_EXECUTED if self.link is None else Outcome.UNKNOWN
+
+    def settle(self) -> None:
+        """Let go of what was kept for the call in flight."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self.on_result = None
+        self.begun = None
+        if self.destination is not None:
+            self.destination.release()
+
+    def succeed(self, value: T) -> None:
+        """Set the result unless the future is done."""
+        if not self.done():
+            self.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Set the error unless the future is done."""
+        if not self.done():
+            self.set_exception(error)
+
+    def __repr__(self) -> str:
+        where = f" made at {self.site[0]}:{self.site[1]}" if self.site else ""
+        state = "done" if self.done() else "pending"
+        return f"<CallFuture {self.function} on {self.to!r} {state}{where}>"
+
+
+def is_done_within(future: asyncio.Future[Any], timeout_s: float | None) -> bool:
+    """Block this thread, which is not the loop's, until a future of the loop is done.
+
+    Returns:
+        False if `timeout_s` seconds passed before.
+    """
+    ended = threading.Event()
+    watch = future.add_done_callback
+    future.get_loop().call_soon_threadsafe(watch, lambda _: ended.set())
+    with thread_blocked():
+        return ended.wait(timeout_s)
+
+
+def refuse_on_loop(
+    what: str, instead: str, loop: asyncio.AbstractEventLoop | None = None
+) -> None:
+    """Raise if this thread runs an event loop, which `what` would stop.
+
+    Raises:
+        UsageError: it does.
+    """
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if loop is None or running is loop:
+        raise UsageError(f"{what} would stop the event loop; {instead} here instead")
+
+
+def thread_blocked() -> AbstractContextManager[None]:
+    """Return a context in which this thread counts as waiting, not as running."""
+    call = current_call_var.get()
+    return call.pool.blocked() if call is not None else nullcontext()
+
+
+def call_site(depth: int) -> tuple[str, int]:
+    """Return the file and line of the caller's caller, `depth` frames up."""
+    frame = sys._getframe(depth + 1)  # noqa: SLF001  (the only cheap way to a line)
+    return frame.f_code.co_filename, frame.f_lineno

@@ -1,0 +1,397 @@
+"""One call that a peer has made here: from its decoded request to its answer.
+
+How a function runs is decided once per function (`mode_of`):
+
+    coroutine function        a task on the event loop
+    plain function            a thread of the pool
+    marked `on_loop`          at once, on the event loop
+    marked `async_execution`  a thread; what it returns is awaited
+    (asynchronous) generator  see `streams`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
+from asyncrpc.runtime.calls.cheap import is_cheap
+from asyncrpc.runtime.calls.context import current_call_var, deadline_var
+from asyncrpc.runtime.calls.futures import CallFuture
+
+if TYPE_CHECKING:
+    import torch
+
+    from asyncrpc.runtime.calls.credit import Claim
+    from asyncrpc.runtime.links.link import Link
+    from asyncrpc.runtime.threads import ThreadPool
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+MODE_ATTRIBUTE: Final = "__asyncrpc_mode__"
+
+
+class Mode(enum.Enum):
+    """Where a function runs."""
+
+    COROUTINE = "a task on the loop"
+    THREAD = "a thread"
+    ON_LOOP = "at once, on the loop"
+    ASYNC_EXECUTION = "a thread, then its future is awaited"
+    ASYNC_GENERATOR = "a stream, on the loop"
+    GENERATOR = "a stream, in threads"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a call runs."""
+
+    name: str
+    function: Callable[..., Any]
+    mode: Mode
+    is_listed: bool = False  # among those that may be `cheap`
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it gives many values."""
+        return self.mode is _ASYNC_GENERATOR or self.mode is _GENERATOR
+
+
+# A member of an enum takes 0.1 us to find.
+_COROUTINE: Final = Mode.COROUTINE
+_ON_LOOP: Final = Mode.ON_LOOP
+_ASYNC_GENERATOR: Final = Mode.ASYNC_GENERATOR
+_GENERATOR: Final = Mode.GENERATOR
+
+
+def mode_of(function: Callable[..., Any]) -> Mode:
+    """Decide where a function runs."""
+    marked = getattr(function, MODE_ATTRIBUTE, None)
+    if marked is not None and not inspect.isclass(function):
+        return Mode(marked)
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if not inspect.isroutine(inner) and not inspect.isclass(inner):
+        inner = getattr(inner, "__call__", inner)  # noqa: B004  (an object that is called)
+    if inspect.iscoroutinefunction(inner):
+        return Mode.COROUTINE
+    if inspect.isasyncgenfunction(inner):
+        return Mode.ASYNC_GENERATOR
+    return Mode.GENERATOR if inspect.isgeneratorfunction(inner) else Mode.THREAD
+
+
+def on_loop(function: F) -> F:
+    """Mark a plain function to run on the callee's event loop itself.
+
+    For functions of a few microseconds that never wait: they save a hand-over to a
+    thread and back.  While one runs, the worker does nothing else.
+
+    Example:
+        >>> @asyncrpc.on_loop
+        ... def version() -> int:
+        ...     return 3
+    """
+    setattr(function, MODE_ATTRIBUTE, Mode.ON_LOOP)
+    return function
+
+
+def async_execution(function: F) -> F:
+    """Mark a function whose returned future is the result of the call.
+
+    The thread that ran the function is free while the future is pending: so a function
+    may wait for other calls, of this caller or of others, without holding a thread.
+    The future is one of asyncrpc, asyncio, concurrent.futures or torch.futures.  A
+    coroutine function may be marked too; it would run the same without.
+
+    Use it under `@staticmethod` and `@classmethod`:
+    `@classmethod` above, `@async_execution` below.
+
+    Raises:
+        RemoteError: at the caller, when the function returns no future.
+
+    Source: torch.distributed.rpc.functions.async_execution.
+    """
+    inner = getattr(function, "__func__", function)
+    if not inspect.iscoroutinefunction(inner):
+        setattr(inner, MODE_ATTRIBUTE, Mode.ASYNC_EXECUTION)
+    return function
+
+
+class InboundCall:
+    """One call that is being served.
+
+    Attributes:
+        is_cancelled: whether the caller no longer wants the result.
+        claim: of a large request: what it holds of the worker's inbound bytes.
+    """
+
+    __slots__ = (
+        "call_id",
+        "claim",
+        "context",
+        "credit",
+        "deadline",
+        "is_cancelled",
+        "link",
+        "loans",
+        "meta",
+        "pool",
+        "rref_id",
+        "target",
+        "task",
+        "timer",
+    )
+
+    def __init__(
+        self, link: Link, call_id: int, deadline: Deadline | None, meta: dict[str, Any]
+    ) -> None:
+        self.link = link
+        self.call_id = call_id
+        self.deadline = deadline
+        self.meta = meta
+        self.rref_id: tuple[int, int] | None = None
+        self.loans: Any = None
+        self.credit: Any = None
+        self.claim: Claim | None = None
+        self.is_cancelled = False
+        self.pool: ThreadPool = link.worker.pool
+        self.target: Target | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.context: contextvars.Context = link.worker.context.copy()
+        self.context.run(self._enter)
+
+    def _enter(self) -> None:
+        """Set the variables that the function sees; runs in its context."""
+        current_call_var.set(self)
+        if self.deadline is not None:
+            deadline_var.set(self.deadline)
+        if self.meta:
+            for propagator in self.link.worker.propagators:
+                if propagator.key in self.meta:
+                    propagator.enter(self.meta[propagator.key])
+
+    def in_context(self, function: Callable[[Any], T], value: Any) -> T:
+        """Call `function` in this call's context, which may be entered already."""
+        if current_call_var.get() is self:
+            return function(value)
+        return self.context.run(function, value)
+
+    @property
+    def function_name(self) -> str:
+        """What is called, for people to read."""
+        return self.target.name if self.target is not None else "?"
+
+    def run(self, target: Target, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Start the function; the answer follows when it ends."""
+        self.target = target
+        if self.is_cancelled:
+            return
+        if self.deadline is not None:
+            self.timer = self.link.loop.call_at(self.deadline.at_s, self._expire)
+        mode = target.mode
+        if mode is _COROUTINE:
+            coroutine = self._await(target.function, args, kwargs)
+            if self.claim is not None:
+                coroutine = _holding(self.claim, coroutine)
+            self.link.worker.start_eagerly(coroutine, self.context, self)
+        elif mode is _ON_LOOP or (target.is_listed and self._is_cheap(args, kwargs)):
+            self._run_here(target.function, args, kwargs)
+        else:
+            if self.claim is not None:
+                self.claim.hold()
+            self.pool.submit(
+                lambda: self._in_thread(target.function, args, kwargs),
+                self._on_thread_done,
+            )
+
+    def _is_cheap(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
+        bytes_max = self.link.worker.options.on_loop_bytes_max
+        return not kwargs and not self.meta and is_cheap(args, bytes_max)
+
+    def cancel(self) -> None:
+        """The caller no longer wants the result.
+
+        A task is cancelled; a thread cannot be, but can ask (`asyncrpc.cancelled`).
+        """
+        self.is_cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+        else:
+            self.link.forget(self)
+
+    def end(self) -> None:
+        """The call has been answered, or nobody waits."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.claim is not None:
+            self.claim.let_go()
+
+    def start_stream(self, coroutine: Any) -> None:
+        """Run the coroutine that sends a stream's items, in this call's context."""
+        self._start_task(coroutine)
+
+    def _start_task(self, coroutine: Any) -> None:
+        if self.claim is not None:
+            self.claim.hold()
+        self.task = self.link.worker.start_task(coroutine, context=self.context)
+        self.task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # before it began, and so could say it
+            self.link.forget(self)
+        if self.claim is not None:
+            self.claim.let_go()
+
+    async def _await(
+        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        # The arguments are let go before the answer is sent, so that it can say which
+        # of the references among them the function has kept.
+        try:
+            running = function(*args, **kwargs)
+            args.clear()
+            kwargs.clear()
+            result = await running
+            del running
+        except asyncio.CancelledError as error:
+            self._on_task_cancelled(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the caller gets it)
+            self.link.answer_error(self, error)
+        else:
+            self.link.answer(self, result)
+
+    def _on_task_cancelled(self, error: asyncio.CancelledError) -> None:
+        """Answer for a task cancelled by its caller, its deadline or itself."""
+        if self.is_cancelled:
+            self.link.forget(self)
+        elif self.link.worker.is_draining:
+            gone = WorkerLostError("the worker shut down before the function ended")
+            self.link.answer_error(self, gone, outcome=Outcome.UNKNOWN)
+        else:
+            self.link.answer_error(self, error)
+
+    def _run_here(
+        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        try:
+            result = self._in_thread(function, args, kwargs)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the caller gets it)
+            self.link.answer_error(self, error)
+        else:
+            self._on_returned(result)
+
+    def _in_thread(
+        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function in this call's context, then let go of its arguments."""
+        try:
+            if self.is_cancelled:  # while it waited for a thread: it need not begin
+                return None
+            return self.context.run(function, *args, **kwargs)
+        finally:
+            args.clear()
+            kwargs.clear()
+
+    def _on_thread_done(self, result: Any, error: BaseException | None) -> None:
+        if not self.is_cancelled:
+            if error is not None:
+                self.link.answer_error(self, error)
+            else:
+                self._on_returned(result)
+        if self.claim is not None:
+            self.claim.let_go()
+
+    def _on_returned(self, result: Any) -> None:
+        """Take what a plain function returned: a value, or what is to be awaited."""
+        is_marked = self.target is not None and self.target.mode is Mode.ASYNC_EXECUTION
+        future = as_awaitable(result) if is_marked else None
+        if future is None and asyncio.iscoroutine(result):
+            future = result
+        if future is not None:
+            self._start_task(self._await(_identity, [future], {}))
+        elif is_marked:
+            self.link.answer_error(self, _no_future(result))
+        else:
+            self.link.answer(self, result)
+
+    def _expire(self) -> None:
+        """The deadline has passed: stop the function; the caller knows already."""
+        self.timer = None
+        error = DeadlineExceededError(
+            function=self.function_name,
+            to=self.link.worker.name,
+            outcome=Outcome.UNKNOWN,
+            timeout_s=self.deadline.allowed_s if self.deadline is not None else 0.0,
+        )
+        self.link.answer_error(self, error, outcome=Outcome.UNKNOWN)
+        self.cancel()
+
+
+async def _holding(claim: Claim, coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a function that uses what a claim is held for."""
+    claim.hold()
+    try:
+        await coroutine
+    finally:
+        claim.let_go()
+
+
+async def _identity(future: Any) -> Any:
+    return await future
+
+
+def as_awaitable(value: Any) -> Any:
+    """Return what a marked function returned as something to await, or None."""
+    if isinstance(value, CallFuture | asyncio.Future) or inspect.isawaitable(value):
+        return value
+    if isinstance(value, concurrent.futures.Future):
+        return asyncio.wrap_future(value)
+    from torch.futures import Future  # noqa: PLC0415  (only for those who use them)
+
+    return _from_torch(value) if isinstance(value, Future) else None
+
+
+def _from_torch(future: torch.futures.Future[Any]) -> asyncio.Future[Any]:
+    """Return an asyncio future of a torch one, which completes in any thread."""
+    loop = asyncio.get_running_loop()
+    ours: asyncio.Future[Any] = loop.create_future()
+
+    def finish(result: Any, error: BaseException | None) -> None:
+        if ours.done():
+            return
+        if error is not None:
+            ours.set_exception(error)
+        else:
+            ours.set_result(result)
+
+    def on_done(done: torch.futures.Future[Any]) -> None:
+        try:
+            result, error = done.value(), None
+        except Exception as raised:  # noqa: BLE001  (handed on)
+            result, error = None, raised
+        loop.call_soon_threadsafe(finish, result, error)
+
+    future.add_done_callback(on_done)
+    return ours
+
+
+def _no_future(result: Any) -> RuntimeError:
+    kind = type(result).__name__
+    return RuntimeError(
+        "Functions decorated with @rpc.async_function must return a "
+        f"torch.futures.Future object, or an awaitable, but this one returned a {kind};"
+        " "
+        "return the future itself, or drop the decorator"
+    )

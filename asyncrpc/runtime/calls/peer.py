@@ -1,0 +1,220 @@
+"""A peer: another worker, as seen from this one."""
+
+from __future__ import annotations
+
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+)
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.calls import streams
+from asyncrpc.runtime.calls.context import effective_deadline
+from asyncrpc.runtime.options import PLAIN, CallOptions
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.worker import Worker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Peer:
+    """Another worker, by name; from `Worker.peer`.  It holds no connection itself."""
+
+    __slots__ = ("_options", "_worker", "name")
+
+    def __init__(self, worker: Worker, name: str, options: CallOptions = PLAIN) -> None:
+        self._worker = worker
+        self._options = options
+        self.name = name
+
+    def using(self, **options: Any) -> Peer:
+        """Return this peer with other options for the calls made through it.
+
+        Args:
+            **options: fields of `CallOptions`; those left out stay as they are.
+                `timeout_s`: seconds.
+                `out`: a tensor of the result's shape and dtype, in the host's memory,
+                which the result is received into and which the call returns.  If it is
+                contiguous, the bytes come there straight from the socket; otherwise,
+                or if the result's are in another order or come through shared memory,
+                they are copied once more.  It must not require a gradient, nor be used
+                before the call has ended.  If the call fails or is cancelled, what is
+                in it is undefined; but it is no longer written to.
+                `codec`: what makes payloads smaller, in both directions: `"lz4"`,
+                `"zstd"` (lossless), `"fp16"`, `"bf16"`, `"int8"` (for float tensors),
+                one of each as `"bf16+zstd"`; `"bf16+keep"` sends as it is what `bf16`
+                would harm, and is refused without; `""` is none.
+                `idempotent`: whether the function may run twice: then a `call` whose
+                worker is lost is made again; see `asyncrpc.idempotent`.
+
+        Raises:
+            TypeError: there is no such option.
+            UsageError: there is no such codec, or its package is not installed.
+
+        Example:
+            >>> await worker.peer("ps").using(timeout_s=2.0).call(step, batch)
+            >>> rows = torch.empty(1000, 64)
+            >>> await worker.peer("ps").using(out=rows).call(read_rows, 1000)
+        """
+        return Peer(self._worker, self.name, replace(self._options, **options))
+
+    @overload
+    async def call(
+        self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    async def call(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    async def call(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run `function` on this peer and return its result.
+
+        A coroutine function runs on the peer's event loop, any other in its threads.
+        Tensors are sent without a copy: do not write to one until the call returns.
+
+        Args:
+            function: importable on the peer; its qualified name is what is sent.
+            *args: its arguments.  Tensors of any shape, dtype and strides; numbers,
+                text, containers, numpy arrays; references.  Anything else is pickled,
+                which the policy `STRICT` refuses.
+            **kwargs: likewise.
+
+        Returns:
+            What `function` returned.  Tensors keep shape and dtype.
+
+        Raises:
+            RemoteError: `function` raised; also an instance of the class that it
+                raised, where that class can be had here.
+            DeadlineExceededError: the enclosing `asyncrpc.deadline` (seconds) passed.
+                The peer knows the deadline too, and stops at it.
+            WorkerLostError: the peer is gone; `outcome` says whether a retry is safe.
+            EncodeError: an argument cannot be sent.  Nothing was.
+            UsageError: nothing can be received into `out`, see `using`; nothing was
+                sent.
+            OutMismatchError: the result does not fit into `out`.
+            RejectedError: the peer does not take the call; it was not run.
+
+        Cancellation:
+            The peer is told and a coroutine there is cancelled; a thread cannot be.
+            This returns at once, without waiting for either.
+
+        Example:
+            >>> async with asyncrpc.deadline(2.0):
+            ...     loss = await worker.peer("ps").call(step, batch, lr=0.1)
+
+        Source: torch.distributed.rpc.rpc_async; unlike there, "no limit" is None, not
+        0, and a call can be cancelled.
+        """
+        return await self._worker.start_call(
+            self.name, function, args, kwargs, options=self._options
+        )
+
+    def remote(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run `function` on this peer, keep its result there, return an RRef at once.
+
+        What the function raises is raised by whoever asks the reference for its value.
+
+        Args:
+            function: as for `call`; a class makes an object of it there.
+            *args: as for `call`.
+            **kwargs: as for `call`.
+
+        Returns:
+            An `RRef` to the result, before the function has run.
+
+        Raises:
+            EncodeError: an argument cannot be sent, and the peer is connected; if it is
+                not yet, the reference raises it.
+            UsageError: this peer has an `out`, and no result comes.
+
+        Source: torch.distributed.rpc.remote.
+        """
+        self._refuse_out("remote", "`await rref.to_here(out=...)`")
+        limit_s = self._options.timeout_s
+        return self._worker.start_remote(
+            self.name, function, args, kwargs, timeout_s=limit_s
+        )
+
+    @overload
+    def stream(
+        self,
+        function: Callable[P, AsyncIterator[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> AsyncGenerator[T, None]: ...
+    @overload
+    def stream(
+        self,
+        function: Callable[P, Iterator[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> AsyncGenerator[T, None]: ...
+    async def stream(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Run a generator on this peer and yield its items as they come.
+
+        The generator runs ahead by a bounded number of items and bytes
+        (`Options.stream_items_max`, `stream_bytes_max`), then waits to be consumed.
+        Closing this iterator early closes the generator: its `finally` blocks run.  In
+        a loop that may `break`, use `contextlib.aclosing`.
+
+        Args:
+            function: an asynchronous generator function, or a plain one, which is then
+                stepped in threads.
+            *args: as for `call`.
+            **kwargs: as for `call`.
+
+        Yields:
+            The items, in order.
+
+        Raises:
+            RemoteError: the generator raised, after the items yielded so far.
+            WorkerLostError: the peer is gone.
+            DeadlineExceededError: the enclosing deadline passed.
+            RejectedError: `function` is no generator.
+            UsageError: this peer has an `out`, and there are many items.
+
+        Cancellation:
+            The generator is closed; this does not wait for it.
+
+        Example:
+            >>> async for row in worker.peer("ps").stream(read_rows, "table"):
+            ...     print(row)
+        """
+        self._refuse_out("stream", "`call`")
+        worker = self._worker
+        worker.check_running()
+        target, values = worker.describe(function, args, kwargs)
+        link = await worker.link_to(self.name)
+        inflow = streams.Inflow(link, target or "a callable", self.name)
+        deadline = effective_deadline(worker.options.rpc_timeout_s, worker.loop.time())
+        items = streams.consume(
+            link,
+            inflow,
+            lambda limit: link.start_stream(inflow, target, values, limit),
+            deadline,
+        )
+        try:
+            async for item in items:
+                yield item
+        finally:
+            await items.aclose()
+
+    def _refuse_out(self, what: str, instead: str) -> None:
+        if self._options.out is not None:
+            raise UsageError(f"`{what}` receives no result into out=; use {instead}")
+
+    def __repr__(self) -> str:
+        return f"<Peer {self.name!r} of {self._worker.name!r}>"

@@ -1,0 +1,211 @@
+"""What both sides of a link share: the connection, and values in messages.
+
+Here references and propagators (`extensions`) take part in every message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from asyncrpc.errors import AsyncRpcError, EncodeError
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.calls import streams
+from asyncrpc.runtime.calls.credit import LinkCredit
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.packing import Unpacking
+from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
+from asyncrpc.serde import UNREAD, Compression, Encoded
+from asyncrpc.wire.messages import Meta, unpack_head
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.extensions import OnGradient, Pins
+    from asyncrpc.runtime.links.connection import Connection
+    from asyncrpc.runtime.links.link import Link
+    from asyncrpc.runtime.worker import Worker
+
+NO_META: Final[dict[str, Any]] = {}
+CODEC: Final = "c"  # in the meta of a request: the codec that the caller uses and wants
+
+
+class CommonArguments:
+    """Arguments of one call to several peers, encoded once if nothing forbids it.
+
+    Attributes:
+        value: arguments and keyword arguments.
+        encodings: what all peers are sent, by codec ("" is none); empty if it is
+            different for each, or not known yet.
+    """
+
+    __slots__ = ("_packings", "encodings", "value")
+
+    def __init__(self, value: tuple[list[Any], dict[str, Any]]) -> None:
+        self.value = value
+        self.encodings: dict[str, Encoded] = {}
+        self._packings: dict[str, asyncio.Future[Encoded]] = {}
+
+    def packed(
+        self, worker: Worker, codec: str, encoded: Encoded
+    ) -> Awaitable[Encoded]:
+        """Pack in a thread what was encoded; what is common to all is packed once."""
+        packing = self._packings.get(codec)
+        if packing is not None:
+            return _again(packing)
+        packing = worker.run_in_thread(encoded.pack)
+        if codec not in self.encodings:
+            return packing
+        self._packings[codec] = packing
+        return asyncio.shield(packing)
+
+
+async def _again(packing: asyncio.Future[Encoded]) -> Encoded:
+    """Wait for what is packed for another peer, and is counted there."""
+    try:
+        return replace(await asyncio.shield(packing), bytes_copied=0)
+    except EncodeError as error:  # each call has its own, which names it
+        raise EncodeError(error.problem, outcome=error.outcome) from error
+
+
+class LinkCore:
+    """The connection to one incarnation of a peer, and the calls on it."""
+
+    def __init__(self, worker: Worker, peer: WorkerId, connection: Connection) -> None:
+        self.worker = worker
+        self.peer = peer
+        self.connection = connection
+        self.loop = worker.loop
+        self.link = cast("Link", self)  # the whole, of which this is the base
+        self.pending: PendingCalls[CallFuture[Any] | streams.Inflow] = PendingCalls()
+        self.served: ServedCalls[InboundCall] = ServedCalls()
+        self.lost_because = ""
+        self.peer_drains = False
+        self.may_be_overtaken = False  # the message at hand: see `_head`
+        self.codec = worker.codec
+        self.unreturned = worker.memory.leases.dead  # places of peers, to be given back
+        self.compression = worker.options.compression_to(peer.name)
+        self.unpacking = Unpacking(self.link)
+        self.credit = LinkCredit(self.link, worker.inbound_credit)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended."""
+        return bool(self.lost_because)
+
+    def _encode(
+        self,
+        value: Any,
+        meta: dict[str, Any] | None = None,
+        labels: Sequence[str] = (),
+        compression: Compression | None = None,
+    ) -> tuple[Encoded, Pins | None, dict[str, Any] | None]:
+        """Encode a value for the peer; let references and propagators take part.
+
+        With a codec, what is returned has still to be packed.
+        """
+        if self.unreturned:  # before the message, whose sender may need the room
+            self.worker.memory.leases.give_back()
+        references = self.worker.references
+        quick = self.codec.encode_quickly(value) if compression is None else None
+        if quick is not None:
+            encoded, pins = quick, None
+        elif references is None:
+            encoded, pins = self._encode_values(value, labels, compression), None
+        else:
+            references.begin_encode(self.link)
+            sent = False
+            try:
+                encoded = self._encode_values(value, labels, compression)
+                sent = True
+            finally:
+                pins = references.end_encode(sent=sent)
+        if encoded.shared:
+            self._refer(encoded, pins)
+        if encoded.bytes_copied:
+            self.connection.bytes_gathered += encoded.bytes_copied
+        return encoded, pins, self._propagate(encoded, meta)
+
+    def _refer(self, encoded: Encoded, pins: Pins | None) -> None:
+        """Have the peer map the memory that a message refers to before it reads it."""
+        try:
+            self.worker.memory.regions.refer(self.link, encoded)
+        except AsyncRpcError:
+            if pins is not None:
+                pins.undo()
+            raise
+        self.may_be_overtaken = True
+
+    def _encode_values(
+        self, value: Any, labels: Sequence[str], compression: Compression | None
+    ) -> Encoded:
+        if compression is None:
+            return self.codec.encode(value, labels=labels)
+        return self.codec.encode_for(compression, value, labels=labels)
+
+    def _encode_common(
+        self,
+        common: CommonArguments,
+        labels: Sequence[str],
+        meta: dict[str, Any] | None = None,
+        compression: Compression | None = None,
+    ) -> tuple[Encoded, Pins | None, dict[str, Any] | None]:
+        """Encode for one of several peers, or take what was encoded for another.
+
+        References are counted per receiver: with one in it, nothing is in common.
+        """
+        codec = "" if compression is None else compression.name
+        encoded = common.encodings.get(codec)
+        if encoded is not None:  # what was gathered is counted where it was done
+            meta = self._propagate(encoded, meta)
+            return replace(encoded, bytes_copied=0), None, meta
+        value = list(common.value)
+        encoded, pins, meta = self._encode(value, meta, labels, compression)
+        if pins is None and not encoded.shared:
+            common.encodings[codec] = encoded
+        return encoded, pins, meta
+
+    def _propagate(
+        self, encoded: Encoded, meta: dict[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Let propagators take part in a message; return its meta."""
+        for propagator in self.worker.propagators:
+            part = propagator.outgoing(self.link, encoded.gradient_tensors)
+            if part is not None:
+                meta = meta or {}
+                meta[propagator.key] = part
+        return meta
+
+    def _decode(
+        self, control: bytes, buffers: list[memoryview], meta: Meta
+    ) -> tuple[Any, Any]:
+        """Return a value and what it lent."""
+        value = UNREAD if meta else self.codec.decode_quickly(control, buffers)
+        if value is not UNREAD:
+            return value, None
+        on_gradient: OnGradient | None = None
+        for propagator in self.worker.propagators:
+            if propagator.key in meta:
+                found = propagator.incoming(self.link, meta[propagator.key])
+                on_gradient = found or on_gradient
+        references = self.worker.references
+        if references is None:
+            return self.codec.decode(control, buffers, on_gradient=on_gradient), None
+        references.begin_decode(self.link)
+        try:
+            value = self.codec.decode(control, buffers, on_gradient=on_gradient)
+        finally:
+            loans = references.end_decode()
+        return value, loans
+
+    def _answer_meta(self, head: bytes) -> Meta:
+        record = unpack_head(head) if head else []
+        meta = record[0] if record else None
+        return meta if type(meta) is dict else NO_META
+
+    def _take_over(self, loans: Any) -> None:
+        """Give back what a result lent, or register it; both go as notices."""
+        references = self.worker.references
+        if loans is not None and references is not None:
+            references.settle_loans(self.link, loans, answered=False)

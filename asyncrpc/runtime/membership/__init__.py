@@ -1,0 +1,1 @@
+"""Who is in the group: met, joined, told to each other; barriers, and its end."""

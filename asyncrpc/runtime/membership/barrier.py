@@ -1,0 +1,196 @@
+"""Barriers of the group: who has come is told round, without a centre.
+
+`machine.barriers` decides; here are its words, its connections and its errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    BarrierBrokenError,
+    BarrierTimeoutError,
+    MalformedError,
+    Outcome,
+    UsageError,
+    WorkerLostError,
+)
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.machine.barriers import Barriers, Blame, Failure
+from asyncrpc.runtime.membership.neighbours import STALL_S, Neighbours
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.links.link import Link
+    from asyncrpc.runtime.worker import Worker
+
+
+class Barrier:
+    """The barriers of one worker, one after the other; a `Service`."""
+
+    name = "barrier"
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        has_rank = 0 <= worker.rank < worker.world_size
+        self._size = worker.world_size if has_rank else 0
+        self._machine = Barriers(worker.rank if has_rank else 0, max(self._size, 1))
+        self._neighbours = Neighbours(worker, self._say, self._on_gone)
+        self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Pass one barrier; see `Worker.barrier`."""
+        if not self._size:
+            raise UsageError("a barrier needs ranks: this group was made without")
+        async with self._turn:
+            await self._pass(timeout_s)
+
+    async def _pass(self, timeout_s: float | None) -> None:
+        machine = self._machine
+        machine.come()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._until_over()
+                # Who passes may leave at once: whoever relies on its word has it first.
+                await self._neighbours.settle()
+        except TimeoutError:
+            if machine.is_waiting:
+                self._give_up(f"waited {timeout_s:g} s for {self._absent()}")
+                raise self._timed_out(timeout_s or 0.0) from None
+        except BaseException as error:
+            self._give_up(f"stopped waiting: {error!r}")
+            raise
+        finally:
+            self._neighbours.forget()
+        if machine.failure is not None:
+            self._tell_failure(machine.failure)
+            raise self._error(machine.failure)
+
+    async def _until_over(self) -> None:
+        machine, is_silent = self._machine, False
+        while machine.is_waiting:
+            self._changed.clear()
+            self._tell(machine.due())
+            heard = await self._hear(None if is_silent else STALL_S)
+            is_silent = not heard
+            if is_silent:
+                self._tell(machine.overdue())
+                for rank in machine.awaited():
+                    self._neighbours.watch(rank)
+        self._tell(machine.due())
+
+    async def _hear(self, patience_s: float | None) -> bool:
+        """Wait until something has changed; False after so much silence."""
+        if not self._machine.is_waiting:
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._changed.wait()
+        return self._changed.is_set()
+
+    def on_notice(self, link: Link, method: str, value: Any) -> None:
+        """Take the word of another rank."""
+        try:
+            if method == "failed":
+                number, blame, problem, missing = value
+                names = tuple(str(name) for name in missing)
+                failure = Failure(Blame[blame], str(problem), names)
+                self._machine.hear_failure(int(number), failure)
+            else:
+                number, passed, known = value
+                mask = int.from_bytes(known, "little")
+                if self._machine.hear(int(number), int(passed), mask):
+                    self._say(link)
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedError(f"a word of a barrier: {value!r}") from error
+        self._changed.set()
+
+    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+        """Nothing here is asked for."""
+        raise MalformedError(f"a barrier does not answer {method!r}")
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Fail if it is not known that the worker had come."""
+        self._on_gone(self._neighbours.rank_of(peer.name), reason)
+
+    async def close(self) -> None:
+        """Tell those who do not know it yet that the last barrier has been passed.
+
+        It comes before the end of the connection: so that is not taken for a death.
+
+        Cancellation:
+            It never waits.
+        """
+        if self._machine.has_passed:
+            for link in self._others():
+                self._say(link)
+
+    def _on_gone(self, rank: int, reason: str) -> None:
+        name = self._neighbours.name_of(rank)
+        problem = f"worker {name!r} is gone: {reason}"
+        self._machine.on_lost(rank, Failure(Blame.LOST, problem, (name,)))
+        self._changed.set()
+
+    def _tell(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            self._neighbours.tell(rank)
+
+    def _say(self, link: Link) -> None:
+        """Say what is known of the present barrier."""
+        machine = self._machine
+        if machine.failure is not None:
+            self._say_failure(link, machine.failure)
+            return
+        known = machine.known.to_bytes((self._size + 7) // 8, "little")
+        link.notify(self.name, "here", [machine.number, machine.passed, known])
+
+    def _say_failure(self, link: Link, failure: Failure) -> None:
+        word = [self._machine.number, failure.blame.name, failure.problem]
+        link.notify(self.name, "failed", [*word, list(failure.missing)])
+
+    def _tell_failure(self, failure: Failure) -> None:
+        """Tell those who are connected, who tell those they are connected to."""
+        for link in self._others():
+            self._say_failure(link, failure)
+
+    def _others(self) -> list[Link]:
+        name = self._worker.name
+        return [one for one in self._worker.directory.links if one.peer.name != name]
+
+    def _give_up(self, what: str) -> None:
+        number = self._machine.number
+        problem = f"worker {self._worker.name!r} gave up barrier {number}: it {what}"
+        failure = Failure(Blame.LATE, problem, self._missing())
+        if self._machine.is_waiting:
+            self._machine.fail(failure)
+            self._tell_failure(failure)
+
+    def _missing(self) -> tuple[str, ...]:
+        return tuple(map(self._neighbours.name_of, self._machine.missing))
+
+    def _absent(self) -> str:
+        return ", ".join(map(repr, self._missing()))
+
+    def _timed_out(self, timeout_s: float) -> AsyncRpcError:
+        missing = self._missing()
+        return BarrierTimeoutError(
+            f"barrier {self._machine.number}: in {timeout_s:g} s these did not come: "
+            f"{self._absent()}; it has failed for all, the next one can be used",
+            number=self._machine.number,
+            missing=missing,
+        )
+
+    def _error(self, failure: Failure) -> AsyncRpcError:
+        if failure.blame is Blame.LOST:
+            return WorkerLostError(
+                failure.problem,
+                function="barrier",
+                to="the group",
+                outcome=Outcome.UNKNOWN,
+            )
+        return BarrierBrokenError(
+            failure.problem, number=self._machine.number, missing=failure.missing
+        )

@@ -1,0 +1,308 @@
+"""How workers find each other: a torch store, a list, one member, or a dictionary.
+
+Each worker publishes one record: its name, rank, incarnation and addresses.  The last
+one to arrive says so, the others wait for that word and read the records once;
+connections are made later, on demand.  After that the meeting place is not needed;
+whoever hosts a store waits until everyone has read.  If some do not come in time, the
+first to notice says who; all fail alike.
+
+A worker that comes later, or again under its name, is taken in by any member: it is
+given the address of one (`JoinRendezvous`), or finds them all at the store.
+
+Source: `env://` is the contract of torchrun (torch.distributed.run).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.membership.members import (
+    UNKNOWN_INCARNATION,
+    Member,
+    Rendezvous,
+    RunningGroup,
+    missing_error,
+)
+from asyncrpc.runtime.membership.stores import StoreRendezvous, file_opener, tcp_opener
+from asyncrpc.transport.address import Address
+
+__all__ = [
+    "UNKNOWN_INCARNATION",
+    "JoinRendezvous",
+    "LocalRendezvous",
+    "Member",
+    "Rendezvous",
+    "RunningGroup",
+    "StaticRendezvous",
+    "open_rendezvous",
+]
+
+JOIN: Final = "join://"
+
+
+@dataclass(slots=True)
+class StaticRendezvous:
+    """A list that every worker is given: names and where they listen."""
+
+    addresses: Mapping[str, str | Sequence[str]]
+
+    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
+        """Return the list; whether anybody is there shows when he is called."""
+        if member.name not in self.addresses:
+            raise UsageError(
+                f"worker {member.name!r} is not in the static list; it has: "
+                + ", ".join(repr(name) for name in self.addresses)
+            )
+        return [
+            Member(
+                name,
+                rank,
+                UNKNOWN_INCARNATION,
+                (where,) if isinstance(where, str) else tuple(where),
+            )
+            for rank, (name, where) in enumerate(self.addresses.items())
+        ]
+
+    async def leave(self, timeout_s: float) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRendezvous:
+    """Workers of a group that runs: any of them takes the new one in.
+
+    The new worker proves the secret, as in any connection, and is told who else there
+    is; the others are told of it.  Nothing else has to be there: no store, no rank 0.
+
+    Attributes:
+        addresses: of some members, tried in turn, such as `tcp://10.0.0.2:7000`.
+
+    Example:
+        >>> where = asyncrpc.JoinRendezvous(["tcp://10.0.0.2:7000"])
+        >>> async with asyncrpc.Worker("late", rendezvous=where) as worker:
+        ...     print(worker.known_members)
+    """
+
+    addresses: Sequence[str]
+
+    def __post_init__(self) -> None:
+        """Refuse what is no address.
+
+        Raises:
+            UsageError: it is empty, or one is no address.
+        """
+        if not self.addresses or isinstance(self.addresses, str):
+            raise UsageError("JoinRendezvous needs a list of addresses of members")
+        for address in self.addresses:
+            Address.parse(address)
+
+    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
+        """Return the members to ask, known by their addresses only.
+
+        Raises:
+            Nothing.
+
+        Cancellation:
+            It never waits.
+        """
+        return RunningGroup(
+            Member("", -1, UNKNOWN_INCARNATION, (address,))
+            for address in self.addresses
+        )
+
+    async def leave(self, timeout_s: float) -> None:
+        """Do nothing: nothing is held.
+
+        Raises:
+            Nothing.
+
+        Cancellation:
+            It never waits.
+        """
+
+
+def _join_addresses(text: str) -> list[str]:
+    """Read what follows `join://`: hosts and ports, paths, or whole addresses."""
+    found = [one.strip() for one in text.removeprefix(JOIN).split(",")]
+    return [
+        one if "://" in one else f"uds://{one}" if one[:1] == "/" else f"tcp://{one}"
+        for one in found
+        if one
+    ]
+
+
+@dataclass(slots=True)
+class LocalRendezvous:
+    """A meeting place inside one process; all workers are given the same object.
+
+    Once all were there, who comes joins those who run.
+    """
+
+    world_size: int
+    _members: dict[str, Member] = field(default_factory=dict)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
+        """Publish the record in a dictionary, and wait for the others.
+
+        If they were all there before, return a `RunningGroup`.
+
+        Raises:
+            RendezvousTimeoutError: some are missing; it names their ranks.
+            UsageError: the name or the rank is taken.
+
+        Cancellation:
+            The record stays published.
+        """
+        if len(self._members) >= self.world_size:
+            return RunningGroup(self._members.values())
+        _refuse_taken(member, self._members.values())
+        self._members[member.name] = member
+        self._changed.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while len(self._members) < self.world_size:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            present = {one.rank for one in self._members.values()}
+            missing = sorted(set(range(self.world_size)) - present)
+            raise missing_error(missing, self.world_size, timeout_s) from None
+        return list(self._members.values())
+
+    async def publish(self, member: Member) -> None:
+        """Put the record in place of that of the name's former life.
+
+        Raises:
+            Nothing.
+
+        Cancellation:
+            It never waits.
+        """
+        self._members[member.name] = member
+
+    async def leave(self, timeout_s: float) -> None:
+        """Do nothing: nothing is held.
+
+        Raises:
+            Nothing.
+
+        Cancellation:
+            There is nothing to undo.
+        """
+
+
+def _refuse_taken(member: Member, others: Any) -> None:
+    for other in others:
+        if other.name == member.name:
+            raise UsageError(
+                f"the name {member.name!r} is not unique: another worker of this group "
+                "has it"
+            )
+        if other.rank == member.rank >= 0:
+            raise UsageError(f"two workers of this group have rank {member.rank}")
+
+
+def open_rendezvous(
+    where: str | Mapping[str, str | Sequence[str]] | Rendezvous,
+    *,
+    rank: int | None,
+    world_size: int | None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[Rendezvous, int, int]:
+    """Make the rendezvous that `where` describes.
+
+    Args:
+        where: `env://`, `tcp://host:port`, `file:///path`, `join://host:port,...`, a
+            mapping from worker names to addresses, or a rendezvous.
+        rank: of this worker; None takes it from the environment or the URL.
+        world_size: likewise.
+        environ: read by `env://`.
+
+    Returns:
+        The rendezvous, the rank and the world size.
+
+    Raises:
+        UsageError: something is missing; the message says what and where to give it.
+    """
+    if isinstance(where, Mapping):
+        return StaticRendezvous(where), -1 if rank is None else rank, len(where)
+    if not isinstance(where, str):
+        size: int = world_size or getattr(where, "world_size", 0) or 0
+        return where, -1 if rank is None else rank, size
+    if where.startswith(JOIN):
+        found = JoinRendezvous(_join_addresses(where))
+        return found, -1 if rank is None else rank, world_size or 0
+    url = urlsplit(where)
+    query = {key: values[0] for key, values in parse_qs(url.query).items()}
+    is_env = url.scheme == "env"
+    rank = _number("rank", rank, query, environ if is_env else {}, "RANK")
+    world_size = _number(
+        "world_size", world_size, query, environ if is_env else {}, "WORLD_SIZE"
+    )
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} is not in a world of {world_size} workers")
+    if url.scheme == "file":
+        if not url.path:
+            raise UsageError(f"{where!r} names no file; use file:///path")
+        opener = file_opener(url.path)
+        return StoreRendezvous(opener, rank, world_size), rank, world_size
+    host, port, is_master = _store_address(where, rank, environ)
+    # torchrun starts all anew if one fails, and its store lives on.
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_env else "0"
+    store = StoreRendezvous(
+        tcp_opener(host, port, is_master=is_master, attempt=attempt),
+        rank,
+        world_size,
+        address=None if is_master else (host, port),
+    )
+    return store, rank, world_size
+
+
+def _number(
+    what: str,
+    given: int | None,
+    query: Mapping[str, str],
+    environ: Mapping[str, str],
+    variable: str,
+) -> int:
+    if given is not None:
+        return given
+    text = query.get(what, environ.get(variable))
+    if text is None:
+        raise UsageError(
+            f"{what} is missing: pass {what}=..., or set {variable} and use env:// "
+            "(torchrun and `asyncrpc run` do)"
+        )
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{what} is no number: {text!r}") from None
+
+
+def _store_address(
+    where: str, rank: int, environ: Mapping[str, str]
+) -> tuple[str, int, bool]:
+    """Return host and port of a store, and whether this worker is to host it."""
+    url = urlsplit(where)
+    if url.scheme == "env":
+        host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+        if not host or not port:
+            raise UsageError(
+                "env:// needs MASTER_ADDR and MASTER_PORT; torchrun and `asyncrpc run` "
+                "set them"
+            )
+        hosted = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return host, int(port), rank == 0 and not hosted
+    if url.scheme == "tcp" and url.hostname and url.port:
+        return url.hostname, url.port, rank == 0
+    raise UsageError(
+        f"{where!r} is no rendezvous; use env://, tcp://host:port, file:///path, "
+        "join://host:port, or a mapping from names to addresses"
+    )

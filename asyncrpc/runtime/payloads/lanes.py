@@ -1,0 +1,443 @@
+"""Lanes: further connections to a peer, which carry nothing but large payloads.
+
+A small message must never wait behind a large one: so payloads leave the control
+connection (`connection`), and the kernel queues of both ends with it.  Lanes are opened
+by the first payload that needs them, by the side that dialed the control connection;
+the other one asks for it.  Both directions use them.
+
+What is sent next is the business of `wire.transfers`; here a chunk is given to
+whichever lane has room.  Reading and writing are rationed per turn of the loop, over
+all lanes of a link, since while a chunk is copied nothing else happens.
+
+A lane that breaks takes bytes with it that nobody sends again: it breaks the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    ConnectError,
+    ConnectionLostError,
+    MalformedError,
+    RemoteProtocolError,
+)
+from asyncrpc.runtime.options import LANES_MAX
+from asyncrpc.transport.flow import LINGER_S, WaterMarks
+from asyncrpc.wire.frames import FrameKind, Outgoing
+from asyncrpc.wire.transfers import Arrivals, Departure, Departures, LaneReader
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.links.connection import Connection
+
+logger = logging.getLogger("asyncrpc")
+
+# Lanes of a link if `Options.bulk_lanes` does not say; see docs/adr/0008-bulk-lanes.md.
+LANES_BY_SCHEME: Final = {"tcp": 2, "uds": 1, "mem": 1}
+LANES_ON_HOST: Final = 1  # a second TCP connection on loopback only costs
+# How long a payload waits for the first lane.  Then it takes the control connection.
+OPENING_WAIT_S: Final = 1.0
+# What one turn of the loop reads from all lanes of a link, and what it writes to them,
+# while small messages come and go: about 30 us each at 4 GB/s.
+TURN_BYTES: Final = 128 << 10
+# The same once the control connection has had nothing to read for so many turns: then
+# nobody waits, and TCP moves 4.3 GB/s, not 2.3.
+QUIET_TURN_BYTES: Final = 512 << 10
+QUIET_TURNS: Final = 16
+# A lane that has not taken the last chunk gets no other: it would only wait there.
+_MARKS: Final = WaterMarks(high_bytes=0, low_bytes=0)
+
+
+class LanesState(enum.Enum):
+    """Whether payloads can leave over lanes."""
+
+    NONE = "nobody has needed them yet"
+    OPENING = "the first is being opened"
+    UP = "there is at least one"
+    OFF = "there can be none: payloads take the control connection"
+    CLOSED = "the link has ended"
+
+
+class Lane:
+    """One lane, in place of the frame reader of its connection.
+
+    Attributes:
+        connection: what it was made of.
+        rest: of the chunk that is being written.
+        reader: knows where its bytes land.
+        get_buffer: as of the reader.
+        bytes_copied: none, ever.
+        message_bytes_copied: likewise.
+    """
+
+    bytes_copied = 0
+    message_bytes_copied = 0
+
+    def __init__(self, lanes: Lanes, connection: Connection) -> None:
+        self.connection = connection
+        self.rest: deque[bytes | memoryview] = deque()
+        self.reader = LaneReader(lanes.arrivals)
+        self.get_buffer = self.reader.get_buffer
+        self._lanes = lanes
+
+    def write(self, limit_bytes: int) -> int:
+        """Write the next bytes of the chunk; return how many."""
+        parts: list[bytes | memoryview] = []
+        written = 0
+        while self.rest and written < limit_bytes:
+            part = self.rest.popleft()
+            if len(part) > limit_bytes - written:
+                view = memoryview(part)
+                self.rest.appendleft(view[limit_bytes - written :])
+                part = view[: limit_bytes - written]
+            parts.append(part)
+            written += len(part)
+        self.connection.write(*parts)
+        return written
+
+    def advance(self, nbytes: int) -> None:
+        """Take what has landed.
+
+        Raises:
+            RemoteProtocolError: it is not what the protocol allows.
+        """
+        self.reader.advance(nbytes)
+        if self.reader.waits_for:
+            self.connection.pause_reading()
+        self._lanes.on_read(nbytes)
+
+
+class Lanes:
+    """The lanes of one link, and what goes over them.
+
+    Attributes:
+        state: whether payloads can leave over lanes.
+        arrivals: the payloads that arrive over lanes.
+        lanes: those that are open.
+    """
+
+    def __init__(
+        self,
+        control: Connection,
+        arrivals: Arrivals,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        wanted: int | None,
+        is_on_host: bool,
+        dial: Callable[[int], Coroutine[Any, Any, None]] | None,
+        start_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        """Prepare the lanes of a link; none is opened yet.
+
+        Args:
+            control: the connection they belong to.
+            arrivals: the payloads that arrive over lanes.
+            loop: the worker's.
+            wanted: how many lanes; None: as many as suit the transport.
+            is_on_host: whether the peer is on this host.
+            dial: opens so many lanes; None at the side that was dialed.
+            start_task: runs what dials.
+        """
+        if wanted is None:
+            wanted = LANES_BY_SCHEME.get(control.scheme, 0)
+            wanted = min(wanted, LANES_ON_HOST) if is_on_host else wanted
+        self.arrivals = arrivals
+        self.arrivals.on_opened = self._on_opened
+        self.lanes: list[Lane] = []
+        self.state = LanesState.NONE if wanted else LanesState.OFF
+        self._control = control
+        self._loop = loop
+        self._wanted = wanted
+        self._dial = dial
+        self._start_task = start_task
+        self._departures = Departures()
+        self._held: list[Outgoing] = []
+        self._is_late = False  # the first lane lets itself be waited for
+        self._opening: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pumping = False
+        self._turn_bytes = 0
+        self._limit_bytes = TURN_BYTES
+        self._reads = 0  # of the control connection, when last looked at
+        self._quiet_turns = 0  # since then
+        self._is_paused = False
+        self._next = 0  # the lane that is asked first
+        self._drained: asyncio.Future[None] | None = None
+
+    # --- sending ---------------------------------------------------------------------
+
+    def send(self, message: Outgoing) -> bool:
+        """Take over a message with a large payload; see `connection.Mover`."""
+        if self.state is LanesState.OFF or self._is_late:
+            return False
+        if self.state is LanesState.UP:
+            self._depart(message)
+            return True
+        self._held.append(message)
+        if self.state is LanesState.NONE:
+            self._open(self._wanted)
+        return True
+
+    def drop(self, kind: int, call_id: int) -> bool:
+        """Give up a message that has not left in full; say whether there was one."""
+        mine = [one for one in self._held if one[:2] == (kind, call_id)]
+        for one in mine:
+            self._held.remove(one)
+            if one.on_sent is not None:
+                one.on_sent()
+        told = self._departures.drop(kind, call_id)
+        for frame in told:
+            self._control.write(frame)
+        self._check_drained()
+        return bool(mine or told)
+
+    def drop_unwanted(self, kind: int, call_id: int) -> None:
+        """Stop a message that is on its way, if nothing but its value is in it.
+
+        What else it may tell the peer, such as which references were kept, must arrive.
+        """
+        for frame in self._departures.drop(kind, call_id, bare_only=True):
+            self._control.write(frame)
+        self._check_drained()
+
+    def _depart(self, message: Outgoing) -> None:
+        departure = Departure(**message._asdict())
+        self._control.write(self._departures.add(departure))
+        self.pump()
+
+    def pump(self) -> None:
+        """Give the next chunks to lanes that have room, some in a turn of the loop."""
+        if self._pumping or not self._has_work:
+            return
+        left = self._turn_limit_bytes()
+        while left > 0 and (lane := self._free_lane()) is not None:
+            if not self._pumping:
+                self._pumping = True
+                self._loop.call_soon(self._pump_on)
+            if not lane.rest:
+                lane.rest.extend(self._departures.next_chunk())
+            left -= lane.write(left)
+        self._check_drained()
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._departures) or any(lane.rest for lane in self.lanes)
+
+    def _free_lane(self) -> Lane | None:
+        lanes = self.lanes
+        for step in range(len(lanes)):
+            lane = lanes[(self._next + step) % len(lanes)]
+            if lane.connection.is_writable and (lane.rest or self._departures):
+                self._next += step + 1
+                return lane
+        return None
+
+    def _pump_on(self) -> None:
+        self._pumping = False
+        self.pump()
+
+    # --- receiving -------------------------------------------------------------------
+
+    def on_read(self, nbytes: int) -> None:
+        """Count what was read in this turn of the loop; enough is enough."""
+        self._turn_bytes += nbytes
+        if self._turn_bytes >= self._limit_bytes and not self._is_paused:
+            self._is_paused = True
+            for lane in self.lanes:
+                lane.connection.pause_reading()
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn_bytes = 0
+        self._is_paused = False
+        limit_bytes = self._turn_limit_bytes()
+        for lane in self.lanes:
+            lane.reader.read_bytes_max = limit_bytes
+            if not lane.reader.waits_for:
+                lane.connection.resume_reading()
+
+    def _on_opened(self) -> None:
+        """Let the lanes go on that were ahead of the control connection."""
+        for lane in self.lanes:
+            if lane.reader.waits_for and lane.reader.proceed() and not self._is_paused:
+                lane.connection.resume_reading()
+
+    def _turn_limit_bytes(self) -> int:
+        """Return how much one turn may move: more if no small message has come lately.
+
+        Called once for each turn and direction.
+        """
+        reads = self._control.reads
+        self._quiet_turns = 0 if reads != self._reads else self._quiet_turns + 1
+        self._reads = reads
+        quiet = self._quiet_turns >= QUIET_TURNS
+        self._limit_bytes = QUIET_TURN_BYTES if quiet else TURN_BYTES
+        return self._limit_bytes
+
+    # --- opening ---------------------------------------------------------------------
+
+    def _open(self, count: int) -> None:
+        self.state = LanesState.OPENING
+        self._timer = self._loop.call_later(OPENING_WAIT_S, self._on_late)
+        if self._dial is not None:
+            self._opening = self._start_task(self._open_all(self._dial, count))
+        else:
+            self._control.send(FrameKind.LANES, 0, aux=count)
+
+    async def _open_all(
+        self, dial: Callable[[int], Coroutine[Any, Any, None]], count: int
+    ) -> None:
+        try:
+            await dial(min(count, LANES_MAX))
+        except (AsyncRpcError, TimeoutError) as error:
+            if self.state is LanesState.OPENING:
+                logger.warning("no lane to %s: %s", self._control.where, error)
+                self._control.send(FrameKind.LANES, 0, aux=0)
+                self._give_up()
+
+    def on_asked(self, count: int) -> None:
+        """The peer asks for lanes; or the one that dials says that there will be none.
+
+        Raises:
+            MalformedError: it may not ask for that.
+        """
+        if self._dial is None:
+            if count:
+                raise MalformedError(f"asked for {count} lanes by the side that dials")
+            if self.state in (LanesState.NONE, LanesState.OPENING):
+                self._give_up()
+        elif count <= 0:
+            raise MalformedError(f"asked for {count} lanes")
+        elif self.state is LanesState.OFF:
+            self._control.send(FrameKind.LANES, 0, aux=0)
+        elif self.state is LanesState.NONE:
+            self._open(max(count, self._wanted))
+
+    def attach(self, connection: Connection) -> None:
+        """Take a connection as a lane; both HELLOs are in."""
+        if self.state is LanesState.CLOSED:
+            connection.fail(ConnectError("its link has ended"))
+            return
+        lane = Lane(self, connection)
+        on_lost = connection.on_lost
+
+        def lost(_: Connection, error: AsyncRpcError | None) -> None:
+            if on_lost is not None:
+                on_lost(connection, error)
+            self._on_lane_lost(lane, error)
+
+        connection.on_lost = lost
+        self.lanes.append(lane)
+        connection.ack_through = self._control
+        connection.open_as_lane(lane, self.pump, _MARKS)
+        if self._control.on_broken is not None:
+            connection.allow_resuming(self._control.on_broken)
+        self.state = LanesState.UP
+        self._stop_waiting()
+        held, self._held = self._held, []
+        for one in held:
+            self._depart(one)
+        self.pump()
+
+    def _on_late(self) -> None:
+        self._timer = None
+        self._is_late = True
+        self._send_held()
+
+    def _give_up(self) -> None:
+        self.state = LanesState.OFF
+        self._stop_waiting()
+        self._send_held()
+
+    def _stop_waiting(self) -> None:
+        self._is_late = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _send_held(self) -> None:
+        held, self._held = self._held, []
+        for one in held:
+            self._control.send_in_band(one)
+
+    # --- the end ---------------------------------------------------------------------
+
+    def _on_lane_lost(self, lane: Lane, error: AsyncRpcError | None) -> None:
+        self.lanes.remove(lane)
+        if self.state is LanesState.CLOSED:
+            return
+        if not self.lanes:
+            self.state = LanesState.OFF
+            self._departures.clear()
+            self._check_drained()
+        in_order = error is None or lane.connection.peer_closed is not None
+        if in_order and lane.reader.is_between_chunks:
+            # The peer closes in order, and the control connection last of all.
+            if self._timer is None:
+                self._timer = self._loop.call_later(LINGER_S, self._on_left_alone)
+        elif isinstance(error, RemoteProtocolError):
+            self._control.fail(error)
+        else:
+            why = str(error) if error is not None else "it ended inside a payload"
+            self._control.fail(
+                ConnectionLostError(f"a lane to {lane.connection.where} broke: {why}")
+            )
+
+    def _on_left_alone(self) -> None:
+        where = self._control.where
+        self._control.fail(
+            ConnectionLostError(f"{where} closed its lanes, but not the connection")
+        )
+
+    def connection_of(self, token: int) -> Connection | None:
+        """Return a lane's connection by its token; None if it has ended."""
+        for lane in self.lanes:
+            if lane.connection.token == token:
+                return lane.connection
+        return None
+
+    def acknowledge(self) -> None:
+        """Tell the peer what has been read, so that it lets go of a payload."""
+        for lane in self.lanes:
+            lane.connection.acknowledge()
+
+    async def close(self) -> None:
+        """Send what is queued, then end every lane, in order.
+
+        Cancellation:
+            Some lanes are open still; `clear` ends them.
+        """
+        if self._has_work and self.lanes:
+            self._drained = self._loop.create_future()
+            await self._drained
+        ended = [lane.connection.ended for lane in self.lanes]
+        for lane in tuple(self.lanes):
+            lane.connection.close()
+        if ended:
+            await asyncio.wait(ended)
+
+    def _check_drained(self) -> None:
+        drained = self._drained
+        if drained is not None and not self._has_work and not drained.done():
+            drained.set_result(None)
+
+    def clear(self) -> None:
+        """The control connection has ended: so does everything here."""
+        self.state = LanesState.CLOSED
+        self._stop_waiting()
+        if self._opening is not None:
+            self._opening.cancel()
+        self._departures.clear()
+        self._check_drained()
+        held, self._held = self._held, []
+        for one in held:
+            if one.on_sent is not None:
+                one.on_sent()
+        for lane in tuple(self.lanes):
+            lane.connection.fail(ConnectionLostError("its link has ended"))

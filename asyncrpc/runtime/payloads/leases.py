@@ -1,0 +1,162 @@
+"""Memory that peers lend to this worker: the slabs it has mapped, and what it uses.
+
+A message refers to places in its sender's slabs.  Each becomes a view with a `Lease`
+behind it, which dies with the last tensor over that view, in any thread; then the place
+goes back to its sender.  Those of one turn of the loop go back in one notice, or just
+before the answer that is written in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.shm.machine.pool import OFFSET_BITS, OFFSET_MASK
+from asyncrpc.shm.slab import Slab
+from asyncrpc.wire.frames import FrameKind, prefix
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.links.link import Link
+
+
+_FREE: Final = int(FrameKind.FREE)
+
+
+class Lease:
+    """Lives as long as somebody uses a place; keeps the slab mapped."""
+
+    __slots__ = ("__weakref__", "_slab")
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab = slab
+
+
+class Lender(Protocol):
+    """Who gets places back."""
+
+    def take_back(self, locations: list[int]) -> None:
+        """These places are not used any more."""
+
+
+class _Watch(weakref.ref[Lease]):
+    """Tells when a lease has died, and what it was for; half the cost of `finalize`."""
+
+    __slots__ = ("lender", "location")
+
+    lender: Lender
+    location: int
+
+    def __new__(cls, lease: Lease, on_death: Callable[[Any], None], *_: object) -> Self:
+        return super().__new__(cls, lease, on_death)
+
+    def __init__(
+        self,
+        lease: Lease,
+        on_death: Callable[[Any], None],
+        lender: Lender,
+        location: int,
+    ) -> None:
+        """Note what the lease was for; `__new__` has what a reference needs."""
+        self.lender = lender
+        self.location = location
+
+
+class Borrowed:
+    """The slabs of one peer that this worker has mapped.
+
+    Attributes:
+        slabs: by their ids, which the peer gives.
+    """
+
+    __slots__ = ("_leases", "link", "slabs")
+
+    def __init__(self, leases: Leases, link: Link) -> None:
+        self._leases = leases
+        self.link = link
+        self.slabs: dict[int, Slab] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all slabs together."""
+        return sum(slab.size_bytes for slab in self.slabs.values())
+
+    def place(self, location: int, nbytes: int) -> memoryview:
+        """Return the memory that a message of the peer refers to.
+
+        Raises:
+            MalformedError: it is not in a slab that the peer has passed.
+        """
+        slab = self.slabs.get(location >> OFFSET_BITS)
+        start = location & OFFSET_MASK
+        if slab is None or not nbytes or start + nbytes > slab.size_bytes:
+            raise MalformedError(
+                f"{nbytes} bytes at {location:#x}, which is in no slab of the peer"
+            )
+        return self._leases.lend(self, slab, location, nbytes)
+
+    def take_back(self, locations: list[int]) -> None:
+        """Tell the peer that these places are free again."""
+        if not self.link.is_lost:
+            join = self.link.connection.join
+            for location in locations:
+                join(prefix(_FREE, location))
+
+
+class Leases:
+    """What this worker uses of slabs: its peers', and its own.
+
+    Attributes:
+        dead: leases whose places have not gone back yet.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread_id = threading.get_ident()
+        self._watches: set[_Watch] = set()
+        self._noted = False
+        self.dead: deque[_Watch] = deque()
+
+    def __len__(self) -> int:
+        """Return how many places are in use."""
+        return len(self._watches) - len(self.dead)
+
+    def lend(
+        self, lender: Lender, slab: Slab, location: int, nbytes: int
+    ) -> memoryview:
+        """Return a view of a place, which goes back to `lender` when it is dead."""
+        lease = Lease(slab)
+        self._watches.add(_Watch(lease, self._on_death, lender, location))
+        return slab.view(lease, location & OFFSET_MASK, nbytes)
+
+    def _on_death(self, watch: _Watch) -> None:
+        """Queue a place for the loop: this may run in any thread, at any time."""
+        self.dead.append(watch)
+        if self._noted:
+            return
+        self._noted = True
+        if threading.get_ident() == self._thread_id:
+            self._loop.call_soon(self._on_noted)
+        else:
+            try:
+                self._loop.call_soon_threadsafe(self._on_noted)
+            except RuntimeError:  # the loop is closed, and with it every link
+                self.dead.clear()
+
+    def _on_noted(self) -> None:
+        self._noted = False
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Tell the peers which places are free again.  Cheap if there is none."""
+        by_lender: dict[Lender, list[int]] = {}
+        while self.dead:
+            watch = self.dead.popleft()
+            self._watches.discard(watch)
+            by_lender.setdefault(watch.lender, []).append(watch.location)
+        for lender, locations in by_lender.items():
+            lender.take_back(locations)

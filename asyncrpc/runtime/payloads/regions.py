@@ -1,0 +1,340 @@
+"""Memory that tensors share across processes: `asyncrpc.share`; a `Service`.
+
+A *region* is a storage that travels by reference, known by a random key.  A message
+that refers to one carries the key; both ends must have the region before the message is
+read.  So the first message to a peer that refers to it is held back until the peer has
+confirmed it; messages that do not refer to it pass it by.
+
+    a                                  b
+      has [[key, bytes], ...]     -->    looks
+                                 <--     [whether it has it, ...]
+      descriptor, token           -->    keeps it
+      attach [key, bytes, token]  -->    claims and maps it
+                                 <--     nil
+      the message                 -->
+
+From then on either end may refer to it.  A worker keeps every region that has been
+referred to until no tensor has been over it for `IDLE_S`; then it tells the peers that
+they cannot count on it (`gone`), and lets go of it when they know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import (
+    AsyncRpcError,
+    DecodeError,
+    EncodeError,
+    MalformedError,
+    Outcome,
+    RejectedError,
+)
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.holding import HeldBack
+from asyncrpc.serde import describe_exception
+from asyncrpc.serde.shared import KEY_BYTES, descriptor_of, storage_over, users_of
+from asyncrpc.transport.descriptors import TOKEN_BYTES, send_descriptor
+from asyncrpc.wire.frames import FrameKind
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.links.link import Link
+    from asyncrpc.runtime.payloads.sharing import Sharing
+    from asyncrpc.runtime.worker import Worker
+    from asyncrpc.serde import Encoded
+
+logger = logging.getLogger("asyncrpc")
+
+# A training loop comes by again within it.  A region is kept for once or twice as long.
+IDLE_S: Final = 5.0
+# Each has a descriptor, of which a process often may have 1,024.
+REGIONS_MAX: Final = 4096
+PASSING_MAX: Final = 16  # at once, of one message
+CONFIRM_TIMEOUT_S: Final = 10.0
+
+
+class Regions:
+    """The regions that one worker knows; a `serde.SharedStorages`."""
+
+    name = "regions"
+
+    def __init__(self, worker: Worker, memory: Sharing) -> None:
+        self._worker = worker
+        self._memory = memory
+        self._storages: dict[bytes, torch.UntypedStorage] = {}
+        self._used: set[bytes] = set()  # since the last sweep
+        self._at_peers: dict[Link, set[bytes]] = {}  # what each has, and knows of us
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """Return how many regions are kept."""
+        return len(self._storages)
+
+    # --- sending and receiving -------------------------------------------------------
+
+    def refer(self, link: Link, encoded: Encoded) -> None:
+        """Make sure that a message is read only when the peer has what it refers to.
+
+        Raises:
+            EncodeError: the peer cannot have it: it is on another host, or one of us
+                shares no memory.
+        """
+        shared = encoded.shared or {}
+        mover = self._memory.mover_of(link)
+        if mover is None or mover.is_refused:
+            raise EncodeError(
+                f"a tensor marked by asyncrpc.share cannot be sent to "
+                f"{link.peer.name!r} over {link.connection.scheme or 'no connection'}: "
+                "there is no memory that both can use; send tensor.clone()",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        try:
+            for key, storage in shared.items():
+                self._keep(key, storage)
+        except RejectedError as error:
+            raise EncodeError(
+                f"a tensor marked by asyncrpc.share cannot be sent: {error.problem}",
+                outcome=Outcome.NOT_EXECUTED,
+            ) from error
+        at_peer = self._at_peers.setdefault(link, set())
+        missing = [key for key in shared if key not in at_peer]
+        if missing:
+            held = encoded.buffers = HeldBack(encoded.buffers)
+            self._worker.start_task(self._confirm(link, missing, held))
+
+    def find(self, key: bytes) -> torch.UntypedStorage:
+        """Return a region that a peer refers to; see `SharedStorages`.
+
+        Raises:
+            DecodeError: it is not here.
+        """
+        storage = self._storages.get(key)
+        if storage is None:
+            raise DecodeError("a shared tensor arrived whose memory is not here")
+        self._used.add(key)
+        return storage
+
+    def on_link_lost(self, link: Link) -> None:
+        """Forget what a peer has."""
+        self._at_peers.pop(link, None)
+
+    def _keep(self, key: bytes, storage: torch.UntypedStorage) -> None:
+        self._used.add(key)
+        if key in self._storages:
+            return
+        if len(self._storages) >= REGIONS_MAX:
+            raise _refused(f"at most {REGIONS_MAX} shared storages can be in use")
+        self._storages[key] = storage
+        if self._sweeping is None:
+            self._sweeping = self._worker.loop.call_later(IDLE_S, self._sweep)
+
+    # --- making sure that a peer has it ----------------------------------------------
+
+    async def _confirm(self, link: Link, keys: list[bytes], held: HeldBack) -> None:
+        """Have the peer map regions, then send what was held back for them."""
+        try:
+            await self._pass_all(link, keys)
+        except (AsyncRpcError, OSError, TimeoutError) as error:
+            problem = EncodeError(
+                f"shared memory could not be passed to {link.peer.name!r}: {error}",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+            kind, call_id = held.key
+            if link.connection.drop(kind, call_id):  # unless the caller has given it up
+                _return_credit(link, kind, call_id)
+                _fail(link, held.key, problem)
+            elif kind == FrameKind.REQUEST and link.credit.withdraw(call_id):
+                _fail(link, held.key, problem)
+            return
+        held.release()
+
+    async def _pass_all(self, link: Link, keys: list[bytes]) -> None:
+        at_peer = self._at_peers.setdefault(link, set())
+        asked = [[key, self._storages[key].nbytes()] for key in keys]
+        answer = await self._ask(link, "has", asked)
+        if type(answer) is not list or len(answer) != len(keys):
+            raise MalformedError(f"an answer to {len(keys)} keys is {answer!r:.60}")
+        at_peer.update(key for key, has in zip(keys, answer, strict=True) if has)
+        missing = [key for key, has in zip(keys, answer, strict=True) if not has]
+        limit = asyncio.Semaphore(PASSING_MAX)
+        await asyncio.gather(*(self._pass(link, key, limit) for key in missing))
+
+    async def _pass(self, link: Link, key: bytes, limit: asyncio.Semaphore) -> None:
+        mover = self._memory.mover_of(link)
+        if mover is None:
+            raise _refused("the connection has ended")
+        path, storage, token = mover.path, self._storages[key], os.urandom(TOKEN_BYTES)
+        async with limit:
+            await self._worker.run_in_thread(
+                lambda: send_descriptor(path, token, descriptor_of(storage))
+            )
+            await self._ask(link, "attach", [key, storage.nbytes(), token])
+        self._at_peers.setdefault(link, set()).add(key)
+
+    async def _ask(self, link: Link, method: str, value: Any) -> Any:
+        deadline = Deadline.after(CONFIRM_TIMEOUT_S, self._worker.loop.time())
+        return await link.request_service(self.name, method, value, deadline=deadline)
+
+    # --- letting go ------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """Tell the peers which regions may go; again later, while there are any."""
+        self._sweeping = None
+        idle = [
+            key
+            for key, storage in self._storages.items()
+            if key not in self._used and users_of(storage) <= 1
+        ]
+        self._used.clear()
+        if idle and not self._worker.is_draining:
+            self._worker.start_task(self._let_go(idle))
+        if self._storages:
+            self._sweeping = self._worker.loop.call_later(IDLE_S, self._sweep)
+
+    async def _let_go(self, keys: list[bytes]) -> None:
+        for link, at_peer in tuple(self._at_peers.items()):
+            gone = [key for key in keys if key in at_peer]
+            if gone:
+                try:
+                    await self._ask(link, "gone", gone)
+                except AsyncRpcError as error:
+                    logger.debug("worker %r: %s", self._worker.name, error)
+                    if not link.is_lost:
+                        return  # it may still count on them: ask again later
+                at_peer.difference_update(gone)
+        for key in keys:
+            storage = self._storages.get(key)
+            if storage is None or key in self._used or users_of(storage) > 1:
+                continue  # in use again; peers are told again when it is referred to
+            del self._storages[key]
+
+    # --- what peers ask --------------------------------------------------------------
+
+    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+        """Answer what a peer asks of its regions and ours.
+
+        Raises:
+            MalformedError: it is no such question, or no such memory.
+            RejectedError: this worker shares no memory, or has too many regions.
+            TimeoutError: a descriptor has not come.
+        """
+        if self._memory.mover_of(link) is None:
+            raise _refused("this worker shares no memory with you")
+        at_peer = self._at_peers.setdefault(link, set())
+        if method == "has":
+            found = [self._has(*_checked(one, [bytes, int])) for one in _list(value)]
+            mine = zip(value, found, strict=True)
+            at_peer.update(one[0] for one, has in mine if has)
+            return found
+        if method == "attach":
+            key, nbytes, token = _checked(value, [bytes, int, bytes])
+            await self._attach(key, nbytes, token)
+            at_peer.add(key)
+            return None
+        if method == "gone":
+            at_peer.difference_update(_list(value))
+            return None
+        raise MalformedError(f"shared memory cannot be asked to {method!r}")
+
+    def _has(self, key: bytes, nbytes: int) -> bool:
+        storage = self._storages.get(key)
+        if storage is None:
+            return False
+        if storage.nbytes() != nbytes:
+            raise MalformedError(
+                f"a key of {storage.nbytes()} bytes was said to be of {nbytes}"
+            )
+        self._used.add(key)
+        return True
+
+    async def _attach(self, key: bytes, nbytes: int, token: bytes) -> None:
+        if len(key) != KEY_BYTES or nbytes <= 0:
+            raise MalformedError(f"there can be no shared memory of {nbytes} bytes")
+        descriptor = await self._memory.inbox.claim(token)
+        try:
+            if os.fstat(descriptor).st_size < nbytes:
+                raise MalformedError(f"shared memory is shorter than {nbytes} bytes")
+            if not self._has(key, nbytes):
+                self._keep(key, storage_over(descriptor, key, nbytes))
+        except (OSError, RuntimeError) as error:
+            raise MalformedError(f"memory that cannot be mapped: {error}") from error
+        finally:
+            os.close(descriptor)
+
+    def on_notice(self, link: Link, method: str, value: Any) -> None:
+        """Refuse: nothing is ever told without an answer."""
+        raise MalformedError(f"shared memory cannot be told to {method!r}")
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Do nothing: its connection's end has settled everything."""
+
+    async def close(self) -> None:
+        """Let go of every region; tensors over them live on.
+
+        Cancellation:
+            It never waits.
+        """
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        self._storages.clear()
+        self._at_peers.clear()
+
+
+def _return_credit(link: Link, kind: int, call_id: int) -> None:
+    """Nothing of a message will be sent: give back the credit that it has taken."""
+    call = link.pending.get(call_id) if kind == FrameKind.REQUEST else None
+    if call is not None and call.request_bytes:
+        link.return_credit(call)
+
+
+def _fail(link: Link, key: tuple[int, int], error: EncodeError) -> None:
+    """Tell whoever waits for a message, or for its answer, that it was not sent."""
+    kind, call_id = key
+    if kind not in (FrameKind.REQUEST, FrameKind.SERVICE):
+        inbound = link.served.get(call_id)
+        if inbound is not None:  # a stream: it cannot go on without this item
+            inbound.cancel()
+        tree = describe_exception(
+            error, link.codec, worker=link.worker.name, pid=link.worker.pid
+        )
+        control = link.codec.encode(tree).control
+        link.connection.send(FrameKind.ERROR, call_id, control=control)
+        return
+    call = link.pending.get(call_id)
+    if call is None:  # given up meanwhile
+        return
+    link.pending.take(call_id)
+    call.settle()
+    if call.pins is not None:
+        call.pins.undo()
+    error.to = link.peer.name
+    if isinstance(call, CallFuture):
+        error.function = call.function
+        call.fail(error)
+    else:
+        call.on_error(error, 0)
+
+
+def _list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise MalformedError(f"a list is expected, not {value!r:.60}")
+    return value
+
+
+def _checked(value: Any, kinds: Sequence[type]) -> list[Any]:
+    if [type(part) for part in _list(value)] != list(kinds):
+        raise MalformedError(f"{value!r:.60} does not name shared memory")
+    return _list(value)
+
+
+def _refused(why: str) -> RejectedError:
+    return RejectedError(why, outcome=Outcome.NOT_EXECUTED)

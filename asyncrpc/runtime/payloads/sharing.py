@@ -1,0 +1,452 @@
+"""Shared memory between this worker and its peers of one host: a `Service`.
+
+A worker has one set of slabs, for all its peers; it grows in the background when a
+payload finds no room, within `Options.shared_memory_bytes`, and shrinks when it has not
+been used for a while.  Each peer that needs a slab is passed its descriptor once
+(`transport.descriptors`), and then told its id over the connection.
+
+    a sends, for the first time     b
+      payload by the socket  --->
+      makes a slab
+      descriptor, token      --->   keeps it
+      attach [id, size, token] -->  claims and maps it
+                             <---   attached [id, ""]
+      message with locations --->   makes tensors over the slab
+                             <---   FREE location, when they are dead
+
+Nothing outlives its processes: a slab has no name, and what a peer held is free when
+its connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from bisect import bisect_right, insort
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    MalformedError,
+    Outcome,
+    RejectedError,
+    TransportError,
+    UsageError,
+)
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.payloads.leases import Borrowed, Leases
+from asyncrpc.runtime.payloads.mover import (
+    PLACED_BYTES_MIN,
+    Copying,
+    SlabMover,
+    address_of,
+    in_pages,
+)
+from asyncrpc.runtime.payloads.regions import Regions
+from asyncrpc.shm.machine.pool import SLABS_MAX, Block, SlabPool
+from asyncrpc.shm.slab import Slab, is_supported
+from asyncrpc.transport.address import Address
+from asyncrpc.transport.descriptors import (
+    TOKEN_BYTES,
+    DescriptorInbox,
+    send_descriptor,
+)
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.links.link import Link
+    from asyncrpc.runtime.worker import Worker
+
+logger = logging.getLogger("asyncrpc")
+
+# A slab that was not used for this long, or twice, is given back to the system.
+SWEEP_S: Final = 10.0
+ATTACH_TIMEOUT_S: Final = 30.0  # touching the pages of a large slab takes a second
+
+
+class Sharing:
+    """The slabs of one worker, and those of its peers that it has mapped.
+
+    Attributes:
+        pool: who holds what in our slabs.
+        slabs: ours, by id.
+        leases: what we hold in those of our peers.
+        inbox: takes the descriptors of what peers share.
+        regions: what travels by reference.
+        is_on: whether this worker uses shared memory at all.
+    """
+
+    name = "memory"
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        limit_bytes = worker.options.shared_memory_bytes
+        self.is_on = bool(limit_bytes) and is_supported
+        self.pool = SlabPool(limit_bytes)
+        self.slabs: dict[int, Slab] = {}
+        self.leases = Leases(worker.loop)
+        self.inbox = DescriptorInbox(worker.loop)
+        self.regions = Regions(worker, self)
+        self._borrowed: dict[Link, Borrowed] = {}
+        self._movers: dict[Link, SlabMover] = {}
+        self._own: list[tuple[int, int, Block]] = []  # first and last address, sorted
+        self._copying: deque[Copying] = deque()
+        # Slabs on their way to a peer; done when it has mapped them, or will not.
+        self._passing: dict[tuple[Link, int], asyncio.Future[str]] = {}
+        self._is_growing = False
+        self._is_closed = False
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def listen(self, path: str) -> None:
+        """Take descriptors beside the Unix socket at `path`; without, do without."""
+        if self.is_on:
+            try:
+                self.inbox.listen(path)
+            except TransportError as error:
+                logger.debug(
+                    "worker %r: no shared memory: %s", self._worker.name, error
+                )
+
+    def on_link(self, link: Link) -> None:
+        """Let large payloads of a new link go through memory, if it is of this host."""
+        connection = link.connection
+        credentials = connection.credentials
+        if not self.is_on or connection.scheme != "uds" or credentials is None:
+            return
+        if credentials.uid != os.geteuid():
+            return
+        borrowed = self._borrowed[link] = Borrowed(self.leases, link)
+        mover = SlabMover(self, link, _socket_path(connection.peer))
+        self._movers[link] = mover
+        connection.mover = mover
+        connection.read_places(borrowed.place)
+
+    def on_link_lost(self, mover: SlabMover) -> None:
+        """Take back what the peer held, and let go of what it lent."""
+        for (link, _), attached in self._passing.items():
+            if link is mover.link and not attached.done():
+                attached.set_result("the connection has ended")
+        self._movers.pop(mover.link, None)
+        borrowed = self._borrowed.pop(mover.link, None)
+        if borrowed is not None:
+            borrowed.slabs.clear()
+        self.regions.on_link_lost(mover.link)
+        self.pool.release_all(mover)
+        self._let_go_if_closed()
+
+    def mover_of(self, link: Link) -> SlabMover | None:
+        """Return what moves payloads to a peer, if we share memory with it."""
+        return self._movers.get(link)
+
+    # --- copying ---------------------------------------------------------------------
+
+    def copy(self, job: Copying) -> None:
+        """Copy a payload in pieces, one a turn of the loop, in turn with others."""
+        self._copying.append(job)
+        if len(self._copying) == 1:
+            self._copy_piece()
+
+    def abandon(self, job: Copying) -> None:
+        """Stop copying; whoever waits to write to the source again may."""
+        self._copying.remove(job)
+        if job.on_sent is not None:
+            job.on_sent()
+
+    def _copy_piece(self) -> None:
+        if not self._copying:
+            return
+        job = self._copying.popleft()
+        if job.step():
+            job.mover.finish(job)
+        else:
+            self._copying.append(job)
+        if self._copying:
+            self._worker.loop.call_soon(self._copy_piece)
+
+    # --- growing and shrinking -------------------------------------------------------
+
+    def extend(self, mover: SlabMover, needed_bytes: int) -> None:
+        """Get a peer more room, in the background, as far as the limit allows."""
+        if mover.is_busy or self._worker.is_draining or self._is_closed:
+            return
+        slab, mover.unattached = mover.unattached, -1
+        if slab < 0 or slab not in self.slabs:
+            found = self.pool.find_room(needed_bytes, without=mover.attached)
+            slab = -1 if found is None else found
+        size_bytes = 0
+        if slab < 0:
+            size_bytes = 0 if self._is_growing else self.pool.reserve(needed_bytes)
+            if not size_bytes:
+                return
+        mover.is_busy = True
+        self._worker.start_task(self._extend(mover, slab, size_bytes))
+
+    async def _extend(self, mover: SlabMover, slab: int, size_bytes: int) -> None:
+        try:
+            if slab < 0:
+                slab = await self._grow(size_bytes)
+            await self._pass(mover, slab)
+        except (AsyncRpcError, OSError, TimeoutError) as error:
+            mover.is_refused = True
+            logger.debug(
+                "worker %r: no shared memory with %r: %s",
+                self._worker.name,
+                mover.link.peer.name,
+                error,
+            )
+        finally:
+            mover.is_busy = False
+
+    async def _grow(self, size_bytes: int) -> int:
+        """Make a slab that has been reserved; return its id."""
+        self._is_growing = True
+        made: Slab | None = None
+        try:
+            made = await self._worker.run_in_thread(
+                lambda: Slab.create(size_bytes).prefault()
+            )
+        finally:
+            self._is_growing = False
+            if made is None:
+                self.pool.cancel(size_bytes)
+        return self._add(made)
+
+    def _add(self, made: Slab) -> int:
+        slab = self.pool.add(made.size_bytes)
+        self.slabs[slab] = made
+        if self._sweeping is None:
+            self._sweeping = self._worker.loop.call_later(SWEEP_S, self._sweep)
+        return slab
+
+    async def _pass(self, mover: SlabMover, slab: int) -> None:
+        """Have a peer map one of our slabs.
+
+        By notices: a request would count as a call, which shutdown waits for.
+
+        Raises:
+            RejectedError: it does not want it, or cannot.
+            ConnectError: its descriptor could not be passed.
+            TimeoutError: it does not answer.
+        """
+        memory, token = self.slabs[slab], os.urandom(TOKEN_BYTES)
+        link, key = mover.link, (mover.link, slab)
+        attached = self._passing[key] = self._worker.loop.create_future()
+        try:
+            await self._worker.run_in_thread(
+                lambda: send_descriptor(mover.path, token, memory.descriptor)
+            )
+            link.notify(self.name, "attach", [slab, memory.size_bytes, token])
+            async with asyncio.timeout(ATTACH_TIMEOUT_S):
+                refusal = await attached
+        finally:
+            del self._passing[key]
+        if refusal:
+            raise _rejected(refusal)
+        mover.attached.append(slab)
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        idle = self.pool.sweep({slab for _, slab in self._passing})
+        for slab in idle:
+            del self.slabs[slab]
+        for mover in self._movers.values():
+            gone = [slab for slab in idle if slab in mover.attached]
+            if gone:
+                mover.attached = [one for one in mover.attached if one not in gone]
+                mover.link.notify(self.name, "detach", gone)
+        if self.slabs:
+            self._sweeping = self._worker.loop.call_later(SWEEP_S, self._sweep)
+
+    # --- tensors of our own ----------------------------------------------------------
+
+    def empty(self, nbytes: int) -> memoryview | None:
+        """Return memory in a slab of ours, held until the last view of it is dead.
+
+        Its content is arbitrary.  None if there is no room.
+        """
+        if not self.is_on or self._is_closed or nbytes < PLACED_BYTES_MIN:
+            return None
+        block = self.pool.allocate(nbytes, self.slabs)
+        if block is None:
+            block = self._allocate_in_new(nbytes)
+        if block is None:
+            return None
+        slab = self.slabs[block.slab]
+        self.pool.hold(self, block, block.location)
+        first = slab.address + block.start
+        insort(self._own, (first, first + nbytes, block), key=_first_address)
+        return self.leases.lend(self, slab, block.location, nbytes)
+
+    def _allocate_in_new(self, nbytes: int) -> Block | None:
+        """Take a block out of a new slab, whose pages are touched afterwards."""
+        size_bytes = self.pool.reserve(in_pages(nbytes))
+        if not size_bytes:
+            return None
+        try:
+            made = Slab.create(size_bytes)
+        except OSError as error:
+            self.pool.cancel(size_bytes)
+            logger.debug("worker %r: no slab: %s", self._worker.name, error)
+            return None
+        slab = self._add(made)
+        self._worker.run_in_thread(made.prefault)
+        return self.pool.allocate(nbytes, (slab,))
+
+    def take_back(self, locations: list[int]) -> None:
+        """Tensors of ours at these places are dead; peers may still use theirs."""
+        gone = set(locations)
+        self._own = [one for one in self._own if one[2].location not in gone]
+        for location in locations:
+            self.pool.release(self, location)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether a tensor of this worker lies in one of its slabs."""
+        return bool(self._own)
+
+    def own_block_of(self, buffer: memoryview) -> Block | None:
+        """Return the block of ours that a buffer lies in, if it lies in one."""
+        address = address_of(buffer)
+        index = bisect_right(self._own, address, key=_first_address) - 1
+        if index < 0:
+            return None
+        _, last, block = self._own[index]
+        return block if address + buffer.nbytes <= last else None
+
+    def offset_in(self, block: Block, buffer: memoryview) -> int:
+        """Return where in its block a buffer of ours begins."""
+        slab = self.slabs[block.slab]
+        return address_of(buffer) - slab.address - block.start
+
+    # --- what peers ask --------------------------------------------------------------
+
+    async def on_request(self, link: Link, method: str, value: Any) -> None:
+        """Refuse: all is told, nothing is asked."""
+        raise MalformedError(f"memory cannot be asked to {method!r}")
+
+    async def _attach(self, link: Link, value: tuple[int, int, bytes]) -> None:
+        """Map a slab of a peer, and tell it."""
+        try:
+            await self._map(link, *value)
+            refusal = ""
+        except (AsyncRpcError, OSError, TimeoutError) as error:
+            refusal = str(error) or "its descriptor has not come"
+        if not link.is_lost:
+            link.notify(self.name, "attached", [value[0], refusal])
+
+    async def _map(self, link: Link, slab: int, size_bytes: int, token: bytes) -> None:
+        borrowed = self._borrowed.get(link)
+        if borrowed is None:
+            raise _rejected("this worker shares no memory with you")
+        limit_bytes = self._worker.options.shared_memory_bytes
+        if borrowed.size_bytes + size_bytes > limit_bytes:
+            raise _rejected(
+                f"at most {limit_bytes} bytes of a peer's memory are mapped"
+            )
+        if slab in borrowed.slabs:
+            raise MalformedError(f"slab {slab} was passed twice")
+        made = Slab.attach(await self.inbox.claim(token), size_bytes)
+        borrowed.slabs[slab] = made
+        await self._worker.run_in_thread(made.prefault)
+
+    def on_notice(self, link: Link, method: str, value: Any) -> None:
+        """Take what a peer says of slabs.
+
+        Raises:
+            MalformedError: it makes no sense.
+        """
+        if method == "attach":
+            self._worker.start_task(self._attach(link, _checked_slab(value)))
+        elif method == "attached":
+            slab, refusal = _checked_answer(value)
+            attached = self._passing.get((link, slab))
+            if attached is not None and not attached.done():
+                attached.set_result(refusal)
+        elif method == "detach":
+            borrowed = self._borrowed.get(link)
+            for slab in _numbers(value):
+                if borrowed is None or borrowed.slabs.pop(slab, None) is None:
+                    raise MalformedError(f"slab {slab} was never passed")
+        else:
+            raise MalformedError(f"memory cannot be told to {method!r}")
+
+    def take_back_from(self, link: Link, location: int) -> None:
+        """Take back a place that a peer does not use any more.
+
+        Raises:
+            MalformedError: it has never been told of it.
+        """
+        self.pool.release(self._movers.get(link), location)
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Do nothing: its connection's end has settled everything."""
+
+    async def close(self) -> None:
+        """Stop listening; what is mapped stays until its tensors are dead.
+
+        Cancellation:
+            It never waits.
+        """
+        self.inbox.close()
+        self._is_closed = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        for slab in self.slabs.values():
+            slab.close_descriptor()
+        self._let_go_if_closed()
+
+    def _let_go_if_closed(self) -> None:
+        """Unmap our slabs once nobody can send through them any more."""
+        if self._is_closed and not self._movers:
+            self.slabs.clear()
+
+
+def _first_address(entry: tuple[int, int, Block]) -> int:
+    return entry[0]
+
+
+def _checked_slab(value: Any) -> tuple[int, int, bytes]:
+    """Return what an `attach` says.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    kinds = [type(part) for part in value] if type(value) is list else []
+    if kinds != [int, int, bytes]:
+        raise MalformedError(
+            f"a slab is a number, a size and a token, not {value!r:.60}"
+        )
+    slab, size_bytes, token = value
+    if not 0 <= slab < SLABS_MAX or size_bytes <= 0:
+        raise MalformedError(f"there can be no slab {slab} of {size_bytes} bytes")
+    return slab, size_bytes, token
+
+
+def _checked_answer(value: Any) -> tuple[int, str]:
+    kinds = [type(part) for part in value] if type(value) is list else []
+    if kinds != [int, str]:
+        raise MalformedError(f"{value!r:.60} does not answer an attach")
+    return value[0], value[1]
+
+
+def _numbers(value: Any) -> list[int]:
+    if type(value) is not list or any(type(one) is not int for one in value):
+        raise MalformedError(f"a list of numbers is expected, not {value!r:.60}")
+    return value
+
+
+def _rejected(why: str) -> RejectedError:
+    return RejectedError(why, outcome=Outcome.NOT_EXECUTED)
+
+
+def _socket_path(hello: Any) -> str:
+    """Return the path of a peer's Unix socket; empty if it listens at none."""
+    for text in hello.addresses if hello is not None else ():
+        with contextlib.suppress(UsageError):
+            address = Address.parse(text)
+            if address.scheme == "uds":
+                return address.host
+    return ""
