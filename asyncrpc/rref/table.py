@@ -46,7 +46,7 @@ class RRefTable:
         self.worker = worker
         self.whole = cast("RRefService", self)  # of which this is the base
         self._me = worker.incarnation
-        self._owner = m.OwnerTable(self._me)
+        self._owner = m.OwnerTable(self._me, worker.options.references_max)
         self._user = m.UserTable()
         self._serial = 0
         self._serial_lock = threading.Lock()

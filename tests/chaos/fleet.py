@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from asyncrpc.testing.leaks import resident_kib
 from tests.chaos.wires import Wires
-from tests.chaos.worker import Seat, seat_as_text
+from tests.chaos.worker import SAMPLE, Seat, seat_as_text
 
 REPOSITORY: Final = Path(__file__).parents[2]
 READY_S: Final = 60.0  # torch is imported by several at once
 ANSWER_S: Final = 90.0  # the longest limit of a call, and what follows
 LEAVE_S: Final = 20.0  # the drain and what follows
-SAMPLE_S: Final = 2.0
 ENDED: Final = "ended"
 ERRORS: Final = "stderr.txt"  # of all of them
 
@@ -35,7 +33,7 @@ class Life:
     process: asyncio.subprocess.Process
     said: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
     first: dict[str, Any] = field(default_factory=dict)
-    resident_kib: list[int] = field(default_factory=list)
+    samples: list[dict[str, int]] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -46,7 +44,11 @@ class Life:
         """Take what it says, to its end."""
         assert self.process.stdout is not None
         async for line in self.process.stdout:
-            self.said.put_nowait(json.loads(line))
+            told = json.loads(line)
+            if told["what"] == SAMPLE:
+                self.samples.append(told)
+            else:
+                self.said.put_nowait(told)
         self.said.put_nowait({"what": ENDED})
 
     async def expect(self, what: str, limit_s: float) -> dict[str, Any]:
@@ -154,13 +156,6 @@ class Fleet:
         self.dead.append(life)
         life.signal(signal.SIGKILL)
         await life.process.wait()
-
-    async def sample(self) -> None:
-        """Note the memory of every process, every few seconds, until cancelled."""
-        while True:
-            await asyncio.sleep(SAMPLE_S)
-            for life in self.alive.values():
-                life.resident_kib.append(resident_kib(life.process.pid))
 
     async def ask(self, command: str, answer: str) -> dict[str, dict[str, Any]]:
         """Give every worker a command; return what each answers, by name."""

@@ -84,7 +84,7 @@ async def go(given: Given) -> Report:
             await _end(fleet, verdict)
     lives = [*fleet.dead, *fleet.alive.values()]
     for life in lives:
-        judge_memory(life, verdict)
+        judge_memory(life.label, life.samples, verdict)
     verdict.others += [*fleet.problems, *unhandled(given.folder / ERRORS)]
     calls = read_all(given.folder, {life.label for life in fleet.dead})
     judge_calls(calls, verdict)
@@ -123,13 +123,9 @@ async def _break(given: Given, fleet: Fleet, chaos: Chaos) -> None:
             at_s = time.monotonic() - begun_s
             print(f"{at_s:8.1f} s  {what}", file=sys.stderr, flush=True)
 
-    sampling = asyncio.create_task(fleet.sample())
-    try:
-        await asyncio.sleep(WARM_UP_S)
-        await chaos.run(given.seconds, said)
-        await asyncio.sleep(WARM_UP_S)
-    finally:
-        sampling.cancel()
+    await asyncio.sleep(WARM_UP_S)
+    await chaos.run(given.seconds, said)
+    await asyncio.sleep(WARM_UP_S)
 
 
 async def _end(fleet: Fleet, verdict: Verdict) -> None:

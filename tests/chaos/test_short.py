@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
 
 from asyncrpc import Outcome
+from tests.chaos.heap import Heap, allocated_blocks
 from tests.chaos.log import Call
 from tests.chaos.run import Given, go
-from tests.chaos.verdict import Verdict, judge_calls
+from tests.chaos.verdict import Verdict, judge_calls, judge_memory
 
 SECONDS = 15.0
 
@@ -52,3 +54,24 @@ def test_the_verdict_finds_what_it_is_there_for(made: Call, line: str | None) ->
     judge_calls({"a.1.1": made}, verdict)
     found = {name for name, lines in verdict.lines.items() if lines}
     assert found == ({line} if line else set())
+
+
+@pytest.mark.parametrize(("grown", "leaks"), [(0, 0), (100, 1)])
+def test_memory_that_grows_for_good_is_found(grown: int, leaks: int) -> None:
+    verdict = Verdict()
+    samples = [
+        {"bytes": (100 << 20) + at * (grown << 20) // 80, "blocks": 900_000}
+        for at in range(80)
+    ]
+    judge_memory("a.1", samples, verdict)
+    assert len(verdict.leaks) == leaks
+
+
+def test_memory_in_use_is_seen() -> None:
+    heap = Heap()
+    before = heap.bytes_in_use
+    if not before:
+        pytest.skip("this C library does not say what is in use")
+    kept = torch.zeros(16 << 20, dtype=torch.uint8)
+    assert heap.bytes_in_use - before >= kept.nbytes
+    assert allocated_blocks() > 0

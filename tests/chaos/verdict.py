@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
 from asyncrpc import Outcome
-from tests.chaos.fleet import Life
 from tests.chaos.log import Call
 
 HANG_S: Final = 5.0  # beyond the limit that a call was given
@@ -17,10 +16,12 @@ HANG_S: Final = 5.0  # beyond the limit that a call was given
 MORE_DESCRIPTORS: Final = 8  # for each peer: a connection, lanes, and those before
 MORE_TASKS: Final = 4  # for each peer
 MORE_THREADS: Final = 40  # those that functions run in
-GROWTH: Final = 1.25  # of memory, from the second quarter of a life to its last,
-GROWTH_KIB: Final = 100 << 10  # and so much in any case
+# Of what is in use, from the second quarter of a life to its last: so many times, and
+# so much in any case.  Tensors of up to 8 MiB are under way at any time.
+GROWTH: Final = 1.25
+GROWN: Final = {"bytes": 48 << 20, "blocks": 50_000}
 SAMPLES_MIN: Final = 40  # in a shorter life memory says nothing
-_MUST_BE_ZERO: Final = ("calls waited for", "calls served", "active", "values ")
+_MUST_BE_ZERO: Final = ("calls waited for", "calls served", "active", "values")
 
 
 @dataclass(slots=True)
@@ -101,20 +102,22 @@ def judge_holdings(
         for what, count in has.items():
             if what.startswith(_MUST_BE_ZERO) and count:
                 verdict.leaks.append(f"{name}: {what}: {count}")
+        verdict.leaks += [f"{name}: {record}" for record in has["records"]]
         for what, more in allowed.items():
             had = first[name][what]
             if has[what] > had + more:
                 verdict.leaks.append(f"{name}: {has[what]} {what}, at its start {had}")
 
 
-def judge_memory(life: Life, verdict: Verdict) -> None:
-    """Compare the memory of a process early and late in its life."""
-    samples = [kib for kib in life.resident_kib if kib]
+def judge_memory(
+    label: str, samples: Sequence[Mapping[str, int]], verdict: Verdict
+) -> None:
+    """Compare the memory that a process uses early and late in its life."""
     if len(samples) < SAMPLES_MIN:
         return
     quarter = len(samples) // 4
-    early, late = median(samples[quarter : 2 * quarter]), median(samples[-quarter:])
-    if late > GROWTH * early and late > early + GROWTH_KIB:
-        verdict.leaks.append(
-            f"{life.label}: {late / 1024:.0f} MiB of memory, before {early / 1024:.0f}"
-        )
+    for what, more in GROWN.items():
+        early = median(sample[what] for sample in samples[quarter : 2 * quarter])
+        late = median(sample[what] for sample in samples[-quarter:])
+        if late > GROWTH * early and late > early + more:
+            verdict.leaks.append(f"{label}: {late:,} {what} in use, before {early:,}")

@@ -20,10 +20,13 @@ from typing import Any, Final
 
 from asyncrpc import Options
 from asyncrpc.runtime.loops import run as run_on_loop
-from asyncrpc.testing.leaks import open_descriptors, resident_kib
+from asyncrpc.testing.leaks import open_descriptors
+from tests.chaos.heap import Heap, allocated_blocks
 from tests.chaos.load import ChaosWorker, Load
 from tests.chaos.log import RAN, TOLD, Log
 
+SAMPLE: Final = "sample"
+SAMPLE_S: Final = 2.0
 FINISH_S: Final = 60.0  # the longest limit of a call, several times over
 
 
@@ -52,11 +55,12 @@ class Seat:
     options: dict[str, Any]
 
 
-def holdings(worker: ChaosWorker) -> dict[str, int]:
+def holdings(worker: ChaosWorker) -> dict[str, Any]:
     """Count what a worker has that could be left behind."""
     gc.collect()
     references: Any = worker.references
     counts = {f"values {what}": n for what, n in references.counts().items()}
+    records = [str(record) for record in references.records()]
     links = worker.directory.links
     return {
         **counts,
@@ -67,8 +71,16 @@ def holdings(worker: ChaosWorker) -> dict[str, int]:
         "descriptors": len(open_descriptors()),
         "tasks": len(asyncio.all_tasks()),
         "threads": threading.active_count(),
-        "resident_kib": resident_kib(os.getpid()),
+        "records": records,
     }
+
+
+async def tell_memory(name: str) -> None:
+    """Tell how much memory is in use, every few seconds, until cancelled."""
+    heap = Heap()
+    while True:
+        await asyncio.sleep(SAMPLE_S)
+        say(name, SAMPLE, {"bytes": heap.bytes_in_use, "blocks": allocated_blocks()})
 
 
 class Commands:
@@ -105,7 +117,9 @@ async def main(seat: Seat) -> None:
         say(seat.name, "ready", holdings(worker))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.go_on())
+            telling = tasks.create_task(tell_memory(seat.name))
             await next_command(commands, "finish")
+            telling.cancel()
             load.stop()
             faulthandler.dump_traceback_later(FINISH_S, exit=True)
         faulthandler.cancel_dump_traceback_later()

@@ -182,7 +182,7 @@ MUTANTS = (
     Mutant(
         "unborn-is-gone",
         "owner",
-        "if creator == self._me or creator in self._dead:",
+        "if creator == self._me or creator in self._dead or is_full:",
         "if True:",
     ),
     Mutant(

@@ -9,6 +9,7 @@ or says that nothing is to come.
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -55,11 +56,17 @@ class _Entry:
 class OwnerTable:
     """The values of this worker, and who holds them.
 
+    Args:
+        me: this worker.
+        entries_max: beyond it no RRef is waited for that was heard of before its
+            remote(): it is GONE.  What has been made is never refused here.
+
     Thread safety: none; all calls on the worker's loop.
     """
 
-    def __init__(self, me: Incarnation) -> None:
+    def __init__(self, me: Incarnation, entries_max: int = sys.maxsize) -> None:
         self._me = me
+        self._entries_max = entries_max
         self._entries: dict[RRefId, _Entry] = {}
         self._held_by: Index[Incarnation, RRefId] = Index()
         self._unborn_of: Index[Incarnation, RRefId] = Index()
@@ -266,7 +273,8 @@ class OwnerTable:
         if entry is not None:
             return entry
         creator = rref_id.creator
-        if creator == self._me or creator in self._dead:
+        is_full = len(self._entries) >= self._entries_max
+        if creator == self._me or creator in self._dead or is_full:
             entry = _Entry(GONE)
         else:
             entry = _Entry(UNBORN)

@@ -101,6 +101,17 @@ def test_a_borrower_before_the_remote_call_waits_for_it(table: OwnerTable) -> No
     assert table.settled(THEIRS, CREATOR) == []  # its answer crossed the birth
 
 
+def test_a_full_table_waits_for_nothing_more() -> None:
+    table = OwnerTable(ME, entries_max=2)
+    table.create(MINE)
+    assert table.register(THEIRS, BORROWER) == [SendProbe(CREATOR, THEIRS)]
+    more = RRefId(CREATOR, 2)
+    assert table.register(more, BORROWER) == [SendGone(BORROWER, more)]
+    assert table.register(MINE, BORROWER) == [SendRegistered(BORROWER, MINE)]
+    assert table.create(more, CREATOR) == []  # whether to make it is decided before
+    assert len(table) == 3
+
+
 def test_what_will_never_be_made_is_gone(table: OwnerTable) -> None:
     table.register(THEIRS, BORROWER)
     assert table.settled(THEIRS, CREATOR) == [SendGone(BORROWER, THEIRS)]
