@@ -12,7 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from asyncrpc import runtime
+from asyncrpc.autograd import backward as backward_from
 from asyncrpc.autograd.context import Context
+from asyncrpc.autograd.modes import ModesPropagator
 from asyncrpc.autograd.service import AutogradService
 from asyncrpc.errors import AlreadyStartedError, UsageError
 from asyncrpc.ids import WorkerInfo
@@ -44,7 +46,7 @@ class Worker(runtime.Worker):
         references.backward_from = _backward_from(autograd)
         self._rrefs = references
         self.references = references
-        self.propagators.append(autograd)
+        self.propagators += [autograd, ModesPropagator()]
         for service in (references, autograd, OptimizerService(self, autograd)):
             self.add_service(service)
 
@@ -69,7 +71,7 @@ def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
     ) -> None:
         if handle.is_owner():
             root = await handle.to_here()
-            await autograd.backward(context, [root], None, retain_graph=retain_graph)
+            await backward_from(context, root, retain_graph)
             return
         worker = autograd.worker
         await worker.start_call(
@@ -85,11 +87,9 @@ async def _backward_here(
     retain_graph: bool,  # noqa: FBT001
 ) -> None:
     """Run a backward pass for another worker, from a tensor that is here."""
-    worker = current_worker()
-    autograd: Any = worker.service("autograd")
+    autograd: Any = current_worker().service("autograd")
     root = await handle.to_here()
-    context = autograd.context_of(context_id)
-    await autograd.backward(context, [root], None, retain_graph=retain_graph)
+    await backward_from(autograd.context_of(context_id), root, retain_graph)
 
 
 class _Starting:

@@ -354,6 +354,15 @@ class BackwardFailedError(AutogradError, code="autograd.backward_failed"):
         self.context_id = context_id
 
 
+class BackwardTimeoutError(
+    BackwardFailedError, TimeoutError, code="autograd.backward_timeout"
+):
+    """A backward pass took longer than it may, and was undone on every worker.
+
+    The text says what was waited for, and where.
+    """
+
+
 class OptimizerError(AsyncRpcError, code="optimizer"):
     """A distributed optimizer refused or failed; the text says what was applied."""
 

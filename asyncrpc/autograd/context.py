@@ -7,19 +7,25 @@ that runs for a call joins its caller's.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 
-from asyncrpc.autograd.functions import CrossingId, Received, Region
-from asyncrpc.autograd.machine import PassMachine
+from asyncrpc.autograd.engine import Flow, Keeping
+from asyncrpc.autograd.functions import CrossingId, Received, Region, following
+from asyncrpc.autograd.machine import LocalPass, Wave
 from asyncrpc.errors import AutogradError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 
 if TYPE_CHECKING:
     from asyncrpc.autograd.service import AutogradService
+
+PassId = tuple[int, int]  # the worker that began it, and its number there
 
 current_context_var: Final[ContextVar[Context | None]] = ContextVar(
     "asyncrpc_autograd_context", default=None
@@ -47,7 +53,7 @@ class Context:
 
     async def __aenter__(self) -> Self:
         """Make this the current context of the task."""
-        self._service.open(self.id)
+        self._service.open(self.id, self._service.worker.id)
         self._token = current_context_var.set(self)
         return self
 
@@ -60,54 +66,89 @@ class Context:
         return f"<autograd context {self.id}>"
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a message took out of this worker's graph.
+
+    Attributes:
+        edges: where the gradient of each tensor enters.
+        to: who has them.
+    """
+
+    edges: list[GradientEdge]
+    to: WorkerId
+
+
 class ContextState:
     """What one worker knows of one context.
 
     Attributes:
+        id: the same on every worker.
+        creator: the worker that opened it, whose name may not be known.
         sent: where gradients for what was sent enter, by message.
-        received: what came, by message.
         peers: workers that messages of this context went to or came from.
         gradients: gathered and committed, by leaf tensor.
         passes: backward passes under way.
+        ended: passes that are over, and whether they succeeded.
+        anchor: what makes received tensors require a gradient.
     """
 
     __slots__ = (
-        "_ended",
         "_pass_ended",
         "anchor",
+        "creator",
+        "ended",
         "gradients",
+        "id",
         "passes",
         "peers",
-        "received",
         "sent",
     )
 
-    def __init__(self) -> None:
-        self.sent: dict[MessageId, list[GradientEdge]] = {}
-        self.received: dict[MessageId, list[Received]] = {}
+    def __init__(self, context_id: ContextId, creator: WorkerId) -> None:
+        self.id = context_id
+        self.creator = creator
+        self.sent: dict[MessageId, Sent] = {}
         self.peers: set[WorkerId] = set()
         self.gradients: dict[torch.Tensor, torch.Tensor] = {}
-        self.passes: dict[tuple[int, int], Pass] = {}
-        self._ended: set[tuple[int, int]] = set()  # two numbers for each pass
+        self.passes: dict[PassId, Pass] = {}
+        self.ended: dict[PassId, bool] = {}
         self.anchor = torch.zeros((), requires_grad=True)
         self._pass_ended = asyncio.Event()
 
-    def join_pass(self, pass_id: tuple[int, int]) -> Pass:
+    def join_pass(self, pass_id: PassId, root: str, keeping: Keeping) -> Pass:
         """Return a backward pass, made if it is new here.
 
         Raises:
             AutogradError: it has ended: word of that may overtake a request, which
                 runs as a task.
         """
-        if pass_id in self._ended:
+        one = self.passes.get(pass_id)
+        if one is not None:
+            return one
+        if pass_id in self.ended:
             raise AutogradError("the pass has been aborted")
-        return self.passes.setdefault(pass_id, Pass())
+        edges = dict(self._edges())
+        one = self.passes[pass_id] = Pass(self, pass_id, root, edges, keeping)
+        return one
 
-    def end_pass(self, pass_id: tuple[int, int]) -> Pass | None:
+    def _edges(self) -> Iterator[tuple[CrossingId, GradientEdge]]:
+        for message, sent in self.sent.items():
+            for position, edge in enumerate(sent.edges):
+                yield CrossingId(message, position), edge
+
+    def end_pass(self, pass_id: PassId, *, commit: bool) -> Pass | None:
         """Forget a backward pass, and return it if it was known."""
-        self._ended.add(pass_id)
+        self.ended.setdefault(pass_id, commit)
         self._pass_ended.set()
         return self.passes.pop(pass_id, None)
+
+    async def outcome(self, pass_id: PassId) -> bool:
+        """Wait until a pass has ended; say whether it has succeeded."""
+        while pass_id in self.passes:
+            self._pass_ended.clear()
+            await self._pass_ended.wait()
+        return self.ended.get(pass_id, False)
 
     async def settled(self) -> None:
         """Wait until no backward pass runs here."""
@@ -127,41 +168,123 @@ class Pass:
     """One backward pass on one worker.
 
     Attributes:
-        machine: what may run.
+        ids: of the context and of the pass, the same on every worker that takes part.
+        state: of the context.
+        root: name of the worker that began it.
+        keeping: what is kept of the graph.
+        edges: where gradients enter, by crossing: of all that was sent, and of roots.
         region: the local graph that takes part.
+        machine: what of it may run.
+        wave: what is under way.
+        flow: gradients on their way through the graph.
+        arrived: gradients that have come and have not entered the graph.
+        new: received tensors that have been reached, and nobody has been told.
         onward: the workers that this one asked to take part; it tells them the end.
-        starts: where gradients enter, by crossing; roots have negative indices.
-        arrived: gradients that have come and have not run.
-        ran: by start, done when it has run and all that follows from it.
-        sums: gradients of parameters so far, in partial runs.
-        leaving: gradients of received tensors so far, until they are sent.
-        staged: gradients to be committed when the whole pass succeeds.
-        tasks: what runs for it here.
+        inward: the workers that asked this one.
+        tasks: what runs for it here beside the requests.
+        failure: why it has failed, here or elsewhere.
+        is_fast: whether all that was sent is taken to take part.
+        is_settled: whether it is known who takes part.
+        unheard: by name of a worker, messages that it has not answered.
     """
 
     __slots__ = (
+        "_idle",
         "arrived",
-        "leaving",
+        "edges",
+        "failure",
+        "flow",
+        "ids",
+        "inward",
+        "is_fast",
+        "is_settled",
+        "keeping",
         "machine",
+        "new",
         "onward",
-        "ran",
-        "reach_is_set",
         "region",
-        "staged",
-        "starts",
-        "sums",
+        "root",
+        "state",
         "tasks",
+        "unheard",
+        "wave",
     )
 
-    def __init__(self) -> None:
-        self.machine: PassMachine[CrossingId, CrossingId] = PassMachine()
+    def __init__(
+        self,
+        state: ContextState,
+        pass_id: PassId,
+        root: str,
+        edges: dict[CrossingId, GradientEdge],
+        keeping: Keeping,
+    ) -> None:
+        self.ids = state.id, pass_id
+        self.state = state
+        self.root = root
+        self.keeping = keeping
+        self.edges = edges
         self.region = Region()
-        self.onward: set[Incarnation] = set()
-        self.starts: dict[CrossingId, GradientEdge] = {}
+        may_start = {key: edge.node for key, edge in edges.items()}
+        self.machine: LocalPass[CrossingId, Node] = LocalPass(
+            following, self.region.nodes, may_start
+        )
+        self.wave = Wave()
+        self.flow = Flow()
         self.arrived: dict[CrossingId, torch.Tensor | None] = {}
-        self.ran: dict[CrossingId, asyncio.Future[None]] = {}
-        self.reach_is_set = False
-        self.sums: dict[torch.Tensor, torch.Tensor] = {}
-        self.leaving: dict[Received, torch.Tensor] = {}
-        self.staged: dict[torch.Tensor, torch.Tensor] = {}
+        self.new: dict[Received, None] = {}
+        self.onward: dict[Incarnation, WorkerId] = {}
+        self.inward: set[Incarnation] = set()
         self.tasks: set[asyncio.Task[None]] = set()
+        self.failure: BaseException | None = None
+        self.is_fast = False
+        self.is_settled = False
+        self.unheard: Counter[str] = Counter()
+        self._idle: asyncio.Future[None] | None = None
+
+    def take_part(self, crossings: list[CrossingId]) -> None:
+        """Tensors take part: find what follows from them."""
+        edges = [self.edges[crossing] for crossing in crossings]
+        self.new.update(dict.fromkeys(self.region.extend(edges)))
+
+    def enter(self, gradients: dict[CrossingId, torch.Tensor | None]) -> None:
+        """Take gradients that have come.
+
+        Raises:
+            RemoteProtocolError: nobody waits for one of them.
+        """
+        self.machine.arrive(gradients)
+        self.arrived.update(gradients)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell whoever waits that the pass has failed."""
+        if self.failure is None:
+            self.failure = error
+        self.look_up()
+
+    def check(self) -> None:
+        """Raise why the pass has failed, if it has."""
+        if self.failure is not None:
+            raise self.failure
+
+    def look_up(self) -> None:
+        """Something has ended: wake who waits, if that was all."""
+        idle, is_over = self._idle, self.wave.is_idle or self.failure is not None
+        if is_over and idle is not None and not idle.done():
+            idle.set_result(None)
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way for the pass here.
+
+        Raises:
+            Exception: why it has failed.
+        """
+        while self.failure is None and not self.wave.is_idle:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+        self.check()
+
+    def abort(self, reason: str) -> None:
+        """End what runs here."""
+        for task in self.tasks:
+            task.cancel()
+        self.fail(AutogradError(reason))

@@ -1,105 +1,179 @@
-"""Runs the local part of a pass on torch's own engine, in a thread.
+"""Runs parts of a local graph on torch's own engine, in a thread.
 
 `.grad` of the user's parameters must look untouched, while AccumulateGrad nodes must
 run, since hooks on them are how torch's DistributedDataParallel learns of gradients.
 So `.grad` is set aside, the engine writes there, what it wrote is taken, and the old
 value put back; all under a lock that optimizer steps take too.
+
+A segment is a part of a graph whose other nodes run before or later.  The engine is
+told of the segment's last nodes as its `inputs`, so it runs them and what leads to
+them, and nothing else; what flows over the border enters with the later segment.  So
+each node's hooks run once, on the whole of its gradient.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node
 
-from asyncrpc.autograd.functions import CrossingId, Received, Region
+from asyncrpc.autograd.functions import Received, Region, following, leaves_of
+from asyncrpc.autograd.machine import Segment
 
-K = TypeVar("K")
 Gradients = dict[torch.Tensor, torch.Tensor]
 Leaving = dict[Received, torch.Tensor]
+Entering = dict[tuple[Node, int], torch.Tensor]
+Gradient = Sequence[torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What is kept of a graph that has run.
+
+    Attributes:
+        retain_graph: what another pass through it needs.
+        create_graph: the history of its gradients, to be differentiated in turn.
+    """
+
+    retain_graph: bool = False
+    create_graph: bool = False
+
+
+@dataclass(slots=True)
+class Flow:
+    """Gradients of one pass on one worker, between and after its segments.
+
+    Attributes:
+        entering: of nodes that are to run, by node and number of its input.
+        staged: of parameters.
+    """
+
+    entering: Entering = field(default_factory=dict)
+    staged: Gradients = field(default_factory=dict)
+
+    def enter(self, edge: GradientEdge, gradient: torch.Tensor) -> None:
+        """Add a gradient to what enters a node."""
+        key = edge.node, edge.output_nr
+        have = self.entering.get(key)
+        self.entering[key] = gradient if have is None else have + gradient
 
 
 class Engine:
-    """Runs passes one at a time."""
+    """Runs segments one at a time."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # over `.grad` of every parameter here
 
-    def run_whole(
+    def run(
         self,
-        starts: Sequence[tuple[GradientEdge, torch.Tensor]],
+        segment: Segment[Any, Node],
+        starts: Iterable[tuple[GradientEdge, torch.Tensor | None]],
         region: Region,
-        *,
-        retain_graph: bool,
-    ) -> tuple[Gradients, Leaving]:
-        """Run every start in one engine call.
+        flow: Flow,
+        keeping: Keeping,
+    ) -> tuple[list[Received], Leaving]:
+        """Run a segment.
+
+        Args:
+            segment: what runs.
+            starts: where its gradients enter; None for a gradient that there is not.
+            region: the part of the graph that takes part.
+            flow: where gradients of parameters go, and those that wait.
+            keeping: what is kept.
 
         Returns:
-            The gradients of the parameters and of the received tensors that were
-            reached.
+            The received tensors whose gradient is complete now, and the gradients of
+            those that have one.
         """
-        if not starts:
-            return {}, {}
-        edges = [edge for edge, _ in starts]
-        gradients = [gradient for _, gradient in starts]
-        with self.lock, gradients_set_aside(region.parameters) as gathered:
-            for one in region.received:
-                one.take()  # a pass that failed, or was not ours, may have left some
-            torch.autograd.backward(edges, gradients, retain_graph=retain_graph)
-            # Here and not later: other passes go through the same nodes.
-            caught = [(one, one.take()) for one in region.received]
-        return gathered, {one: found for one, found in caught if found is not None}
-
-    def run_partial(
-        self,
-        starts: Sequence[tuple[GradientEdge, torch.Tensor]],
-        region: Region,
-        sums: tuple[Gradients, Leaving],
-        *,
-        retain_graph: bool,
-    ) -> None:
-        """Run some starts, adding what parameters and received tensors get to `sums`.
-
-        Hooks of parameters do not run: `finish_partial` runs them on the whole sum.
-        """
-        if not starts:
-            return
-        received = list(region.recv_nodes)
-        nodes = [GradientEdge(region.recv_nodes[one], 0) for one in received]
-        parameters = region.parameters
-        with self.lock, _hooks_off(parameters):
-            found = torch.autograd.grad(
-                [edge for edge, _ in starts],
-                [*parameters, *nodes],  # type: ignore[arg-type]
-                [gradient for _, gradient in starts],
-                retain_graph=retain_graph,
-                allow_unused=True,
-            )
-            # Under the lock too: another run of this pass may be adding.
-            _add(sums[0], zip(parameters, found, strict=False))
-            _add(sums[1], zip(received, found[len(parameters) :], strict=True))
-
-    def finish_partial(self, sums: Gradients) -> Gradients:
-        """Hand each parameter its whole gradient, so that its hooks run, once."""
-        if not sums:
-            return {}
-        parameters = list(sums)
+        for edge, gradient in starts:
+            if gradient is not None:
+                flow.enter(edge, gradient)
+        if segment.is_whole:
+            parameters, received = region.parameters, region.received
+            entering, flow.entering = flow.entering, {}
+        else:
+            parameters, received = leaves_of(segment.nodes)
+            here = set(segment.nodes)
+            entering = {
+                key: flow.entering.pop(key)
+                for key in [key for key in flow.entering if key[0] in here]
+            }
+        if not entering:
+            return received, {}
         with self.lock, gradients_set_aside(parameters) as gathered:
-            torch.autograd.backward(parameters, [sums[one] for one in parameters])
-        return gathered
+            for one in received:
+                one.take()  # a pass that failed, or was not ours, may have left some
+            _run(entering, segment, flow, keeping)
+            # Here and not later: other passes go through the same nodes.
+            caught = [(one, one.take()) for one in received]
+        flow.staged.update(gathered)
+        return received, {one: found for one, found in caught if found is not None}
 
 
-def _add(
-    sums: dict[K, torch.Tensor], parts: Iterable[tuple[K, torch.Tensor | None]]
+def _run(
+    entering: Entering, segment: Segment[Any, Node], flow: Flow, keeping: Keeping
 ) -> None:
-    for key, part in parts:
-        if part is not None:
-            have = sums.get(key)
-            sums[key] = part if have is None else have + part
+    edges = [GradientEdge(node, number) for node, number in entering]
+    inputs = None if segment.is_rest else [GradientEdge(one, 0) for one in segment.ends]
+    create_graph = keeping.create_graph
+    # What flows over the border is computed after the run, from what is kept.
+    retain_graph = keeping.retain_graph or create_graph or bool(segment.cuts)
+    with contextlib.ExitStack() as stack:
+        if create_graph:  # torch warns of a cycle through `.grad`: not here
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message="Using backward.. with create_gr")
+        borders = [stack.enter_context(_Border(node)) for node in segment.cuts]
+        torch.autograd.backward(
+            edges,
+            list(entering.values()),
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            inputs=inputs,
+        )
+    with torch.set_grad_enabled(create_graph):
+        for border in borders:
+            border.pass_on(set(segment.nodes), flow)
+
+
+class _Border:
+    """A node whose gradients flow on to nodes that run later."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._took: Gradient | None = None  # what came to it, after all hooks
+        self._gave: Gradient = ()
+
+    def __enter__(self) -> Self:
+        self._handle = self._node.register_hook(self._catch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _catch(self, gave: Gradient, took: Gradient) -> None:
+        self._took, self._gave = took, gave
+
+    def pass_on(self, here: Container[Node], flow: Flow) -> None:
+        """Add what flows on to what enters the nodes that run later."""
+        if self._took is None:
+            return  # no gradient came so far
+        after, gave = following(self._node), self._gave
+        if not isinstance(self._node, BackwardCFunction):
+            # A node of torch's own has computed only what the engine had a use for.
+            # It is called again, which runs no hooks, outside of the engine.
+            found = self._node(*self._took)  # type: ignore[operator]
+            gave = found if len(after) > 1 else (found,)
+        for (child, number), gradient in zip(after, gave, strict=True):
+            if child is not None and child not in here and gradient is not None:
+                flow.enter(GradientEdge(child, number), gradient)
 
 
 @contextmanager
@@ -117,26 +191,3 @@ def gradients_set_aside(parameters: Sequence[torch.Tensor]) -> Iterator[Gradient
     finally:
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
-
-
-@contextmanager
-def _hooks_off(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Keep the hooks of leaf tensors from running on parts of their gradients."""
-    kept: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    for parameter in parameters:
-        hooks = parameter._backward_hooks  # noqa: SLF001  (torch has no public way)
-        if hooks:
-            kept.append((hooks, dict(hooks)))
-            hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, were in kept:
-            hooks.update(were)
-
-
-def reach_of(
-    starts: Mapping[CrossingId, GradientEdge],
-) -> dict[CrossingId, list[Received]]:
-    """Return which received tensors each start reaches."""
-    return {key: Region().extend([edge]) for key, edge in starts.items()}

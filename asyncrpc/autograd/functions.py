@@ -27,6 +27,11 @@ class CrossingId(NamedTuple):
     message: MessageId
     position: int
 
+    @property
+    def key(self) -> list[int]:
+        """What names it between the two workers."""
+        return [self.message.serial, self.position]
+
 
 @dataclass(slots=True, eq=False)
 class Received:
@@ -88,6 +93,26 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge:
     return get_gradient_edge(tensor)
 
 
+def following(node: Node) -> tuple[tuple[Node | None, int], ...]:
+    """Return where a node passes gradients to, here."""
+    if type(node) is _RECV_NODE:
+        return ()  # behind it is only the anchor
+    return node.next_functions
+
+
+def leaves_of(nodes: Iterable[Node]) -> tuple[list[torch.Tensor], list[Received]]:
+    """Return the parameters and the received tensors that some nodes stand for."""
+    parameters, received = [], []
+    for node in nodes:
+        if type(node) is _RECV_NODE:
+            received.append(node.received)  # type: ignore[attr-defined]
+        elif not node.next_functions:
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                parameters.append(variable)
+    return parameters, received
+
+
 @dataclass(slots=True)
 class Region:
     """The part of a local graph that a pass can reach.
@@ -96,13 +121,11 @@ class Region:
         nodes: seen so far.
         received: the received tensors among them.
         parameters: the leaf tensors among them that gather a gradient here.
-        recv_nodes: the node of each received tensor.
     """
 
     nodes: set[Node] = field(default_factory=set)
     received: list[Received] = field(default_factory=list)
     parameters: list[torch.Tensor] = field(default_factory=list)
-    recv_nodes: dict[Received, Node] = field(default_factory=dict)
 
     def extend(self, edges: Iterable[GradientEdge]) -> list[Received]:
         """Add all that `edges` reach; return the received tensors that are new."""
@@ -117,7 +140,6 @@ class Region:
             if type(node) is _RECV_NODE:
                 received: Received = node.received  # type: ignore[attr-defined]
                 self.received.append(received)
-                self.recv_nodes[received] = node
                 continue  # behind it is only the anchor
             following = node.next_functions
             if following:

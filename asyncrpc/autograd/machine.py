@@ -1,86 +1,123 @@
-"""Which gradients are awaited, and what may run: one backward pass on one worker.
+"""Which part of a local graph may run, and when a whole pass has ended.
 
-A *start* is a tensor that this worker sent (or a root of the loss): the backward pass
-enters the local graph there, once its gradient has arrived.  A *leaf* is a tensor that
-this worker received: there the pass leaves for its sender.  Before any gradient flows,
-discovery has found all starts and leaves that take part (see `service`).
+A *start* is a tensor that this worker sent (or a root of the loss): there a backward
+pass enters the local graph, once its gradient has arrived.
 
-Where a pass enters a worker once, or its entries do not depend on one another, all
-starts run in one engine call (WHOLE), so every node runs once, as in one process.  When
-a pass goes through a worker more than once (A -> B -> A -> B), some of its starts wait
-for gradients that others must produce first.  Then starts run as they come (PARTIAL):
-the gradients of a leaf add up over the runs, and it is sent when the last start that
-reaches it has run.  No wait is circular: a start waits for a leaf only if it was sent
-before that leaf was received, and reaches it only if it was sent after.
+`LocalPass` hands out the graph in segments, so that each node runs once, as in one
+process.  Every tensor that was sent in the context may turn out to be a start; so a
+node is *ready* when each start that reaches it has its gradient, and each other tensor
+that was sent and reaches it is known to take no part.  As a rule all starts are there
+at once, nothing else was sent, and the whole graph is one segment: nothing is counted
+then.
 
-Sans-IO, and without torch: starts and leaves are keys.
+`Wave` says when the pass has ended everywhere.  Who is asked for something, and is not
+at work for the pass already, answers when it has no more to do and all that it asked
+have answered; others answer at once.  So the worker that began hears the last answer
+when nothing is under way any more.
+
+Sans-IO, and without torch: starts and nodes are keys.
+
+Source: Kahn's order (1962); Dijkstra and Scholten, "Termination detection for diffusing
+computations" (1980).
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
 
 from asyncrpc.errors import LocalProtocolError, RemoteProtocolError
 
 S = TypeVar("S", bound=Hashable)
-L = TypeVar("L", bound=Hashable)
-W = TypeVar("W", bound=Hashable)
+N = TypeVar("N", bound=Hashable)
+
+Following: TypeAlias = Callable[[N], Iterable[tuple[N | None, int]]]
+Report: TypeAlias = tuple[int, bool]  # its number, and whether that worker has done all
 
 
-class Mode(enum.Enum):
-    """How a worker runs its starts."""
+@dataclass(frozen=True, slots=True)
+class Segment(Generic[S, N]):
+    """A part of the graph to be run now.
 
-    WHOLE = "all at once, when every gradient is in"
-    PARTIAL = "as their gradients come"
+    Attributes:
+        starts: whose gradients enter here.
+        nodes: what runs; empty if it is the whole graph.
+        ends: those of them that nothing follows here.
+        cuts: those of them that are followed by nodes that run later.
+        is_rest: whether nothing is left after it.
+        is_whole: whether nothing came before it, either.
+    """
+
+    starts: list[S]
+    nodes: list[N] = field(default_factory=list)
+    ends: list[N] = field(default_factory=list)
+    cuts: list[N] = field(default_factory=list)
+    is_rest: bool = True
+    is_whole: bool = True
 
 
-class PassMachine(Generic[S, L]):
-    """The starts and leaves of one worker in one pass."""
+class LocalPass(Generic[S, N]):
+    """One backward pass through the graph of one worker."""
 
-    def __init__(self) -> None:
-        self._known: set[S] = set()
-        self._waiting: set[S] = set()  # no gradient yet
-        self._ready: list[S] = []  # gradient here, not run
-        self._reaches: dict[S, frozenset[L]] = {}
-        self._missing: dict[L, int] = {}  # starts still to run that reach the leaf
-        self._in_hand = 0  # starts that are running
+    def __init__(
+        self, following: Following[N], live: set[N], may_start: Mapping[S, N]
+    ) -> None:
+        """Begin.
+
+        Args:
+            following: the nodes that a node passes gradients to.
+            live: the nodes that starts which take part can reach; the caller adds to
+                it when it calls `want`.
+            may_start: the tensors that were sent, and the node where each enters.
+        """
+        self._following = following
+        self._live = live
+        self._node: dict[S, N] = dict(may_start)
+        self._open: set[S] = set(may_start)  # not known whether it takes part
+        self._waiting: dict[S, None] = {}  # takes part, no gradient yet
+        self._here: list[S] = []  # gradient here, not handed out
+        self._missing: dict[N, int] | None = None  # by node: what it waits for
+        self._fresh: list[N] = []  # wait for nothing, and are not handed out
+        self._handed: set[N] = set()
+        self._live_handed = 0
+        self._is_over = False  # the whole graph was handed out as one
 
     @property
     def is_done(self) -> bool:
-        """Whether every start has run."""
-        return not (self._waiting or self._ready or self._in_hand)
-
-    def is_last(self, batch: Collection[S]) -> bool:
-        """Say whether nothing runs beside a batch in hand, and nothing after it."""
-        return not (self._waiting or self._ready) and self._in_hand == len(batch)
+        """Whether all that takes part, as far as is known, has been handed out."""
+        if self._waiting or self._here:
+            return False
+        return self._missing is None or self._live_handed == len(self._live)
 
     @property
-    def waits_for(self) -> Collection[S]:
-        """Starts whose gradients have not come: what a stuck pass is stuck on."""
-        return self._waiting
+    def waits_for(self) -> list[S]:
+        """Starts whose gradients have not come."""
+        return list(self._waiting)
 
-    def add_start(self, start: S) -> None:
-        """Discovery has found that this start takes part.
+    @property
+    def unsettled(self) -> list[S]:
+        """Tensors of which nobody has said whether they take part."""
+        return list(self._open)
 
-        Raises:
-            RemoteProtocolError: it was found before.
-        """
-        if start in self._known:
-            raise RemoteProtocolError(f"{start} was discovered twice")
-        self._known.add(start)
-        self._waiting.add(start)
+    def knows(self, start: S) -> bool:
+        """Say whether a tensor was sent, or is a root."""
+        return start in self._node
 
-    def set_reach(self, reach: Mapping[S, Iterable[L]]) -> None:
-        """Say which leaves each start reaches; needed for PARTIAL only."""
-        for start, leaves in reach.items():
-            self._reaches[start] = frozenset(leaves)
-            for leaf in self._reaches[start]:
-                self._missing[leaf] = self._missing.get(leaf, 0) + 1
+    def add_root(self, start: S, node: N) -> None:
+        """A root takes part."""
+        self._node[start] = node
+        self._waiting[start] = None
 
-    def arrive(self, starts: Iterable[S], mode: Mode) -> list[S]:
-        """Take gradients that have come; return the starts to run now.
+    def want(self, starts: Iterable[S]) -> list[S]:
+        """Take note that tensors take part; return those of which it is news."""
+        new = [start for start in starts if start in self._open]
+        self._open.difference_update(new)
+        self._waiting.update(dict.fromkeys(new))
+        return new
+
+    def arrive(self, starts: Iterable[S]) -> None:
+        """Take gradients that have come.
 
         Raises:
             RemoteProtocolError: a gradient nobody waits for.  Nothing changed.
@@ -89,50 +126,147 @@ class PassMachine(Generic[S, L]):
         unknown = [start for start in arrived if start not in self._waiting]
         if unknown:
             raise RemoteProtocolError(f"a gradient for {unknown[0]}, which awaits none")
-        self._waiting.difference_update(arrived)
-        self._ready += arrived
-        if mode is Mode.WHOLE and self._waiting:
-            return []
-        batch, self._ready = self._ready, []
-        self._in_hand += len(batch)
-        return batch
+        for start in arrived:
+            del self._waiting[start]
+            self._settle(start)
+        self._here += arrived
 
-    def ran(self, batch: Collection[S]) -> list[L]:
-        """Take note that starts have run; return leaves whose gradient is complete.
+    def rule_out(self) -> None:
+        """Take note that no tensor takes part that is not known to."""
+        for start in self._open:
+            self._settle(start)
+        self._open.clear()
 
-        In WHOLE mode no reach has been set and the caller sends all its leaves.
-        """
-        if len(batch) > self._in_hand:
-            raise LocalProtocolError("more starts have run than were handed out")
-        self._in_hand -= len(batch)
-        complete = []
-        for start in batch:
-            for leaf in self._reaches.get(start, ()):
-                self._missing[leaf] -= 1
-                if not self._missing[leaf]:
-                    complete.append(leaf)
-        return complete
+    def next_segment(self) -> Segment[S, N] | None:
+        """Hand out what may run now; None if that is nothing."""
+        if self._missing is None:
+            if not self._here:
+                return None
+            if not self._open and not self._waiting:
+                self._is_over = True
+                starts, self._here = self._here, []
+                return Segment(starts)
+            self._count()
+        nodes = self._release()
+        starts = [start for start in self._here if self._node[start] in self._handed]
+        if not nodes and not starts:
+            return None
+        self._here = [start for start in self._here if start not in starts]
+        ends, cuts = self._borders(nodes)
+        is_rest = not self._open and not self._waiting
+        return Segment(starts, nodes, ends, cuts, is_rest=is_rest, is_whole=False)
+
+    def _settle(self, start: S) -> None:
+        """A start's node waits for one thing less."""
+        if self._is_over:
+            raise LocalProtocolError(f"{start} was settled after the graph had run")
+        if self._missing is not None:
+            self._let_go(self._node[start])
+
+    def _let_go(self, node: N) -> None:
+        assert self._missing is not None
+        self._missing[node] -= 1
+        if not self._missing[node]:
+            self._fresh.append(node)
+
+    def _count(self) -> None:
+        """Count what each node waits for: nodes before it, and starts at it."""
+        starts = (*self._here, *self._open, *self._waiting)
+        todo = [self._node[start] for start in starts]
+        missing = self._missing = dict.fromkeys(todo, 0)
+        seen: set[N] = set()
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            for child, _ in self._following(node):
+                if child is not None:
+                    missing[child] = missing.get(child, 0) + 1
+                    todo.append(child)
+        for start in (*self._open, *self._waiting):
+            missing[self._node[start]] += 1
+        here = dict.fromkeys(self._node[start] for start in self._here)
+        self._fresh = [node for node in here if not missing[node]]
+
+    def _release(self) -> list[N]:
+        """Hand out all nodes that wait for nothing; return those that take part."""
+        nodes, todo, self._fresh = [], self._fresh, []
+        while todo:
+            node = todo.pop()
+            self._handed.add(node)
+            if node in self._live:
+                nodes.append(node)
+            for child, _ in self._following(node):
+                if child is not None:
+                    self._let_go(child)
+            todo += self._fresh
+            self._fresh = []
+        self._live_handed += len(nodes)
+        return nodes
+
+    def _borders(self, nodes: list[N]) -> tuple[list[N], list[N]]:
+        """Return which of the nodes nothing follows here, and which others do later."""
+        here = set(nodes)
+        ends, cuts = [], []
+        for node in nodes:
+            after = [one for one, _ in self._following(node) if one is not None]
+            if not any(one in here for one in after):
+                ends.append(node)
+            if any(one not in here for one in after):
+                cuts.append(node)
+        return ends, cuts
 
 
-def workers_in_cycles(edges: Iterable[tuple[W, W]]) -> set[W]:
-    """Return the workers that a pass goes through more than once.
+class Wave:
+    """What one worker has under way for a pass, and what it has heard of the others.
 
-    Args:
-        edges: pairs of workers (from, to) between which gradients will flow.
+    Attributes:
+        is_running: whether something runs here.
+        outstanding: messages sent that have not been answered.
+        is_engaged: whether somebody waits to hear that all this has ended.
+        reports: by worker, the last that it said of itself.
     """
-    after: dict[W, set[W]] = {}
-    for source, target in edges:
-        after.setdefault(source, set()).add(target)
-    return {worker for worker in after if worker in _reachable(after, worker)}
 
+    __slots__ = ("_number", "is_engaged", "is_running", "outstanding", "reports")
 
-def _reachable(after: Mapping[W, Collection[W]], start: W) -> set[W]:
-    """Return what can be reached from `start` in one step or more."""
-    found: set[W] = set()
-    todo = list(after.get(start, ()))
-    while todo:
-        worker = todo.pop()
-        if worker not in found:
-            found.add(worker)
-            todo += after.get(worker, ())
-    return found
+    def __init__(self) -> None:
+        self.is_running = False
+        self.outstanding = 0
+        self.is_engaged = False
+        self.reports: dict[int, Report] = {}
+        self._number = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way here."""
+        return not self.is_running and not self.outstanding
+
+    def engage(self) -> bool:
+        """A message has come; say whether its answer must wait until all has ended."""
+        if self.is_engaged:
+            return False
+        self.is_engaged = True
+        return True
+
+    def disengage(self, me: int, *, is_done: bool) -> list[list[int]]:
+        """All has ended: return the answer, which says what is known of each worker."""
+        if not self.is_idle:
+            raise LocalProtocolError("what is under way has not ended")
+        self.is_engaged = False
+        self._number += 1
+        self.reports[me] = (self._number, is_done)
+        return [
+            [who, number, int(done)] for who, (number, done) in self.reports.items()
+        ]
+
+    def hear(self, answer: Iterable[Iterable[int]]) -> None:
+        """Take what an answer says; of each worker the last word counts."""
+        for who, number, is_done in answer:
+            if number > self.reports.get(who, (0, False))[0]:
+                self.reports[who] = (number, bool(is_done))
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Workers that have something left which they wait to be told about."""
+        return [who for who, (_, is_done) in self.reports.items() if not is_done]

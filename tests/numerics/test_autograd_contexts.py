@@ -7,6 +7,7 @@ a context that has ended is gone from every worker, whatever still runs in it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -170,6 +171,54 @@ async def test_contexts_of_a_worker_that_ends_end_with_it() -> None:
             while open_contexts(c):
                 await a.peer("c").call(int)
         del keepers
+
+
+async def test_a_context_ends_where_a_worker_had_brought_it_that_is_lost() -> None:
+    """Only `b` knew that it had gone on to `c`: `c` asks the one who opened it."""
+    async with group_of(3) as (workers, keepers):
+        a, b, c = workers
+        with acting_as(a):
+            ctx = context()
+            await ctx.__aenter__()
+            await ask(keepers["b"], "relay", keepers["c"], "times", leaf())
+            await b.shutdown(drain_timeout_s=0)
+            await until(lambda: is_joined(a, c))
+            assert open_contexts(c) == 1  # it is still open, says `a`
+            await ctx.__aexit__()
+        await until(lambda: not open_contexts(c))
+        del keepers
+
+
+async def test_a_context_that_has_ended_ends_where_its_last_bearer_is_lost() -> None:
+    async with group_of(3) as (workers, keepers):
+        a, b, c = workers
+        async with context() as ctx:
+            await ask(keepers["b"], "relay", keepers["c"], "times", leaf())
+            state_on(b, ctx.id).peers.clear()  # so it cannot tell `c`
+        await until(lambda: not open_contexts(b))
+        assert open_contexts(c) == 1
+        await b.shutdown(drain_timeout_s=0)
+        await until(lambda: not open_contexts(c))
+        assert not open_contexts(a)
+        del keepers
+
+
+def state_on(worker: Worker, context_id: Any) -> Any:
+    service: Any = worker.service("autograd")
+    return service.state(context_id)
+
+
+def is_joined(opener: Worker, other: Worker) -> bool:
+    """Whether the worker that opened the only context knows that `other` has it."""
+    service: Any = opener.service("autograd")
+    (state,) = service._contexts.values()  # noqa: SLF001
+    return other.id in state.peers
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():  # noqa: ASYNC110  (nothing tells us)
+            await asyncio.sleep(0.01)
 
 
 async def there(method: str, keeper: RRef[Keeper]) -> tuple[tuple[int, int], Any]:

@@ -74,8 +74,8 @@ class TestDelays:
             _, b, _ = workers
             await ask(keepers["c"], "times", leaf())
             link = await b.link_to("c")
-            begun = [*ctx.id, b.incarnation, 1 << 40, []]
-            await link.request_service("autograd", "discover", begun)
+            begun = [*ctx.id, b.incarnation, 1 << 40, "b", 0, [], [], [], None]
+            await link.request_service("autograd", "advance", begun)
             asked = asyncio.create_task(ask(keepers["c"], "report"))
             await asyncio.sleep(1.0)
             assert not asked.done()

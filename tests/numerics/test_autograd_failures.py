@@ -141,7 +141,43 @@ async def test_nobody_takes_part_when_a_worker_that_must_is_gone() -> None:
         assert (await ask(keepers["b"], "report")).gradients[0] is not None
 
 
+@pytest.mark.parametrize("is_good", [True, False])
+async def test_a_worker_asks_how_a_pass_has_ended_if_nobody_can_tell_it(
+    *, is_good: bool
+) -> None:
+    """Word of the end goes by way of `b`, which is lost before it has passed it on."""
+    async with group_of(3) as (workers, keepers), context() as ctx:
+        _, b, c = workers
+        x = leaf()
+        y = await ask(keepers["b"], "relay", keepers["c"], "times", x)
+        onward: Any = b.service("autograd")
+        onward._finish = lambda *_ids, **_how: None  # noqa: SLF001
+        if is_good:
+            await backward(ctx, y.sum(), retain_graph=True)
+        else:
+            await ask(keepers["b"], "relay", keepers["c"], "report")
+            z = await ask(keepers["a"], "failing", x, ValueError("no"))
+            with pytest.raises(asyncrpc.BackwardFailedError):
+                await backward(ctx, [y.sum(), z.sum()], retain_graph=True)
+        passes: Any = c.service("autograd").state(ctx.id).passes  # type: ignore[attr-defined]
+        await b.shutdown(drain_timeout_s=0)
+        async with asyncio.timeout(5):
+            found = await ask(keepers["c"], "report")  # which waits for the end
+        assert not passes
+        assert (found.gradients[0] is not None) == is_good
+        assert (x in get_gradients(ctx)) == is_good
+
+
 # --- messages that no worker of ours would send, or not in that order ----------------
+
+
+def advance(
+    asked: list[Any] | None = None,
+    keys: list[Any] | None = None,
+    gradients: list[Any] | None = None,
+) -> list[Any]:
+    """Return what follows the ids in a request to take part, with the graph kept."""
+    return ["a", 1, asked or [], keys or [], gradients or [], None]
 
 
 def ids_of(ctx: Context, worker: Worker, serial: int = 1 << 40) -> list[int]:
@@ -161,7 +197,7 @@ async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
         link, _ = await open_on_b(workers, keepers)
         ids = ids_of(ctx, workers[0])
         link.notify("autograd", "abort", ids)
-        late = link.request_service("autograd", "discover", [*ids, []])
+        late = link.request_service("autograd", "advance", [*ids, *advance()])
         with pytest.raises(asyncrpc.AutogradError, match="aborted"):
             await late
         async with asyncio.timeout(5):
@@ -171,8 +207,8 @@ async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
 @pytest.mark.parametrize(
     ("method", "rest", "words"),
     [
-        ("discover", [[[1 << 40, 0]]], "nothing was sent as"),
-        ("gradients", [False, [], [], []], "aborted"),
+        ("advance", advance([[1 << 40, 0]]), "nothing was sent as"),
+        ("close", [], "aborted"),
         ("unheard", [], "does not answer 'unheard'"),
     ],
 )
@@ -196,10 +232,10 @@ async def test_a_gradient_that_comes_twice_is_refused() -> None:
         crossing = recv.received.crossing
         key = [crossing.message.serial, crossing.position]
         ids = ids_of(ctx, workers[0])
-        await link.request_service("autograd", "discover", [*ids, [key]])
-        once = [*ids, True, [], [key], [torch.ones_like(y)]]
-        await link.request_service("autograd", "gradients", once)
+        await link.request_service("autograd", "advance", [*ids, *advance([key])])
+        once = [*ids, *advance([], [key], [torch.ones_like(y)])]
+        await link.request_service("autograd", "advance", once)
         with pytest.raises(asyncrpc.RemoteError, match="which awaits none"):
-            await link.request_service("autograd", "gradients", once)
+            await link.request_service("autograd", "advance", once)
         link.notify("autograd", "commit", ids)
         assert (await ask(keepers["b"], "report")).gradients[0] is not None

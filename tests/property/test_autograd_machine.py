@@ -2,10 +2,11 @@
 
 A forward program sends tensors between workers.  Each depends on tensors that its
 sender has received, so the crossings are a graph; the gradient of one is the number of
-ways from it to the root.  The backward pass runs on a `PassMachine` for each worker,
-with messages delivered, and engine calls ended, in any order.  It must always end, with
-exactly one gradient for each crossing that takes part, of the right value; a worker
-that the pass goes through once makes one engine call.
+ways from it to the root.  The backward pass runs on a `LocalPass` and a `Wave` for each
+worker, with messages and answers delivered, and segments ended, in any order.  The last
+answer must come when nothing is under way; then, or once all have been told who takes
+part, every crossing that takes part has had exactly one gradient, of the right value,
+and each node has run once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from asyncrpc.autograd.machine import Mode, PassMachine, workers_in_cycles
+from asyncrpc.autograd.machine import LocalPass, Segment, Wave
 
 ROOT = -1
 WORKERS = 3
@@ -77,77 +78,236 @@ def programs(draw: st.DrawFn) -> Program:
     return program
 
 
+Node = tuple[str, int]  # a start or a leaf, by the number of its crossing
+Answer = list[list[int]]
+
+
+@dataclass
+class Message:
+    """A request on its way, or, with an answer in it, on its way back."""
+
+    source: int
+    target: int
+    asked: list[int] = field(default_factory=list)
+    gradients: dict[int, int] = field(default_factory=dict)
+    is_close: bool = False
+    answer: Answer | None = None
+
+
+class Here:
+    """One worker's part in a pass."""
+
+    def __init__(self, program: Program, me: int) -> None:
+        self.program = program
+        self.me = me
+        mine = [one for one, who in program.source.items() if who == me and one != ROOT]
+        self.live: set[Node] = set()
+        self.machine: LocalPass[int, Node] = LocalPass(
+            self.following, self.live, {one: ("start", one) for one in mine}
+        )
+        self.wave = Wave()
+        self.entering: Counter[Node] = Counter()
+        self.gradients: dict[int, int] = {}
+        self.new: list[int] = []
+        self.onward: set[int] = set()
+        self.owes: Message | None = None
+        self.is_closed = False
+        self.in_hand: Segment[int, Node] | None = None
+        self.ran: Counter[Node] = Counter()
+
+    def following(self, node: Node) -> list[tuple[Node | None, int]]:
+        kind, number = node
+        if kind == "leaf":
+            return []
+        return [(("leaf", leaf), 0) for leaf in sorted(self.program.made_of[number])]
+
+    def take_part(self, starts: list[int]) -> None:
+        for start in starts:
+            self.live.add(("start", start))
+            for leaf in self.program.made_of[start]:
+                if ("leaf", leaf) not in self.live:
+                    self.live.add(("leaf", leaf))
+                    self.new.append(leaf)
+
+
 class Backward:
     """One pass over a program, with nothing delivered or ended by itself."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.machines: dict[int, PassMachine[int, int]] = {}
-        self.mine: dict[int, list[int]] = {}
-        edges = set()
-        for start in program.starts():
-            worker = program.source[start]
-            machine = self.machines.setdefault(worker, PassMachine())
-            machine.add_start(start)
-            self.mine.setdefault(worker, []).append(start)
-            edges |= {(worker, program.source[leaf]) for leaf in program.made_of[start]}
-        self.cyclic = workers_in_cycles(edges)
-        for worker in self.cyclic:
-            reach = {start: program.made_of[start] for start in self.mine[worker]}
-            self.machines[worker].set_reach(reach)
-        self.sums: Counter[int] = Counter()
-        self.arrived: dict[int, int] = {}
-        self.runs: Counter[int] = Counter()
-        self.messages: list[tuple[int, dict[int, int]]] = [(0, {ROOT: 1})]
-        self.in_hand: list[tuple[int, list[int]]] = []
+        self.workers = [Here(program, me) for me in range(WORKERS)]
+        self.messages: list[Message] = []
+        self.travelled: Counter[int] = Counter()
+        self.values: dict[int, int] = {}
+        self.is_over = False
+        root = self.workers[0]
+        root.machine.add_root(ROOT, ("start", ROOT))
+        root.take_part([ROOT])
+        root.gradients[ROOT] = 1
+        root.machine.arrive([ROOT])
+        self.work(root, None)
 
-    def deliver(self, index: int) -> None:
-        worker, gradients = self.messages.pop(index)
-        assert not gradients.keys() & self.arrived.keys()
-        self.arrived |= gradients
-        mode = Mode.PARTIAL if worker in self.cyclic else Mode.WHOLE
-        batch = self.machines[worker].arrive(gradients, mode)
-        if batch:
-            self.runs[worker] += 1
-            self.in_hand.append((worker, batch))
+    @property
+    def running(self) -> list[Here]:
+        return [one for one in self.workers if one.in_hand is not None]
 
-    def end(self, index: int) -> None:
-        """End an engine call, and send on what is complete."""
-        worker, batch = self.in_hand.pop(index)
-        machine = self.machines[worker]
-        for start in batch:
-            for leaf in self.program.made_of[start]:
-                self.sums[leaf] += self.arrived[start]
-        is_last = machine.is_last(batch)
-        complete = machine.ran(batch)
-        assert machine.is_done is is_last
-        if worker not in self.cyclic:
-            assert complete == []
-            complete = [leaf for leaf in self.sums if self.is_reached_on(worker, leaf)]
-        by_sender: dict[int, dict[int, int]] = {}
-        for leaf in complete:
-            by_sender.setdefault(self.program.source[leaf], {})[leaf] = self.sums[leaf]
-        self.messages += by_sender.items()
+    def work(self, here: Here, message: Message | None) -> None:
+        """As the service does: answer at once, or when all has ended."""
+        if not here.wave.engage():
+            assert message is not None
+            self.answer(message, [])
+        else:
+            here.owes = message
+        self.drive(here)
 
-    def is_reached_on(self, worker: int, leaf: int) -> bool:
-        return any(leaf in self.program.made_of[start] for start in self.mine[worker])
+    def drive(self, here: Here) -> None:
+        if here.wave.is_running:
+            return
+        segment = here.machine.next_segment()
+        ready: set[Node] = set()
+        if segment is not None:
+            ready = self.nodes_of(here, segment)
+            here.in_hand, here.wave.is_running = segment, True
+        later = [leaf for leaf in here.new if ("leaf", leaf) not in ready]
+        here.new = [leaf for leaf in here.new if leaf not in later]
+        self.send(here, later, {})
+        self.look_up(here)
+
+    def nodes_of(self, here: Here, segment: Segment[int, Node]) -> set[Node]:
+        return set(here.live if segment.is_whole else segment.nodes)
+
+    def end(self, here: Here) -> None:
+        """End a segment, and send on what is complete."""
+        segment, here.in_hand = here.in_hand, None
+        assert segment is not None
+        nodes = self.nodes_of(here, segment)
+        here.ran.update(nodes)
+        for start in segment.starts:
+            here.entering["start", start] += here.gradients[start]
+        for node in sorted(nodes, reverse=True):  # starts before leaves
+            for child, _ in here.following(node):
+                assert child is not None
+                here.entering[child] += here.entering[node]
+        done = {
+            leaf: here.entering["leaf", leaf] for kind, leaf in nodes if kind == "leaf"
+        }
+        here.new = [leaf for leaf in here.new if leaf not in done]
+        self.send(here, [], done)
+        here.wave.is_running = False
+        self.drive(here)
+
+    def send(self, here: Here, asked: list[int], gradients: dict[int, int]) -> None:
+        by_sender: dict[int, Message] = {}
+        for leaf in (*asked, *gradients):
+            target = self.program.source[leaf]
+            message = by_sender.setdefault(target, Message(here.me, target))
+            if leaf in gradients:
+                message.gradients[leaf] = gradients[leaf]
+            else:
+                message.asked.append(leaf)
+        for message in by_sender.values():
+            self.post(here, message)
+
+    def post(self, here: Here, message: Message) -> None:
+        here.onward.add(message.target)
+        here.wave.outstanding += 1
+        self.messages.append(message)
+
+    def deliver(self, message: Message) -> None:
+        if message.answer is not None:
+            here = self.workers[message.source]
+            here.wave.outstanding -= 1
+            here.wave.hear(message.answer)
+            self.look_up(here)
+            return
+        here = self.workers[message.target]
+        if message.is_close:
+            self.close(here, message)
+            return
+        here.take_part(here.machine.want([*message.asked, *message.gradients]))
+        here.machine.arrive(message.gradients)
+        here.gradients |= message.gradients
+        self.travelled.update(message.gradients.keys())
+        self.values |= message.gradients
+        self.work(here, message)
+
+    def close(self, here: Here, message: Message | None) -> None:
+        if here.is_closed:
+            assert message is not None
+            self.answer(message, [])
+            return
+        here.is_closed = True
+        here.machine.rule_out()
+        for target in here.onward - {0, here.me}:
+            self.post(here, Message(here.me, target, is_close=True))
+        self.work(here, message)
+
+    def answer(self, message: Message, answer: Answer) -> None:
+        back = Message(message.source, message.target, answer=answer)
+        self.messages.append(back)
+
+    def look_up(self, here: Here) -> None:
+        if not here.wave.is_engaged or not here.wave.is_idle:
+            return
+        message, here.owes = here.owes, None
+        answer = here.wave.disengage(here.me, is_done=here.machine.is_done)
+        if message is not None:
+            self.answer(message, answer)
+            return
+        assert here.me == 0  # who began hears the last answer when all is quiet
+        assert not self.messages
+        assert not self.running
+        if here.wave.unfinished and not here.is_closed:
+            self.close(here, None)
+        else:
+            self.is_over = True
 
 
 @given(programs(), st.data())
-@settings(max_examples=200)
+@settings(max_examples=300)
 def test_every_pass_ends_with_the_right_gradients(
     program: Program, data: st.DataObject
 ) -> None:
     backward = Backward(program)
-    while backward.messages or backward.in_hand:
-        pending = len(backward.messages)
-        what = data.draw(st.integers(0, pending + len(backward.in_hand) - 1))
+    while backward.messages or backward.running:
+        assert not backward.is_over
+        pending, running = len(backward.messages), backward.running
+        what = data.draw(st.integers(0, pending + len(running) - 1))
         if what < pending:
-            backward.deliver(what)
+            backward.deliver(backward.messages.pop(what))
         else:
-            backward.end(what - pending)
-    event(f"{len(backward.cyclic)} workers in cycles")
-    assert all(machine.is_done for machine in backward.machines.values())
-    assert backward.arrived == program.gradients()
-    for worker in backward.machines.keys() - backward.cyclic:
-        assert backward.runs[worker] == 1
+            backward.end(running[what - pending])
+    root = backward.workers[0]
+    event("closed" if root.is_closed else "in one wave")
+    assert backward.is_over
+    assert not root.wave.unfinished
+    wanted = program.gradients()
+    assert backward.values | {ROOT: 1} == wanted
+    assert backward.travelled == Counter(wanted.keys() - {ROOT})
+    for here in backward.workers:
+        assert set(here.ran) == here.live
+        assert set(here.ran.values()) <= {1}
+
+
+@given(programs())
+@settings(max_examples=100)
+def test_a_program_all_of_which_is_used_takes_one_wave(program: Program) -> None:
+    """If no worker is passed through twice, and nothing is unused."""
+    used = set(program.starts())
+    ways = {
+        (program.source[start], program.source[leaf])
+        for start in used
+        for leaf in program.made_of[start]
+    }
+    for _ in range(len(ways)):
+        ways = {one for one in ways if any(one[1] == other[0] for other in ways)}
+    is_whole = used == set(program.source) and not ways
+    starts = Counter(program.source[start] for start in used)
+    backward = Backward(program)
+    while backward.messages or backward.running:
+        if backward.running:
+            backward.end(backward.running[0])
+        else:
+            backward.deliver(backward.messages.pop(0))
+    if is_whole and max(starts.values()) == 1:
+        assert not backward.workers[0].is_closed

@@ -215,7 +215,7 @@ def by_pickle() -> Iterator[Gadget]:
     yield Gadget(
         "pickle as the callable", request([ref(0)], [7, data, []], target=None)
     )
-    for service, method in (("optim", "create"), ("autograd", "discover")):
+    for service, method in (("optim", "create"), ("autograd", "advance")):
         control = value([1, ref(0)], [7, data, []])
         yield Gadget(service, frame(FrameKind.SERVICE, [service, method], control))
     notice = frame(FrameKind.NOTICE, ["rref", "gone"], value(ref(0), [7, data, []]))
@@ -398,7 +398,10 @@ JUNK: tuple[Any, ...] = (
 )
 METHODS = {
     "rref": ("register", "registered", "gone", "probe", "settled", "release"),
-    "autograd": ("discover", "gradients", "commit", "abort", "release"),
+    "autograd": (
+        *("advance", "close", "waits", "outcome", "join"),
+        *("commit", "abort", "release"),
+    ),
     "optim": (
         "create",
         "step",

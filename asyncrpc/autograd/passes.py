@@ -1,0 +1,547 @@
+"""Backward passes: how a worker begins one, and takes part in those of others.
+
+Gradients go out with the request to take part, as soon as nothing that has been sent in
+the context could still add to them; so a pass takes one message for each step of the
+way.  Where that is not known yet, a worker is only asked to find out who else takes
+part, and gets the gradient later.  Once all is quiet the worker that began knows who
+takes part; if somebody still waits to hear that, it is told (`close`).
+
+1.  `advance`: the tensors whose gradients come now, and those whose will come later.
+2.  `close`: nobody takes part but those who have been asked.  Often not needed.
+3.  `commit` or `abort`: gradients of parameters enter the context, or are dropped.
+
+Each crossing that takes part gets exactly one gradient (or word that there is none),
+the others get nothing: an unused result costs nothing, and nothing waits for it.  FAST
+skips the question: everything that was sent is expected to take part, as in torch; if
+it turns out that it does not, the pass fails, and says what it waits for.
+
+Source: pytorch/pytorch#23110 describes the exact ("SMART") mode and its difficulty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from asyncrpc.autograd.context import Context, ContextState, Pass, PassId, Sent
+from asyncrpc.autograd.engine import Engine, Keeping
+from asyncrpc.autograd.functions import (
+    CrossingId,
+    Received,
+    Recv,
+    edge_of,
+    leaves_of,
+)
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import (
+    AsyncRpcError,
+    AutogradError,
+    BackwardFailedError,
+    BackwardTimeoutError,
+    CallError,
+    InvalidContextError,
+    MalformedError,
+    NoGradientPathError,
+    RemoteError,
+    UsageError,
+)
+from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
+from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.worker import Worker
+
+SERVICE: Final = "autograd"
+EXPLAIN_S: Final = 1.0  # for the others to say what they wait for
+_RETAIN, _CREATE, _FAST = 1, 2, 4
+_ABORTED: Final = "the pass has been aborted"
+
+Ids = tuple[ContextId, PassId]
+
+
+class Passes:
+    """The part of autograd that runs backward passes."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.engine = Engine()
+        self._contexts: dict[ContextId, ContextState] = {}
+        self._serial = 0
+        self._handlers: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
+            "advance": self._on_advance,
+            "close": self._on_close,
+            "waits": self._on_waits,
+            "outcome": self._on_outcome,
+        }
+
+    def state(self, context: Context | ContextId) -> ContextState:
+        """Return the state of a context that is open.
+
+        Raises:
+            InvalidContextError: it is not, or never came here.
+        """
+        context_id = context.id if isinstance(context, Context) else context
+        state = self._contexts.get(context_id)
+        if state is None:
+            raise InvalidContextError(
+                f"autograd context {context_id} is not open on worker "
+                f"{self.worker.name!r}: it has ended, or no call brought it here"
+            )
+        return state
+
+    def _next(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    # --- the worker that begins ------------------------------------------------------
+
+    async def backward(
+        self,
+        context: Context,
+        roots: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor | None] | None,
+        keeping: Keeping,
+        deadline: Deadline | None,
+        *,
+        is_fast: bool,
+    ) -> None:
+        """Run a pass from local roots; see `asyncrpc.autograd.backward`."""
+        state = self.state(context)
+        given = _root_gradients(roots, gradients)
+        ids = context.id, (int(self.worker.incarnation), self._next())
+        one = state.join_pass(ids[1], self.worker.name, keeping)
+        limit = asyncio.timeout_at(None if deadline is None else deadline.at_s)
+        try:
+            self._add_roots(one, roots, given, is_fast=is_fast)
+            async with limit:
+                await self._work(one)
+                if one.wave.unfinished and not is_fast:
+                    await self._close(one)
+            if one.wave.unfinished:
+                await self._raise_stuck(one)
+        except BaseException as error:
+            is_late = deadline is not None and limit.expired()
+            waits = "; ".join(await self._waits(one, [])) if is_late else ""
+            self._finish(ids, commit=False)
+            if deadline is not None and is_late:
+                raise BackwardTimeoutError(
+                    f"the pass took more than {deadline.allowed_s:g} s: {waits}",
+                    worker=self.worker.name,
+                    context_id=str(context.id),
+                ) from error
+            if not isinstance(error, Exception) or _is_ours(error):
+                raise
+            raise self._failed(context.id, error) from error
+        self._finish(ids, commit=True)
+
+    def _add_roots(
+        self,
+        one: Pass,
+        roots: Sequence[torch.Tensor],
+        given: Sequence[torch.Tensor],
+        *,
+        is_fast: bool,
+    ) -> None:
+        """Make the roots starts, under ids that no message has."""
+        message = MessageId(Incarnation(0), 0)
+        crossings = [CrossingId(message, index) for index in range(len(roots))]
+        for crossing, root in zip(crossings, roots, strict=True):
+            edge = one.edges[crossing] = edge_of(root)
+            one.machine.add_root(crossing, edge.node)
+        one.is_fast = is_fast
+        also = one.machine.want(one.machine.unsettled) if is_fast else []
+        one.take_part([*crossings, *also])
+        one.enter(dict(zip(crossings, given, strict=True)))
+
+    def _failed(self, context_id: ContextId, error: Exception) -> BackwardFailedError:
+        """Return what `backward` raises instead of an error."""
+        worker, text = self.worker.name, f"{type(error).__name__}: {error}"
+        if isinstance(error, RemoteError):
+            worker = error.worker
+            text = f"{error.remote_type}: {error.remote_message}"
+        elif isinstance(error, CallError):  # it is lost, or would not answer
+            worker = error.to or worker
+        return BackwardFailedError(
+            f"Error on worker {worker!r}: {text}",
+            worker=worker,
+            context_id=str(context_id),
+        )
+
+    def _finish(self, ids: Ids, *, commit: bool) -> None:
+        """Commit or abort a pass here, and on the workers that this one asked."""
+        context_id, pass_id = ids
+        state = self._contexts.get(context_id)
+        one = None if state is None else state.end_pass(pass_id, commit=commit)
+        if state is None or one is None:
+            return
+        if commit:
+            state.commit(one.flow.staged)
+        else:
+            one.abort(_ABORTED)
+        # The way the requests took, so those whom only others know learn of it too; on
+        # each link it comes after the request that made them take part.
+        for peer in one.onward:
+            if peer not in (self.worker.incarnation, pass_id[0]):
+                link = self.worker.directory.link_of(peer)
+                if link is not None:
+                    how = "commit" if commit else "abort"
+                    link.notify(SERVICE, how, [*context_id, *pass_id])
+
+    # --- taking part -----------------------------------------------------------------
+
+    async def _on_advance(self, link: Link, value: Any) -> list[list[int]]:
+        *ids_given, root, flags, asked, keys, gradients, history = value
+        context_id, pass_id = read_ids(ids_given)
+        state = self.state(context_id)
+        keeping = Keeping(bool(flags & _RETAIN), bool(flags & _CREATE))
+        is_new = pass_id not in state.passes
+        one = state.join_pass(pass_id, str(root), keeping)
+        one.check()
+        one.inward.add(link.peer.incarnation)
+        if is_new:
+            one.is_fast = bool(flags & _FAST)
+        coming, arrived = self._crossings(asked), self._crossings(keys)
+        for crossing in (*coming, *arrived):
+            if not one.machine.knows(crossing):
+                raise AutogradError(
+                    f"nothing was sent as {crossing} in context {context_id}; was the "
+                    "tensor received in another context?"
+                )
+        everything = one.machine.unsettled if is_new and one.is_fast else ()
+        one.take_part(one.machine.want([*coming, *arrived, *everything]))
+        if history is not None:
+            gradients = _with_history(state, link, gradients, history)
+        one.enter(dict(zip(arrived, gradients, strict=True)))
+        return await self._work(one)
+
+    def _crossings(self, keys: Iterable[Sequence[int]]) -> list[CrossingId]:
+        me = self.worker.incarnation
+        return [CrossingId(MessageId(me, int(one)), int(at)) for one, at in keys]
+
+    async def _work(self, one: Pass) -> list[list[int]]:
+        """Do what can be done; return the answer to who asked for it.
+
+        Raises:
+            Exception: why the pass has failed.
+        """
+        if not one.wave.engage():
+            if not one.wave.is_running:  # who runs it looks again
+                one.wave.is_running = True  # from now on: nobody may take us for idle
+                self._start(one, self._drive(one))
+            return []
+        if not one.wave.is_running:
+            one.wave.is_running = True
+            await self._drive(one)
+        await one.idle()
+        me = self.worker.incarnation
+        return one.wave.disengage(me, is_done=one.machine.is_done)
+
+    async def _drive(self, one: Pass) -> None:
+        """Run what is ready, until nothing is; send on what comes out."""
+        try:
+            while await self._run_segment(one):
+                one.check()
+        except asyncio.CancelledError:
+            one.fail(AutogradError(_ABORTED))
+            raise  # the thread goes on
+        except Exception as error:
+            one.wave.is_running = False
+            one.fail(error)
+            raise
+        one.wave.is_running = False
+        one.look_up()
+
+    async def _run_segment(self, one: Pass) -> bool:
+        """Run a segment, if one is ready; say whether it was."""
+        segment = one.machine.next_segment()
+        if segment is None:
+            self._send(one, list(one.new), [], {})
+            return False
+        if not segment.is_whole and one.new:
+            ready = set(leaves_of(segment.nodes)[1])
+            later = [leaf for leaf in one.new if leaf not in ready]
+            self._send(one, later, [], {})
+        starts = [(one.edges[key], one.arrived.pop(key)) for key in segment.starts]
+        job = partial(
+            self.engine.run, segment, starts, one.region, one.flow, one.keeping
+        )
+        received, leaving = await self.worker.run_in_thread(job)
+        one.check()
+        self._send(one, [], received, leaving)
+        return True
+
+    def _start(self, one: Pass, work: Coroutine[Any, Any, None]) -> None:
+        """Do something for a pass beside its requests; errors are the pass's."""
+
+        async def watched() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001  (whoever waits gets it)
+                one.fail(error)
+
+        task = self.worker.start_task(watched())
+        one.tasks.add(task)
+        task.add_done_callback(one.tasks.discard)
+
+    # --- asking others ---------------------------------------------------------------
+
+    def _send(
+        self,
+        one: Pass,
+        asked: Sequence[Received],
+        given: Sequence[Received],
+        gradients: Mapping[Received, torch.Tensor],
+    ) -> None:
+        """Ask the senders of received tensors to take part, or give them gradients."""
+        for leaf in (*asked, *given):
+            one.new.pop(leaf, None)
+        coming, going = _by_sender(asked), _by_sender(given)
+        for peer in coming | going:
+            leaves = going.get(peer, [])
+            found = [gradients.get(leaf) for leaf in leaves]
+            value = [
+                *one.ids[0],
+                *one.ids[1],
+                one.root,
+                _flags(one),
+                [leaf.crossing.key for leaf in coming.get(peer, [])],
+                [leaf.crossing.key for leaf in leaves],
+                found,
+                self._keep_history(one.state, peer, found),
+            ]
+            self._request(one, peer, "advance", value)
+
+    def _keep_history(
+        self,
+        state: ContextState,
+        peer: WorkerId,
+        gradients: Sequence[torch.Tensor | None],
+    ) -> list[Any] | None:
+        """Record gradients that have a history as what they are: tensors sent."""
+        having = [
+            (index, gradient)
+            for index, gradient in enumerate(gradients)
+            if gradient is not None and gradient.requires_grad
+        ]
+        if not having:
+            return None
+        message = MessageId(self.worker.incarnation, self._next())
+        state.sent[message] = Sent([edge_of(gradient) for _, gradient in having], peer)
+        return [message.serial, [index for index, _ in having]]
+
+    def _request(
+        self, one: Pass, peer: WorkerId, method: str, value: list[Any]
+    ) -> None:
+        one.onward[peer.incarnation] = peer
+        one.wave.outstanding += 1
+        one.unheard[peer.name] += 1
+        link = self.worker.directory.link_of(peer.incarnation)
+        if link is not None:
+            self._request_over(one, link, method, value)
+        else:
+            self._start(one, self._dial(one, peer, method, value))
+
+    async def _dial(
+        self, one: Pass, peer: WorkerId, method: str, value: list[Any]
+    ) -> None:
+        link = await self.worker.link_to(peer.name)
+        if link.peer.incarnation != peer.incarnation:
+            raise AutogradError(
+                f"worker {peer.name!r} has been restarted since it took part"
+            )
+        self._request_over(one, link, method, value)
+
+    def _request_over(
+        self, one: Pass, link: Link, method: str, value: list[Any]
+    ) -> None:
+        call = link.request_service(SERVICE, method, value)
+        call.add_done_callback(partial(self._on_answer, one, link.peer.name))
+
+    def _on_answer(self, one: Pass, name: str, call: asyncio.Future[Any]) -> None:
+        one.wave.outstanding -= 1
+        one.unheard[name] -= 1
+        error = AutogradError(_ABORTED) if call.cancelled() else call.exception()
+        if error is not None:
+            one.fail(error)
+            return
+        one.wave.hear(call.result())
+        one.look_up()
+
+    # --- who takes part is known -----------------------------------------------------
+
+    async def _close(self, one: Pass) -> list[list[int]]:
+        """Nobody takes part who has not been asked: go on, and tell the others."""
+        if one.is_settled:
+            return []
+        one.is_settled = True
+        one.machine.rule_out()
+        for peer in list(one.onward.values()):
+            if peer.incarnation not in (self.worker.incarnation, one.ids[1][0]):
+                self._request(one, peer, "close", [*one.ids[0], *one.ids[1]])
+        return await self._work(one)
+
+    async def _on_close(self, _link: Link, value: Any) -> list[list[int]]:
+        ids = read_ids(value)
+        state = self.state(ids[0])
+        one = state.passes.get(ids[1])
+        if one is None:
+            raise AutogradError(_ABORTED)
+        one.check()
+        return await self._close(one)
+
+    # --- what a pass waits for -------------------------------------------------------
+
+    async def _raise_stuck(self, one: Pass) -> None:
+        """All is quiet, and something still waits: say what."""
+        text = "; ".join(await self._waits(one, []))
+        if one.is_fast:
+            text += (
+                ". FAST takes every tensor that was sent in the context to be used by "
+                "the roots; use mode='smart'"
+            )
+        raise AutogradError(text)
+
+    async def _waits(self, one: Pass, path: list[int]) -> list[str]:
+        me, name = self.worker.incarnation, self.worker.name
+        lines = []
+        if one.wave.is_running:
+            lines.append(f"worker {name!r} runs its part of the graph")
+        for message, position in one.machine.waits_for:
+            sent = one.state.sent.get(message)
+            to = "" if sent is None else f" to {sent.to.name!r}"
+            lines.append(
+                f"worker {name!r} waits for the gradient of tensor {position} of "
+                f"message {message.serial}{to}"
+            )
+        here = [*path, me]
+        value = [*one.ids[0], *one.ids[1], here]
+        asked = {}
+        for peer in one.onward.values():
+            link = self.worker.directory.link_of(peer.incarnation)
+            if link is not None and peer.incarnation not in here:
+                asked[peer.name] = link.request_service(SERVICE, "waits", value)
+        if asked:
+            await asyncio.wait(asked.values(), timeout=EXPLAIN_S / (1 + len(path)))
+        for to, call in asked.items():
+            if call.done() and not call.cancelled() and call.exception() is None:
+                lines += call.result()
+            else:
+                call.cancel()
+                lines.append(f"worker {to!r} does not answer {name!r}")
+        return list(dict.fromkeys(lines))
+
+    async def _on_waits(self, _link: Link, value: Any) -> list[str]:
+        *ids_given, path = value
+        ids = read_ids(ids_given)
+        state = self.state(ids[0])
+        one = state.passes.get(ids[1])
+        return [] if one is None else await self._waits(one, path)
+
+    # --- workers that are lost -------------------------------------------------------
+
+    def _on_lost(
+        self, context_id: ContextId, state: ContextState, peer: WorkerId
+    ) -> None:
+        """A worker is lost: end its passes; ask how those ended that it told us of."""
+        for pass_id, one in list(state.passes.items()):
+            ids = context_id, pass_id
+            if pass_id[0] == peer.incarnation:
+                self._finish(ids, commit=False)
+            elif peer.incarnation in one.inward and one.root != self.worker.name:
+                self.worker.start_task(self._ask_outcome(ids, one.root))
+
+    async def _ask_outcome(self, ids: Ids, root: str) -> None:
+        """Nobody may tell us how a pass has ended: ask who began it."""
+        is_good = False
+        try:
+            link = await self.worker.link_to(root)
+            if link.peer.incarnation == ids[1][0]:
+                value = [*ids[0], *ids[1]]
+                is_good = bool(await link.request_service(SERVICE, "outcome", value))
+        except AsyncRpcError:
+            pass  # who began it is lost as well
+        self._finish(ids, commit=is_good)
+
+    async def _on_outcome(self, _link: Link, value: Any) -> bool:
+        context_id, pass_id = read_ids(value)
+        state = self._contexts.get(context_id)
+        return False if state is None else await state.outcome(pass_id)
+
+
+def _is_ours(error: Exception) -> bool:
+    """Say whether an error of autograd arose here, and so needs no more words."""
+    return isinstance(error, AutogradError) and not isinstance(error, RemoteError)
+
+
+def _flags(one: Pass) -> int:
+    keeping = one.keeping
+    return (
+        _RETAIN * keeping.retain_graph
+        | _CREATE * keeping.create_graph
+        | _FAST * one.is_fast
+    )
+
+
+def _by_sender(received: Iterable[Received]) -> dict[WorkerId, list[Received]]:
+    grouped: dict[WorkerId, list[Received]] = {}
+    for one in received:
+        grouped.setdefault(one.sender, []).append(one)
+    return grouped
+
+
+def _with_history(
+    state: ContextState,
+    link: Link,
+    gradients: Sequence[torch.Tensor | None],
+    history: Sequence[Any],
+) -> list[torch.Tensor | None]:
+    """Make gradients that have a history on another worker differentiable here."""
+    serial, indices = history
+    message = MessageId(link.peer.incarnation, int(serial))
+    found = list(gradients)
+    for position, index in enumerate(indices):
+        gradient = found[index]
+        if gradient is None:
+            raise MalformedError("a history of a gradient that is none")
+        one = Received(CrossingId(message, position), link.peer)
+        with torch.enable_grad():
+            found[index] = Recv.apply(  # type: ignore[no-untyped-call]
+                state.anchor, gradient, one
+            )
+    return found
+
+
+def _root_gradients(
+    roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
+) -> list[torch.Tensor]:
+    """Check the roots; return the gradient that each starts with."""
+    if not roots:
+        raise UsageError("backward needs at least one root")
+    if gradients is not None and len(gradients) != len(roots):
+        raise UsageError(f"{len(gradients)} gradients for {len(roots)} roots")
+    found: list[torch.Tensor] = []
+    for index, root in enumerate(roots):
+        if not isinstance(root, torch.Tensor):
+            raise UsageError(f"root {index} is a {type(root).__name__}, not a tensor")
+        if not root.requires_grad:
+            raise NoGradientPathError(
+                f"root {index} of shape {tuple(root.shape)} does not require a gradient"
+            )
+        gradient = None if gradients is None else gradients[index]
+        if gradient is None and (root.numel() != 1 or root.is_complex()):
+            raise UsageError(
+                f"root {index} of shape {tuple(root.shape)} is no real scalar: give "
+                "its gradient (gradients=[...])"
+            )
+        found.append(torch.ones_like(root) if gradient is None else gradient)
+    return found
+
+
+def read_ids(ids: Sequence[Any]) -> Ids:
+    """Read what names a pass in a message."""
+    if len(ids) != 4:  # noqa: PLR2004
+        raise MalformedError("a message about a pass without its ids")
+    creator, serial, *pass_id = (int(part) for part in ids)
+    return ContextId(Incarnation(creator), serial), (pass_id[0], pass_id[1])
