@@ -6,6 +6,8 @@ Each function is called there with a reference to the module, which is at home.
 from __future__ import annotations
 
 import contextvars
+import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -16,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from asyncrpc.autograd.service import AutogradService
 from asyncrpc.errors import Outcome, RejectedError, UsageError
+from asyncrpc.nn import interface as interfaces
 from asyncrpc.rref.handle import RRef
 from asyncrpc.runtime.calls.context import current_worker
 
@@ -72,6 +75,40 @@ async def parameters(
     return [RRef(parameter) for parameter in module.parameters(recurse)]
 
 
+async def named_parameters(
+    rref: RRef[nn.Module],
+    recurse: bool,  # noqa: FBT001  (travels in a call)
+) -> list[tuple[str, RRef[nn.Parameter]]]:
+    """Return a reference to each parameter, with its name."""
+    module = await rref.to_here()
+    found = module.named_parameters(recurse=recurse)
+    return [(name, RRef(parameter)) for name, parameter in found]
+
+
+async def check(
+    rref: RRef[nn.Module], interface: str, shapes: Sequence[interfaces.Shape]
+) -> None:
+    """Return if a module has the methods of an interface.
+
+    Raises:
+        UsageError: it lacks one, or has it with other parameters.
+    """
+    problems = list(interfaces.problems_of(await rref.to_here(), shapes))
+    if problems:
+        raise UsageError(f"the module is no {interface}: {'; '.join(problems)}")
+
+
+async def cast(rref: RRef[nn.Module], dtype: torch.dtype) -> None:
+    """Cast the module's floating-point parameters and buffers, in place."""
+    module = await rref.to_here()
+
+    def job() -> None:
+        with _steps_held_off():
+            module.to(dtype)
+
+    await _in_thread(job)
+
+
 async def train(
     rref: RRef[nn.Module],
     mode: bool,  # noqa: FBT001  (travels in a call)
@@ -80,18 +117,22 @@ async def train(
     (await rref.to_here()).train(mode)
 
 
-async def state(rref: RRef[nn.Module]) -> dict[str, torch.Tensor]:
+async def state(rref: RRef[nn.Module]) -> dict[str, Any]:
     """Return a copy of the state, of one moment, in the host's memory."""
     module = await rref.to_here()
 
-    def copy() -> dict[str, torch.Tensor]:
+    def job() -> dict[str, Any]:
         with _steps_held_off():
-            return {
-                name: value.to("cpu", copy=True)
-                for name, value in module.state_dict().items()
-            }
+            return {name: _copied(value) for name, value in module.state_dict().items()}
 
-    return await _in_thread(copy)
+    return await _in_thread(job)
+
+
+def _copied(value: Any) -> Any:
+    """Copy a tensor, or what a module's `get_extra_state` has put there."""
+    if isinstance(value, torch.Tensor):
+        return value.to("cpu", copy=True)
+    return copy.deepcopy(value)
 
 
 async def load_state(
@@ -110,18 +151,40 @@ async def load_state(
     return await _in_thread(load)
 
 
-async def forward(
-    rref: RRef[nn.Module], device: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+async def run_method(
+    rref: RRef[nn.Module],
+    device: str,
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> Any:
-    """Run a module that is on a device: values go there first, and come back after."""
+    """Run a plain method of a module on a device: values go there first, and back.
+
+    Raises:
+        RejectedError: the policy does not allow it.
+        UsageError: the method is no plain one: it does not run in a thread.
+    """
     module = await rref.to_here()
+    if not current_worker().functions.is_allowed_method(type(module), name):
+        kind = type(module).__qualname__
+        raise RejectedError(
+            f"{kind}.{name} is not exposed here; mark {kind} with @asyncrpc.expose, or "
+            "list it in Options.allow",
+            outcome=Outcome.NOT_EXECUTED,
+        )
+    method = getattr(module, name)
+    if inspect.iscoroutinefunction(method):
+        raise UsageError(
+            f"{type(module).__name__}.{name} is a coroutine function; on {device!r} "
+            "methods run in a thread, which also moves their tensors: make it plain"
+        )
     placed = torch.device(device)
 
     def run() -> Any:
         here, named = pytree.tree_map_only(
             torch.Tensor, lambda value: value.to(placed), (tuple(args), dict(kwargs))
         )
-        result = module(*here, **named)
+        result = method(*here, **named)
         return pytree.tree_map_only(torch.Tensor, lambda value: value.cpu(), result)
 
     return await _in_thread(run)

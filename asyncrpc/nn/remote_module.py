@@ -6,7 +6,8 @@
 
 It is no `nn.Module`.  One promises that its parameters are here: `parameters()`,
 `state_dict()` and `to()` of a model that contains this one would pass over them in
-silence.  What such a method would have to lie about is refused, by name.
+silence.  What such a method would have to lie about is refused, by name.  A method of
+the module's own is called by way of an interface (`typed`), or by name.
 
 Source: torch.distributed.nn.api.remote_module.
 """
@@ -14,12 +15,13 @@ Source: torch.distributed.nn.api.remote_module.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 import torch
 from torch import nn
 
 from asyncrpc.errors import UsageError
+from asyncrpc.nn import interface as interfaces
 from asyncrpc.nn import owner
 from asyncrpc.nn.placement import Placement
 from asyncrpc.rref.handle import RRef
@@ -27,8 +29,11 @@ from asyncrpc.runtime.calls.context import current_worker
 from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
 from asyncrpc.runtime.worker import Worker
 
+T = TypeVar("T")
+
 _ON_OWNER: Final = "do it in a function that is called on the owner with `module_rref`"
-_PARAMETERS: Final = "use `await m.remote_parameters()`"
+_STATE: Final = "use `await m.state_dict()`"
+_NAMED: Final = "use `await m.named_remote_parameters()`"
 _PLACED: Final = "make a new RemoteModule there, and load the state"
 
 
@@ -68,7 +73,7 @@ class RemoteModule:
     Source: torch.distributed.nn.RemoteModule.
     """
 
-    __slots__ = ("_device", "_rref")
+    __slots__ = ("__weakref__", "_device", "_rref")
 
     def __init__(
         self,
@@ -156,9 +161,7 @@ class RemoteModule:
 
         Source: torch.distributed.nn.RemoteModule.forward_async.
         """
-        if self._device == "cpu":
-            return self._rref.rpc_async()(*args, **kwargs)
-        return self._call(owner.forward, self._device, args, kwargs)
+        return self._start("__call__", args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module and block this thread until the result is there.
@@ -179,6 +182,72 @@ class RemoteModule:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, as `forward` does."""
         return self.forward(*args, **kwargs)
+
+    # --- its other methods -----------------------------------------------------------
+
+    async def typed(self, interface: Callable[..., T]) -> T:
+        """Return this module as an object of an interface, for typed calls.
+
+        An interface is an abstract class or a Protocol whose methods are declared
+        `async def`: here they are awaited, whatever they are on the module.  Type
+        checkers check the calls; the owner checks once that the module has the methods,
+        and that they take what the interface says.
+
+        What is returned keeps the module alive, and travels in calls as this object
+        does, to workers that can import the interface.
+
+        Args:
+            interface: the class.
+
+        Returns:
+            An instance of it.
+
+        Raises:
+            UsageError: it is no interface, or the module does not have its methods.
+            OwnerLostError: the owner is gone.
+            Exception: what the module's constructor raised.
+
+        Cancellation:
+            Nothing changes.
+
+        Example:
+            >>> class Encoder(Protocol):
+            ...     async def encode(self, x: Tensor, scale: float) -> Tensor: ...
+            >>> encoder = await m.typed(Encoder)
+            >>> y = await encoder.encode(x, scale=2.0)
+
+        Source: torch.distributed.nn.RemoteModule's `_module_interface_cls`, which is
+        for TorchScript.
+        """
+        shapes = interfaces.shapes_of(interface)
+        name = getattr(interface, "__name__", repr(interface))
+        await self._call(owner.check, name, shapes)
+        return interfaces.implemented(interface, self)
+
+    async def run_method(
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a method of the module by its name; see `typed` for checked calls.
+
+        Args:
+            name: of the method.
+            args: of the method; tensors are moved as by `forward_async`.
+            kwargs: likewise.
+
+        Returns:
+            What the method returned.
+
+        Raises:
+            AttributeError: there is none of the name.
+            Exception: what it raises.
+
+        Cancellation:
+            A coroutine function there is cancelled, a thread is not.
+        """
+        return await self._start(name, tuple(args), dict(kwargs or {}))
 
     # --- the module ------------------------------------------------------------------
 
@@ -208,6 +277,57 @@ class RemoteModule:
         """
         found: list[RRef[nn.Parameter]] = await self._call(owner.parameters, recurse)
         return found
+
+    async def named_remote_parameters(
+        self,
+        recurse: bool = True,  # noqa: FBT001, FBT002  (torch's)
+    ) -> list[tuple[str, RRef[nn.Parameter]]]:
+        """Return references to the parameters with their names, to make groups of.
+
+        Args:
+            recurse: also those of the modules inside.
+
+        Raises:
+            OwnerLostError: the owner is gone.
+            Exception: what the module's constructor raised.
+
+        Cancellation:
+            Nothing changes.
+
+        Example:
+            >>> named = await m.named_remote_parameters()
+            >>> biases = [one for name, one in named if name.endswith("bias")]
+        """
+        found: list[tuple[str, RRef[nn.Parameter]]] = await self._call(
+            owner.named_parameters, recurse
+        )
+        return found
+
+    async def to(self, dtype: torch.dtype) -> Self:
+        """Cast the module's parameters and buffers of floating point, in place.
+
+        All who share it see that.  The parameters stay the same objects, so references
+        to them hold.  An optimizer that has stepped keeps a state of the old type: make
+        a new one, as in torch.
+
+        Args:
+            dtype: of floating point.  A module does not change its device: others send
+                it their tensors by where they know it to be.
+
+        Raises:
+            UsageError: it is no dtype; the text says what to do for a device.
+            OwnerLostError: the owner is gone.
+
+        Cancellation:
+            The module may have been cast.
+        """
+        if not isinstance(dtype, torch.dtype):
+            raise UsageError(
+                f"RemoteModule.to({dtype!r}): a module stays where it is; {_PLACED}.  "
+                "to(dtype) casts it"
+            )
+        await self._call(owner.cast, dtype)
+        return self
 
     async def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  (torch's)
         """Set the module's mode; for all who share it.
@@ -263,6 +383,7 @@ class RemoteModule:
 
         Raises:
             RuntimeError: names or shapes do not fit; tensors that do may be changed.
+            OwnerLostError: the owner is gone.
 
         Cancellation:
             The state may have been loaded.
@@ -276,31 +397,47 @@ class RemoteModule:
 
     add_module = _Refused(_ON_OWNER)
     apply = _Refused(_ON_OWNER)
-    bfloat16 = _Refused(_ON_OWNER)
-    buffers = _Refused("use `await m.state_dict()`")
+    bfloat16 = _Refused("use `await m.to(torch.bfloat16)`")
+    buffers = _Refused(_STATE)
     children = _Refused(_ON_OWNER)
+    compile = _Refused("let what makes the module compile it")
     cpu = _Refused(_PLACED)
     cuda = _Refused(_PLACED)
-    double = _Refused(_ON_OWNER)
+    double = _Refused("use `await m.to(torch.float64)`")
     extra_repr = _Refused(_ON_OWNER)
-    float = _Refused(_ON_OWNER)
-    half = _Refused(_ON_OWNER)
+    float = _Refused("use `await m.to(torch.float32)`")
+    get_buffer = _Refused(_STATE)
+    get_extra_state = _Refused(_STATE)
+    get_parameter = _Refused(_NAMED)
+    get_submodule = _Refused(_ON_OWNER)
+    half = _Refused("use `await m.to(torch.float16)`")
+    ipu = _Refused(_PLACED)
     modules = _Refused(_ON_OWNER)
-    named_buffers = _Refused("use `await m.state_dict()`")
+    mtia = _Refused(_PLACED)
+    named_buffers = _Refused(_STATE)
     named_children = _Refused(_ON_OWNER)
     named_modules = _Refused(_ON_OWNER)
-    named_parameters = _Refused(_PARAMETERS)
-    parameters = _Refused(_PARAMETERS)
+    named_parameters = _Refused(_NAMED)
+    parameters = _Refused("use `await m.remote_parameters()`")
     register_backward_hook = _Refused(_ON_OWNER)
     register_buffer = _Refused(_ON_OWNER)
     register_forward_hook = _Refused(_ON_OWNER)
     register_forward_pre_hook = _Refused(_ON_OWNER)
     register_full_backward_hook = _Refused(_ON_OWNER)
+    register_full_backward_pre_hook = _Refused(_ON_OWNER)
+    register_load_state_dict_post_hook = _Refused(_ON_OWNER)
+    register_load_state_dict_pre_hook = _Refused(_ON_OWNER)
+    register_module = _Refused(_ON_OWNER)
     register_parameter = _Refused(_ON_OWNER)
+    register_state_dict_post_hook = _Refused(_ON_OWNER)
+    register_state_dict_pre_hook = _Refused(_ON_OWNER)
     requires_grad_ = _Refused(_ON_OWNER)
+    set_extra_state = _Refused("use `await m.load_state_dict(state)`")
+    set_submodule = _Refused(_ON_OWNER)
     share_memory = _Refused("its memory is on another worker")
-    to = _Refused(_PLACED)
-    type = _Refused(_ON_OWNER)
+    to_empty = _Refused(_PLACED)
+    type = _Refused("use `await m.to(dtype)`")
+    xpu = _Refused(_PLACED)
     zero_grad = _Refused(
         "gradients gather in autograd contexts; there is nothing to do"
     )
@@ -313,6 +450,14 @@ class RemoteModule:
 
     def __repr__(self) -> str:
         return f"<RemoteModule on '{self._rref.owner_name()}/{self._device}'>"
+
+    def _start(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallFuture[Any]:
+        """Start a method of the module, in one round trip."""
+        if self._device == "cpu":
+            return getattr(self._rref.rpc_async(), name)(*args, **kwargs)  # type: ignore[no-any-return]
+        return self._call(owner.run_method, self._device, name, args, kwargs)
 
     def _call(self, function: Callable[..., Any], *args: Any) -> CallFuture[Any]:
         """Start a function on the owner, with the module's reference."""

@@ -49,6 +49,15 @@ def owners_of(groups: Sequence[Group]) -> list[WorkerId]:
     return list(dict.fromkeys(one.owner_id for group in groups for one in group[_KEY]))
 
 
+def numbers_of(groups: Sequence[Group], owner: WorkerId) -> list[int]:
+    """Return the places of an owner's parameters among all, in its own order.
+
+    A place is what torch numbers parameters by: group by group, from 0.
+    """
+    listed = [one for group in groups for one in group[_KEY]]
+    return [at for at, one in enumerate(listed) if one.owner_id == owner]
+
+
 def part_of(group: Group, owner: WorkerId) -> Group:
     """Return a group with the parameters of one owner only."""
     return {**group, _KEY: [one for one in group[_KEY] if one.owner_id == owner]}

@@ -4,6 +4,13 @@ A step takes the gradients of one autograd context.  `.grad` is theirs for the t
 the step only, and only on the parameters of this optimizer: what was not reached in
 this context has none, so a gradient of an earlier step is never applied again, and a
 `.grad` that the program keeps there for itself is put back.
+
+A step that may raise keeps a copy of what it changes, and puts it back.  A copy costs
+about as much as a plain SGD step, so it is made only while it is not known that the
+step cannot raise.  torch's own optimizers refuse parameters and gradients of kinds that
+they do not support, sparse ones for instance: a parameter that has been stepped with a
+gradient of the same layout will be again.  What an optimizer of the user's does, nobody
+knows: it is copied at every step.
 """
 
 from __future__ import annotations
@@ -11,119 +18,279 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
 
 import torch
-from torch.autograd import (  # type: ignore[attr-defined]
-    _unsafe_preserve_version_counter as graph_versions_kept,
-)
+from torch.utils import _pytree as pytree
 
-from asyncrpc.autograd.engine import gradients_set_aside
 from asyncrpc.errors import OptimizerError
+from asyncrpc.optim.options import Changes, set_options
+from asyncrpc.optim.undo import Undo
 
-Gradients = Mapping[torch.Tensor, torch.Tensor]
+Gathered: TypeAlias = Mapping[torch.Tensor, torch.Tensor]
+# In the order of the parameters; None where the context has none.
+Gradients: TypeAlias = Sequence[torch.Tensor | None]
 
 _SMALLEST_NORM: Final = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds to the norm
 
 
-class LocalOptimizer:
-    """An optimizer, the schedulers of its learning rates, and the lock of its steps.
+class LocalParameters:
+    """Parameters of this worker, and the lock over them.
 
-    Every method may block, on the lock that backward passes of this worker take too:
-    to be called in a thread.
+    Every method but `gradients` may block, on the lock that backward passes of this
+    worker take too: to be called in a thread.
+
+    Attributes:
+        listed: the parameters, group by group.
+        keys: what tells them from others.
     """
+
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], lock: threading.Lock
+    ) -> None:
+        self._lock = lock  # over `.grad` of every parameter here
+        self._list(parameters)
+
+    def _list(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.listed = list(parameters)
+        self.keys = frozenset(id(one) for one in self.listed)
+
+    def gradients(self, gathered: Gathered) -> Gradients:
+        """Return those of the gradients that are of our parameters."""
+        return [gathered.get(one) for one in self.listed]
+
+    def values(self) -> list[torch.Tensor]:
+        """Return a copy of the parameters, of one moment, in the host's memory."""
+        with self._lock:
+            return [one.detach().to("cpu", copy=True) for one in self.listed]
+
+    def assign(self, values: Sequence[torch.Tensor], *, allow_stale: bool) -> None:
+        """Set the parameters."""
+        with self._lock, torch.no_grad():
+            for parameter, value in zip(self.listed, values, strict=True):
+                (parameter.data if allow_stale else parameter).copy_(value)
+
+    def undo(self) -> Undo:
+        """Return what puts everything back; it takes no lock."""
+        return Undo(self.listed)
+
+    def locked(self, job: Callable[[], Any]) -> Any:
+        """Run a job under the lock."""
+        with self._lock:
+            return job()
+
+
+class LocalOptimizer(LocalParameters):
+    """An optimizer, and what is known of it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, lock: threading.Lock) -> None:
         self._optimizer = optimizer
-        self._lock = lock  # over `.grad` of every parameter here
-        self._schedulers: list[Any] = []
+        self._is_torchs = is_of_torch(optimizer)
+        # Of each parameter: the layout of a gradient that it has been stepped with.
+        self._proven: list[torch.layout | None] = []
+        super().__init__((), lock)
+        self._look()
 
-    def gradients(self, gathered: Gradients) -> dict[torch.Tensor, torch.Tensor]:
-        """Return those of the gradients that are of our parameters."""
-        return {one: gathered[one] for one in self._parameters() if one in gathered}
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """torch's, or the user's."""
+        return self._optimizer
 
-    def step(self, gradients: Gradients, scale: float, *, allow_stale: bool) -> None:
+    def is_sure(self, gradients: Gradients) -> bool:
+        """Say whether a step with these gradients cannot raise."""
+        return self._is_torchs and all(
+            gradient is None or gradient.layout is layout
+            for gradient, layout in zip(gradients, self._proven, strict=True)
+        )
+
+    def step(
+        self,
+        gradients: Gradients,
+        scale: float,
+        differing: Changes,
+        *,
+        allow_stale: bool,
+    ) -> None:
         """Step with these gradients times `scale`, which they are not changed by.
 
         Args:
-            gradients: by parameter.
+            gradients: of each parameter.
             scale: what each is multiplied by.
+            differing: options to set before.
             allow_stale: hide the change from graphs that hold the parameters, so that
                 their backward passes are not refused.
+
+        Raises:
+            OptimizerError: the step raised where nothing could be foreseen, and may be
+                applied in part.
+            Exception: what the optimizer raised.  Nothing changed.
         """
-        parameters = self._parameters()
-        with self._lock, gradients_set_aside(parameters):
-            for parameter, gradient in gradients.items():
-                parameter.grad = gradient if scale == 1.0 else gradient * scale
-            with _versions_kept(parameters if allow_stale else ()):
-                self._optimizer.step()
+        with self._lock:
+            if not self.is_sure(gradients):
+                self._step_or_undo(gradients, scale, differing, allow_stale=allow_stale)
+                return
+            try:
+                set_options(self._optimizer, differing)
+                self._step(gradients, scale, allow_stale=allow_stale)
+            except BaseException as error:
+                raise OptimizerError(
+                    f"{type(error).__name__}: {error}; the step may be applied in part "
+                    "here: load the last checkpoint"
+                ) from error
+
+    def step_kept(
+        self,
+        gradients: Gradients,
+        scale: float,
+        differing: Changes,
+        *,
+        allow_stale: bool,
+    ) -> Undo:
+        """Step in the same way, and return what undoes it.
+
+        Raises:
+            Exception: what the optimizer raised.  Nothing changed.
+        """
+        with self._lock:
+            return self._step_or_undo(
+                gradients, scale, differing, allow_stale=allow_stale
+            )
+
+    def _step_or_undo(
+        self,
+        gradients: Gradients,
+        scale: float,
+        differing: Changes,
+        *,
+        allow_stale: bool,
+    ) -> Undo:
+        undo = self.undo()
+        try:
+            set_options(self._optimizer, differing)
+            self._step(gradients, scale, allow_stale=allow_stale)
+        except BaseException:
+            undo.run()
+            raise
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                self._proven[index] = gradient.layout
+        return undo
+
+    def _step(self, gradients: Gradients, scale: float, *, allow_stale: bool) -> None:
+        """Step with `.grad` set aside; the lock is held."""
+        if allow_stale:
+            with _on_aliases(self._optimizer) as aliases:
+                self._step_on(aliases, gradients, scale)
+        else:
+            self._step_on(self.listed, gradients, scale)
+
+    def _step_on(
+        self, parameters: Sequence[torch.Tensor], gradients: Gradients, scale: float
+    ) -> None:
+        before = [parameter.grad for parameter in parameters]
+        try:
+            for parameter, gradient in zip(
+                parameters, scaled(gradients, scale), strict=True
+            ):
+                parameter.grad = gradient
+            self._optimizer.step()
+        finally:
+            for parameter, own in zip(parameters, before, strict=True):
+                parameter.grad = own
+
+    def undo(self) -> Undo:
+        """Return what puts everything back; it takes no lock."""
+        return Undo(self.listed, self._optimizer)
+
+    def set_options(self, differing: Changes) -> None:
+        """Set options of groups, such as may make a step raise."""
+        with self._lock:
+            self._proven = [None] * len(self.listed)
+            set_options(self._optimizer, differing)
 
     def add_group(self, group: dict[str, Any]) -> None:
         """Take in one more group of parameters."""
         with self._lock:
             self._optimizer.add_param_group(group)
+            self._look()
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of the state, and of the schedulers': of one moment."""
+        """Return a copy of the state, of one moment, in the host's memory."""
         with self._lock:
-            own = copy.deepcopy(self._optimizer.state_dict())
-            schedulers = [copy.deepcopy(one.state_dict()) for one in self._schedulers]
-        return {"optimizer": own, "schedulers": schedulers}
+            copied = copy.deepcopy(self._optimizer.state_dict())
+        found: dict[str, Any] = in_host_memory(copied)
+        return found
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up a state that `state` returned.
 
         Raises:
-            ValueError: it is of other groups of parameters, or schedulers.
+            ValueError: it is of other groups of parameters.
         """
         with self._lock:
-            self._optimizer.load_state_dict(state["optimizer"])
-            for one, saved in zip(self._schedulers, state["schedulers"], strict=True):
-                one.load_state_dict(saved)
+            # torch checks no shape of it: a step with it may raise.
+            self._proven = [None] * len(self.listed)
+            self._optimizer.load_state_dict(dict(state))
 
-    def learning_rates(self) -> list[float]:
-        """Return the learning rate of each group."""
-        with self._lock:
-            return [float(group["lr"]) for group in self._optimizer.param_groups]
-
-    def set_learning_rate(self, rate: float, index: int | None) -> None:
-        """Set the learning rate of one group, or of all."""
-        with self._lock:
-            groups = self._optimizer.param_groups
-            for group in groups if index is None else [groups[index]]:
-                if isinstance(group["lr"], torch.Tensor):  # as `capturable` wants it
-                    group["lr"].fill_(rate)
-                else:
-                    group["lr"] = rate
-
-    def add_scheduler(
-        self, cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> int:
-        """Make a scheduler of the learning rates; return its index."""
-        with self._lock:
-            self._schedulers.append(cls(self._optimizer, *args, **kwargs))
-            return len(self._schedulers) - 1
-
-    def step_scheduler(self, index: int, args: Sequence[Any]) -> None:
-        """Step a scheduler."""
-        with self._lock:
-            self._schedulers[index].step(*args)
-
-    def _parameters(self) -> list[torch.Tensor]:
+    def _look(self) -> None:
+        """List the optimizer's parameters."""
         groups = self._optimizer.param_groups
-        return [parameter for group in groups for parameter in group["params"]]
+        self._list(one for group in groups for one in group["params"])
+        self._proven += [None] * (len(self.listed) - len(self._proven))
 
 
-def _versions_kept(
-    parameters: Sequence[torch.Tensor],
-) -> AbstractContextManager[None]:
-    """Return a context in which changes in place do not count as such."""
-    if not parameters:
-        return nullcontext()
-    kept: AbstractContextManager[None] = graph_versions_kept(tuple(parameters))
-    return kept
+def in_host_memory(tree: Any) -> Any:
+    """Return a tree of values with its tensors in the host's memory."""
+    return pytree.tree_map_only(torch.Tensor, lambda one: one.to("cpu"), tree)
+
+
+@contextmanager
+def _on_aliases(optimizer: torch.optim.Optimizer) -> Iterator[list[torch.Tensor]]:
+    """Let an optimizer change its parameters without their graphs' knowledge.
+
+    It works on tensors that share their memory and have version counters of their own.
+    To set the parameters' counters back afterwards would not do: a forward pass that
+    runs during the step, in another thread, would save a version that never was.
+    """
+    groups, state = optimizer.param_groups, optimizer.state
+    kept = [group["params"] for group in groups]
+    listed = [parameter for parameters in kept for parameter in parameters]
+    aliases = [parameter.data for parameter in listed]
+    pairs = list(zip(listed, aliases, strict=True))
+    try:
+        _rename(state, pairs)
+        left = iter(aliases)
+        for group, parameters in zip(groups, kept, strict=True):
+            group["params"] = [next(left) for _ in parameters]
+        yield aliases
+    finally:
+        for group, parameters in zip(groups, kept, strict=True):
+            group["params"] = parameters
+        _rename(state, [(alias, parameter) for parameter, alias in pairs])
+
+
+def _rename(
+    state: MutableMapping[Any, Any], pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    for old, new in pairs:
+        if old in state:
+            state[new] = state.pop(old)
+
+
+def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether a step runs torch's code only: no class, no hook of the user's."""
+    is_ours = type(optimizer).__module__.startswith("torch.optim.")
+    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return is_ours and not any(getattr(optimizer, name, None) for name in hooks)
 
 
 def check_parameters(values: Sequence[Any]) -> None:
@@ -145,18 +312,60 @@ def check_parameters(values: Sequence[Any]) -> None:
             )
 
 
-def squared_norm(gradients: Gradients) -> float:
-    """Return the sum of the squares of all elements, in double precision.
+def scaled(gradients: Gradients, scale: float) -> Gradients:
+    """Return gradients times `scale`; the same ones if it is 1."""
+    if scale == 1.0:
+        return gradients
+    return [None if one is None else one * scale for one in gradients]
 
-    In the gradients' own, squares of half precision would overflow at a norm of 256.
+
+def squares(gradients: Gradients) -> list[float]:
+    """Return numbers whose sum is, exactly, that of the squared norms of gradients.
+
+    In double precision: in the gradients' own, squares of half precision would overflow
+    at a norm of 256.  As nothing is lost, the norm over all owners is the same to the
+    last bit, however the parameters are spread over them.
     """
-    return math.fsum(_norm(gradient) ** 2 for gradient in gradients.values())
+    norms: dict[torch.device, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        if gradient is not None:
+            norms.setdefault(gradient.device, []).append(_norm(gradient))
+    # One wait for each device, not for each gradient.
+    listed = [norm for found in norms.values() for norm in torch.stack(found).tolist()]
+    return exact_sum([norm * norm for norm in listed])
 
 
-def _norm(gradient: torch.Tensor) -> float:
+def norm_of(parts: Iterable[float]) -> float:
+    """Return the norm of gradients, of one owner's `squares` or of several'."""
+    return math.sqrt(math.fsum(parts))
+
+
+def exact_sum(values: Sequence[float]) -> list[float]:
+    """Return a few numbers with the same sum as many, without rounding.
+
+    Source: Shewchuk, 1997, as math.fsum does it inside.
+    """
+    if not all(math.isfinite(value) for value in values):
+        return [sum(values)]
+    parts: list[float] = []
+    for value in values:
+        carried, kept = value, []
+        for part in parts:
+            high = carried + part
+            large, small = sorted((carried, part), key=abs, reverse=True)
+            low = small - (high - large)
+            if low:
+                kept.append(low)
+            carried = high
+        parts = [*kept, carried]
+    return parts
+
+
+def _norm(gradient: torch.Tensor) -> torch.Tensor:
     dense = gradient.coalesce().values() if gradient.is_sparse else gradient
     real = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
-    return float(torch.linalg.vector_norm(real, dtype=torch.float64))
+    norm: torch.Tensor = torch.linalg.vector_norm(real, dtype=torch.float64)
+    return norm
 
 
 def scale_for(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from asyncrpc.errors import OptimizerError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim.service import SERVICE, OptimizerService
-from asyncrpc.runtime.calls.context import effective_deadline
+from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.worker import Worker
 
 T = TypeVar("T")
@@ -81,6 +81,29 @@ class Owners:
             raise OptimizerError(f"{problem}: {named(failed)}") from first
         return answers
 
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do work that our caller's cancellation passes by."""
+        task = self._worker.start_task(work)
+        task.add_done_callback(_seen)
+        return task
+
+    async def settle(
+        self, owners: Sequence[WorkerId], *, is_applied: bool
+    ) -> dict[WorkerId, BaseException]:
+        """End what owners keep; return the errors of those that could not be told.
+
+        The caller's deadline may have passed, which is no reason to leave it undone:
+        each message has the time that any call has.
+        """
+        token = deadline_var.set(None)
+        try:
+            _, failed = await try_each(
+                owners, lambda one: self.ask(one, "settle", is_applied)
+            )
+        finally:
+            deadline_var.reset(token)
+        return failed
+
     def let_go(self) -> None:
         """Queue a note to every owner that the optimizer is gone; from any thread."""
         worker = self._worker
@@ -111,6 +134,12 @@ async def try_each(
         else:
             answers[owner] = result
     return answers, failed
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    """Take note of an error: who started the task may have been cancelled."""
+    if not task.cancelled():
+        task.exception()
 
 
 def named(failed: Mapping[WorkerId, BaseException]) -> str:

@@ -1,41 +1,67 @@
 """The owner's side of distributed optimizers: their local parts, and steps on them.
 
 A step over several owners has two phases.  PREPARE asks each what gradients it has, and
-changes nothing: it keeps nothing either, so to abort is to send no COMMIT.  COMMIT
-applies them.  With one owner both are one message, `step`.
+whether its step might raise; it changes nothing and keeps nothing, so to abort is to
+send no COMMIT.  COMMIT applies them.  With one owner both are one message, `step`.
 
-No lock is held between the two, so two trainers that reach the owners in opposite
-orders cannot wait for each other.  None is needed: PREPARE reads the gradients of its
-own context, which no other context changes.  What is serialized is each owner's COMMIT,
-whole, by the lock that also keeps backward passes off `.grad`.
+If several owners' steps might raise, a COMMIT is also *kept*: the owner has what undoes
+it, and lets nobody else step on these parameters, until SETTLE says that all have
+applied it, or that one has not.  A trainer that dies in between has its steps undone.
+`begin` keeps in the same way, for optimizers that run at the trainer.
+
+Steps that are not kept wait for nobody: PREPARE reads the gradients of its own context,
+which no other context changes.  Each owner's COMMIT is serialized, whole, by turns and
+by the lock that also keeps backward passes off `.grad`.
 
 A COMMIT that has begun is completed: it runs in a thread, which nothing interrupts.
 """
 
 from __future__ import annotations
 
-import math
+import asyncio
+import contextvars
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import torch
 
 from asyncrpc.autograd.service import AutogradService
 from asyncrpc.errors import MalformedError, OptimizerError, Outcome, RejectedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.optim.local import (
+    Gathered,
     Gradients,
     LocalOptimizer,
+    LocalParameters,
     check_parameters,
+    in_host_memory,
+    norm_of,
     scale_for,
-    squared_norm,
+    squares,
 )
+from asyncrpc.optim.options import Changes, Options, can_travel, options_of
+from asyncrpc.optim.turns import TurnQueue
+from asyncrpc.optim.undo import Undo
 from asyncrpc.runtime.worker import Worker
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.links.link import Link
 
+T = TypeVar("T")
 SERVICE: Final = "optim"
 Key = tuple[int, int]  # who made it, and its number there: nobody else can name it
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A change that has been made here and may have to be undone."""
+
+    turn: int
+    local: LocalParameters
+    undo: Undo
 
 
 class OptimizerService:
@@ -46,20 +72,24 @@ class OptimizerService:
     def __init__(self, worker: Worker, autograd: AutogradService) -> None:
         self.worker = worker
         self._autograd = autograd
-        self._optimizers: dict[Key, LocalOptimizer] = {}
+        self._optimizers: dict[Key, LocalParameters] = {}
+        self._kept: dict[Key, _Kept] = {}
+        self._turns = TurnQueue()
         self._serial = 0
         self._handlers: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
             "create": self._create,
             "step": self._step,
             "prepare": self._prepare,
             "commit": self._commit,
+            "settle": self._settle,
+            "begin": self._begin,
+            "assign": self._assign,
+            "gradients": self._gradients,
+            "values": self._values,
             "add_group": self._add_group,
             "state": self._state,
             "load_state": self._load_state,
-            "rates": self._rates,
-            "set_rate": self._set_rate,
-            "add_scheduler": self._add_scheduler,
-            "step_scheduler": self._step_scheduler,
+            "set_options": self._set_options,
         }
 
     def next_serial(self) -> int:
@@ -71,6 +101,11 @@ class OptimizerService:
     def optimizers(self) -> int:
         """How many optimizers have a part here."""
         return len(self._optimizers)
+
+    @property
+    def turns(self) -> int:
+        """How many steps run here, are kept, or wait."""
+        return len(self._turns)
 
     # --- messages (Service) ----------------------------------------------------------
 
@@ -97,13 +132,18 @@ class OptimizerService:
         self._optimizers.pop((maker, serial), None)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        """Let go of what a dead worker made: nobody else can use it."""
+        """Let go of what a dead worker made, and undo what it has not settled."""
         for key in [key for key in self._optimizers if key[0] == peer.incarnation]:
             del self._optimizers[key]
+        for key in [key for key in self._kept if key[0] == peer.incarnation]:
+            kept = self._kept.pop(key)
+            with suppress(RejectedError):  # this worker ends too, and all with it
+                self._put_back(kept)
 
     async def close(self) -> None:
         """Let go of everything."""
         self._optimizers.clear()
+        self._kept.clear()
 
     # --- steps -----------------------------------------------------------------------
 
@@ -113,22 +153,23 @@ class OptimizerService:
         context_id: list[int],
         clip_norm: float | None,
         skip_nonfinite: bool,  # noqa: FBT001
-        allow_stale: bool,  # noqa: FBT001
+        commit: list[Any],
     ) -> list[Any]:
         """Prepare and commit in one: all parameters are here."""
-        local = self._find(key)
-        gathered = await self._gathered(context_id)
+        local = self._find_optimizer(key)
+        allow_stale, differing = commit
+        gradients = local.gradients(await self._gathered(context_id))
 
         def job() -> list[Any]:
-            gradients = local.gradients(gathered)
             needs_norm = clip_norm is not None or skip_nonfinite
-            norm = math.sqrt(squared_norm(gradients)) if needs_norm else None
+            norm = norm_of(squares(gradients)) if needs_norm else None
             scale = scale_for(norm, clip_norm, skip_nonfinite=skip_nonfinite)
             if scale is not None:
-                local.step(gradients, scale, allow_stale=allow_stale)
-            return [len(gradients), norm, scale is not None]
+                local.step(gradients, scale, differing, allow_stale=allow_stale)
+            return [_count(gradients), norm, scale is not None]
 
-        return await self.worker.run_in_thread(job)
+        turn = await self._turns.take(local.keys)
+        return await asyncio.shield(self._in_turn(turn, job))
 
     async def _prepare(
         self,
@@ -136,27 +177,126 @@ class OptimizerService:
         context_id: list[int],
         needs_norm: bool,  # noqa: FBT001
     ) -> list[Any]:
-        """Say how many gradients there are, and the square of their norm."""
-        gradients = self._find(key).gradients(await self._gathered(context_id))
-        if not needs_norm:
-            return [len(gradients), None]
-        squared = await self.worker.run_in_thread(partial(squared_norm, gradients))
-        return [len(gradients), squared]
+        """Vote: how many gradients, their squares, and whether the step cannot raise.
+
+        Raises:
+            OptimizerError: no step can be taken here.
+        """
+        local = self._find_optimizer(key)
+        gradients = local.gradients(await self._gathered(context_id))
+        parts: list[float] = []
+        if needs_norm:
+            parts = await self.worker.run_in_thread(partial(squares, gradients))
+        return [_count(gradients), parts, local.is_sure(gradients)]
 
     async def _commit(
         self,
         key: Key,
         context_id: list[int],
         scale: float,
+        is_kept: bool,  # noqa: FBT001
+        commit: list[Any],
+    ) -> None:
+        """Step; if it raises, everything here is as before."""
+        local = self._find_optimizer(key)
+        allow_stale, differing = commit
+        gradients = local.gradients(await self._gathered(context_id))
+        turn = await self._turns.take(local.keys)
+        given = gradients, scale, differing
+        if is_kept:
+            kept = partial(local.step_kept, *given, allow_stale=allow_stale)
+            await self._keep(key, turn, local, kept)
+        else:
+            job = partial(local.step, *given, allow_stale=allow_stale)
+            await asyncio.shield(self._in_turn(turn, job))
+
+    async def _settle(self, key: Key, is_applied: bool) -> None:  # noqa: FBT001
+        """End what is kept, if anything is."""
+        kept = self._kept.pop(key, None)
+        if kept is None:
+            return
+        if is_applied:
+            self._turns.end(kept.turn)
+        else:
+            await asyncio.shield(self._put_back(kept))
+
+    # --- for optimizers that run where they were made --------------------------------
+
+    async def _begin(self, key: Key) -> list[torch.Tensor]:
+        """Keep the parameters as they are; return their values."""
+        local = self._find(key)
+        turn = await self._turns.take(local.keys)
+        await self._keep(key, turn, local, partial(local.locked, local.undo))
+        return await self.worker.run_in_thread(local.values)
+
+    async def _assign(
+        self,
+        key: Key,
+        values: list[torch.Tensor],
         allow_stale: bool,  # noqa: FBT001
     ) -> None:
-        local = self._find(key)
-        gradients = local.gradients(await self._gathered(context_id))
+        kept = self._kept.get(key)
+        if kept is None:
+            raise OptimizerError("the parameters may be set between begin and settle")
         await self.worker.run_in_thread(
-            partial(local.step, gradients, scale, allow_stale=allow_stale)
+            partial(kept.local.assign, values, allow_stale=allow_stale)
         )
 
-    async def _gathered(self, context_id: list[int]) -> Gradients:
+    async def _gradients(self, key: Key, context_id: list[int]) -> Gradients:
+        local = self._find(key)
+        gradients = local.gradients(await self._gathered(context_id))
+        found: Gradients = await self.worker.run_in_thread(
+            partial(in_host_memory, gradients)
+        )
+        return found
+
+    async def _values(self, key: Key) -> list[torch.Tensor]:
+        return await self.worker.run_in_thread(self._find(key).values)
+
+    # --- turns, and what is kept -----------------------------------------------------
+
+    def _in_turn(self, turn: int, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a job in a thread; when it is done, and not before, its turn ends."""
+
+        def end(done: asyncio.Future[T]) -> None:
+            done.exception()  # who waited may have been cancelled
+            self._turns.end(turn)
+
+        work = self.worker.run_in_thread(job)
+        work.add_done_callback(end)
+        return work
+
+    async def _keep(
+        self, key: Key, turn: int, local: LocalParameters, job: Callable[[], Undo]
+    ) -> None:
+        """Run a job that returns what undoes it, and keep that and the turn.
+
+        Cancellation:
+            It is undone as soon as it is done: nobody would settle it.
+        """
+        work = self.worker.run_in_thread(job)
+        try:
+            undo = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(partial(self._unwanted, turn, local))
+            raise
+        except BaseException:
+            self._turns.end(turn)
+            raise
+        self._kept[key] = _Kept(turn, local, undo)
+
+    def _unwanted(
+        self, turn: int, local: LocalParameters, work: asyncio.Future[Undo]
+    ) -> None:
+        if work.exception() is None:
+            self._put_back(_Kept(turn, local, work.result()))
+        else:
+            self._turns.end(turn)
+
+    def _put_back(self, kept: _Kept) -> asyncio.Future[None]:
+        return self._in_turn(kept.turn, partial(kept.local.locked, kept.undo.run))
+
+    async def _gathered(self, context_id: list[int]) -> Gathered:
         creator, serial = context_id
         return await self._autograd.gathered(ContextId(Incarnation(creator), serial))
 
@@ -169,45 +309,41 @@ class OptimizerService:
         groups: list[dict[str, Any]],
         args: list[Any],
         kwargs: dict[str, Any],
-    ) -> None:
+    ) -> list[Any] | None:
+        """Make a local optimizer, or, without a class, list the parameters."""
+        resolved = [await _resolved(group) for group in groups]
+        lock = self._autograd.engine.lock
+        if cls is None:
+            listed = (one for group in resolved for one in group["params"])
+            self._optimizers[key] = LocalParameters(listed, lock)
+            return None
         self._check(cls)
-        local = [await _resolved(group) for group in groups]
+        context = contextvars.copy_context()  # it may ask where it is
+        made = await self.worker.run_in_thread(
+            lambda: checked(context.run(cls, resolved, *args, **kwargs))
+        )
+        self._optimizers[key] = LocalOptimizer(made, lock)
+        return [options_of(made), travelling(made.defaults)]
 
-        def job() -> LocalOptimizer:
-            return LocalOptimizer(
-                cls(local, *args, **kwargs), self._autograd.engine.lock
-            )
-
-        self._optimizers[key] = await self.worker.run_in_thread(job)
-
-    async def _add_group(self, key: Key, group: dict[str, Any]) -> None:
-        local = self._find(key)
+    async def _add_group(self, key: Key, group: dict[str, Any]) -> list[Options]:
+        """Take in a group; return the options of all."""
+        local = self._find_optimizer(key)
         resolved = await _resolved(group)
         await self.worker.run_in_thread(partial(local.add_group, resolved))
+        return options_of(local.optimizer)
 
     async def _state(self, key: Key) -> dict[str, Any]:
-        return await self.worker.run_in_thread(self._find(key).state)
+        return await self.worker.run_in_thread(self._find_optimizer(key).state)
 
-    async def _load_state(self, key: Key, state: dict[str, Any]) -> None:
-        await self.worker.run_in_thread(partial(self._find(key).load_state, state))
+    async def _load_state(self, key: Key, state: dict[str, Any]) -> list[Options]:
+        """Take up a state; return the options of all groups."""
+        local = self._find_optimizer(key)
+        await self.worker.run_in_thread(partial(local.load_state, state))
+        return options_of(local.optimizer)
 
-    async def _rates(self, key: Key) -> list[float]:
-        return await self.worker.run_in_thread(self._find(key).learning_rates)
-
-    async def _set_rate(self, key: Key, rate: float, index: int | None) -> None:
-        job = partial(self._find(key).set_learning_rate, rate, index)
-        await self.worker.run_in_thread(job)
-
-    async def _add_scheduler(
-        self, key: Key, cls: Any, args: list[Any], kwargs: dict[str, Any]
-    ) -> int:
-        self._check(cls)
-        job = partial(self._find(key).add_scheduler, cls, args, kwargs)
-        return await self.worker.run_in_thread(job)
-
-    async def _step_scheduler(self, key: Key, index: int, args: list[Any]) -> None:
-        job = partial(self._find(key).step_scheduler, index, args)
-        await self.worker.run_in_thread(job)
+    async def _set_options(self, key: Key, differing: Changes) -> None:
+        local = self._find_optimizer(key)
+        await self.worker.run_in_thread(partial(local.set_options, differing))
 
     def _check(self, cls: Any) -> None:
         """Refuse to call what peers may not call.
@@ -222,7 +358,7 @@ class OptimizerService:
                 outcome=Outcome.NOT_EXECUTED,
             )
 
-    def _find(self, key: Key) -> LocalOptimizer:
+    def _find(self, key: Key) -> LocalParameters:
         found = self._optimizers.get(key)
         if found is None:
             raise OptimizerError(
@@ -232,9 +368,38 @@ class OptimizerService:
             )
         return found
 
+    def _find_optimizer(self, key: Key) -> LocalOptimizer:
+        found = self._find(key)
+        if not isinstance(found, LocalOptimizer):
+            raise MalformedError("this optimizer runs where it was made")
+        return found
+
 
 async def _resolved(group: dict[str, Any]) -> dict[str, Any]:
     """Return a group with the parameters themselves in place of references."""
     values = [await rref.to_here() for rref in group["params"]]
     check_parameters(values)
     return {**group, "params": values}
+
+
+def checked(made: Any) -> torch.optim.Optimizer:
+    """Return what a class or function has made, if it is an optimizer.
+
+    Raises:
+        OptimizerError: it is not.
+    """
+    if not isinstance(made, torch.optim.Optimizer):
+        raise OptimizerError(
+            f"a {type(made).__name__} was made; a DistributedOptimizer needs a class "
+            "or function that makes a torch.optim.Optimizer"
+        )
+    return made
+
+
+def travelling(options: Options) -> Options:
+    """Return those of the options that can travel."""
+    return {key: value for key, value in options.items() if can_travel(value)}
+
+
+def _count(gradients: Gradients) -> int:
+    return sum(one is not None for one in gradients)

@@ -6,6 +6,7 @@ Also: steps of many trainers, passes started elsewhere, and what owners keep how
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import math
 
@@ -27,10 +28,12 @@ from tests.numerics.groups import (
     STEPS,
     group_of,
     loss_of_a_peer,
+    make,
     optimizers_of,
     step_on_ones,
 )
-from tests.numerics.remote import PlainSGD, Scale, gathered, parameters_there, total
+from tests.numerics.optimizers import Crowded, Failing, Gated, train
+from tests.numerics.remote import Scale, gathered, parameters_there, total
 
 # --- all or nothing ------------------------------------------------------------------
 
@@ -46,8 +49,7 @@ async def test_a_gradient_that_is_not_finite_skips_the_step_everywhere(
         assert not result.is_applied
         assert not math.isfinite(result.grad_norm)
         assert all(bool((one == 1).all()) for one in await group.weights())
-        for state in (await optimizer.state_dict()).values():
-            assert state["optimizer"]["state"] == {}  # Adam has counted no step
+        assert (await optimizer.state_dict())["state"] == {}  # Adam counted no step
         assert (await step_on_ones(group, optimizer, skip_nonfinite=True)).is_applied
         assert not any(bool((one == 1).any()) for one in await group.weights())
 
@@ -80,25 +82,102 @@ async def test_an_owner_that_is_gone_keeps_all_from_stepping() -> None:
         assert left[0].tolist() == [1.0] * 3
 
 
-async def test_a_failure_while_applying_says_who_applied_and_who_did_not() -> None:
-    async with group_of("bc", Scale, (3,), (4,)) as group:
-        optimizer = DistributedOptimizer(PlainSGD, group.parameters, fails_at=4)
-        with pytest.raises(
-            OptimizerError,
-            match=r"applied on 'b', and failed on worker 'c'.*fails here",
-        ) as caught:
-            await step_on_ones(group, optimizer)
-        assert isinstance(caught.value.__cause__, ArithmeticError)
-        first, second = await group.weights()
-        assert first.tolist() == [0.9] * 3
-        assert second.tolist() == [1.0] * 4
+@pytest.mark.parametrize("on", ["b", "bc", "bca"])
+@pytest.mark.parametrize("at", [0, 2])
+async def test_a_step_that_fails_on_one_owner_is_applied_nowhere(
+    on: str, at: int
+) -> None:
+    """It fails on each in turn: whoever stepped before, and that one, is put back."""
+    for failing in on:
+        async with group_of(on) as group:
+            options = {"on": failing, "at": at}
+            optimizer = DistributedOptimizer(Failing, group.parameters, **options)
+            for _ in range(at):
+                assert (await step_on_ones(group, optimizer)).is_applied
+            before = await group.weights(), str(await optimizer.state_dict())
+            with pytest.raises(
+                OptimizerError,
+                match=rf"worker '{failing}'.* nothing was applied.*fails here",
+            ) as caught:
+                await step_on_ones(group, optimizer)
+            assert isinstance(caught.value.__cause__, ArithmeticError)
+            after = await group.weights(), str(await optimizer.state_dict())
+            assert str(after) == str(before)
+            assert [optimizers_of(one).turns for one in group.workers] == [0, 0, 0]
 
 
-async def test_a_failure_of_the_only_owner_names_it() -> None:
+async def test_what_torchs_own_refuse_is_applied_nowhere() -> None:
+    """Adam takes no sparse gradients; its step has run on the other owner by then."""
     async with group_of("b") as group:
-        optimizer = DistributedOptimizer(PlainSGD, group.parameters, fails_at=3)
-        with pytest.raises(OptimizerError, match=r"worker 'b', the only.*fails here"):
-            await step_on_ones(group, optimizer)
+        table = (
+            group.workers[0]
+            .peer("c")
+            .remote(torch.nn.Embedding, 4, 2, sparse=True, dtype=torch.float64)
+        )
+        rows = await parameters_there(table)
+        optimizer = DistributedOptimizer("Adam", [*group.parameters, *rows], lr=0.1)
+        async with context() as ctx:
+            row = await table.rpc_async()(torch.tensor([1]))
+            out = await group.modules[0].rpc_async()(torch.ones(3, dtype=torch.float64))
+            await backward(ctx, [row.sum() + out.sum()])
+            with pytest.raises(OptimizerError, match=r"'c', and nothing.*sparse"):
+                await optimizer.step(ctx)
+        assert (await group.weights())[0].tolist() == [1.0] * 3
+        assert (await optimizer.state_dict())["state"] == {}
+        del table, rows
+
+
+async def test_steps_that_must_wait_for_each_other_never_do_so_in_a_circle() -> None:
+    """Two that keep what undoes them, begun on the owners in opposite orders."""
+    async with group_of("bc") as group:
+
+        async def begin(order: int, at: int) -> int:
+            listed = group.parameters[::order]
+            options = {"lr": 1.0, "on": "c", "at": at}
+            optimizer = DistributedOptimizer(Failing, listed, **options)
+            applied = 0
+            for _ in range(8):
+                with contextlib.suppress(OptimizerError):
+                    await step_on_ones(group, optimizer)
+                    applied += 1
+            return applied
+
+        # The second fails from its fourth step on, in between the first one's.
+        counts = await asyncio.gather(begin(1, -1), begin(-1, 3))
+        assert list(counts) == [8, 3]
+        first, second = await group.weights()
+        assert torch.equal(first, second)
+        assert [optimizers_of(one).turns for one in group.workers] == [0, 0, 0]
+
+
+async def test_a_step_that_has_begun_is_completed_after_its_deadline() -> None:
+    async with group_of("bc") as group:
+        optimizer = await DistributedOptimizer(Gated, group.parameters, on="c")
+        Gated.gate.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncrpc.deadline(0.2):
+                await step_on_ones(group, optimizer)
+        Gated.gate.set()
+        assert (await step_on_ones(group, optimizer)).is_applied  # after the first
+        assert [one.tolist() for one in await group.weights()] == [[-1.0] * 3] * 2
+
+
+async def test_an_owner_that_takes_too_long_puts_its_step_back() -> None:
+    """It is given up while it runs in a thread there, which nothing interrupts."""
+    async with Cluster(3, options=asyncrpc.Options(rpc_timeout_s=0.5)) as workers:
+        with acting_as(workers[0]):
+            group = await make(workers, "bc", Scale)
+            optimizer = await DistributedOptimizer(Gated, group.parameters, on="c")
+            Gated.gate.clear()
+            with pytest.raises(OptimizerError, match=r"'c', and nothing.* no response"):
+                await step_on_ones(group, optimizer)
+            Gated.gate.set()
+            # This one has its turn when the first has been undone: it is the only one.
+            assert (await step_on_ones(group, optimizer)).is_applied
+            assert [one.tolist() for one in await group.weights()] == [[0.0] * 3] * 2
+            assert [optimizers_of(one).turns for one in workers] == [0, 0, 0]
+            group.modules.clear()
+            group.parameters.clear()
 
 
 async def test_a_step_cancelled_while_it_asks_is_applied_nowhere() -> None:
@@ -138,6 +217,16 @@ async def test_trainers_that_meet_the_owners_in_opposite_orders_all_get_through(
         for weights in await group.weights():
             wanted = torch.full((3,), 1 - 4 * steps * 0.01, dtype=torch.float64)
             torch.testing.assert_close(weights, wanted, rtol=1e-12, atol=1e-12)
+
+
+async def test_an_owner_takes_the_steps_of_many_trainers_one_at_a_time() -> None:
+    steps = 25
+    async with group_of("b") as group:
+        given = group.modules, group.parameters, Crowded, steps
+        own = train(*given)
+        others = [group.workers[0].peer(name).call(train, *given) for name in "abc"]
+        assert await asyncio.gather(own, *others) == [steps] * 4
+        assert (await group.weights())[0].tolist() == [1.0 - 4 * steps] * 3
 
 
 async def test_gradients_are_there_when_the_pass_was_started_by_another_worker() -> (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -64,3 +65,31 @@ async def test_a_stale_backward_runs_with_the_new_values_where_it_is_allowed() -
 async def test_a_stale_backward_is_refused_where_it_is_not() -> None:
     with pytest.raises(BackwardFailedError, match="modified by an inplace operation"):
         await crossed_passes(allow_stale=False)
+
+
+WEIGHTS: list[torch.Tensor] = []  # of the owner, which is in this process
+PRODUCTS: list[torch.Tensor] = []
+
+
+class Interrupted(torch.optim.SGD):
+    """Runs a trainer's forward pass when it has changed the parameters, in its step."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        with torch.enable_grad():
+            PRODUCTS.append(WEIGHTS[0] * WEIGHTS[0])
+
+
+async def test_a_forward_pass_during_a_stale_step_can_go_backward() -> None:
+    weight = torch.tensor(WEIGHT, requires_grad=True)
+    WEIGHTS[:], PRODUCTS[:] = [weight], []
+    async with Cluster(names=["owner"]) as (owner,):
+        with acting_as(owner):
+            optimizer = await DistributedOptimizer(Interrupted, [RRef(weight)], lr=0.1)
+            async with autograd.context() as ctx:
+                await autograd.backward(ctx, [weight * weight])
+                await optimizer.step(ctx, allow_stale=True)
+    PRODUCTS[0].backward()  # type: ignore[no-untyped-call]
+    once = WEIGHT - 0.1 * 2 * WEIGHT
+    assert weight.grad is not None
+    assert weight.grad.item() == pytest.approx(2 * once)

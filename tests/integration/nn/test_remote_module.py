@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import pickle
 import weakref
 from collections.abc import AsyncIterator
@@ -259,19 +260,103 @@ async def test_values_move_to_the_device_and_back() -> None:
         assert a.name == "a"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("parameters", "named_parameters", "buffers", "to", "cuda", "half", "apply"),
-        *("zero_grad", "requires_grad_", "register_forward_hook", "add_module"),
-    ],
-)
+OFFERED = {"eval", "forward", "load_state_dict", "state_dict", "to", "train"}
+METHODS = {
+    name
+    for name in dir(nn.Module)
+    if name[0] != "_" and inspect.isfunction(getattr(nn.Module, name))
+}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS - OFFERED))
 async def test_what_would_be_a_lie_is_refused_by_name(name: str) -> None:
+    """Every method that torch's modules have, so that none is missing in silence."""
     async with three_workers():
         module = RemoteModule("b", Doubling)
-        assert hasattr(nn.Module, name)
         with pytest.raises(UsageError, match=rf"has no {name}\(\).*another worker; "):
             getattr(module, name)()
+
+
+@pytest.mark.parametrize("name", sorted(OFFERED))
+def test_what_is_no_lie_is_there_by_its_name(name: str) -> None:
+    assert inspect.isfunction(getattr(RemoteModule, name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+async def test_it_is_cast_for_all_who_share_it(dtype: torch.dtype) -> None:
+    async with three_workers() as (a, _, _):
+        module = RemoteModule("b", Doubling)
+        (first, *_) = await module.remote_parameters()
+        assert await module.to(dtype) is module
+        assert {one.dtype for one in (await module.state_dict()).values()} == {dtype}
+        assert (await first.to_here()).dtype == dtype  # of before, and still the same
+        x = torch.ones(1, dtype=dtype)
+        result = await a.peer("c").call(forward_of, module, x)
+        assert result["out"].dtype == dtype
+        for place in ("cuda:0", torch.device("cpu")):
+            with pytest.raises(
+                UsageError, match=r"stays where it is; make a new Remote"
+            ):
+                await module.to(place)  # type: ignore[arg-type]
+        del first
+
+
+async def test_parameters_come_with_their_names() -> None:
+    async with three_workers():
+        module = RemoteModule("b", Doubling, (5.0,))
+        found = await module.named_remote_parameters()
+        assert [name for name, _ in found] == ["factor", "inner.weight", "inner.bias"]
+        assert (await found[0][1].to_here()).item() == 5.0
+        assert len(await module.named_remote_parameters(recurse=False)) == 1
+        biases = [one for name, one in found if name.endswith("bias")]
+        others = [one for name, one in found if not name.endswith("bias")]
+        groups: list[dict[str, Any]] = [
+            {"params": biases, "weight_decay": 0.0},
+            {"params": others},
+        ]
+        optimizer = await DistributedOptimizer("AdamW", groups, weight_decay=0.5)
+        decays = [one["weight_decay"] for one in optimizer.options.param_groups]
+        assert decays == [0.0, 0.5]
+        del found, biases, others, groups
+
+
+class Remembering(nn.Module):
+    """Has a state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = ["one"]
+
+    def get_extra_state(self) -> dict[str, list[str]]:
+        return {"words": self.words}
+
+    def set_extra_state(self, state: dict[str, list[str]]) -> None:
+        self.words = state["words"]
+
+
+async def test_a_state_that_is_no_tensor_travels_too() -> None:
+    async with three_workers():
+        module = RemoteModule("a", Remembering)
+        state: dict[str, Any] = await module.state_dict()
+        state["_extra_state"]["words"].append("two")  # a copy, also at home
+        assert (await module.state_dict())["_extra_state"] == {"words": ["one"]}
+        await module.load_state_dict(state)
+        assert (await module.state_dict())["_extra_state"] == {"words": ["one", "two"]}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+async def test_a_module_on_a_gpu_takes_and_gives_tensors_of_the_host() -> None:
+    async with three_workers():
+        module = await RemoteModule("b/cuda:0", Doubling, (3.0,))
+        x = torch.ones(2, requires_grad=True)
+        async with context() as ctx:
+            result = await module.forward_async(x, more=1.0)
+            assert result["out"].device.type == "cpu"
+            await backward(ctx, [result["out"].sum()])
+            assert get_gradients(ctx)[x].tolist() == [3.0, 3.0]
+        state = await module.state_dict()
+        assert {one.device.type for one in state.values()} == {"cpu"}
 
 
 async def test_it_cannot_be_pickled_out_of_a_call() -> None:

@@ -1,0 +1,121 @@
+"""The options of groups, such as the learning rate, where the optimizer was made.
+
+Here torch's schedulers set them; with each step the owners are told what has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn, TypeAlias
+
+import torch
+
+from asyncrpc.errors import UsageError
+
+Options: TypeAlias = dict[str, Any]
+# Of some groups, by index: only what differs.
+Changes: TypeAlias = list[tuple[int, Options]]
+
+_PARAMETERS: Final = frozenset({"params", "param_names"})  # of a group, no options
+
+
+class GroupOptions(torch.optim.Optimizer):
+    """The groups of a distributed optimizer without their parameters.
+
+    An optimizer to torch's schedulers, which change its options and nothing else.
+    """
+
+    def __init__(self, groups: Sequence[Options], defaults: Options) -> None:
+        super().__init__([{**group, "params": []} for group in groups], dict(defaults))
+
+    def step(self, closure: Any = None) -> NoReturn:
+        """Refuse: the parameters are not here.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "these are the options of a DistributedOptimizer, there for schedulers; "
+            "step with `await optimizer.step(ctx)`"
+        )
+
+    def note_step(self) -> None:
+        """Tell schedulers that a step has been taken: they warn if none was."""
+        self._opt_called = True  # where LRScheduler looks
+
+
+def options_of(optimizer: torch.optim.Optimizer) -> list[Options]:
+    """Return a copy of the options of each group, of what can travel."""
+    return [
+        {key: _copied(value) for key, value in options_in(group) if can_travel(value)}
+        for group in optimizer.param_groups
+    ]
+
+
+def options_in(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the options of a group: all but its parameters."""
+    return ((key, value) for key, value in group.items() if key not in _PARAMETERS)
+
+
+def can_travel(value: Any) -> bool:
+    """Say whether an option means the same on another worker."""
+    if isinstance(value, tuple | list):
+        return all(can_travel(part) for part in value)
+    plain = bool | int | float | complex | str | torch.Tensor
+    return value is None or isinstance(value, plain)
+
+
+def changes(now: Sequence[Options], known: Sequence[Options]) -> Changes:
+    """Return what is not as it is known to an owner."""
+    found = []
+    for index, (group, have) in enumerate(zip(now, known, strict=True)):
+        differing = {
+            key: value
+            for key, value in group.items()
+            if key not in have or not _is_same(value, have[key])
+        }
+        if differing:
+            found.append((index, differing))
+    return found
+
+
+def is_harmless(differing: Changes) -> bool:
+    """Say whether options differ by numbers only, which no step of torch's refuses."""
+    return all(_is_number(one) for _, values in differing for one in values.values())
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_number(part) for part in value)
+    return isinstance(value, float | int | torch.Tensor) and type(value) is not bool
+
+
+def set_options(optimizer: torch.optim.Optimizer, differing: Changes) -> None:
+    """Set options; one that is a tensor keeps its identity, as torch's schedulers do.
+
+    Raises:
+        IndexError: there is no such group.
+    """
+    for index, values in differing:
+        group = optimizer.param_groups[index]
+        for key, value in values.items():
+            have = group.get(key)
+            if isinstance(have, torch.Tensor):
+                with torch.no_grad():
+                    have.copy_(torch.as_tensor(value))
+            else:
+                group[key] = value
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return (
+            isinstance(one, torch.Tensor)
+            and isinstance(other, torch.Tensor)
+            and torch.equal(one, other)
+        )
+    return bool(one == other)

@@ -1,0 +1,95 @@
+"""The state of an optimizer over many owners, in the form of one in one process.
+
+torch numbers parameters group by group.  An owner's optimizer numbers its own; here
+these are put together, and taken apart, by their places among all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from asyncrpc.errors import UsageError
+from asyncrpc.ids import WorkerId
+from asyncrpc.optim.groups import Group, numbers_of
+from asyncrpc.optim.options import Options, options_in
+
+State: TypeAlias = dict[str, Any]
+
+
+def joined(
+    groups: Sequence[Group],
+    states: Mapping[WorkerId, State],
+    options: Sequence[Options],
+) -> State:
+    """Return one state, as torch's optimizer over all parameters would.
+
+    Args:
+        groups: of the references.
+        states: of the owners' optimizers.
+        options: of each group, which win over the owners'.
+
+    Raises:
+        UsageError: an optimizer keeps something that is no parameter's.
+    """
+    together: dict[int, Any] = {}
+    for owner, state in states.items():
+        places = numbers_of(groups, owner)
+        for number, value in state["state"].items():
+            if type(number) is not int:
+                raise UsageError(
+                    f"each owner's optimizer keeps {number!r}, which belongs to no "
+                    "parameter; take state_dict(per_owner=True)"
+                )
+            together[places[number]] = value
+    first = next(iter(states.values()))["param_groups"]
+    listed = []
+    place = 0
+    for group, known, own in zip(groups, first, options, strict=True):
+        after = place + len(group["params"])
+        params = {"params": list(range(place, after))}
+        listed.append({**dict(options_in(known)), **own, **params})
+        place = after
+    return {
+        "state": {place: together[place] for place in sorted(together)},
+        "param_groups": listed,
+    }
+
+
+def part_for(
+    groups: Sequence[Group], state: Mapping[str, Any], owner: WorkerId
+) -> State:
+    """Return one owner's part of a state."""
+    places = numbers_of(groups, owner)
+    own = {place: number for number, place in enumerate(places)}
+    listed = []
+    place = 0
+    for group, saved in zip(groups, state["param_groups"], strict=True):
+        after = place + len(group["params"])
+        params = [own[at] for at in range(place, after) if at in own]
+        listed.append({**dict(options_in(saved)), "params": params})
+        place = after
+    found = {own[at]: value for at, value in state["state"].items() if at in own}
+    return {"state": found, "param_groups": listed}
+
+
+def check_fits(groups: Sequence[Group], state: Mapping[str, Any]) -> None:
+    """Refuse a state of other parameters.
+
+    Raises:
+        UsageError: the numbers of groups or of parameters in them differ.
+    """
+    try:
+        saved = [len(group["params"]) for group in state["param_groups"]]
+        numbers = set(state["state"])
+    except (KeyError, TypeError) as error:
+        raise UsageError(
+            f"this is no state of an optimizer, it has no {error}; give what "
+            "state_dict() returned, here or from torch's optimizer"
+        ) from error
+    have = [len(group["params"]) for group in groups]
+    if saved != have or not numbers <= set(range(sum(have))):
+        raise UsageError(
+            f"the state is of groups of {saved} parameters, and the optimizer has "
+            f"groups of {have}"
+        )

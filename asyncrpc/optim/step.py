@@ -1,0 +1,60 @@
+"""What one step asks for, and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from asyncrpc.autograd.context import Context
+from asyncrpc.errors import UsageError
+
+Closure: TypeAlias = Callable[[Context], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step did.
+
+    Attributes:
+        is_applied: False if it was skipped, as `skip_nonfinite` asks.
+        gradients: parameters, over all owners, that had a gradient in the context; of
+            several evaluations, in the first.
+        grad_norm: of all gradients together, before clipping; None if neither
+            `clip_grad_norm` nor `skip_nonfinite` needed it; of the first evaluation.
+        loss: what the closure returned the first time; None without one.
+    """
+
+    is_applied: bool
+    gradients: int
+    grad_norm: float | None
+    loss: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one step asks for.
+
+    Attributes:
+        clip_norm: the largest norm of all gradients together; None: any.
+        skip_nonfinite: apply nothing if a gradient is infinite or NaN.
+        allow_stale: hide the change from graphs that hold the parameters.
+    """
+
+    clip_norm: float | None
+    skip_nonfinite: bool
+    allow_stale: bool
+
+    @property
+    def needs_norm(self) -> bool:
+        """Whether the norm of the gradients is asked for."""
+        return self.clip_norm is not None or self.skip_nonfinite
+
+    def check(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            UsageError: the norm is not positive.
+        """
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise UsageError(f"clip_grad_norm is positive, not {self.clip_norm!r}")

@@ -1,0 +1,47 @@
+"""Turns to change parameters, awaited: what `optim.machine` decides, carried out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Set as AbstractSet
+
+from asyncrpc.optim.machine import Turns
+
+
+class TurnQueue:
+    """The turns of one worker.  As many wait as there are calls in flight, no more."""
+
+    def __init__(self) -> None:
+        self._turns = Turns()
+        self._futures: dict[int, asyncio.Future[None]] = {}
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    async def take(self, keys: AbstractSet[int]) -> int:
+        """Wait for a turn on these parameters; return what ends it.
+
+        Cancellation:
+            The turn is given up; the next in line has it.
+        """
+        self._serial += 1
+        turn = self._serial
+        if self._turns.ask(turn, keys):
+            return turn
+        future = asyncio.get_running_loop().create_future()
+        self._futures[turn] = future
+        try:
+            await future
+        except asyncio.CancelledError:
+            self.end(turn)
+            raise
+        return turn
+
+    def end(self, turn: int) -> None:
+        """End a turn, or give up waiting for it."""
+        self._futures.pop(turn, None)
+        for following in self._turns.end(turn):
+            future = self._futures.pop(following)
+            if not future.done():  # else it has been cancelled, and ends by itself
+                future.set_result(None)
