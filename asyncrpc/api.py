@@ -14,7 +14,7 @@ from typing import Any
 from asyncrpc import runtime
 from asyncrpc.autograd import backward as backward_from
 from asyncrpc.autograd.context import Context
-from asyncrpc.autograd.modes import ModesPropagator
+from asyncrpc.autograd.modes import ThreadModes
 from asyncrpc.autograd.service import AutogradService
 from asyncrpc.errors import AlreadyStartedError, UsageError
 from asyncrpc.ids import WorkerInfo
@@ -46,7 +46,8 @@ class Worker(runtime.Worker):
         references.backward_from = _backward_from(autograd)
         self._rrefs = references
         self.references = references
-        self.propagators += [autograd, ModesPropagator()]
+        self.propagators.append(autograd)
+        self.thread_states.append(ThreadModes())
         for service in (references, autograd, OptimizerService(self, autograd)):
             self.add_service(service)
 

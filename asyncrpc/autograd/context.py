@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 
 from asyncrpc.autograd.engine import Flow, Keeping
-from asyncrpc.autograd.functions import CrossingId, Received, Region, following
+from asyncrpc.autograd.functions import CrossingId, Received, Region, following, total
 from asyncrpc.autograd.machine import LocalPass, Wave
 from asyncrpc.errors import AutogradError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
@@ -90,12 +90,10 @@ class ContextState:
         gradients: gathered and committed, by leaf tensor.
         passes: backward passes under way.
         ended: passes that are over, and whether they succeeded.
-        anchor: what makes received tensors require a gradient.
     """
 
     __slots__ = (
         "_pass_ended",
-        "anchor",
         "creator",
         "ended",
         "gradients",
@@ -113,7 +111,6 @@ class ContextState:
         self.gradients: dict[torch.Tensor, torch.Tensor] = {}
         self.passes: dict[PassId, Pass] = {}
         self.ended: dict[PassId, bool] = {}
-        self.anchor = torch.zeros((), requires_grad=True)
         self._pass_ended = asyncio.Event()
 
     def join_pass(self, pass_id: PassId, root: str, keeping: Keeping) -> Pass:
@@ -160,8 +157,7 @@ class ContextState:
         """Add the gradients of a pass that has succeeded everywhere."""
         for parameter, gradient in gradients.items():
             have = self.gradients.get(parameter)
-            total = gradient if have is None else have + gradient
-            self.gradients[parameter] = total
+            self.gradients[parameter] = total(have, gradient)
 
 
 class Pass:

@@ -16,17 +16,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
-from asyncrpc.autograd.functions import Received, Region, following, leaves_of
+from asyncrpc.autograd.functions import Received, Region, following, leaves_of, total
 from asyncrpc.autograd.machine import Segment
+
+# A run that may be short: of so many parameters, and each tensor of so many elements.
+_SMALL: Final = 16
+_SMALL_NUMEL: Final = 1 << 17
 
 Gradients = dict[torch.Tensor, torch.Tensor]
 Leaving = dict[Received, torch.Tensor]
@@ -62,8 +66,80 @@ class Flow:
     def enter(self, edge: GradientEdge, gradient: torch.Tensor) -> None:
         """Add a gradient to what enters a node."""
         key = edge.node, edge.output_nr
-        have = self.entering.get(key)
-        self.entering[key] = gradient if have is None else have + gradient
+        self.entering[key] = total(self.entering.get(key), gradient)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A segment that is to run, with all that enters it.
+
+    Attributes:
+        segment: what runs.
+        entering: gradients, by where they enter.
+        parameters: those among its nodes.
+        received: the received tensors among its nodes, whose gradients are complete
+            afterwards.
+        flow: where gradients of parameters go, and those that wait.
+        keeping: what is kept.
+    """
+
+    segment: Segment[Any, Node]
+    entering: Entering
+    parameters: Sequence[torch.Tensor]
+    received: Sequence[Received]
+    flow: Flow
+    keeping: Keeping
+
+    @property
+    def kind(self) -> Hashable:
+        """What tells it from runs that may take another time; None if nothing does.
+
+        None too for what may wait for something: nobody knows what hooks do.
+        """
+        parameters = self.parameters
+        if len(parameters) > _SMALL or torch.distributed.is_initialized():
+            return None  # torch's DistributedDataParallel waits for others
+        if any(one._backward_hooks or one.numel() > _SMALL_NUMEL for one in parameters):  # noqa: SLF001
+            return None
+        (node, _), gradient = next(iter(self.entering.items()))
+        if gradient.numel() > _SMALL_NUMEL:
+            return None
+        return (
+            type(node),
+            gradient.shape,
+            len(self.entering),
+            len(self.segment.nodes),
+            len(self.received),
+            *map(id, parameters),
+        )
+
+
+def prepare(
+    segment: Segment[Any, Node],
+    starts: Iterable[tuple[GradientEdge, torch.Tensor | None]],
+    region: Region,
+    flow: Flow,
+    keeping: Keeping,
+) -> Run:
+    """Gather what a segment needs to run.
+
+    Args:
+        segment: what is to run.
+        starts: where its gradients enter; None for a gradient that there is not.
+        region: the part of the graph that takes part.
+        flow: gradients on their way through the graph.
+        keeping: what is to be kept.
+    """
+    for edge, gradient in starts:
+        if gradient is not None:
+            flow.enter(edge, gradient)
+    if segment.is_whole:
+        entering, flow.entering = flow.entering, {}
+        return Run(segment, entering, region.parameters, region.received, flow, keeping)
+    here = set(segment.nodes)
+    keys = [key for key in flow.entering if key[0] in here]
+    entering = {key: flow.entering.pop(key) for key in keys}
+    return Run(segment, entering, *leaves_of(segment.nodes), flow, keeping)
 
 
 class Engine:
@@ -72,56 +148,34 @@ class Engine:
     def __init__(self) -> None:
         self.lock = threading.Lock()  # over `.grad` of every parameter here
 
-    def run(
-        self,
-        segment: Segment[Any, Node],
-        starts: Iterable[tuple[GradientEdge, torch.Tensor | None]],
-        region: Region,
-        flow: Flow,
-        keeping: Keeping,
-    ) -> tuple[list[Received], Leaving]:
-        """Run a segment.
+    def run(self, run: Run) -> Leaving:
+        """Run a segment; return the gradients of received tensors that have one."""
+        with self.lock:
+            return self._run(run)
 
-        Args:
-            segment: what runs.
-            starts: where its gradients enter; None for a gradient that there is not.
-            region: the part of the graph that takes part.
-            flow: where gradients of parameters go, and those that wait.
-            keeping: what is kept.
+    def run_at_once(self, run: Run) -> Leaving | None:
+        """Run a segment unless something else runs; then return None."""
+        if not self.lock.acquire(blocking=False):
+            return None
+        try:
+            return self._run(run)
+        finally:
+            self.lock.release()
 
-        Returns:
-            The received tensors whose gradient is complete now, and the gradients of
-            those that have one.
-        """
-        for edge, gradient in starts:
-            if gradient is not None:
-                flow.enter(edge, gradient)
-        if segment.is_whole:
-            parameters, received = region.parameters, region.received
-            entering, flow.entering = flow.entering, {}
-        else:
-            parameters, received = leaves_of(segment.nodes)
-            here = set(segment.nodes)
-            entering = {
-                key: flow.entering.pop(key)
-                for key in [key for key in flow.entering if key[0] in here]
-            }
-        if not entering:
-            return received, {}
-        with self.lock, gradients_set_aside(parameters) as gathered:
-            for one in received:
+    def _run(self, run: Run) -> Leaving:
+        with gradients_set_aside(run.parameters) as gathered:
+            for one in run.received:
                 one.take()  # a pass that failed, or was not ours, may have left some
-            _run(entering, segment, flow, keeping)
+            _run(run)
             # Here and not later: other passes go through the same nodes.
-            caught = [(one, one.take()) for one in received]
-        flow.staged.update(gathered)
-        return received, {one: found for one, found in caught if found is not None}
+            caught = [(one, one.take()) for one in run.received]
+        run.flow.staged.update(gathered)
+        return {one: found for one, found in caught if found is not None}
 
 
-def _run(
-    entering: Entering, segment: Segment[Any, Node], flow: Flow, keeping: Keeping
-) -> None:
-    edges = [GradientEdge(node, number) for node, number in entering]
+def _run(run: Run) -> None:
+    segment, keeping = run.segment, run.keeping
+    edges = [GradientEdge(node, number) for node, number in run.entering]
     inputs = None if segment.is_rest else [GradientEdge(one, 0) for one in segment.ends]
     create_graph = keeping.create_graph
     # What flows over the border is computed after the run, from what is kept.
@@ -133,14 +187,16 @@ def _run(
         borders = [stack.enter_context(_Border(node)) for node in segment.cuts]
         torch.autograd.backward(
             edges,
-            list(entering.values()),
+            list(run.entering.values()),
             retain_graph=retain_graph,
             create_graph=create_graph,
             inputs=inputs,
         )
+    if not borders:
+        return
     with torch.set_grad_enabled(create_graph):
         for border in borders:
-            border.pass_on(set(segment.nodes), flow)
+            border.pass_on(set(segment.nodes), run.flow)
 
 
 class _Border:

@@ -33,6 +33,14 @@ class CrossingId(NamedTuple):
         return [self.message.serial, self.position]
 
 
+def total(have: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
+    """Add a gradient to what there is, if there is any; each may be sparse."""
+    if have is None:
+        return more
+    # Torch adds a sparse tensor to a dense one, and not the other way round.
+    return more + have if have.is_sparse else have + more
+
+
 @dataclass(slots=True, eq=False)
 class Received:
     """A tensor that came from another worker, as a place where a pass leaves.
@@ -51,8 +59,7 @@ class Received:
         """Add a gradient to what is there."""
         if gradient is None:
             return
-        have = self.gradient
-        self.gradient = gradient if have is None else have + gradient
+        self.gradient = total(self.gradient, gradient)
 
     def take(self) -> torch.Tensor | None:
         """Return what is there, and forget it."""
@@ -129,21 +136,22 @@ class Region:
 
     def extend(self, edges: Iterable[GradientEdge]) -> list[Received]:
         """Add all that `edges` reach; return the received tensors that are new."""
-        known = len(self.received)
-        nodes = self.nodes
-        todo = [edge.node for edge in edges]
+        known, nodes = len(self.received), self.nodes
+        todo = list(
+            dict.fromkeys(edge.node for edge in edges if edge.node not in nodes)
+        )
+        nodes.update(todo)
         while todo:
             node = todo.pop()
-            if node in nodes:
-                continue
-            nodes.add(node)
             if type(node) is _RECV_NODE:
-                received: Received = node.received  # type: ignore[attr-defined]
-                self.received.append(received)
+                self.received.append(node.received)  # type: ignore[attr-defined]
                 continue  # behind it is only the anchor
-            following = node.next_functions
-            if following:
-                todo += [child for child, _ in following if child is not None]
-            elif (variable := getattr(node, "variable", None)) is not None:
+            after = node.next_functions
+            for child, _ in after:
+                # Looked up before it is kept: a graph is a chain more often than not.
+                if child is not None and child not in nodes:
+                    nodes.add(child)
+                    todo.append(child)
+            if not after and (variable := getattr(node, "variable", None)) is not None:
                 self.parameters.append(variable)
         return self.received[known:]

@@ -25,10 +25,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+import msgpack
 import torch
 
 from asyncrpc.autograd.context import Context, ContextState, Pass, PassId, Sent
-from asyncrpc.autograd.engine import Engine, Keeping
+from asyncrpc.autograd.engine import Engine, Keeping, Leaving, Run, prepare
 from asyncrpc.autograd.functions import (
     CrossingId,
     Received,
@@ -36,7 +37,8 @@ from asyncrpc.autograd.functions import (
     edge_of,
     leaves_of,
 )
-from asyncrpc.clock import Deadline
+from asyncrpc.autograd.pace import Pace
+from asyncrpc.clock import Deadline, now_s
 from asyncrpc.errors import (
     AsyncRpcError,
     AutogradError,
@@ -56,6 +58,7 @@ from asyncrpc.runtime.worker import Worker
 SERVICE: Final = "autograd"
 EXPLAIN_S: Final = 1.0  # for the others to say what they wait for
 _RETAIN, _CREATE, _FAST = 1, 2, 4
+_PLAN_FIELDS: Final = 9
 _ABORTED: Final = "the pass has been aborted"
 
 Ids = tuple[ContextId, PassId]
@@ -67,6 +70,8 @@ class Passes:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.engine = Engine()
+        self._pace = Pace()
+        self._anchor = torch.zeros((), requires_grad=True)  # so that `receive` is noted
         self._contexts: dict[ContextId, ContextState] = {}
         self._serial = 0
         self._handlers: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
@@ -192,7 +197,8 @@ class Passes:
     # --- taking part -----------------------------------------------------------------
 
     async def _on_advance(self, link: Link, value: Any) -> list[list[int]]:
-        *ids_given, root, flags, asked, keys, gradients, history = value
+        plan, gradients = value
+        *ids_given, root, flags, asked, keys, history = _unpack(plan)
         context_id, pass_id = read_ids(ids_given)
         state = self.state(context_id)
         keeping = Keeping(bool(flags & _RETAIN), bool(flags & _CREATE))
@@ -212,7 +218,7 @@ class Passes:
         everything = one.machine.unsettled if is_new and one.is_fast else ()
         one.take_part(one.machine.want([*coming, *arrived, *everything]))
         if history is not None:
-            gradients = _with_history(state, link, gradients, history)
+            gradients = self._with_history(link, gradients, history)
         one.enter(dict(zip(arrived, gradients, strict=True)))
         return await self._work(one)
 
@@ -264,13 +270,25 @@ class Passes:
             later = [leaf for leaf in one.new if leaf not in ready]
             self._send(one, later, [], {})
         starts = [(one.edges[key], one.arrived.pop(key)) for key in segment.starts]
-        job = partial(
-            self.engine.run, segment, starts, one.region, one.flow, one.keeping
-        )
-        received, leaving = await self.worker.run_in_thread(job)
+        run = prepare(segment, starts, one.region, one.flow, one.keeping)
+        leaving = await self._run(run) if run.entering else {}
         one.check()
-        self._send(one, [], received, leaving)
+        self._send(one, [], run.received, leaving)
         return True
+
+    async def _run(self, run: Run) -> Leaving:
+        """Run a segment: in a thread, or at once if its like is always short."""
+        pool, pace = self.worker.pool, self._pace
+        kind = None if pool.runs_here else run.kind
+        begun_s = now_s()
+        leaving = None
+        if kind is not None and pace.is_short(kind):
+            leaving = self.engine.run_at_once(run)
+        if leaving is None:
+            leaving = await self.worker.run_in_thread(partial(self.engine.run, run))
+        if kind is not None:
+            pace.note(kind, now_s() - begun_s)
+        return leaving
 
     def _start(self, one: Pass, work: Coroutine[Any, Any, None]) -> None:
         """Do something for a pass beside its requests; errors are the pass's."""
@@ -301,16 +319,17 @@ class Passes:
         for peer in coming | going:
             leaves = going.get(peer, [])
             found = [gradients.get(leaf) for leaf in leaves]
-            value = [
+            plan = [
                 *one.ids[0],
                 *one.ids[1],
                 one.root,
                 _flags(one),
                 [leaf.crossing.key for leaf in coming.get(peer, [])],
                 [leaf.crossing.key for leaf in leaves],
-                found,
                 self._keep_history(one.state, peer, found),
             ]
+            # Packed at once: the codec of values takes each number by itself.
+            value = [msgpack.packb(plan), found]
             self._request(one, peer, "advance", value)
 
     def _keep_history(
@@ -330,6 +349,32 @@ class Passes:
         message = MessageId(self.worker.incarnation, self._next())
         state.sent[message] = Sent([edge_of(gradient) for _, gradient in having], peer)
         return [message.serial, [index for index, _ in having]]
+
+    def _with_history(
+        self,
+        link: Link,
+        gradients: Sequence[torch.Tensor | None],
+        history: Sequence[Any],
+    ) -> list[torch.Tensor | None]:
+        """Make gradients that have a history on another worker differentiable here."""
+        serial, indices = history
+        message = MessageId(link.peer.incarnation, int(serial))
+        found = list(gradients)
+        for position, index in enumerate(indices):
+            gradient = found[index]
+            if gradient is None:
+                raise MalformedError("a history of a gradient that is none")
+            one = Received(CrossingId(message, position), link.peer)
+            found[index] = self.receive(gradient, one)
+        return found
+
+    def receive(self, tensor: torch.Tensor, received: Received) -> torch.Tensor:
+        """Give a tensor that has come a history: what catches its gradient."""
+        with torch.enable_grad():
+            result: torch.Tensor = Recv.apply(  # type: ignore[no-untyped-call]
+                self._anchor, tensor, received
+            )
+        return result
 
     def _request(
         self, one: Pass, peer: WorkerId, method: str, value: list[Any]
@@ -475,6 +520,17 @@ def _is_ours(error: Exception) -> bool:
     return isinstance(error, AutogradError) and not isinstance(error, RemoteError)
 
 
+def _unpack(plan: Any) -> list[Any]:
+    """Read what a request to take part says beside the gradients."""
+    try:
+        found = msgpack.unpackb(plan)
+    except (TypeError, ValueError, msgpack.UnpackException) as error:
+        raise MalformedError(f"a request of autograd that is none: {error}") from error
+    if type(found) is not list or len(found) != _PLAN_FIELDS:
+        raise MalformedError("a request of autograd with the wrong fields")
+    return found
+
+
 def _flags(one: Pass) -> int:
     keeping = one.keeping
     return (
@@ -489,28 +545,6 @@ def _by_sender(received: Iterable[Received]) -> dict[WorkerId, list[Received]]:
     for one in received:
         grouped.setdefault(one.sender, []).append(one)
     return grouped
-
-
-def _with_history(
-    state: ContextState,
-    link: Link,
-    gradients: Sequence[torch.Tensor | None],
-    history: Sequence[Any],
-) -> list[torch.Tensor | None]:
-    """Make gradients that have a history on another worker differentiable here."""
-    serial, indices = history
-    message = MessageId(link.peer.incarnation, int(serial))
-    found = list(gradients)
-    for position, index in enumerate(indices):
-        gradient = found[index]
-        if gradient is None:
-            raise MalformedError("a history of a gradient that is none")
-        one = Received(CrossingId(message, position), link.peer)
-        with torch.enable_grad():
-            found[index] = Recv.apply(  # type: ignore[no-untyped-call]
-                state.anchor, gradient, one
-            )
-    return found
 
 
 def _root_gradients(

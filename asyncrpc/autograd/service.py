@@ -10,7 +10,7 @@ Source: torch.distributed.autograd.
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from asyncrpc.autograd.context import (
     Sent,
     current_context_var,
 )
-from asyncrpc.autograd.functions import CrossingId, Received, Recv, edge_of
+from asyncrpc.autograd.functions import CrossingId, Received, edge_of
 from asyncrpc.autograd.passes import SERVICE, Passes, read_ids
 from asyncrpc.errors import AsyncRpcError, InvalidContextError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
@@ -42,7 +42,7 @@ class AutogradService(Passes):
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
-        self._ended: deque[ContextId] = deque(maxlen=ENDED_MAX)
+        self._ended: OrderedDict[ContextId, None] = OrderedDict()
 
     # --- contexts --------------------------------------------------------------------
 
@@ -74,17 +74,26 @@ class AutogradService(Passes):
             state.creator = creator
         return state
 
-    def release(self, context_id: ContextId) -> None:
-        """End a context here, and on every worker that it went on to."""
+    def release(self, context_id: ContextId, told_by: int = 0) -> None:
+        """End a context here, and on every worker that it went on to.
+
+        Args:
+            context_id: of the context.
+            told_by: the worker that knows already.
+        """
         state = self._contexts.pop(context_id, None)
         if state is None:
             return
-        self._ended.append(context_id)
+        self._ended[context_id] = None
+        if len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
         for pass_id in list(state.passes):
             one = state.end_pass(pass_id, commit=False)
             if one is not None:
                 one.abort("the autograd context was left")
         for peer in state.peers:
+            if peer.incarnation in (told_by, context_id.creator):
+                continue
             link = self.worker.directory.link_of(peer.incarnation)
             if link is not None:
                 link.notify(SERVICE, "release", list(context_id))
@@ -146,12 +155,8 @@ class AutogradService(Passes):
         positions = itertools.count()
 
         def receive(tensor: torch.Tensor) -> torch.Tensor:
-            one = Received(CrossingId(message, next(positions)), link.peer)
-            with torch.enable_grad():
-                result: torch.Tensor = Recv.apply(  # type: ignore[no-untyped-call]
-                    state.anchor, tensor, one
-                )
-            return result
+            crossing = CrossingId(message, next(positions))
+            return self.receive(tensor, Received(crossing, link.peer))
 
         return receive
 
@@ -176,7 +181,7 @@ class AutogradService(Passes):
     def on_notice(self, link: Link, method: str, value: Any) -> None:
         """End a pass or a context."""
         if method == "release":
-            self.release(ContextId(*value))
+            self.release(ContextId(*value), link.peer.incarnation)
         elif method in ("commit", "abort"):
             self._finish(read_ids(value), commit=method == "commit")
         else:

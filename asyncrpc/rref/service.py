@@ -134,12 +134,15 @@ class RRefService(Travel, OwnedValues):
         shared = self._shared_of(rref_id, self._owner_named(to))
         # Queued before any note of the handle's end, in whatever thread that comes.
         self._notes.append((self._created if shared.is_here else self._made, shared))
-        name = target if isinstance(target, str) else "a method"
-        call = self.worker.new_call(name.rpartition(":")[2], to)
+        name = target[-1] if isinstance(target, list) else target or "a callable"
+        call = self.worker.new_call(name.rpartition(":")[2], to, kind="remote")
         call.add_done_callback(_Keep(keep))
         handle = RRef._make(self.whole, shared)
+        meta = {"r": list(rref_id), **self.worker.meta_here()}
         self.worker.on_loop_thread(
-            lambda: self._begin_remote(shared, call, target, values, timeout_s, keep)
+            lambda: self._begin_remote(
+                shared, call, target, values, timeout_s, keep, meta
+            )
         )
         return handle
 
@@ -151,6 +154,7 @@ class RRefService(Travel, OwnedValues):
         values: Any,
         timeout_s: Any,
         of: RRef[Any] | None,
+        meta: dict[str, Any],
     ) -> None:
         rref_id = shared.rref_id
         refusal = self.refusal() if shared.is_here else None
@@ -169,7 +173,7 @@ class RRefService(Travel, OwnedValues):
                 target,
                 values,
                 timeout_s=timeout_s,
-                meta={"r": list(rref_id)},
+                meta=meta,
                 on_link=partial(self._bind, shared, of),
             )
         except (CallError, RRefError) as error:

@@ -28,6 +28,7 @@ from asyncrpc.runtime.links.link import Link
 class _Returned:
     """A function that gives a value which is here."""
 
+    __qualname__ = "to_here"  # what it is called by
     __slots__ = ("_value",)
 
     def __init__(self, value: Any) -> None:

@@ -36,22 +36,31 @@ def eager_task(
 def _step_at_once(
     loop: asyncio.AbstractEventLoop,
     coroutine: Coroutine[Any, Any, T],
-    context: contextvars.Context,
+    own: contextvars.Context,
 ) -> asyncio.Task[T]:
     """Make a task, and run the step that it wants its loop to run soon.
 
-    The loop's `call_soon` is hidden behind ours while the task is made; nobody else can
-    call it meanwhile: other threads use `call_soon_threadsafe`.
+    The loop's `call_soon` is hidden behind ours while the task is made.  Other threads
+    use `call_soon_threadsafe`; but finalizers may call it, for the collector may run at
+    any allocation.  What they want has not the context `own`, and is let through.
     """
     steps: list[Callable[[], object]] = []
+    call_soon = loop.call_soon
 
-    def take(step: Callable[[], object], **_context: object) -> None:
-        steps.append(step)
+    def take(
+        step: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle | None:
+        if context is own and not steps:
+            steps.append(step)
+            return None
+        return call_soon(step, *args, context=context)
 
     loop.call_soon = take  # type: ignore[method-assign, assignment]
     try:
-        task = asyncio.Task(coroutine, loop=loop, context=context)
+        task = asyncio.Task(coroutine, loop=loop, context=own)
     finally:
         del loop.call_soon
-    context.run(steps[0])
+    own.run(steps[0])
     return task

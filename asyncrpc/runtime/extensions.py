@@ -138,6 +138,26 @@ class Propagator(Protocol):
         """Set the context variables of the function that a request runs."""
 
 
+class ThreadState(Protocol):
+    """torch's state of a thread that travels with calls.
+
+    It is asked for in the thread that makes a call, even if that is sent from another
+    one, or later.
+    """
+
+    key: str  # as of a `Propagator`
+
+    def here(self) -> Any:
+        """Return what is to travel with a call of this thread, None for nothing."""
+
+    def surround(self, meta: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what a request runs in place of its function.
+
+        Raises:
+            MalformedError: what came cannot be read.
+        """
+
+
 class Service(Protocol):
     """A part of the worker that other workers send messages to."""
 

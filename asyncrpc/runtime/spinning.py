@@ -2,7 +2,9 @@
 
 What decides is in `machine.spin`.  To poll is to have one callback call itself again:
 the loop then looks at its sockets and never sleeps.  Everything else on the loop has
-its turn in between, and other threads can take the interpreter's lock each time.
+its turn in between.  While a function runs in a thread of this worker there is no
+polling: the thread needs the interpreter's lock again and again, and the loop would
+mostly have it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Final
 
 from asyncrpc.clock import now_s
 from asyncrpc.runtime.machine.spin import Spin
+from asyncrpc.runtime.threads import ThreadPool
 
 # How long it polls at most after a write.
 LIMIT_S: Final = 300e-6
@@ -21,15 +24,20 @@ LIMIT_S: Final = 300e-6
 class Spinner:
     """Polls for one worker; made only if its options want it."""
 
-    __slots__ = ("_loop", "_running", "_spin")
+    __slots__ = ("_loop", "_pool", "_running", "_spin")
 
-    def __init__(self, spin: Spin, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, spin: Spin, loop: asyncio.AbstractEventLoop, pool: ThreadPool
+    ) -> None:
         self._spin = spin
         self._loop = loop
+        self._pool = pool
         self._running = False
 
     def wait(self) -> None:
         """Something is awaited from now on: poll for it, if that pays."""
+        if self._pool.unfinished:
+            return
         if self._spin.on_wait(now_s()) and not self._running:
             self._running = True
             self._loop.call_soon(self._look)
@@ -39,7 +47,7 @@ class Spinner:
         self._spin.on_read(now_s())
 
     def _look(self) -> None:
-        if self._spin.on_look(now_s()):
+        if self._spin.on_look(now_s()) and not self._pool.unfinished:
             # The thread or the peer that is to answer may wait for this very core:
             # without this, two pollers on one core answer each other after 8 ms.
             os.sched_yield()
@@ -48,10 +56,12 @@ class Spinner:
             self._running = False
 
 
-def spinner_for(spin: str | float, loop: asyncio.AbstractEventLoop) -> Spinner | None:
+def spinner_for(
+    spin: str | float, loop: asyncio.AbstractEventLoop, pool: ThreadPool
+) -> Spinner | None:
     """Return what polls as `Options.spin` says, or None."""
     if spin in {"off", 0} or os.cpu_count() == 1:
         return None  # on a single core nobody could answer while we poll
     if spin == "adaptive":
-        return Spinner(Spin(LIMIT_S, adaptive=True), loop)
-    return Spinner(Spin(float(spin), adaptive=False), loop)
+        return Spinner(Spin(LIMIT_S, adaptive=True), loop, pool)
+    return Spinner(Spin(float(spin), adaptive=False), loop, pool)

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from asyncrpc.errors import RejectedError
 
@@ -31,7 +31,14 @@ _IDLE_S: Final = 10.0  # a spare that finds no work for so long ends
 
 
 class ThreadPool:
-    """Runs functions in threads and reports to one event loop."""
+    """Runs functions in threads and reports to one event loop.
+
+    Attributes:
+        unfinished: jobs that have not ended, as the loop knows.
+        runs_here: whether jobs run on the loop itself: so it is in a simulation.
+    """
+
+    runs_here: ClassVar[bool] = False
 
     def __init__(self, name: str, limit: int, loop: asyncio.AbstractEventLoop) -> None:
         self._name = name
@@ -42,7 +49,7 @@ class ThreadPool:
         # Written in C: a thread is woken by one lock.  None ends a thread.
         self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
-        self._unfinished = 0  # jobs, as the loop knows
+        self.unfinished = 0
         self._blocked = 0
         self._closed = False
         self._started = 0
@@ -68,13 +75,13 @@ class ThreadPool:
         if self._closed:
             raise RejectedError("the worker is closing")
         self._jobs.put((job, done))
-        self._unfinished += 1
-        if self._unfinished <= len(self._threads):
+        self.unfinished += 1
+        if self.unfinished <= len(self._threads):
             return
         with self._lock:
             if len(self._threads) - self._blocked < self._limit:
                 self._start_thread()
-        if self._unfinished > len(self._threads) and self._stall_timer is None:
+        if self.unfinished > len(self._threads) and self._stall_timer is None:
             self._ended_before = self._ended
             self._stall_timer = self._loop.call_later(STALL_S, self._on_stall_timer)
 
@@ -194,7 +201,7 @@ class ThreadPool:
         finished = self._finished
         while finished:
             done, result, error = finished.popleft()
-            self._unfinished -= 1
+            self.unfinished -= 1
             done(result, error)
 
     def _on_stall_timer(self) -> None:

@@ -39,6 +39,7 @@ from asyncrpc.runtime.extensions import (
     References,
     RemembersLost,
     Service,
+    ThreadState,
 )
 from asyncrpc.runtime.links.directory import Directory, check_listen_address
 from asyncrpc.runtime.links.host import HOST_ID
@@ -121,6 +122,7 @@ class Worker(Closing):
         self.functions = FunctionTable(self.options.policy, self.options.allow)
         self.references: References | None = None
         self.propagators: list[Propagator] = []
+        self.thread_states: list[ThreadState] = []
         self._services: dict[str, Service] = {}
         self._targets: dict[str, Target] = {}
         self._modes: dict[Callable[..., Any], Mode] = {}
@@ -161,7 +163,7 @@ class Worker(Closing):
         self.spinner = (
             None
             if self._network is not None
-            else spinner_for(self.options.spin, self.loop)
+            else spinner_for(self.options.spin, self.loop, self.pool)
         )
         self.receive_pool = ReceivePool(self.loop, self.options.receive_pool_bytes)
         self.inbound_credit = InboundCredit(

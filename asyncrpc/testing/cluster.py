@@ -48,6 +48,8 @@ _SECRET: Final = "a secret that every test knows"  # noqa: S105  (that is what i
 class InlinePool(ThreadPool):
     """Runs functions on the loop itself, one a turn: for loops without threads."""
 
+    runs_here = True
+
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name, 1, loop)
         self._waiting: deque[tuple[Job, Done]] = deque()

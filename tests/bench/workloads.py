@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tests.bench.harness import Row
+from tests.bench.training import CROSSINGS, NODES, TRAINERS
 
 CALLER, CALLEE = "caller", "callee"
 OUTSTANDING: Final = 256
@@ -40,13 +41,17 @@ class Kind(NamedTuple):
 # `pair`: two processes, each side with its defaults.  `tcp`: neither shared memory nor
 # Unix sockets.  `polling`: the loop polls while it waits.  `several`: callers 0, 2 and
 # 3 and one callee; eight callers are eight workers in the processes of these three.
-# `huge`: torch with huge pages, which it does not ask for by itself.
+# `huge`: torch with huge pages, which it does not ask for by itself.  `chain`: a worker
+# that trains, and three that have layers.  `trainers`: one that has the parameters, and
+# eight that train; the first only counts.
 KINDS: Final[Mapping[str, Kind]] = {
     "pair": Kind(2),
     "tcp": Kind(2),
     "polling": Kind(2, ("asyncrpc",)),
     "several": Kind(4),
     "huge": Kind(2, ("torch",), {"THP_MEM_ALLOC_ENABLE": "1"}),
+    "chain": Kind(4),
+    "trainers": Kind(2 + TRAINERS),
 }
 
 
@@ -149,7 +154,14 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     "group": _rate(f"{FAN_OUT_MIB} MiB to 3 peers, group", "GB/s", kind="several"),
     "rref": _rate("RRef: create, call, fetch", "1/s", 4.0),
     "rref_method": _rate("RRef: method on a kept one", "1/s", 4.0),
-    "autograd": _rate("remote Linear, forward to step", "steps/s"),
+    "autograd": _rate("remote Linear, forward to step", "steps/s", 1.5),
+    "train_two": _rate("(a) 2 layers on one worker", "steps/s", 1.5),
+    "train_chain": _rate("(b) chain over 3 workers", "steps/s", 1.5, "chain"),
+    "train_server": _rate(
+        f"(c) {TRAINERS} trainers, 1 server", "steps/s", 2.0, "trainers"
+    ),
+    "train_crossings": _rate(f"(d) {CROSSINGS} crossings, 1 pass", "passes/s", 1.5),
+    "train_nodes": _rate(f"(e) {NODES:,} nodes on one worker", "passes/s", 1.0),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgpack
 import pytest
 
 import asyncrpc
@@ -74,8 +75,18 @@ class TestDelays:
             _, b, _ = workers
             await ask(keepers["c"], "times", leaf())
             link = await b.link_to("c")
-            begun = [*ctx.id, b.incarnation, 1 << 40, "b", 0, [], [], [], None]
-            await link.request_service("autograd", "advance", begun)
+            begun: list[object] = [
+                *ctx.id,
+                b.incarnation,
+                1 << 40,
+                "b",
+                0,
+                [],
+                [],
+                None,
+            ]
+            value = [msgpack.packb(begun), []]
+            await link.request_service("autograd", "advance", value)
             asked = asyncio.create_task(ask(keepers["c"], "report"))
             await asyncio.sleep(1.0)
             assert not asked.done()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 
@@ -172,12 +174,14 @@ async def test_a_worker_asks_how_a_pass_has_ended_if_nobody_can_tell_it(
 
 
 def advance(
-    asked: list[Any] | None = None,
-    keys: list[Any] | None = None,
-    gradients: list[Any] | None = None,
+    ids: list[int],
+    asked: Sequence[Any] = (),
+    keys: Sequence[Any] = (),
+    gradients: Sequence[Any] = (),
 ) -> list[Any]:
-    """Return what follows the ids in a request to take part, with the graph kept."""
-    return ["a", 1, asked or [], keys or [], gradients or [], None]
+    """Return a request to take part, with the graph kept."""
+    plan = msgpack.packb([*ids, "a", 1, list(asked), list(keys), None])
+    return [plan, list(gradients)]
 
 
 def ids_of(ctx: Context, worker: Worker, serial: int = 1 << 40) -> list[int]:
@@ -197,7 +201,7 @@ async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
         link, _ = await open_on_b(workers, keepers)
         ids = ids_of(ctx, workers[0])
         link.notify("autograd", "abort", ids)
-        late = link.request_service("autograd", "advance", [*ids, *advance()])
+        late = link.request_service("autograd", "advance", advance(ids))
         with pytest.raises(asyncrpc.AutogradError, match="aborted"):
             await late
         async with asyncio.timeout(5):
@@ -205,21 +209,22 @@ async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "rest", "words"),
+    ("method", "asked", "words"),
     [
-        ("advance", advance([[1 << 40, 0]]), "nothing was sent as"),
-        ("close", [], "aborted"),
-        ("unheard", [], "does not answer 'unheard'"),
+        ("advance", [[1 << 40, 0]], "nothing was sent as"),
+        ("close", None, "aborted"),
+        ("unheard", None, "does not answer 'unheard'"),
     ],
 )
 async def test_a_request_that_makes_no_sense_is_refused(
-    method: str, rest: list[Any], words: str
+    method: str, asked: list[Any] | None, words: str
 ) -> None:
     async with group_of(2) as (workers, keepers), context() as ctx:
         link, y = await open_on_b(workers, keepers)
         ids = ids_of(ctx, workers[0])
+        value = ids if asked is None else advance(ids, asked)
         with pytest.raises(asyncrpc.RemoteError, match=words):
-            await link.request_service("autograd", method, [*ids, *rest])
+            await link.request_service("autograd", method, value)
         link.notify("autograd", "abort", ids)
         await backward(ctx, y.sum())
         assert (await ask(keepers["b"], "report")).gradients[0] is not None
@@ -232,8 +237,8 @@ async def test_a_gradient_that_comes_twice_is_refused() -> None:
         crossing = recv.received.crossing
         key = [crossing.message.serial, crossing.position]
         ids = ids_of(ctx, workers[0])
-        await link.request_service("autograd", "advance", [*ids, *advance([key])])
-        once = [*ids, *advance([], [key], [torch.ones_like(y)])]
+        await link.request_service("autograd", "advance", advance(ids, [key]))
+        once = advance(ids, [], [key], [torch.ones_like(y)])
         await link.request_service("autograd", "advance", once)
         with pytest.raises(asyncrpc.RemoteError, match="which awaits none"):
             await link.request_service("autograd", "advance", once)

@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from torch.autograd import profiler
+
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -25,6 +27,7 @@ from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target, mode_of
 from asyncrpc.runtime.calls.packing import PACK_HERE_BYTES_MAX
+from asyncrpc.runtime.calls.profiling import show_function
 from asyncrpc.runtime.extensions import Refused
 from asyncrpc.runtime.links.core import CODEC, NO_META, LinkCore
 from asyncrpc.serde import Encoded, compression_for_answer, describe_exception
@@ -185,10 +188,24 @@ class CalleeSide(LinkCore):
                 to=self.worker.name,
                 outcome=Outcome.NOT_EXECUTED,
             )
+        if inbound.meta:
+            target = self._surrounded(target, inbound.meta)
+        if profiler._is_profiler_enabled:  # noqa: SLF001
+            target = show_function(inbound, target)
         if is_stream:
             streams.serve(inbound, target, args, kwargs)
         else:
             inbound.run(target, args, kwargs)
+
+    def _surrounded(self, target: Target, meta: Meta) -> Target:
+        """Return what runs a function under the state of its caller's thread."""
+        function = target.function
+        for state in self.worker.thread_states:
+            if state.key in meta:
+                function = state.surround(meta[state.key], function)
+        if function is target.function:
+            return target
+        return Target(target.name, function, target.mode)
 
     def _named_target(self, target: list[Any]) -> Target:
         if len(target) != 2 or type(target[1]) is not str:  # noqa: PLR2004

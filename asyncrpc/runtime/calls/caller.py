@@ -33,7 +33,7 @@ from asyncrpc.serde import (
     compression_named,
     rebuild_exception,
 )
-from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind
+from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind, prefix
 from asyncrpc.wire.messages import Meta, pack_head, unpack_head
 
 if TYPE_CHECKING:
@@ -96,14 +96,15 @@ class CallerSide(LinkCore):
         common: CommonArguments,
         *,
         deadline: Deadline | None,
+        meta: dict[str, Any] | None = None,
     ) -> None:
         """Send a call whose arguments go to other peers, too; else as `start`."""
         budget_ns = self._budget_ns(call, deadline)
         compression = self._compression_of(call)
         if compression is not None:
-            self._pack_and_send(call, target, common, deadline, None, compression)
+            self._pack_and_send(call, target, common, deadline, meta, compression)
             return
-        encoded, call.pins, meta = self._encode_common(common, _LABELS)
+        encoded, call.pins, meta = self._encode_common(common, _LABELS, meta)
         self._send_request(call, target, encoded, budget_ns, deadline, meta)
 
     def _compression_of(self, call: CallFuture[Any]) -> Compression | None:
@@ -332,12 +333,16 @@ class CallerSide(LinkCore):
     def notify(self, service: str, method: str, value: Any) -> None:
         """Send a message to a part of the peer that wants no answer.
 
-        The value is plain (numbers, text, lists): no tensors, no references.
+        It goes with the next message, or in the loop's next turn.
+
+        Args:
+            service: the part.
+            method: the message's name.
+            value: plain (numbers, text, lists): no tensors, no references.
         """
         control = self.codec.encode(value).control
-        self.connection.send(
-            FrameKind.NOTICE, 0, head=pack_head([service, method]), control=control
-        )
+        head = pack_head([service, method])
+        self.connection.join(prefix(FrameKind.NOTICE, 0, head=head, control=control))
 
     def start_stream(
         self,
@@ -345,13 +350,14 @@ class CallerSide(LinkCore):
         target: str | None,
         value: tuple[list[Any], dict[str, Any]],
         deadline: Deadline | None,
+        meta: dict[str, Any] | None = None,
     ) -> None:
         """Ask for a stream; its items arrive in `inflow`.
 
         Raises:
             EncodeError: an argument cannot travel.  Nothing was sent.
         """
-        encoded, inflow.pins, meta = self._encode(list(value), None, _LABELS)
+        encoded, inflow.pins, meta = self._encode(list(value), meta, _LABELS)
         inflow.call_id = self.pending.open(inflow)
         nbytes = sum(one.nbytes for one in encoded.buffers)
         if nbytes > FREE_BYTES_MAX:

@@ -304,6 +304,7 @@ class _FanOut:
         self._target = target
         self._arguments = CommonArguments(values)
         self._deadline = deadline
+        self._meta = worker.meta_here()
 
     def start(self, futures: Sequence[CallFuture[Any]]) -> None:
         """Send to those that are connected, and begin to connect to the others.
@@ -331,7 +332,11 @@ class _FanOut:
 
     def _start_on(self, link: Link, future: CallFuture[Any]) -> None:
         link.start_common(
-            future, self._target, self._arguments, deadline=self._deadline
+            future,
+            self._target,
+            self._arguments,
+            deadline=self._deadline,
+            meta=dict(self._meta),
         )
 
     async def _connect(self, future: CallFuture[Any], dials: asyncio.Semaphore) -> None:

@@ -29,6 +29,7 @@ from asyncrpc.runtime.calls.futures import CallFuture
 
 if TYPE_CHECKING:
     import torch
+    from torch.autograd import profiler
 
     from asyncrpc.runtime.calls.credit import Claim
     from asyncrpc.runtime.links.link import Link
@@ -132,6 +133,7 @@ class InboundCall:
 
     Attributes:
         is_cancelled: whether the caller no longer wants the result.
+        shown: what a profiler shows of it, until it ends.
         claim: of a large request: what it holds of the worker's inbound bytes.
     """
 
@@ -147,6 +149,7 @@ class InboundCall:
         "meta",
         "pool",
         "rref_id",
+        "shown",
         "target",
         "task",
         "timer",
@@ -167,6 +170,7 @@ class InboundCall:
         self.pool: ThreadPool = link.worker.pool
         self.target: Target | None = None
         self.task: asyncio.Task[None] | None = None
+        self.shown: profiler.record_function | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.context: contextvars.Context = link.worker.context.copy()
         self.context.run(self._enter)
@@ -237,6 +241,9 @@ class InboundCall:
             self.timer = None
         if self.claim is not None:
             self.claim.let_go()
+        if self.shown is not None:
+            self.shown.__exit__(None, None, None)
+            self.shown = None
 
     def start_stream(self, coroutine: Any) -> None:
         """Run the coroutine that sends a stream's items, in this call's context."""

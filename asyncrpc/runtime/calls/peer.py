@@ -197,13 +197,14 @@ class Peer:
         worker = self._worker
         worker.check_running()
         target, values = worker.describe(function, args, kwargs)
+        meta = worker.meta_here()
         link = await worker.link_to(self.name)
         inflow = streams.Inflow(link, target or "a callable", self.name)
         deadline = effective_deadline(worker.options.rpc_timeout_s, worker.loop.time())
         items = streams.consume(
             link,
             inflow,
-            lambda limit: link.start_stream(inflow, target, values, limit),
+            lambda limit: link.start_stream(inflow, target, values, limit, meta),
             deadline,
         )
         try:

@@ -13,6 +13,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final, TypeVar
 
+import torch
+from torch.autograd import profiler
+
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -27,15 +30,21 @@ from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.calls.destination import Destination
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
 from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target, mode_of
+from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
 from asyncrpc.runtime.eager import eager_task
-from asyncrpc.runtime.extensions import References
+from asyncrpc.runtime.extensions import References, ThreadState
 from asyncrpc.runtime.links.directory import Directory
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
 from asyncrpc.serde import FunctionTable, describe_callable
 
 T = TypeVar("T")
+
+# Asked in every call, so without a look-up in torch: 90 ns together.  Inference mode
+# turns gradients off, too.
+_grad_is_on = torch.is_grad_enabled
+_any_autocast_is_on = torch._C._is_any_autocast_enabled  # noqa: SLF001
 
 AT_ONCE: Final = nullcontext()
 
@@ -52,6 +61,7 @@ class CallStarter:
     loop: asyncio.AbstractEventLoop
     directory: Directory
     references: References | None
+    thread_states: list[ThreadState]
     name: str
     _state: str
     beginning = 0  # calls that have been started and have no link yet
@@ -156,17 +166,18 @@ class CallStarter:
         if timeout_s is UNSET:
             timeout_s = self.options.rpc_timeout_s
         deadline = effective_deadline(timeout_s, self.loop.time())
+        meta = self.meta_here()
 
         def attempt() -> CallFuture[Any]:
             left_s = None
             if deadline is not None:
                 left_s = max(deadline.at_s - self.loop.time(), 0.0)
-            one = self.new_call(name, to)
+            one = self.new_call(name, to, kind="")
             one.options = options
             if options.out is not None:
                 one.destination = Destination(options.out)
             fresh = list(values[0]), dict(values[1])
-            self.begin(one, target, fresh, timeout_s=left_s)
+            self.begin(one, target, fresh, timeout_s=left_s, meta=dict(meta))
             return one
 
         def start() -> None:
@@ -191,13 +202,22 @@ class CallStarter:
         return known, values
 
     def new_call(
-        self, function: str, to: str, *, with_site: bool = False
+        self, function: str, to: str, *, with_site: bool = False, kind: str = "async"
     ) -> CallFuture[Any]:
-        """Make the future of a call that is to be started by `begin`."""
+        """Make the future of a call that is to be started by `begin`.
+
+        Args:
+            function: what it runs, for people to read.
+            to: name of the callee.
+            with_site: whether it remembers where it was made.
+            kind: what a profiler shows it as; "" shows nothing.
+        """
         self.check_running()
         call: CallFuture[Any] = CallFuture(loop=self.loop, function=function, to=to)
         if with_site:
             call.site = call_site(3)
+        if profiler._is_profiler_enabled and kind:  # noqa: SLF001
+            show_call(call, kind, self.name)
         return call
 
     def begin(
@@ -217,11 +237,14 @@ class CallStarter:
             target: as for `Link.start`, likewise the others.
             values: arguments and keyword arguments.
             timeout_s: seconds.
-            meta: what travels beside them.
+            meta: what travels beside them, `meta_here()` included; None: that alone.
             on_link: called with the link before the call is sent; what it raises is
                 raised, or fails the call if the link had to be waited for.
         """
+        if meta is None and (not _grad_is_on() or _any_autocast_is_on()):
+            meta = self.meta_here()
         if threading.get_ident() != self._thread_id:
+            meta = meta or {}
             self.loop.call_soon_threadsafe(
                 self._begin_later, call, target, values, timeout_s, meta, on_link
             )
@@ -317,6 +340,14 @@ class CallStarter:
             call.fail(error)
         finally:
             self.beginning -= 1
+
+    def meta_here(self) -> dict[str, Any]:
+        """Return what travels with a call because this thread makes it."""
+        return {
+            state.key: found
+            for state in self.thread_states
+            if (found := state.here()) is not None
+        }
 
     def on_loop_thread(self, action: Callable[[], None]) -> None:
         """Run `action` on the loop: now if this is its thread, else soon."""

@@ -480,6 +480,7 @@ class Connection(Resuming):
 
     def close(self, why: str = "") -> None:
         """Write what is queued, then end in order: the peer does not wait for us."""
+        self._write_ahead()
         if self._transport is not None and self.on_broken is not None:
             self._say_close(why)
         self._closing = True

@@ -24,6 +24,7 @@ from tests.bench.harness import (
     per_second,
 )
 from tests.bench.processes import report
+from tests.bench.sides import training_asyncrpc as training
 from tests.bench.sides import windows
 from tests.bench.sides.side import (
     Arguments,
@@ -177,30 +178,6 @@ async def kept_reference(budget: Budget) -> list[float]:
     return [per_second(await measure_async(one, budget))]
 
 
-async def parameter_rrefs(
-    rref: asyncrpc.RRef[w.Layer],
-) -> list[asyncrpc.RRef[torch.Tensor]]:
-    layer = await rref.to_here()  # the layer itself: this runs on its owner
-    return [asyncrpc.RRef(parameter) for parameter in layer.parameters()]
-
-
-async def training(budget: Budget) -> list[float]:
-    layer = asyncrpc.remote(w.CALLEE, w.Layer)
-    parameters = await asyncrpc.rpc_async(w.CALLEE, parameter_rrefs, args=(layer,))
-    optimizer = asyncrpc.optim.DistributedOptimizer(
-        torch.optim.SGD, parameters, lr=w.LEARNING_RATE
-    )
-    rows = torch.randn(w.BATCH, w.FEATURES)
-
-    async def step() -> None:
-        async with asyncrpc.autograd.context() as context:
-            loss = (await layer.rpc_async().forward(rows)).pow(2).mean()
-            await asyncrpc.autograd.backward(context, [loss])
-            await optimizer.step(context)
-
-    return [per_second(await measure_async(step, budget))]
-
-
 def measured(worker: asyncrpc.Worker) -> Mapping[str, Measured]:
     peer = worker.peer(w.CALLEE)
     found: dict[str, Measured] = {
@@ -219,7 +196,7 @@ def measured(worker: asyncrpc.Worker) -> Mapping[str, Measured]:
         "group": fan_out(worker),
         "rref": references,
         "rref_method": kept_reference,
-        "autograd": training,
+        **training.measured(),
     }
     for size in w.SIZES_MIB:
         found[f"send_{size}"] = bandwidth(peer, w.shape_of, size << 20)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed import autograd, optim, rpc
+from torch.distributed import rpc
 
 from tests.bench import workloads as w
 from tests.bench.harness import (
@@ -24,6 +24,7 @@ from tests.bench.harness import (
     per_second,
 )
 from tests.bench.processes import report
+from tests.bench.sides import training_torch as training
 from tests.bench.sides.side import (
     Arguments,
     name_of,
@@ -36,9 +37,6 @@ from tests.bench.sides.torch_windows import torch_window
 Measured = Callable[[Budget], list[float]]
 
 # torch does not type these.
-context: Any = autograd.context
-backward: Any = autograd.backward  # type: ignore[attr-defined]
-make_optimizer: Any = optim.DistributedOptimizer
 init_rpc: Any = rpc.init_rpc
 
 
@@ -113,25 +111,6 @@ def kept_reference(budget: Budget) -> list[float]:
     return [per_second(measure(lambda: rref.rpc_sync().add(1), budget))]
 
 
-def parameter_rrefs(rref: rpc.RRef[w.Layer]) -> list[rpc.RRef[torch.Tensor]]:
-    return [rpc.RRef(parameter) for parameter in rref.local_value().parameters()]
-
-
-def training(budget: Budget) -> list[float]:
-    layer = rpc.remote(w.CALLEE, w.Layer)
-    parameters = rpc.rpc_sync(w.CALLEE, parameter_rrefs, args=(layer,))
-    optimizer = make_optimizer(torch.optim.SGD, parameters, lr=w.LEARNING_RATE)
-    rows = torch.randn(w.BATCH, w.FEATURES)
-
-    def step() -> None:
-        with context() as context_id:
-            loss = layer.rpc_sync().forward(rows).pow(2).mean()
-            backward(context_id, [loss])
-            optimizer.step(context_id)
-
-    return [per_second(measure(step, budget))]
-
-
 def measured() -> Mapping[str, Measured]:
     add = latency(w.add_one, (torch.ones(w.KIB_FLOATS),))
     found: dict[str, Measured] = {
@@ -145,7 +124,7 @@ def measured() -> Mapping[str, Measured]:
         "group": fan_out,
         "rref": references,
         "rref_method": kept_reference,
-        "autograd": training,
+        **training.measured(),
     }
     for size in w.SIZES_MIB:
         found[f"send_{size}"] = bandwidth(w.shape_of, size << 20)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from asyncrpc.autograd.engine import Engine, Flow, Gradients, Keeping
+from asyncrpc.autograd.engine import Engine, Flow, Gradients, Keeping, prepare
 from asyncrpc.autograd.functions import Region, following
 from asyncrpc.autograd.machine import LocalPass
 
@@ -107,7 +107,7 @@ class Program:
         def go_on() -> None:
             while (segment := machine.next_segment()) is not None:
                 starts = [arrived[key] for key in segment.starts]
-                engine.run(segment, starts, region, flow, keeping)
+                engine.run(prepare(segment, starts, region, flow, keeping))
 
         machine.arrive([-1])
         go_on()

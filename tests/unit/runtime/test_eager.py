@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
+import weakref
 from collections.abc import Coroutine
 from typing import Any
 
@@ -99,3 +101,45 @@ class TestEagerTask:
 
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             assert runner.run(outer()) == (False, 1)
+
+    def test_a_finalizer_that_runs_while_it_is_made_takes_no_ones_place(
+        self, loop_factory: Any
+    ) -> None:
+        """The collector may run at any allocation, that of the task included."""
+
+        class Garbage:
+            """Part of a circle; asks for a turn of the loop when it is collected."""
+
+            def __init__(self, loop: asyncio.AbstractEventLoop, noted: Any) -> None:
+                self.circle = self
+                weakref.finalize(self, lambda: loop.call_soon(noted)).atexit = False
+
+        async def waits() -> int:
+            await asyncio.sleep(0)
+            return 7
+
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            for _ in range(3):
+                context = contextvars.copy_context()
+                noted, begun = asyncio.Event(), loop.create_future()
+                loop.call_soon(start, loop, context, noted, begun)
+                async with asyncio.timeout(5):
+                    assert await (await begun) == 7
+                    await noted.wait()
+
+        def start(loop: Any, context: Any, noted: Any, begun: Any) -> None:
+            coroutine = waits()
+            Garbage(loop, noted.set)
+            loop.get_debug = collects  # the first thing that a task asks its loop
+            try:
+                begun.set_result(eager_task(loop, coroutine, context))
+            finally:
+                del loop.get_debug
+
+        def collects() -> bool:
+            gc.collect()
+            return False
+
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(main())
