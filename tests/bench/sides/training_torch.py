@@ -1,4 +1,4 @@
-"""Training steps and backward passes, as torch.distributed.rpc's tutorials write them."""
+"""Training steps and backward passes, as the tutorials of torch's RPC write them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,94 @@
+"""Cutting a batch into micro-batches, and joining what comes of them.
+
+A value may be a tensor, or tuples, lists and dictionaries of tensors.  Every tensor is
+cut along its first dimension, its rows; everything else goes to each micro-batch as it
+is.  The parts differ by one row at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from asyncrpc.errors import UsageError
+
+
+def rows_of(value: Any, what: str) -> int:
+    """Return how many rows the tensors in a value have.
+
+    Args:
+        value: as said above.
+        what: what it is, for the message.
+
+    Raises:
+        UsageError: there is no tensor, or their rows differ, or one has none.
+    """
+    rows: int | None = None
+    for leaf in pytree.tree_leaves(value):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if not leaf.dim():
+            raise UsageError(
+                f"the {what} holds a tensor without dimensions, which cannot be cut "
+                "into micro-batches; give a number instead"
+            )
+        if rows not in (None, leaf.shape[0]):
+            raise UsageError(
+                f"the {what} holds tensors of {rows} and {leaf.shape[0]} rows; they "
+                "are cut along the first dimension, and must have the same"
+            )
+        rows = leaf.shape[0]
+    if rows is None:
+        raise UsageError(f"the {what} holds no tensor; there is nothing to cut")
+    return rows
+
+
+def split(value: Any, parts: int) -> list[Any]:
+    """Cut a value into micro-batches: views of its tensors."""
+    leaves, form = pytree.tree_flatten(value)
+    columns = [
+        torch.tensor_split(leaf, parts)
+        if isinstance(leaf, torch.Tensor)
+        else [leaf] * parts
+        for leaf in leaves
+    ]
+    return [
+        pytree.tree_unflatten([column[index] for column in columns], form)
+        for index in range(parts)
+    ]
+
+
+def sizes(rows: int, parts: int) -> list[int]:
+    """Return how many rows each part of `split` has."""
+    small, larger = divmod(rows, parts)
+    return [small + (index < larger) for index in range(parts)]
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Join what came of micro-batches: tensors along the first dimension.
+
+    Of what is no tensor, the first part's is kept.
+
+    Raises:
+        UsageError: a part has another form than the first, or a tensor has no rows.
+    """
+    found = [pytree.tree_flatten(part) for part in parts]
+    first, form = found[0]
+    if any(other != form for _, other in found):
+        raise UsageError("the outputs of micro-batches have different forms")
+    joined = [_join_leaf([leaves[i] for leaves, _ in found]) for i in range(len(first))]
+    return pytree.tree_unflatten(joined, form)
+
+
+def _join_leaf(parts: Sequence[Any]) -> Any:
+    if not isinstance(parts[0], torch.Tensor):
+        return parts[0]
+    if not parts[0].dim():
+        raise UsageError(
+            "the last stage returned a tensor without dimensions for each "
+            "micro-batch, which cannot be joined; return one row each at least"
+        )
+    return torch.cat(list(parts))

@@ -1,0 +1,414 @@
+"""A model in stages on several workers, which work on micro-batches at the same time.
+
+    pipe = asyncrpc.nn.Pipeline(
+        [RemoteModule("a", Front), RemoteModule("b", Back)], chunks=8
+    )
+    optimizer = DistributedOptimizer(Adam, await pipe.remote_parameters(), lr=0.001)
+    result = await pipe.train_step(x, target, cross_entropy, optimizer)
+
+Here is who starts a step, hands out the micro-batches and says when the gradients
+count.  The stages do the rest among themselves: see `stage`.
+
+Source: torch.distributed.pipelining (schedules), and torch.distributed.pipeline.sync's
+Pipe (`chunks`, and stages that are modules).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from asyncrpc.autograd import context, current_context
+from asyncrpc.autograd.context import current_context_var
+from asyncrpc.errors import UsageError
+from asyncrpc.nn import owner
+from asyncrpc.nn.microbatches import join, rows_of, sizes, split
+from asyncrpc.nn.pipeline_report import PipelineReport, StageReport
+from asyncrpc.nn.pipeline_step import PipelineStep, together
+from asyncrpc.nn.remote_module import RemoteModule
+from asyncrpc.nn.schedules import INFERENCE, Action, Kind, Span, check_schedule
+from asyncrpc.nn.stage import Stage
+from asyncrpc.nn.stage_run import StageAnswer
+from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.rref.handle import RRef
+from asyncrpc.runtime.calls.context import current_worker
+
+StageModule: TypeAlias = RemoteModule | RRef[Any] | nn.Module
+LossFunction: TypeAlias = Callable[[Any, Any], torch.Tensor]
+
+REDUCTIONS: Final = ("mean", "sum")
+_RECURSE: Final = True  # also the parameters of modules inside
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineResult:
+    """What a training step of a pipeline gave.
+
+    Attributes:
+        loss: of the whole batch: a tensor without dimensions or history, on the CPU.
+        report: what each stage did, and when.
+    """
+
+    loss: torch.Tensor
+    report: PipelineReport
+
+
+class Pipeline:
+    """Stages that a batch goes through in micro-batches, many of them at once.
+
+    While one stage works on a micro-batch the next one works on the one before it.
+    What a stage makes goes to the next one directly, from worker to worker.
+
+    The gradients equal those of the same modules in one process on the whole batch, up
+    to the order of sums, if each row of a batch is computed by itself.  BatchNorm in
+    training mode is not like that: its statistics are those of each micro-batch, and
+    its running averages move once for each.  Dropout draws anew for each micro-batch,
+    from the generator of its worker's process.
+
+    Several steps may run at once, also of pipelines that share modules: each has its
+    own activations and gradients.  The stages are freed with this object.
+
+    Example:
+        >>> pipe = asyncrpc.nn.Pipeline([front, back], schedule="1f1b", chunks=8)
+        >>> async with asyncrpc.autograd.context() as ctx:
+        ...     result = await pipe.forward_backward(x, y, loss_fn=cross_entropy)
+        ...     await optimizer.step(ctx)
+
+    Source: torch.distributed.pipelining.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StageModule],
+        *,
+        chunks: int,
+        schedule: str = "1f1b",
+    ) -> None:
+        """Describe a pipeline; return at once.
+
+        Args:
+            stages: in the order of the forward pass: remote modules, references to
+                modules on any workers, or modules of this worker.  Several may be on
+                one worker.  What a stage returns is the argument of the next; a tuple
+                is its arguments.  Tensors may be in tuples, lists and dictionaries.
+            chunks: into how many micro-batches a batch is cut, along the first
+                dimension of its tensors.  Sizes differ by one row at most.  A batch of
+                fewer rows makes one micro-batch of each.
+            schedule: `"1f1b"` or `"gpipe"`.  Both are equally fast; under `"gpipe"` a
+                stage holds the activations of all micro-batches at once, under
+                `"1f1b"` those of as many as there are stages from it to the last.
+
+        Raises:
+            NotStartedError: there is no running worker here.
+            UsageError: there is no stage, or something else is none; or `chunks` or
+                `schedule` is not understood.
+        """
+        check_schedule(schedule, chunks)
+        self._worker = current_worker()
+        self._modules = [_placed(one) for one in stages]
+        if not self._modules:
+            raise UsageError("a pipeline has one stage at least")
+        self.chunks: Final = chunks
+        self.schedule: Final = schedule
+        self._stages: list[RRef[Stage]] = []
+        following: RRef[Stage] | None = None
+        count = len(self._modules)
+        for index, (module, device) in reversed([*enumerate(self._modules)]):
+            following = self._worker.start_remote(
+                module.owner_name(), Stage, (module, device, [index, count], following)
+            )
+            self._stages.insert(0, following)
+        self._steps = 0
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Wait until every stage has been made; return this object.
+
+        Raises:
+            Exception: what the constructor of a module raised.
+        """
+        return self._ready().__await__()
+
+    async def _ready(self) -> Self:
+        await together([stage.rpc_async().ready() for stage in self._stages])
+        return self
+
+    @property
+    def workers(self) -> list[str]:
+        """The name of each stage's worker, in order."""
+        return [module.owner_name() for module, _ in self._modules]
+
+    # --- the modules -----------------------------------------------------------------
+
+    async def remote_parameters(self) -> list[RRef[nn.Parameter]]:
+        """Return references to the parameters of all stages, in order.
+
+        Raises:
+            OwnerLostError: the worker of a stage is gone.
+            Exception: what the constructor of a module raised.
+
+        Cancellation:
+            Nothing changes.
+        """
+        found = await self._on_owners(owner.parameters, _RECURSE)
+        return [one for stage in found for one in stage]
+
+    async def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  (torch's)
+        """Set the mode of all stages; for all who share the modules.
+
+        Args:
+            mode: training, or evaluation.
+
+        Raises:
+            OwnerLostError: the worker of a stage is gone.
+
+        Cancellation:
+            Some stages may have been set.
+        """
+        await self._on_owners(owner.train, mode)
+        return self
+
+    async def eval(self) -> Self:
+        """Set the mode of all stages to evaluation; as `train(False)`.
+
+        Raises:
+            OwnerLostError: the worker of a stage is gone.
+
+        Cancellation:
+            Some stages may have been set.
+        """
+        return await self.train(mode=False)
+
+    async def _on_owners(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call a function on each stage's worker, with the reference to its module."""
+        return await together(
+            [
+                self._worker.start_call(module.owner_name(), function, (module, *args))
+                for module, _ in self._modules
+            ]
+        )
+
+    # --- inference -------------------------------------------------------------------
+
+    async def forward(self, x: Any) -> Any:
+        """Run a batch through the stages; return what the last one makes of it.
+
+        Inside an autograd context the result is differentiable, by
+        `asyncrpc.autograd.backward`; the stages then keep the activations of all
+        micro-batches until the context ends.  Outside of one, or under
+        `torch.no_grad()`, they keep none.
+
+        Args:
+            x: a tensor `(rows, ...)`, or tuples, lists and dictionaries of them; a
+                tuple is the arguments of the first stage.
+
+        Returns:
+            The outputs of all micro-batches, joined along their first dimension.
+
+        Raises:
+            RemoteError: a stage raised; also an instance of the original class.  Its
+                `worker` and a note say where.
+            WorkerLostError: the worker of a stage is lost.
+            OwnerLostError: it had been lost before.
+            RejectedError: it is shutting down.
+            DeadlineExceededError: the enclosing deadline passed.
+            UsageError: `x` cannot be cut into micro-batches.
+
+        Cancellation:
+            All stages are told, and drop what they have of it.
+        """
+        chunks = self._count(x, rows_of(x, "input"))
+        with_graph = current_context_var.get() is not None and torch.is_grad_enabled()
+        number = self._number()
+        step = PipelineStep(self._stages, number, split(x, chunks))
+        plan = (number, INFERENCE, chunks, with_graph)
+        answers = await step.run([plan] * len(self._stages))
+        return join(answers[-1].result)
+
+    # --- training --------------------------------------------------------------------
+
+    async def forward_backward(
+        self, x: Any, target: Any, *, loss_fn: LossFunction, reduction: str = "mean"
+    ) -> PipelineResult:
+        """Run a batch forward and backward; its gradients enter the current context.
+
+        On the worker of the last stage `loss_fn` is applied to what the stage makes of
+        each micro-batch, and to its target.  The gradients are those of the loss of the
+        whole batch.  They gather in the autograd context, as those of
+        `asyncrpc.autograd.backward` do, for `DistributedOptimizer.step`; `.grad` is
+        untouched.  All of them enter it, or none.
+
+        Args:
+            x: as for `forward`; its tensors do not require gradients.
+            target: a tensor `(rows, ...)`, or tuples, lists and dictionaries of them.
+            loss_fn: maps an output and a target to a tensor of one element; travels by
+                name, or, if it is an object such as `nn.CrossEntropyLoss()`, as a copy.
+            reduction: how `loss_fn` sums up rows: `"mean"`, its average over them, so
+                that each micro-batch counts by its rows; or `"sum"`.  A mean over
+                something else, as that of `cross_entropy` with `weight` or with
+                targets it ignores, is neither: sum up, and divide in `loss_fn` by a
+                number that is the same for all micro-batches.
+
+        Returns:
+            The loss of the batch, and what each stage did.
+
+        Raises:
+            InvalidContextError: there is no autograd context here, or it ended.
+            RemoteError: a stage or the loss raised; also an instance of the original
+                class.  Its `worker` and a note say where.
+            WorkerLostError: the worker of a stage is lost.  If it was while gradients
+                entered the context, it has some of them: leave it.
+            OwnerLostError: it had been lost before.
+            RejectedError: it is shutting down.
+            DeadlineExceededError: the enclosing deadline passed.
+            EncodeError: `loss_fn` has no name that leads to it.
+            UsageError: `x` or `target` cannot be cut into micro-batches, or `x`
+                requires a gradient.
+
+        Cancellation:
+            All stages are told, and drop what they have of the step.  Once all have
+            computed, the gradients enter the context all the same.
+
+        Source: torch.distributed.pipelining.ScheduleGPipe.step and Schedule1F1B.step;
+        those weigh micro-batches alike, also if they have different sizes.
+        """
+        current_context()
+        _check_input(x)
+        rows = rows_of(x, "input")
+        if rows_of(target, "target") != rows:
+            raise UsageError(
+                f"the input has {rows} rows and the target "
+                f"{rows_of(target, 'target')}; each row needs its target"
+            )
+        chunks = self._count(x, rows)
+        weights = _weights(rows, chunks, reduction)
+        number = self._number()
+        step = PipelineStep(
+            self._stages, number, split(x, chunks), split(target, chunks)
+        )
+        plan = (number, self.schedule, chunks, True)
+        plans = [plan] * (len(self._stages) - 1)
+        answers = await step.run([*plans, (*plan, loss_fn, weights)])
+        return PipelineResult(answers[-1].result, self._report(answers, chunks))
+
+    async def train_step(
+        self,
+        x: Any,
+        target: Any,
+        loss_fn: LossFunction,
+        optimizer: DistributedOptimizer,
+        *,
+        reduction: str = "mean",
+        clip_grad_norm: float | None = None,
+    ) -> PipelineResult:
+        """Run a batch forward and backward in a context of its own, and step.
+
+        Args:
+            x: as for `forward_backward`.
+            target: likewise.
+            loss_fn: likewise.
+            optimizer: of the parameters of the stages: `remote_parameters()`.
+            reduction: as for `forward_backward`.
+            clip_grad_norm: as for `DistributedOptimizer.step`.
+
+        Returns:
+            The loss of the batch, before the step, and what each stage did.
+
+        Raises:
+            OptimizerError: the step failed; see `DistributedOptimizer.step`.
+            Exception: as `forward_backward`; then there was no step.
+
+        Cancellation:
+            As that of `forward_backward`, and then of `DistributedOptimizer.step`.
+        """
+        async with context() as ctx:
+            result = await self.forward_backward(
+                x, target, loss_fn=loss_fn, reduction=reduction
+            )
+            await optimizer.step(ctx, clip_grad_norm=clip_grad_norm)
+        return result
+
+    # --- parts -----------------------------------------------------------------------
+
+    def _count(self, x: Any, rows: int) -> int:
+        """Return how many micro-batches a batch makes.
+
+        Raises:
+            UsageError: it is empty.
+        """
+        if not rows:
+            raise UsageError("the batch has no rows")
+        return min(self.chunks, rows)
+
+    def _number(self) -> int:
+        self._steps += 1
+        return self._steps
+
+    def _report(self, answers: Sequence[StageAnswer], chunks: int) -> PipelineReport:
+        stages = [
+            StageReport(
+                worker,
+                tuple(
+                    Span(Action(Kind(kind), chunk), start_s, end_s)
+                    for kind, chunk, start_s, end_s in answer.spans
+                ),
+                answer.held_most,
+            )
+            for worker, answer in zip(self.workers, answers, strict=True)
+        ]
+        return PipelineReport(self.schedule, chunks, tuple(stages))
+
+    def __repr__(self) -> str:
+        where = " -> ".join(self.workers)
+        return f"<Pipeline {where}, {self.schedule!r}, {self.chunks} micro-batches>"
+
+
+def _placed(stage: StageModule) -> tuple[RRef[Any], str]:
+    """Return a reference to a stage's module, and its device if that is known.
+
+    Raises:
+        UsageError: it is no module.
+    """
+    if isinstance(stage, RemoteModule):
+        return stage.module_rref, stage._device  # noqa: SLF001  (of this package)
+    if isinstance(stage, RRef):
+        return stage, ""
+    if isinstance(stage, nn.Module):
+        return RRef(stage), ""
+    raise UsageError(
+        f"a stage is a RemoteModule, an RRef of a module, or a module of this worker, "
+        f"not a {type(stage).__name__}"
+    )
+
+
+def _check_input(x: Any) -> None:
+    """Refuse an input whose gradient would get lost.
+
+    Raises:
+        UsageError: it requires one.
+    """
+    for leaf in pytree.tree_leaves(x):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            raise UsageError(
+                "the input requires a gradient, which a pipeline does not return: make "
+                "what computes it the first stage (it may be on this worker), or "
+                "detach it"
+            )
+
+
+def _weights(rows: int, chunks: int, reduction: str) -> list[float]:
+    """Return what the loss of each micro-batch counts in that of the batch.
+
+    Raises:
+        UsageError: `reduction` is not understood.
+    """
+    if reduction not in REDUCTIONS:
+        known = " or ".join(f"{one!r}" for one in REDUCTIONS)
+        raise UsageError(f"reduction is {known}, not {reduction!r}")
+    if reduction == "sum":
+        return [1.0] * chunks
+    return [size / rows for size in sizes(rows, chunks)]

@@ -1,0 +1,129 @@
+"""One step of a pipeline, as its driver sees it: start, feed, commit; or fail whole.
+
+The driver calls `run` on every stage and hands the micro-batches to the first and their
+targets to the last, a few ahead of their use.  When the first stage has run its last
+backward pass, all others have: then the driver tells everyone to commit.
+
+Whatever fails or is cancelled before ends the calls of `run`, and with them all that
+the stages keep.  The first error is raised.  One error may come by several ways, for a
+stage that fails fails those before it: every way it has the same type and text, and the
+name of the worker where it arose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from asyncrpc.nn.schedules import OUTPUTS_AHEAD
+from asyncrpc.nn.stage import Stage
+from asyncrpc.nn.stage_run import StageAnswer
+from asyncrpc.rref.handle import RRef
+from asyncrpc.runtime.calls.futures import CallFuture
+
+
+class PipelineStep:
+    """One batch on its way through the stages."""
+
+    def __init__(
+        self,
+        stages: Sequence[RRef[Stage]],
+        number: int,
+        inputs: Sequence[Any],
+        targets: Sequence[Any] = (),
+    ) -> None:
+        """Describe a step.
+
+        Args:
+            stages: in order.
+            number: which none of the pipeline's other steps has.
+            inputs: of the micro-batches.
+            targets: likewise, of a training.
+        """
+        self._stages = [stage.rpc_async() for stage in stages]
+        self._number = number
+        self._inputs = inputs
+        self._targets = targets
+
+    async def run(self, plans: Sequence[Sequence[Any]]) -> list[StageAnswer]:
+        """Carry it out.
+
+        Args:
+            plans: for each stage the fields of its `Plan`.
+
+        Raises:
+            Exception: the first thing that failed.
+
+        Cancellation:
+            As `Pipeline.forward_backward` says.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                runs = [
+                    tasks.create_task(_answer(stage.run, list(plan)))
+                    for stage, plan in zip(self._stages, plans, strict=True)
+                ]
+                tasks.create_task(self._feed())
+                if self._targets:
+                    await self._stages[0].computed(self._number)
+                    await self._commit()
+            return [StageAnswer(*run.result()) for run in runs]
+        except BaseExceptionGroup as group:
+            failure = group.exceptions[0]
+        try:
+            raise failure
+        finally:
+            del failure  # or this frame, and with it the batch, would keep itself
+
+    async def _commit(self) -> None:
+        """Tell all stages to commit: in one go, so that it is all of them or none."""
+        calls = [stage.commit(self._number) for stage in self._stages]
+        await asyncio.shield(asyncio.gather(*calls))
+
+    async def _feed(self) -> None:
+        """Send the micro-batches, each when the one two before it is in use.
+
+        The target of each has arrived before its input is sent: so inputs that wait for
+        their targets never take the room that those need.
+        """
+        first, last, number = self._stages[0], self._stages[-1], self._number
+        taking: deque[CallFuture[Any]] = deque()
+        aiming: deque[CallFuture[Any]] = deque()
+        targets = enumerate(self._targets)
+        try:
+            for chunk, value in enumerate(self._inputs):
+                for at, target in islice(targets, OUTPUTS_AHEAD - len(aiming)):
+                    aiming.append(last.target(number, at, target))
+                if aiming:
+                    await aiming.popleft()
+                if len(taking) == OUTPUTS_AHEAD:
+                    await taking.popleft()
+                taking.append(first.take(number, chunk, value, []))
+            while taking:
+                await taking.popleft()
+        finally:
+            _drop((*taking, *aiming))
+
+
+async def _answer(method: Callable[..., CallFuture[Any]], *args: Any) -> Any:
+    """Call a method of a stage, in the task that waits for it."""
+    return await method(*args)
+
+
+async def together(calls: Sequence[CallFuture[Any]]) -> list[Any]:
+    """Await calls; if one fails, cancel the others."""
+    try:
+        return await asyncio.gather(*calls)
+    except BaseException:
+        _drop(calls)
+        raise
+
+
+def _drop(calls: Iterable[CallFuture[Any]]) -> None:
+    """Cancel calls; of one that has failed already, the error is known elsewhere."""
+    for call in calls:
+        if not call.cancel() and not call.cancelled():
+            call.exception()

@@ -1,0 +1,350 @@
+"""Schedules of a pipeline, as data: what each stage does, in which order.
+
+A batch is cut into micro-batches, which the argument `chunks` of a pipeline counts.
+Each goes forward through the stages and backward again; a stage does one thing at a
+time.  What differs is how many micro-batches a stage may hold between the two:
+
+    gpipe      all of them: first every forward, then every backward
+    1f1b       as many as there are stages from this one to the last: then one
+               backward follows each forward
+    inference  two whose output the next stage has not taken; there is no backward
+
+With stages that take the same time, `gpipe` and `1f1b` are equally fast: of the time
+of a step, each stage is idle for `bubble(stages, chunks)`.  `1f1b` needs less memory.
+
+Here is what may run when.  What is computed and how it travels is in `stage`.
+
+Source: Huang et al., GPipe (2019); Narayanan et al., PipeDream (2019), for 1F1B, here
+with the flush at the end of each step, as in torch.distributed.pipelining.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from asyncrpc.errors import LocalProtocolError, UsageError
+
+# One travels while the next is computed; more would only wait at the next stage.
+OUTPUTS_AHEAD: Final = 2
+
+
+class Kind(enum.Enum):
+    """What a stage does with one micro-batch."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RELEASE = "release"  # of an inference: the next stage has taken the output
+
+
+class Action(NamedTuple):
+    """One thing that a stage does."""
+
+    kind: Kind
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stage is in its pipeline.
+
+    Attributes:
+        index: from 0.
+        stages: how many there are.
+    """
+
+    index: int
+    stages: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no stage follows."""
+        return self.index == self.stages - 1
+
+    def __str__(self) -> str:
+        return f"stage {self.index} of {self.stages}"
+
+
+def _all(_place: Place, chunks: int) -> int:
+    return chunks
+
+
+def _to_the_last(place: Place, chunks: int) -> int:
+    return min(place.stages - place.index, chunks)
+
+
+def _two(_place: Place, chunks: int) -> int:
+    return min(OUTPUTS_AHEAD, chunks)
+
+
+INFERENCE: Final = "inference"
+# How many micro-batches a stage may hold, and what lets go of one.
+_SCHEDULES: Final[Mapping[str, tuple[Callable[[Place, int], int], Kind]]] = {
+    "gpipe": (_all, Kind.BACKWARD),
+    "1f1b": (_to_the_last, Kind.BACKWARD),
+    INFERENCE: (_two, Kind.RELEASE),
+}
+TRAINING: Final = tuple(name for name in _SCHEDULES if name != INFERENCE)
+
+
+def check_schedule(name: str, chunks: int) -> None:
+    """Refuse what no pipeline can be trained by.
+
+    Raises:
+        UsageError: there is no such schedule, or no micro-batch.
+    """
+    if name not in TRAINING:
+        raise UsageError(
+            f"there is no schedule {name!r}; a pipeline has "
+            + " or ".join(f"{one!r}" for one in TRAINING)
+        )
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+        raise UsageError(f"chunks is how many micro-batches: at least 1, not {chunks}")
+
+
+def held_max(schedule: str, place: Place, chunks: int) -> int:
+    """Return how many micro-batches a stage may hold at once."""
+    limit, _ = _SCHEDULES[schedule]
+    return limit(place, chunks)
+
+
+def actions(schedule: str, place: Place, chunks: int) -> tuple[Action, ...]:
+    """Return what a stage does, in order."""
+    limit, after = _SCHEDULES[schedule]
+    ahead = limit(place, chunks)
+    order = [Action(Kind.FORWARD, chunk) for chunk in range(ahead)]
+    for chunk in range(chunks):
+        order.append(Action(after, chunk))
+        if chunk + ahead < chunks:
+            order.append(Action(Kind.FORWARD, chunk + ahead))
+    return tuple(order)
+
+
+def bubble(stages: int, chunks: int) -> float:
+    """Return which part of a step a stage is idle, if all stages are equally fast.
+
+    Source: Huang et al., GPipe (2019), section 2.3.
+    """
+    return (stages - 1) / (chunks + stages - 1)
+
+
+# --- one stage -----------------------------------------------------------------------
+
+
+class ChunkState(enum.Enum):
+    """Where one micro-batch is, at one stage."""
+
+    AWAITED = "its input has not come"
+    ARRIVED = "its input is here"
+    HELD = "its forward pass has run"
+    ANSWERED = "the next stage has answered"
+    DONE = "it is finished, and nothing of it is held"
+
+
+class ChunkEvent(enum.Enum):
+    """What can happen to a micro-batch at one stage."""
+
+    INPUT = "its input came"
+    FORWARD = "its forward pass ran"
+    ANSWER = "the next stage answered"
+    END = "its backward pass ran, or it was released"
+
+
+TRANSITIONS: Final[Mapping[ChunkState, Mapping[ChunkEvent, ChunkState]]] = {
+    ChunkState.AWAITED: {ChunkEvent.INPUT: ChunkState.ARRIVED},
+    ChunkState.ARRIVED: {ChunkEvent.FORWARD: ChunkState.HELD},
+    ChunkState.HELD: {ChunkEvent.ANSWER: ChunkState.ANSWERED},
+    ChunkState.ANSWERED: {ChunkEvent.END: ChunkState.DONE},
+    ChunkState.DONE: {},
+}
+_NEEDED: Final = {
+    Kind.FORWARD: ChunkState.ARRIVED,
+    Kind.BACKWARD: ChunkState.ANSWERED,
+    Kind.RELEASE: ChunkState.ANSWERED,
+}
+
+
+class StageMachine:
+    """One stage in one step: which action is due, and how many micro-batches it holds.
+
+    Attributes:
+        held: micro-batches between the start of their forward pass and their end.
+        held_most: the most that there were.
+    """
+
+    def __init__(self, schedule: str, place: Place, chunks: int) -> None:
+        self._actions = actions(schedule, place, chunks)
+        self._bound = held_max(schedule, place, chunks)
+        self._next = 0
+        self._states = [ChunkState.AWAITED] * chunks
+        self.held = 0
+        self.held_most = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything has run."""
+        return self._next == len(self._actions)
+
+    def state(self, chunk: int) -> ChunkState:
+        """Return where a micro-batch is."""
+        return self._states[chunk]
+
+    @property
+    def due(self) -> Action | None:
+        """The next action; None if what it needs is not here, or all has run."""
+        if self.is_done:
+            return None
+        action = self._actions[self._next]
+        is_ready = self._states[action.chunk] is _NEEDED[action.kind]
+        return action if is_ready else None
+
+    def arrive(self, chunk: int) -> None:
+        """The input of a micro-batch has come.
+
+        Raises:
+            LocalProtocolError: it came before, or there is no such micro-batch.
+        """
+        if not 0 <= chunk < len(self._states):
+            raise LocalProtocolError(
+                f"micro-batch {chunk} of a step that has {len(self._states)}"
+            )
+        self._advance(chunk, ChunkEvent.INPUT)
+
+    def begin(self, action: Action) -> None:
+        """An action is about to run; from its forward pass on a micro-batch is held.
+
+        Raises:
+            LocalProtocolError: it is not due.
+        """
+        if action != self.due:
+            raise LocalProtocolError(f"{action} is not due")
+        if action.kind is Kind.FORWARD:
+            self.held += 1
+            self.held_most = max(self.held_most, self.held)
+            assert self.held <= self._bound, "a schedule keeps its own bound"
+
+    def end(self, action: Action) -> None:
+        """An action has run.
+
+        Raises:
+            LocalProtocolError: it was not due.
+        """
+        if action.kind is Kind.FORWARD:
+            self._advance(action.chunk, ChunkEvent.FORWARD)
+        else:
+            self._advance(action.chunk, ChunkEvent.END)
+            self.held -= 1
+        self._next += 1
+
+    def answer(self, chunk: int) -> None:
+        """The next stage has answered for a micro-batch; the last answers itself.
+
+        Raises:
+            LocalProtocolError: nothing of it was sent, or the answer came before.
+        """
+        self._advance(chunk, ChunkEvent.ANSWER)
+
+    def _advance(self, chunk: int, event: ChunkEvent) -> None:
+        state = self._states[chunk]
+        following = TRANSITIONS[state].get(event)
+        if following is None:
+            raise LocalProtocolError(
+                f"micro-batch {chunk}: {event.value}, but {state.value}"
+            )
+        self._states[chunk] = following
+
+
+# --- all stages ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One action and when it ran.
+
+    Attributes:
+        action: what.
+        start_s: seconds from the start of the step.
+        end_s: likewise.
+    """
+
+    action: Action
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end_s - self.start_s
+
+
+Seconds = Callable[[int, Action], float]
+
+
+def simulate(
+    schedule: str, stages: int, chunks: int, seconds: Seconds
+) -> list[list[Span]]:
+    """Return when each stage would do what, if values took no time to travel.
+
+    Args:
+        schedule: of a training.
+        stages: how many.
+        chunks: micro-batches.
+        seconds: how long an action takes at a stage.
+    """
+    orders = [actions(schedule, Place(k, stages), chunks) for k in range(stages)]
+    ends: dict[tuple[int, Action], float] = {}
+    spans: list[list[Span]] = [[] for _ in range(stages)]
+    while sum(map(len, spans)) < sum(map(len, orders)):
+        before = len(ends)
+        for stage, order in enumerate(orders):
+            _run_ready(stage, order, spans[stage], ends, (stages, seconds))
+        if len(ends) == before:
+            raise LocalProtocolError(f"schedule {schedule!r} waits for itself")
+    return spans
+
+
+def _run_ready(
+    stage: int,
+    order: Sequence[Action],
+    spans: list[Span],
+    ends: dict[tuple[int, Action], float],
+    given: tuple[int, Seconds],
+) -> None:
+    """Run the actions of one stage as far as those of the others let it."""
+    stages, seconds = given
+    while len(spans) < len(order):
+        action = order[len(spans)]
+        needed = _needed(stage, action, stages)
+        if needed is not None and needed not in ends:
+            return
+        free_s = spans[-1].end_s if spans else 0.0
+        start_s = max(free_s, 0.0 if needed is None else ends[needed])
+        end_s = start_s + seconds(stage, action)
+        spans.append(Span(action, start_s, end_s))
+        ends[stage, action] = end_s
+
+
+def _needed(stage: int, action: Action, stages: int) -> tuple[int, Action] | None:
+    """Return what another stage must have done before an action may run."""
+    if action.kind is Kind.FORWARD:
+        return (stage - 1, action) if stage else None
+    if stage < stages - 1:
+        return stage + 1, action
+    return stage, Action(Kind.FORWARD, action.chunk)
+
+
+def step_s(spans: Sequence[Sequence[Span]]) -> float:
+    """Return the seconds from the first action of any stage to the end of the last."""
+    every = [one for stage in spans for one in stage]
+    if not every:
+        return 0.0
+    return max(one.end_s for one in every) - min(one.start_s for one in every)
+
+
+def idle_part(spans: Sequence[Span], whole_s: float) -> float:
+    """Return which part of `whole_s` seconds a stage did nothing."""
+    if not whole_s:
+        return 0.0
+    return max(0.0, 1.0 - sum(one.seconds for one in spans) / whole_s)

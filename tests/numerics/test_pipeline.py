@@ -1,0 +1,548 @@
+"""A pipeline trains as its modules would in one process, by whatever schedule.
+
+Gradients, losses and weights are those of one process on the whole batch, to 1e-12 in
+double precision; with several stages on a worker, micro-batches of different sizes,
+and values that are no single tensor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import asyncrpc
+from asyncrpc import RRef, Worker
+from asyncrpc.autograd import backward, context, get_gradients
+from asyncrpc.nn import Pipeline, PipelineResult, RemoteModule
+from asyncrpc.nn.schedules import TRAINING
+from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from tests.numerics.remote import Layer, Tensors, gathered
+from tests.numerics.stages import (
+    Back,
+    Calling,
+    Endless,
+    Front,
+    Graph,
+    Middle,
+    Napping,
+    Recomputing,
+    Tracked,
+    a_number,
+    of_pairs,
+    per_row,
+    settled,
+    squared,
+    squared_sum,
+)
+
+SHAPES = ((5, 7, 1), (7, 4, 2), (4, 2, 3))
+ROWS = 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept_for_life() -> None:
+    """Start what multiprocessing keeps, before a test looks for what it left."""
+    multiprocessing.set_forkserver_preload(
+        ["asyncrpc", "asyncrpc.testing", "tests.numerics.stages"]
+    )
+    resource_tracker.ensure_running()
+    forkserver.ensure_running()
+
+
+@asynccontextmanager
+async def four_workers() -> AsyncIterator[list[Worker]]:
+    async with Cluster(4) as workers:
+        with acting_as(workers[0]):
+            yield workers
+
+
+def batch(rows: int = ROWS, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+
+    return draw(5), draw(2)
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(*(Layer(*shape) for shape in SHAPES))
+
+
+def in_one_process(
+    module: nn.Module, x: Any, target: Any, loss_fn: Any
+) -> tuple[torch.Tensor, Tensors]:
+    loss = loss_fn(module(*x) if isinstance(x, tuple) else module(x), target)
+    loss.backward()
+    found = [one.grad for one in module.parameters()]
+    return loss.detach(), [one for one in found if one is not None]
+
+
+def layers(on: str) -> list[RRef[Any]]:
+    """Return the layers, on workers of these names."""
+    return [
+        asyncrpc.remote(name, Layer, shape)
+        for name, shape in zip(on, SHAPES, strict=True)
+    ]
+
+
+async def gradients_of(
+    modules: Sequence[RRef[Any]], read: Callable[..., Any] = gathered
+) -> Tensors:
+    """Return the gradients of the current context, in the order of the parameters."""
+    found = [
+        await asyncrpc.rpc_async(one.owner_name(), read, (one,)) for one in modules
+    ]
+    return [one for stage in found for one in stage]
+
+
+def assert_close(found: Any, wanted: Any) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+# --- the same numbers ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [1, 3, 4, 16])
+@pytest.mark.parametrize("schedule", TRAINING)
+@pytest.mark.parametrize("on", ["bcd", "bbb", "abc", "aaa", "bcb"])
+async def test_gradients_are_those_of_one_process(
+    on: str, schedule: str, chunks: int
+) -> None:
+    """On workers of their own, on one, partly here; also with more parts than rows."""
+    x, y = batch()
+    wanted = in_one_process(model(), x, y, squared)
+    async with four_workers():
+        stages = layers(on)
+        pipe = await Pipeline(stages, schedule=schedule, chunks=chunks)
+        async with context():
+            result = await pipe.forward_backward(x, y, loss_fn=squared)
+            found = await gradients_of(stages)
+        assert_close((result.loss, found), wanted)
+        assert result.report.chunks == min(chunks, ROWS)
+        assert pipe.workers == list(on)
+
+
+@pytest.mark.parametrize("schedule", TRAINING)
+async def test_it_trains_as_one_process_does(schedule: str) -> None:
+    same = model()
+    local = torch.optim.SGD(same.parameters(), lr=0.1, momentum=0.9)
+    wanted = []
+    for step in range(5):
+        local.zero_grad()
+        wanted.append(in_one_process(same, *batch(seed=step), squared)[0])
+        local.step()
+    async with four_workers():
+        stages = layers("bcd")
+        pipe = Pipeline(stages, schedule=schedule, chunks=4)
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD, await pipe.remote_parameters(), lr=0.1, momentum=0.9
+        )
+        losses = [
+            (await pipe.train_step(*batch(seed=step), squared, optimizer)).loss
+            for step in range(5)
+        ]
+        weights = [await stage.rpc_async().weights() for stage in stages]
+    assert_close(losses, wanted)
+    assert_close(
+        [one for stage in weights for one in stage],
+        [one.detach() for one in same.parameters()],
+    )
+    assert losses[-1] < losses[0]
+
+
+async def test_it_trains_over_processes() -> None:
+    x, y = batch()
+    wanted = in_one_process(model(), x, y, squared)
+    async with ProcessCluster(["b", "c"], method="forkserver") as worker:
+        with acting_as(worker):
+            stages = layers("bcb")
+            pipe = Pipeline(stages, chunks=4)
+            async with context():
+                result = await pipe.forward_backward(x, y, loss_fn=squared)
+                assert_close((result.loss, await gradients_of(stages)), wanted)
+            assert_close(await pipe.forward(x), model()(x).detach())
+            del stages, pipe
+
+
+async def test_a_stage_may_be_given_as_a_module_of_any_kind() -> None:
+    x, y = batch()
+    wanted = in_one_process(model(), x, y, squared)
+    async with four_workers():
+        here, there = Layer(*SHAPES[0]), RemoteModule("b", Layer, SHAPES[1])
+        rref = asyncrpc.remote("c", Layer, SHAPES[2])
+        pipe = Pipeline([here, there, rref], chunks=4)
+        async with context() as ctx:
+            result = await pipe.forward_backward(x, y, loss_fn=squared)
+            found = get_gradients(ctx)
+            assert_close([found[one] for one in here.parameters()], wanted[1][:2])
+            assert_close(await gradients_of([there.module_rref, rref]), wanted[1][2:])
+        assert_close(result.loss, wanted[0])
+        assert all(one.grad is None for one in here.parameters())
+        assert repr(pipe) == "<Pipeline a -> b -> c, '1f1b', 4 micro-batches>"
+
+
+@pytest.mark.parametrize("schedule", TRAINING)
+async def test_values_between_stages_may_be_in_containers(schedule: str) -> None:
+    """Arguments, dictionaries, lists, tensors that need no gradient, plain numbers."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([Front(), Middle(), Back()])
+
+        def forward(self, words: torch.Tensor, options: Any) -> Any:
+            front, middle, back = self.parts
+            return back(middle(*front(words, options)))
+
+    generator = torch.Generator().manual_seed(1)
+    words = torch.randint(9, (ROWS,), generator=generator)
+    mask = torch.rand(ROWS, generator=generator, dtype=torch.float64) < 0.7
+    x = (words, {"mask": mask, "scale": 0.5})
+    target = (torch.ones(ROWS, 3, dtype=torch.float64), 4)
+    wanted = in_one_process(Whole(), x, target, of_pairs)
+    async with four_workers():
+        kinds = zip("bcd", (Front, Middle, Back), strict=True)
+        stages = [asyncrpc.remote(to, kind) for to, kind in kinds]
+        pipe = Pipeline(stages, schedule=schedule, chunks=3)
+        async with context():
+            result = await pipe.forward_backward(x, target, loss_fn=of_pairs)
+            assert_close((result.loss, await gradients_of(stages)), wanted)
+        assert_close(await pipe.forward(x), Whole()(*x).detach())
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "reduction"),
+    [
+        (squared_sum, "sum"),
+        (nn.MSELoss(), "mean"),
+        (nn.MSELoss(reduction="sum"), "sum"),
+    ],
+)
+async def test_a_loss_says_how_it_sums_up(loss_fn: Any, reduction: str) -> None:
+    x, y = batch()
+    wanted = in_one_process(model(), x, y, loss_fn)
+    async with four_workers():
+        stages = layers("bcd")
+        pipe = Pipeline(stages, chunks=4)
+        async with context():
+            result = await pipe.forward_backward(
+                x, y, loss_fn=loss_fn, reduction=reduction
+            )
+            assert_close((result.loss, await gradients_of(stages)), wanted)
+
+
+async def test_gradients_of_several_steps_add_up_in_their_context() -> None:
+    """Of two pipelines that share modules, at the same time; not in another context."""
+    (x1, y1), (x2, y2) = batch(7, seed=1), batch(5, seed=2)
+    one, other = (in_one_process(model(), *b, squared)[1] for b in ((x1, y1), (x2, y2)))
+    async with four_workers():
+        stages = layers("bcd")
+        pipes = [Pipeline(stages, chunks=3), Pipeline(stages, chunks=2)]
+
+        async def alone() -> Tensors:
+            async with context():
+                await pipes[0].forward_backward(x1, y1, loss_fn=squared)
+                return await gradients_of(stages)
+
+        async def both() -> Tensors:
+            async with context():
+                batches = zip(pipes, ((x1, y1), (x2, y2)), strict=True)
+                await asyncio.gather(
+                    *(pipe.forward_backward(*b, loss_fn=squared) for pipe, b in batches)
+                )
+                return await gradients_of(stages)
+
+        found = await asyncio.gather(alone(), both())
+    assert_close(found[0], one)
+    assert_close(found[1], [a + b for a, b in zip(one, other, strict=True)])
+
+
+# --- what is held --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", TRAINING)
+async def test_a_stage_holds_no_more_graphs_than_its_schedule_says(
+    schedule: str,
+) -> None:
+    x, y = batch(16)
+    Graph.most.clear()
+    async with four_workers():
+        stages = [
+            asyncrpc.remote(name, Tracked, (*shape, name))
+            for name, shape in zip("bcd", SHAPES, strict=True)
+        ]
+        pipe = Pipeline(stages, schedule=schedule, chunks=8)
+        async with context():
+            result = await pipe.forward_backward(x, y, loss_fn=squared)
+            # The context is open: what is committed holds no graph.
+            assert not Graph.alive
+    wanted = {"gpipe": [8, 8, 8], "1f1b": [3, 2, 1]}[schedule]
+    assert [Graph.most[name] for name in "bcd"] == wanted
+    assert [stage.held_max for stage in result.report.stages] == wanted
+
+
+async def test_an_inference_records_nothing() -> None:
+    x, _ = batch(16)
+    Graph.most.clear()
+    async with four_workers():
+        stages = [
+            asyncrpc.remote(name, Tracked, (*shape, name))
+            for name, shape in zip("bcd", SHAPES, strict=True)
+        ]
+        pipe = Pipeline(stages, chunks=8)
+        out = await pipe.forward(x)
+        assert not out.requires_grad
+        assert not Graph.alive
+        async with context():
+            with torch.no_grad():
+                assert not (await pipe.forward(x)).requires_grad
+            assert not Graph.alive
+    assert_close(out, model()(x).detach())
+
+
+async def test_an_inference_inside_a_context_is_differentiable() -> None:
+    x, y = batch()
+    here = x.clone().requires_grad_()
+    wanted_x = x.clone().requires_grad_()
+    wanted = in_one_process(model(), wanted_x, y, squared)
+    async with four_workers():
+        stages = layers("bcd")
+        pipe = Pipeline(stages, chunks=4)
+        async with context() as ctx:
+            loss = squared(await pipe.forward(here), y)
+            await backward(ctx, loss)
+            found = await gradients_of(stages, settled)
+            assert_close((loss.detach(), found), wanted)
+            assert_close(get_gradients(ctx)[here], wanted_x.grad)
+
+
+@pytest.mark.parametrize("schedule", TRAINING)
+async def test_inputs_in_use_do_not_count_against_what_a_worker_takes_in(
+    schedule: str,
+) -> None:
+    """All activations of a stage together are more than a worker takes in at once."""
+    options = asyncrpc.Options(inbound_bytes_max=640 << 10)
+    x = torch.randn(16, 8 << 10, dtype=torch.float64)  # 128 KiB a micro-batch
+    async with Cluster(4, options=options) as workers:
+        with acting_as(workers[0]):
+            stages = [asyncrpc.remote(name, Napping, (0.0,)) for name in "bcd"]
+            pipe = await Pipeline(stages, schedule=schedule, chunks=8)
+            # Waiting for a call to end would take a second for each.
+            async with asyncrpc.deadline(5.0), context():
+                await pipe.forward_backward(x, x + 1, loss_fn=squared)
+                assert len(await gradients_of(stages)) == 3
+
+
+async def test_many_inferences_run_at_once() -> None:
+    async with four_workers():
+        pipe = Pipeline(layers("bcd"), chunks=3)
+        inputs = [batch(seed=seed)[0] for seed in range(8)]
+        found = await asyncio.gather(*(pipe.forward(x) for x in inputs))
+    assert_close(list(found), [model()(x).detach() for x in inputs])
+
+
+# --- modules of all sorts ------------------------------------------------------------
+
+
+async def test_stages_without_gradients_pass_them_by() -> None:
+    """A frozen first stage needs none; a frozen one in the middle lets them through."""
+    x, y = batch()
+    same = model()
+    for frozen in (0, 1):
+        wanted_model = model()
+        wanted_model[frozen].requires_grad_(requires_grad=False)
+        wanted = in_one_process(wanted_model, x, y, squared)
+        async with four_workers():
+            modules = [Layer(*shape) for shape in SHAPES]
+            modules[frozen].requires_grad_(requires_grad=False)
+            pipe = Pipeline([RRef(one) for one in modules], chunks=4)
+            async with context() as ctx:
+                result = await pipe.forward_backward(x, y, loss_fn=squared)
+                found = get_gradients(ctx)
+                assert_close(result.loss, wanted[0])
+                trained = [p for one in modules for p in one.parameters() if p in found]
+                assert_close([found[one] for one in trained], wanted[1])
+    assert len(list(same.parameters())) == len(trained) + 2
+
+
+async def test_hooks_run_and_grad_is_the_programs_own() -> None:
+    x, y = batch()
+    async with four_workers():
+        module = Layer(*SHAPES[0])
+        seen: list[Any] = []
+        kept = module.weight.grad = torch.full_like(module.weight, 7.0)
+        module.weight.register_hook(seen.append)  # type: ignore[no-untyped-call]
+        module.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda one: seen.append(one.grad)
+        )
+        stages: list[Any] = [module, *layers("abc")[1:]]
+        pipe = Pipeline(stages, chunks=5)
+        async with context():
+            await pipe.forward_backward(x, y, loss_fn=squared)
+        assert len(seen) == 2 * 5  # each micro-batch has a backward pass
+        assert module.weight.grad is kept
+        assert kept.eq(7.0).all()
+
+
+async def test_a_module_may_compute_its_activations_again() -> None:
+    x, y = batch()
+    wanted = in_one_process(model(), x, y, squared)
+    async with four_workers():
+        stages = [
+            asyncrpc.remote(name, Recomputing, shape)
+            for name, shape in zip("bcd", SHAPES, strict=True)
+        ]
+        pipe = Pipeline(stages, chunks=4)
+        async with context():
+            result = await pipe.forward_backward(x, y, loss_fn=squared)
+            assert_close((result.loss, await gradients_of(stages)), wanted)
+
+
+async def test_autocast_around_a_step_holds_for_its_forward_passes() -> None:
+    x, y = torch.randn(8, 5), torch.randn(8, 2)
+    async with four_workers():
+        modules = [nn.Linear(5, 7), nn.Linear(7, 2)]
+        pipe = Pipeline([RRef(one) for one in modules], chunks=4)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert (await pipe.forward(x)).dtype is torch.bfloat16
+            async with context() as ctx:
+                await pipe.forward_backward(x, y, loss_fn=squared)
+                found = get_gradients(ctx)
+                whole = squared(modules[1](modules[0](x)), y)
+        wanted = torch.autograd.grad(whole, modules[0].weight)[0]
+        assert found[modules[0].weight].dtype is torch.float32
+        # Half precision has 8 bits; sums of a few products of it.
+        torch.testing.assert_close(
+            found[modules[0].weight], wanted, rtol=0.05, atol=0.05
+        )
+        assert (await pipe.forward(x)).dtype is torch.float32
+
+
+async def test_modes_are_set_on_all_stages() -> None:
+    async with four_workers():
+        modules = [nn.Dropout(0.5), nn.Dropout(0.5)]
+        pipe = Pipeline([RRef(one) for one in modules], chunks=2)
+        await pipe.eval()
+        assert not any(one.training for one in modules)
+        x, _ = batch()
+        assert torch.equal(await pipe.forward(x), x)
+        await pipe.train()
+        assert all(one.training for one in modules)
+
+
+async def test_gradients_do_not_follow_calls_of_a_module_and_say_so() -> None:
+    x, y = batch()
+    async with four_workers():
+        stages = layers("bcd")
+        stages.insert(1, asyncrpc.remote("c", Calling, ("d",)))
+        pipe = Pipeline(stages, chunks=2)
+        async with context():
+            with pytest.raises(asyncrpc.UsageError, match="made a call") as caught:
+                await pipe.forward_backward(x, y, loss_fn=squared)
+        assert isinstance(caught.value, asyncrpc.RemoteError)
+        assert caught.value.worker == "c"
+
+
+# --- what it says --------------------------------------------------------------------
+
+
+async def report_of(schedule: str) -> PipelineResult:
+    x, y = batch(8)
+    async with four_workers():
+        pipe = Pipeline(layers("bcd"), schedule=schedule, chunks=8)
+        async with context():
+            return await pipe.forward_backward(x, y, loss_fn=squared)
+
+
+@pytest.mark.parametrize("schedule", TRAINING)
+async def test_a_report_says_what_each_stage_did(schedule: str) -> None:
+    report = (await report_of(schedule)).report
+    assert [stage.worker for stage in report.stages] == ["b", "c", "d"]
+    assert report.formula == 2 / 10
+    for stage, idle in zip(report.stages, report.idle, strict=True):
+        assert len(stage.spans) == 16
+        assert all(one.seconds > 0 for one in stage.spans)
+        assert idle == pytest.approx(1 - stage.busy_s / report.duration_s)
+    assert 0 < report.balance < 1
+    assert 0 < report.bubble < 1
+
+
+@pytest.mark.parametrize("schedule", TRAINING)
+async def test_stages_work_at_the_same_time(schedule: str) -> None:
+    """One after another, three stages would be idle for two thirds of the time.
+
+    The formula says a fifth; a machine that is busy with other things makes it more.
+    """
+    x, _ = batch(8)
+    async with four_workers():
+        stages = [asyncrpc.remote(name, Napping, (0.01,)) for name in "bcd"]
+        pipe = await Pipeline(stages, schedule=schedule, chunks=8)
+        async with context():
+            result = await pipe.forward_backward(x, x, loss_fn=squared)
+    assert result.report.formula == 0.2
+    assert 0.15 < result.report.bubble < 0.5
+
+
+# --- what is refused -----------------------------------------------------------------
+
+
+async def test_what_makes_no_sense_is_refused_before_anything_runs() -> None:
+    x, y = batch()
+    async with four_workers():
+        stages = layers("bcd")
+        with pytest.raises(asyncrpc.UsageError, match="one stage at least"):
+            Pipeline([], chunks=2)
+        with pytest.raises(asyncrpc.UsageError, match="not a str"):
+            Pipeline(["b"], chunks=2)  # type: ignore[list-item]
+        with pytest.raises(asyncrpc.UsageError, match="no schedule '1F1B'"):
+            Pipeline(stages, chunks=2, schedule="1F1B")
+        pipe = Pipeline(stages, chunks=2)
+        with pytest.raises(asyncrpc.InvalidContextError):
+            await pipe.forward_backward(x, y, loss_fn=squared)
+        refused: list[tuple[Any, Any, dict[str, Any], str]] = [
+            (x[:0], y[:0], {}, "no rows"),
+            (x, y[1:], {}, "10 rows and the target 9"),
+            ((x, x[1:]), y, {}, "10 and 9 rows"),
+            ((x, x.sum()), y, {}, "without dimensions"),
+            ([1.0], y, {}, "holds no tensor"),
+            (x.clone().requires_grad_(), y, {}, "requires a gradient"),
+            (x, y, {"reduction": "none"}, "'mean' or 'sum', not 'none'"),
+        ]
+        async with context():
+            for given, target, more, words in refused:
+                with pytest.raises(asyncrpc.UsageError, match=words):
+                    await pipe.forward_backward(given, target, loss_fn=squared, **more)
+            with pytest.raises(asyncrpc.EncodeError, match="lambda"):
+                await pipe.forward_backward(x, y, loss_fn=lambda a, b: (a - b).sum())
+            for loss_fn, words in (
+                (per_row, r"a Tensor of shape \(5, ?\)"),
+                (a_number, "a float"),
+            ):
+                with pytest.raises(asyncrpc.UsageError, match=words):
+                    await pipe.forward_backward(x, y, loss_fn=loss_fn)  # type: ignore[arg-type]
+            assert await gradients_of(stages) == [None] * 6
+
+
+async def test_a_stage_that_is_no_module_or_cannot_be_made_says_so() -> None:
+    x, _ = batch()
+    async with four_workers():
+        good = layers("bcd")
+        with pytest.raises(asyncrpc.UsageError, match=r"stage 1 of 2 .* is a float"):
+            await Pipeline([good[0], asyncrpc.remote("c", float, (1,))], chunks=2)
+        broken = Pipeline([good[0], RemoteModule("c", Layer, ("no", 1, 2))], chunks=2)
+        for use in (broken._ready, lambda: broken.forward(x)):  # noqa: SLF001
+            with pytest.raises(TypeError):
+                await use()
+        endless = Pipeline([good[0], RemoteModule("c", Endless)], chunks=2)
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            await endless.forward(x)

@@ -1,0 +1,144 @@
+"""Pipelines on a network that delays, breaks links and crashes, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import asyncrpc
+from asyncrpc import Options, RRef, Worker
+from asyncrpc.autograd import context
+from asyncrpc.nn import Pipeline
+from asyncrpc.nn.schedules import TRAINING
+from asyncrpc.testing import Cluster, acting_as
+from asyncrpc.testing.loop import SimLoop
+from asyncrpc.testing.network import Network
+from tests.numerics.remote import Layer, gathered
+from tests.numerics.stages import held, squared
+
+SHAPES = ((5, 7, 1), (7, 4, 2), (4, 2, 3))
+STAGES = "bcd"
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(columns: int) -> torch.Tensor:
+        return torch.randn(10, columns, generator=generator, dtype=torch.float64)
+
+    return draw(5), draw(2)
+
+
+def in_one_process() -> tuple[torch.Tensor, list[Any]]:
+    x, y = batch()
+    model = nn.Sequential(*(Layer(*shape) for shape in SHAPES))
+    loss = squared(model(x), y)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach(), [one.grad for one in model.parameters()]
+
+
+@asynccontextmanager
+async def pipeline_on(
+    network: Network, schedule: str
+) -> AsyncIterator[tuple[list[Worker], Pipeline, list[RRef[Any]]]]:
+    patient = Options(connect_timeout_s=120, handshake_timeout_s=120)
+    async with Cluster(4, network=network, options=patient) as workers:
+        with acting_as(workers[0]):
+            modules = [
+                asyncrpc.remote(name, Layer, shape)
+                for name, shape in zip(STAGES, SHAPES, strict=True)
+            ]
+            pipe = await Pipeline(modules, schedule=schedule, chunks=5)
+            await pipe.forward(batch()[0])  # only what is connected can be resumed
+            yield workers, pipe, modules
+            del pipe
+            modules.clear()
+
+
+async def gradients_of(modules: list[RRef[Any]]) -> list[Any]:
+    found = [
+        await asyncrpc.rpc_async(one.owner_name(), gathered, (one,)) for one in modules
+    ]
+    return [one for stage in found for one in stage]
+
+
+async def then_infer(step: asyncio.Task[Any], pipe: Pipeline) -> None:
+    await step
+    await pipe.forward(batch()[0])
+
+
+class TestDelays:
+    """Three stages and their driver, each a host of its own."""
+
+    loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
+
+    @pytest.mark.parametrize("seed", range(10))
+    @pytest.mark.parametrize("schedule", TRAINING)
+    async def test_slow_and_broken_links_change_no_gradient(
+        self, schedule: str, seed: int
+    ) -> None:
+        network, rng = Network(seed), random.Random(seed)
+        async with pipeline_on(network, schedule) as (_, pipe, modules), context():
+            for one, other in combinations("abcd", 2):
+                network.between(one, other).delay(rng.choice([0.0, 0.01, 0.3]))
+            step = asyncio.create_task(pipe.forward_backward(*batch(), loss_fn=squared))
+            for _ in range(4):
+                await asyncio.sleep(rng.uniform(0.0, 0.5))
+                network.between(*rng.sample("abcd", 2)).drop_connections()
+            result = await step
+            found = result.loss, await gradients_of(modules)
+        torch.testing.assert_close(found, in_one_process(), rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("seed", range(20))
+    @pytest.mark.parametrize("schedule", TRAINING)
+    async def test_a_step_from_which_a_worker_is_lost_fails_and_leaves_nothing(
+        self, schedule: str, seed: int
+    ) -> None:
+        """Whenever that is; or it had computed everything, and all committed it."""
+        network, rng = Network(seed), random.Random(seed)
+        lost = rng.choice(STAGES)
+        async with pipeline_on(network, schedule) as (_, pipe, modules), context():
+            for one, other in combinations("abcd", 2):
+                network.between(one, other).delay(0.1)
+            step = asyncio.create_task(pipe.forward_backward(*batch(), loss_fn=squared))
+            await asyncio.sleep(rng.uniform(0.0, 3.0))
+            network.crash(lost, silent=rng.random() < 0.5)
+            with pytest.raises((asyncrpc.WorkerLostError, asyncrpc.OwnerLostError)):
+                await then_infer(step, pipe)  # it may have ended before
+            await asyncio.sleep(30.0)  # virtual: whatever is under way arrives
+            left = [one for one in modules if one.owner_name() != lost]
+            if not step.exception():
+                assert None not in await gradients_of(left)
+            for stage in pipe._stages:  # noqa: SLF001
+                if (to := stage.owner_name()) != lost:
+                    assert await asyncrpc.rpc_async(to, held, (stage,)) == 0
+
+    @pytest.mark.parametrize("seed", range(20))
+    @pytest.mark.parametrize("schedule", TRAINING)
+    async def test_a_step_that_is_cancelled_counts_everywhere_or_nowhere(
+        self, schedule: str, seed: int
+    ) -> None:
+        network, rng = Network(seed), random.Random(seed)
+        async with pipeline_on(network, schedule) as (_, pipe, modules), context():
+            for one, other in combinations("abcd", 2):
+                network.between(one, other).delay(0.1)
+            step = asyncio.create_task(pipe.forward_backward(*batch(), loss_fn=squared))
+            await asyncio.sleep(rng.uniform(0.0, 3.0))
+            step.cancel()
+            await asyncio.wait([step])
+            await asyncio.sleep(30.0)  # virtual: whatever is under way arrives
+            found = [one is None for one in await gradients_of(modules)]
+            assert all(found) or not any(found)
+            for stage in pipe._stages:  # noqa: SLF001
+                to = stage.owner_name()
+                assert await asyncrpc.rpc_async(to, held, (stage,)) == 0
+            again = await pipe.forward_backward(*batch(), loss_fn=squared)
+            torch.testing.assert_close(again.loss, in_one_process()[0])
