@@ -11,10 +11,11 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
 
-# The loop is not to be held up longer than a small call takes.
-SHORT_S: Final = 300e-6
-LONG_S: Final = 500e-6
+# The loop is not to be held up longer than a few small calls take.
+SHORT_S: Final = 400e-6
+LONG_S: Final = 1e-3
 TRIALS: Final = 3  # in a thread, before the loop does it
+LATE_MAX: Final = 8  # that the loop was held up, before it never does it again
 KINDS_MAX: Final = 1024  # that are remembered
 _NEVER: Final = -1
 
@@ -26,7 +27,8 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._short: OrderedDict[Hashable, int] = OrderedDict()
+        self._short: OrderedDict[Hashable, int] = OrderedDict()  # trials in a row
+        self._late: dict[Hashable, int] = {}  # how often the loop was held up
 
     def is_short(self, kind: Hashable) -> bool:
         """Say whether work of this kind has always been short."""
@@ -35,13 +37,16 @@ class Pace:
     def note(self, kind: Hashable, took_s: float) -> None:
         """Take note of how long work of this kind took."""
         trials = self._short.get(kind, 0)
-        if trials >= TRIALS:
-            if took_s > LONG_S:
-                self._short[kind] = _NEVER
-            return
         if trials == _NEVER:
             return
-        # A thread may have to wait for its turn: slow is only what always is.
-        self._short[kind] = trials + 1 if took_s <= SHORT_S else 0
+        if trials < TRIALS:
+            # A thread may have to wait for its turn: slow is only what always is.
+            trials = trials + 1 if took_s <= SHORT_S else 0
+        elif took_s > LONG_S:
+            # Or another process had the core: so it begins anew, some times.
+            self._late[kind] = late = self._late.get(kind, 0) + 1
+            trials = _NEVER if late >= LATE_MAX else 0
+        self._short[kind] = trials
         if len(self._short) > KINDS_MAX:
-            self._short.popitem(last=False)
+            old, _ = self._short.popitem(last=False)
+            self._late.pop(old, None)

@@ -281,14 +281,20 @@ class Passes:
         pool, pace = self.worker.pool, self._pace
         kind = None if pool.runs_here else run.kind
         begun_s = now_s()
-        leaving = None
         if kind is not None and pace.is_short(kind):
-            leaving = self.engine.run_at_once(run)
-        if leaving is None:
-            leaving = await self.worker.run_in_thread(partial(self.engine.run, run))
+            at_once = self.engine.run_at_once(run)
+            if at_once is not None:
+                pace.note(kind, now_s() - begun_s)
+                return at_once
+        leaving, took_s = await self.worker.run_in_thread(partial(self._timed, run))
         if kind is not None:
-            pace.note(kind, now_s() - begun_s)
+            pace.note(kind, took_s)
         return leaving
+
+    def _timed(self, run: Run) -> tuple[Leaving, float]:
+        """Run a segment, in a thread; return how long it took there, too."""
+        begun_s = now_s()
+        return self.engine.run(run), now_s() - begun_s
 
     def _start(self, one: Pass, work: Coroutine[Any, Any, None]) -> None:
         """Do something for a pass beside its requests; errors are the pass's."""
