@@ -12,7 +12,7 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test check fmt lint type arch unit property sim sim-nightly chaos \
-	integration mutants numerics docs kills examples soak bench fuzz clean
+	integration mutants numerics programs docs kills examples soak bench fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,10 @@ integration: $(STAMP) ## Test real sockets and processes
 
 numerics: $(STAMP) ## Test that gradients and steps equal those of one process
 	$(PYTEST) tests/numerics
+
+programs: $(STAMP) ## 10,000 random training programs against one process
+	$(RUN) -m tests.numerics.programs --programs $(or $(PROGRAMS),10000) \
+		--seed $(or $(SEED),0)
 
 docs: $(STAMP) ## Make api.md; run every code block and follow every link
 	$(RUN) docs/make_api.py

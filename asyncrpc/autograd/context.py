@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
-from asyncrpc.autograd.engine import Flow, Keeping
+from asyncrpc.autograd.engine import Flow, Keeping, is_apart
 from asyncrpc.autograd.functions import CrossingId, Received, Region, following, total
 from asyncrpc.autograd.machine import LocalPass, Wave
 from asyncrpc.errors import AutogradError
@@ -222,7 +222,7 @@ class Pass:
         self.region = Region()
         may_start = {key: edge.node for key, edge in edges.items()}
         self.machine: LocalPass[CrossingId, Node] = LocalPass(
-            following, self.region.nodes, may_start
+            following, self.region.nodes, may_start, is_apart
         )
         self.wave = Wave()
         self.flow = Flow()

@@ -199,6 +199,15 @@ def _run(run: Run) -> None:
             border.pass_on(set(segment.nodes), run.flow)
 
 
+def is_apart(node: Node) -> bool:
+    """Say whether a node must not be one of several whose followers run later.
+
+    It is the node of a view that was changed in place: it looks at whether two others
+    are to run, and finds it wrong if one is and the other is not.
+    """
+    return type(node).__name__ == "CopySlices"
+
+
 class _Border:
     """A node whose gradients flow on to nodes that run later."""
 

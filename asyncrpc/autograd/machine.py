@@ -61,7 +61,11 @@ class LocalPass(Generic[S, N]):
     """One backward pass through the graph of one worker."""
 
     def __init__(
-        self, following: Following[N], live: set[N], may_start: Mapping[S, N]
+        self,
+        following: Following[N],
+        live: set[N],
+        may_start: Mapping[S, N],
+        is_apart: Callable[[N], bool] = lambda _node: False,
     ) -> None:
         """Begin.
 
@@ -70,8 +74,12 @@ class LocalPass(Generic[S, N]):
             live: the nodes that starts which take part can reach; the caller adds to
                 it when it calls `want`.
             may_start: the tensors that were sent, and the node where each enters.
+            is_apart: whether a node has to run by itself, unless it runs with all that
+                is left.
         """
         self._following = following
+        self._is_apart = is_apart
+        self._apart: list[N] = []  # wait for nothing, and have to run by themselves
         self._live = live
         self._node: dict[S, N] = dict(may_start)
         self._open: set[S] = set(may_start)  # not known whether it takes part
@@ -147,14 +155,29 @@ class LocalPass(Generic[S, N]):
                 starts, self._here = self._here, []
                 return Segment(starts)
             self._count()
-        nodes = self._release()
-        starts = [start for start in self._here if self._node[start] in self._handed]
+        is_rest = not self._open and not self._waiting
+        nodes = self._release(is_rest=is_rest)
+        if not nodes and self._apart:
+            return self._one_apart()
+        starts = self._starts_here()
         if not nodes and not starts:
             return None
-        self._here = [start for start in self._here if start not in starts]
         ends, cuts = self._borders(nodes)
-        is_rest = not self._open and not self._waiting
         return Segment(starts, nodes, ends, cuts, is_rest=is_rest, is_whole=False)
+
+    def _starts_here(self) -> list[S]:
+        """Take out the starts whose nodes have been handed out."""
+        starts = [start for start in self._here if self._node[start] in self._handed]
+        self._here = [start for start in self._here if start not in starts]
+        return starts
+
+    def _one_apart(self) -> Segment[S, N]:
+        """Hand out a node that has to run by itself."""
+        node = self._apart.pop()
+        self._hand_out(node)
+        self._live_handed += 1
+        starts = self._starts_here()
+        return Segment(starts, [node], [node], [node], is_rest=False, is_whole=False)
 
     def _settle(self, start: S) -> None:
         """A start's node waits for one thing less."""
@@ -189,21 +212,31 @@ class LocalPass(Generic[S, N]):
         here = dict.fromkeys(self._node[start] for start in self._here)
         self._fresh = [node for node in here if not missing[node]]
 
-    def _release(self) -> list[N]:
+    def _release(self, *, is_rest: bool) -> list[N]:
         """Hand out all nodes that wait for nothing; return those that take part."""
+        if is_rest:
+            self._fresh += self._apart
+            self._apart = []
         nodes, todo, self._fresh = [], self._fresh, []
         while todo:
             node = todo.pop()
-            self._handed.add(node)
-            if node in self._live:
+            is_live = node in self._live
+            if is_live and not is_rest and self._is_apart(node):
+                self._apart.append(node)
+                continue
+            if is_live:
                 nodes.append(node)
-            for child, _ in self._following(node):
-                if child is not None:
-                    self._let_go(child)
+            self._hand_out(node)
             todo += self._fresh
             self._fresh = []
         self._live_handed += len(nodes)
         return nodes
+
+    def _hand_out(self, node: N) -> None:
+        self._handed.add(node)
+        for child, _ in self._following(node):
+            if child is not None:
+                self._let_go(child)
 
     def _borders(self, nodes: list[N]) -> tuple[list[N], list[N]]:
         """Return which of the nodes nothing follows here, and which others do later."""

@@ -73,27 +73,6 @@ class Keeper:
     def give(self, *keys: int) -> list[torch.Tensor]:
         return [self.kept[key] for key in keys]
 
-    def constant(self, key: int, number: float) -> None:
-        self.kept[key] = torch.full(SHAPE, number, dtype=torch.float64)
-
-    async def compute(
-        self, key: int, index: int, own: list[int], others: list[tuple[Any, list[int]]]
-    ) -> None:
-        """Keep a result of kept tensors: own ones, and others' in a message each."""
-        values = self.give(*own)
-        for other, keys in others:
-            values += await ask(other, "give", *keys)
-        self.take(key, index, values)
-
-    def take(self, key: int, index: int, values: list[torch.Tensor]) -> None:
-        result = self.weights[index].sin()
-        for place, value in enumerate(values):
-            result = torch.tanh(result * value.cos() + (1 + place) * value)
-        self.kept[key] = result
-
-    def cut_off(self, key: int, index: int, value: torch.Tensor) -> None:
-        self.kept[key] = value.detach() * self.weights[index]
-
     def deaf(self, value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """Depend on `value`, but give it no gradient."""
         return deaf(value, other * self.weights[0])

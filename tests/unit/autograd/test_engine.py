@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from asyncrpc.autograd.engine import Engine, Flow, Gradients, Keeping, prepare
+from asyncrpc.autograd.engine import Engine, Flow, Gradients, Keeping, is_apart, prepare
 from asyncrpc.autograd.functions import Region, following
 from asyncrpc.autograd.machine import LocalPass
 
@@ -49,14 +49,14 @@ class Program:
         made = list(self.parameters)
         for number in range(rng.randint(1, 14)):
             a, b = rng.choice(made), rng.choice(made)
-            made.append(self._one(rng.randrange(6), a, b, number))
+            made.append(self._one(rng.randrange(7), a, b, number))
         inner = made[3:]
         self.hooked = rng.sample(inner, min(2, len(inner)))
         self.root, self.start = inner[-1], vector()
         self.sent = [rng.choice(inner) for _ in range(rng.randint(0, 4))]
         self.given = [vector() if rng.random() < 0.6 else None for _ in self.sent]
 
-    def _one(
+    def _one(  # noqa: PLR0911  (one for each kind)
         self, kind: int, a: torch.Tensor, b: torch.Tensor, number: int
     ) -> torch.Tensor:
         match kind:
@@ -72,6 +72,12 @@ class Program:
                 changed = a.clone()
                 changed[1:] *= b[1:]  # in place, through a view
                 return changed
+            case 5:
+                seen = a.view(3, 1).expand(3, 3)[:, 0]
+                whole = a * b
+                part = whole[:2]
+                part.mul_(seen[:2])  # a view that others see changed
+                return whole if number % 2 else torch.cat([part, whole])[:3]
             case _:
                 own: torch.Tensor = Own.apply(a, b, number)  # type: ignore[no-untyped-call]
                 return own
@@ -98,7 +104,10 @@ class Program:
         root = get_gradient_edge(self.root)
         region, flow, engine = Region(), Flow(), Engine()
         machine: LocalPass[int, Node] = LocalPass(
-            following, region.nodes, {key: edge.node for key, edge in edges.items()}
+            following,
+            region.nodes,
+            {key: edge.node for key, edge in edges.items()},
+            is_apart,
         )
         machine.add_root(-1, root.node)
         region.extend([root])

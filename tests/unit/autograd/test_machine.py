@@ -109,6 +109,39 @@ def test_starts_at_one_node_are_waited_for_one_by_one() -> None:
     assert one.is_done
 
 
+def test_a_node_that_runs_apart_is_a_segment() -> None:
+    graph = {"r": "vq", "v": "x", "s": "x"}
+    one: LocalPass[str, str] = LocalPass(
+        lambda node: [(child, 0) for child in graph.get(node, "")],
+        {"r", "v", "q", "x"},
+        {"s": "s"},
+        lambda node: node == "v",
+    )
+    begin(one, "r")
+    first = run(one)
+    assert set(first.nodes) == {"r", "q"}
+    assert first.cuts == ["r"]
+    second = run(one)
+    assert second.nodes == second.ends == second.cuts == ["v"]
+    assert one.next_segment() is None
+    one.rule_out()
+    assert run(one).nodes == ["x"]
+    assert one.is_done
+
+
+def test_a_node_runs_with_all_that_is_left() -> None:
+    one: LocalPass[str, str] = LocalPass(
+        lambda node: [("v", 0)] if node == "r" else [],
+        {"r", "v"},
+        {"s": "r"},
+        lambda node: node == "v",
+    )
+    begin(one, "r")
+    assert one.next_segment() is None
+    one.rule_out()
+    assert set(run(one).nodes) == {"r", "v"}
+
+
 def test_a_tensor_is_wanted_once() -> None:
     one = pass_of({"s": "p"}, may_start="s")
     assert one.knows("s")

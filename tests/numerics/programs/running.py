@@ -1,0 +1,229 @@
+"""Runs a program on workers and in one process, and compares what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import torch
+import uvloop
+
+from asyncrpc import Worker
+from asyncrpc.autograd import context
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.extensions import Service
+from asyncrpc.runtime.links.link import Link
+from asyncrpc.testing import Cluster, acting_as
+from tests.numerics.programs.language import NAMES, Program
+from tests.numerics.programs.stations import Here, Maybe, OneProcess, Report, Station
+
+Reports = Mapping[str, Report]
+
+RELEASED_S: Final = 10.0
+
+# Sums are added in another order than one process would.
+EXACT: Final = 1e-10
+# With 8 bits of mantissa; and what a hook clamps may be rounded to either side.
+ROUNDED: Final = 0.1
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a program turned out to be, in one process.
+
+    Attributes:
+        crossed: tensors in messages that require a gradient.
+        travelled: gradients that travelled, in all passes.
+        comes_back: whether gradients came back to a station that they had left.
+        fired: how often hooks fired.
+    """
+
+    crossed: int
+    travelled: int
+    comes_back: bool
+    fired: int
+
+
+class Counting:
+    """Autograd's service of a worker, which counts the gradients that come."""
+
+    def __init__(self, service: Service) -> None:
+        self.name = service.name
+        self.service = service
+        self.gradients = 0
+
+    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+        if method == "advance":
+            self.gradients += len(value[-1])  # the gradients, some of them None
+        return await self.service.on_request(link, method, value)
+
+    def on_notice(self, link: Link, method: str, value: Any) -> None:
+        self.service.on_notice(link, method, value)
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        self.service.on_peer_lost(peer, reason)
+
+    async def close(self) -> None:
+        await self.service.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.service, name)
+
+
+@contextmanager
+def counting(workers: list[Worker]) -> Iterator[list[Counting]]:
+    counters = [Counting(worker.service("autograd")) for worker in workers]
+    for worker, counter in zip(workers, counters, strict=True):
+        worker.add_service(counter)
+    try:
+        yield counters
+    finally:
+        for worker, counter in zip(workers, counters, strict=True):
+            worker.add_service(counter.service)
+
+
+class Comparison:
+    """Workers in this process, on a loop of their own, for many programs in turn."""
+
+    def __init__(self, workers: int = len(NAMES)) -> None:
+        self._cluster = Cluster(workers)
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+    def __enter__(self) -> Self:
+        self._runner.__enter__()
+        self._runner.run(self._cluster.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._runner.run(self._cluster.__aexit__(kind, error, trace))
+        self._runner.__exit__(kind, error, trace)
+
+    def check(self, program: Program) -> Facts:
+        """Run a program both ways.
+
+        Raises:
+            AssertionError: what came of it differs.
+        """
+        return self._runner.run(self._check(program))
+
+    async def _check(self, program: Program) -> Facts:
+        wanted, facts = await in_one_process(program)
+        workers = self._cluster.workers[: program.workers]
+        found, travelled = await on_workers(program, workers)
+        assert_same(found, wanted, ROUNDED if program.is_rounded else EXACT)
+        assert travelled == facts.travelled, (
+            f"{travelled} gradients travelled; {facts.travelled} crossings take part"
+        )
+        return facts
+
+
+async def in_one_process(program: Program) -> tuple[Reports, Facts]:
+    world = OneProcess()
+    world.stations = {name: Station(name, world) for name in program.names}
+    others = {name: Here(one, one) for name, one in world.stations.items()}
+    for station in world.stations.values():
+        station.meet(others)
+    for step in program.steps:
+        await world.stations[step.on].do(step)
+    reports = {
+        name: station.report_of(world.gradients)
+        for name, station in world.stations.items()
+    }
+    fired = sum(len(seen) for one in reports.values() for seen in one.seen.values())
+    comes_back = has_circle(world.flows)
+    return reports, Facts(world.crossed, world.travelled, comes_back, fired)
+
+
+async def on_workers(program: Program, workers: list[Worker]) -> tuple[Reports, int]:
+    """Return what stations have, and how many gradients travelled."""
+    first = workers[0]
+    with acting_as(first):
+        stations = {
+            one.name: first.peer(one.name).remote(Station, one.name) for one in workers
+        }
+        try:
+            for station in stations.values():
+                await station.rpc_async().meet(stations)
+            async with context():
+                with counting(workers) as counters:
+                    for step in program.steps:
+                        await stations[step.on].rpc_async().do(step)
+                found = {
+                    name: await station.rpc_async().report()
+                    for name, station in stations.items()
+                }
+            await released(workers)
+        finally:
+            for station in stations.values():
+                await station.rpc_async().part()
+    return found, sum(one.gradients for one in counters)
+
+
+async def released(workers: list[Worker]) -> None:
+    """Wait until no worker knows of a context; its end goes from one to the next."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + RELEASED_S
+    while left := {one.name: known for one in workers if (known := contexts(one))}:
+        assert loop.time() < end_s, f"contexts that have not ended: {left}"
+        for worker in workers[1:]:
+            await workers[0].peer(worker.name).call(int)
+
+
+def contexts(worker: Worker) -> list[tuple[Any, Any]]:
+    """Return the contexts that a worker knows, and the peers that they are known to."""
+    service: Any = worker.service("autograd")
+    return [(key, state.peers) for key, state in service._contexts.items()]  # noqa: SLF001
+
+
+def has_circle(flows: set[tuple[str, str]]) -> bool:
+    """Say whether one may leave a station and come back to it."""
+    left = {source for source, _ in flows} & {target for _, target in flows}
+    while True:
+        going = {(source, to) for source, to in flows if {source, to} <= left}
+        on = {source for source, _ in going} & {to for _, to in going}
+        if on == left:
+            return bool(left)
+        left = on
+
+
+# --- what is compared ----------------------------------------------------------------
+
+
+def assert_same(found: Reports, wanted: Reports, tolerance: float) -> None:
+    for name, one in wanted.items():
+        other = found[name]
+        assert other.are_needed == one.are_needed, f"slots of {name!r} differ"
+        for slot, value in one.values.items():
+            assert_close(other.values[slot], value, f"slot {slot}", tolerance)
+        for slot, gradient in one.gradients.items():
+            what = f"the gradient of slot {slot} of {name!r}"
+            assert_close(other.gradients[slot], gradient, what, tolerance)
+        for number, seen in one.seen.items():
+            what = f"what hook {number} of {name!r} saw"
+            times = len(other.seen[number])
+            assert times == len(seen), f"{what}: {times} times instead of {len(seen)}"
+            for theirs, ours in zip(other.seen[number], seen, strict=True):
+                assert_close(theirs, ours, what, tolerance)
+
+
+def assert_close(found: Maybe, wanted: Maybe, what: str, tolerance: float) -> None:
+    if found is None or wanted is None:
+        assert found is wanted, f"{what}: {found} instead of {wanted}"
+        return
+    assert found.layout == wanted.layout, f"{what}: {found} instead of {wanted}"
+    torch.testing.assert_close(
+        found.to_dense(),
+        wanted.to_dense(),
+        rtol=tolerance,
+        atol=tolerance,
+        msg=lambda text: f"{what}: {found} instead of {wanted}. {text}",
+    )

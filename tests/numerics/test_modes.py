@@ -1,0 +1,263 @@
+"""A call runs its function under the modes of torch that it was made under.
+
+And under those only: they hold in every step of a coroutine, and are nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+
+import asyncrpc
+from asyncrpc import Worker, autograd
+from asyncrpc.autograd.modes import ThreadModes
+from asyncrpc.errors import MalformedError
+from asyncrpc.testing import Cluster, acting_as
+from tests.numerics import modes
+from tests.numerics.modes import MODES, Mode, Seen, seen
+
+NONE: Seen = (True, False, "")
+Way = Callable[[Worker], Awaitable[Seen]]
+
+
+@pytest_asyncio.fixture
+async def a() -> AsyncIterator[Worker]:
+    """The current worker, one of three that have no connections yet."""
+    casts_to = torch.get_autocast_dtype("cpu")
+    async with Cluster(3) as (first, *_):
+        with acting_as(first):
+            yield first
+    assert torch.get_autocast_dtype("cpu") == casts_to
+    assert torch.is_autocast_cache_enabled()
+
+
+async def by_stream(a: Worker, function: Any) -> Seen:
+    return modes.same([one async for one in a.peer("b").stream(function, 3)])
+
+
+async def by_reference(a: Worker, method: str) -> Seen:
+    """Call a method of an object that is there, by a call made under the mode."""
+    thing = a.peer("b").remote(modes.Thing)
+    found: Seen = await getattr(thing.rpc_async(), method)()
+    return found
+
+
+async def by_result_of_method(a: Worker) -> Seen:
+    thing = a.peer("b").remote(modes.Thing)
+    found: Seen = await thing.remote().seen().to_here()
+    return found
+
+
+async def by_reference_of_a_thread(a: Worker) -> Seen:
+    made = await a.peer("b").call(modes.made_in_thread, "c")
+    found: Seen = await made.to_here()
+    return found
+
+
+async def by_group(a: Worker) -> Seen:
+    return modes.same(await a.group(["b", "c"]).call(modes.seen))
+
+
+WAYS: dict[str, Way] = {
+    "a thread": lambda a: a.peer("b").call(modes.seen),
+    "the loop": lambda a: a.peer("b").call(modes.on_loop),
+    "a coroutine": lambda a: a.peer("b").call(modes.coroutine),
+    "this worker": lambda a: a.peer("a").call(modes.coroutine),
+    "async_execution": lambda a: a.peer("b").call(modes.execution),
+    "async_execution, then another": lambda a: a.peer("b").call(
+        modes.execution_elsewhere, "c"
+    ),
+    "an object": lambda a: a.peer("b").call(modes.Thing()),
+    "a nested call": lambda a: a.peer("b").call(modes.nested, "c"),
+    "a nested call of a thread": lambda a: a.peer("b").call(
+        modes.nested_in_thread, "c"
+    ),
+    "an idempotent call": lambda a: a.peer("b").using(idempotent=True).call(modes.seen),
+    "a call with a codec": lambda a: a.peer("b").using(codec="bf16").call(modes.seen),
+    "a group": by_group,
+    "remote": lambda a: a.peer("b").remote(modes.seen).to_here(),
+    "remote by a thread": by_reference_of_a_thread,
+    "a method": lambda a: by_reference(a, "seen"),
+    "a method that waits": lambda a: by_reference(a, "later"),
+    "a method by remote": by_result_of_method,
+    "a stream": lambda a: by_stream(a, modes.items_later),
+    "a stream of a thread": lambda a: by_stream(a, modes.items),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+async def test_functions_run_under_the_modes_of_the_call(
+    way: Way, mode: Mode, a: Worker
+) -> None:
+    with mode():
+        wanted = seen()
+        assert await way(a) == wanted  # on a connection that is made first
+        assert await way(a) == wanted
+    assert await way(a) == NONE
+
+
+async def test_a_thread_may_call_under_a_mode_of_its_own(a: Worker) -> None:
+    await a.peer("b").call(int)  # which connects
+    found = await a.peer("b").call(modes.without_gradients, "c")
+    assert found == (False, False, "")
+
+
+@pytest.mark.parametrize("name", MODES)
+async def test_it_counts_when_a_call_is_made_not_when_it_is_sent(
+    name: str, a: Worker
+) -> None:
+    """The first has to connect; one begins in a thread; one, anew after each loss."""
+    with MODES[name]():
+        wanted = seen()
+        calls = [
+            asyncrpc.rpc_async("b", modes.seen),
+            asyncrpc.rpc_async("b", modes.twice),
+            asyncrpc.rpc_async("b", modes.nested_in_thread, ("c",)),
+        ]
+        group = a.group(["b", "c"]).call(modes.coroutine)
+    assert await asyncio.gather(*calls) == [wanted] * 3
+    assert await group == [wanted] * 2
+    with torch.no_grad():  # which others on this loop run under, too
+        call = asyncrpc.rpc_async("b", modes.nested_under, ("c", name))
+        assert await call == wanted
+
+
+async def test_what_waits_keeps_its_modes_and_gives_them_to_nobody(a: Worker) -> None:
+    """All on one loop: each step has its own, and between steps there are none."""
+    waiting = {name: modes.Waiting(name) for name in MODES}
+    wanted, calls = {}, {}
+    for name, mode in MODES.items():
+        with mode():
+            wanted[name] = seen()
+            calls[name] = asyncrpc.rpc_async("b", modes.wait, (name,))
+    for one in waiting.values():
+        await one.begun.wait()
+        assert seen() == NONE
+    assert await a.peer("b").call(modes.coroutine) == NONE
+    for name in reversed(MODES):
+        waiting[name].go_on.set()
+        assert await calls[name] == wanted[name]
+        assert seen() == NONE
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+async def test_what_is_cancelled_ends_under_its_modes(mode: Mode, a: Worker) -> None:
+    waiting = modes.Waiting("one")
+    with mode():
+        wanted = seen()
+        call = asyncrpc.rpc_async("b", modes.wait, ("one",))
+    await waiting.begun.wait()
+    call.cancel()
+    assert await waiting.ended == wanted
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert seen() == NONE
+
+
+async def test_a_stream_that_is_left_early_is_closed_under_its_modes() -> None:
+    closed: list[Seen] = []
+
+    async def items() -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+                await asyncio.sleep(0)
+        finally:
+            await asyncio.sleep(0)
+            closed.append(seen())
+
+    place = ThreadModes().surround([1, {}], items)
+    stream = place()
+    assert await anext(stream) == 1
+    await stream.aclose()
+    assert closed == [(False, False, "")]
+
+
+async def test_what_a_coroutine_changes_is_its_own_until_it_ends(a: Worker) -> None:
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        call = asyncrpc.rpc_async("b", modes.changing)
+    outside = (False, True, "torch.bfloat16")
+    inside = (True, True, "torch.float16")
+    assert await call == [outside, inside, outside]
+    assert seen() == NONE
+    assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+async def test_what_a_function_leaves_changed_does_not_stay(a: Worker) -> None:
+    with torch.no_grad():
+        assert await a.peer("b").call(modes.careless) == (False, False, "")
+    assert await a.peer("b").call(modes.seen) == NONE
+
+
+async def test_results_record_nothing_under_no_grad(a: Worker) -> None:
+    x = torch.ones(2, requires_grad=True)
+    async with autograd.context():
+        assert (await a.peer("b").call(modes.double, x)).requires_grad
+        with torch.no_grad():
+            silent = asyncrpc.rpc_async("b", modes.double, (x,))
+        assert not (await silent).requires_grad
+
+
+async def test_values_made_in_inference_mode_are_of_it(a: Worker) -> None:
+    x = torch.ones(2)
+    with torch.inference_mode():
+        made = a.peer("b").remote(modes.double, x)
+    assert await made.rpc_async().is_inference()
+    assert torch.equal(await made.to_here(), x * 2)
+    assert not await a.peer("b").remote(modes.double, x).rpc_async().is_inference()
+
+
+async def test_torchs_own_functions_are_cast(a: Worker) -> None:
+    x = torch.rand(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = torch.mm(x, x)
+        calls = [asyncrpc.rpc_async("b", one, (x, x)) for one in (torch.mm, torch.mul)]
+        calls.append(asyncrpc.rpc_async("b", modes.product, (x,)))
+    product, elementwise, other = await asyncio.gather(*calls)
+    assert product.dtype == torch.bfloat16
+    assert torch.equal(product, wanted)
+    assert torch.equal(other, wanted)
+    assert elementwise.dtype == torch.float32
+
+
+async def test_casts_of_one_call_are_not_remembered_for_another() -> None:
+    """Autocast keeps what it has cast of parameters until it is left."""
+    weight = torch.rand(4, 4, requires_grad=True)
+
+    class Layer:
+        async def run(self, x: torch.Tensor) -> torch.Tensor:
+            await asyncio.sleep(0)
+            return (x @ weight).detach()
+
+    run = ThreadModes().surround([0, {"cpu": "bfloat16"}], Layer().run)
+    first = await run(torch.eye(4))
+    with torch.no_grad():
+        weight.add_(1)
+    second = await run(torch.eye(4))
+    assert torch.equal(second, weight.detach().bfloat16())
+    assert not torch.equal(first, second)
+
+
+async def test_calls_under_no_mode_bring_nothing(a: Worker) -> None:
+    assert a.meta_here() == {}
+    with torch.no_grad():
+        assert a.meta_here() == {"m": [1, {}]}
+
+
+def test_kinds_of_devices_that_are_unknown_are_left_out() -> None:
+    run = ThreadModes().surround([2, {"abacus": "float16", "cpu": "float16"}], seen)
+    assert run() == (True, True, "torch.float16")
+
+
+@pytest.mark.parametrize(
+    "meta", [None, 1, [], ["x", {}], [0, []], [0, {"cpu": "int3"}], [0, {"cpu": []}]]
+)
+def test_modes_that_cannot_be_read_are_refused(meta: Any) -> None:
+    with pytest.raises(MalformedError, match="modes"):
+        ThreadModes().surround(meta, seen)

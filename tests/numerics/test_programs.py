@@ -1,0 +1,65 @@
+"""Random programs over one to five workers have the gradients of one process.
+
+Compared are values, which gradients there are, what each hook saw and how often, and
+how many gradients travelled: one for every crossing that the roots depend on, as
+torch's own engine finds in one process, and none for the others.  A program that fails
+is made as short as it can be, and printed as the expression that makes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.numerics.programs.drawing import programs
+from tests.numerics.programs.language import Program
+from tests.numerics.programs.running import Comparison, in_one_process
+from tests.numerics.programs.tally import kinds
+
+PROGRAMS_EACH = 60
+DRAWN = 150
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # what fails is shrunk, for 300 s at most
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+def test_random_programs_have_the_gradients_of_one_process(workers: int) -> None:
+    with Comparison(workers) as comparison:
+
+        @settings(
+            max_examples=PROGRAMS_EACH,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(programs(workers))
+        def check(program: Program) -> None:
+            comparison.check(program)
+
+        check()
+
+
+@pytest.mark.slow
+def test_the_programs_are_of_all_kinds() -> None:
+    found: Counter[str] = Counter()
+
+    @settings(
+        max_examples=DRAWN,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs())
+    def draw(program: Program) -> None:
+        _, facts = asyncio.run(in_one_process(program))
+        found.update(kinds(program, facts))
+
+    draw()
+    assert len(found) == KINDS
+    assert min(found.values()) >= DRAWN // 20, found
+
+
+KINDS = 25
