@@ -416,7 +416,6 @@ class World:
                 return
 
     # What must hold.
-
     def check(self) -> None:
         self.forget_exposed()
         self.spread_exposed()
@@ -434,15 +433,16 @@ class World:
                 self.exposed.remove((worker, rref_id))
 
     def spread_exposed(self) -> None:
-        """Note who relies on nobody but lenders that have lost the owner, or us."""
+        """Note who relies on nobody but lenders that have lost the owner or it."""
         for node in self.alive.values():
             for rref_id in self.owner_of:
                 lenders = self.lenders(node, rref_id)
-                if lenders and all(self.is_adrift(one, rref_id) for one in lenders):
+                lost = (self.is_adrift(one, node, rref_id) for one in lenders)
+                if lenders and all(lost):
                     self.exposed.add((node.id, rref_id))
 
-    def is_adrift(self, lender: Incarnation, rref_id: RRefId) -> bool:
-        if self.is_exposed(lender, rref_id):
+    def is_adrift(self, lender: Incarnation, of: Node, rref_id: RRefId) -> bool:
+        if self.is_exposed(lender, rref_id) or Pair((lender, of.id)) in self.cuts:
             return True
         holding = self.alive[lender].held.get(rref_id)
         return holding is not None and holding.state.name == "LOST"
