@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
@@ -38,30 +37,13 @@ class Caught:
     def __init__(self) -> None:
         self.gradient: torch.Tensor | None = None
 
+    def add(self, gradient: torch.Tensor | None) -> None:
+        """Take the gradient: there is one backward pass, so it comes once."""
+        self.gradient = gradient
 
-class Entrance(torch.autograd.Function):
-    """Gives a received tensor a history: the node that catches its gradient.
 
-    Its output is no leaf and no view, so a module may change it in place.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: torch.Tensor,  # noqa: ARG004  (there to require a gradient)
-        tensor: torch.Tensor,
-        caught: Caught,
-    ) -> torch.Tensor:
-        """Return the tensor; `anchor` requires a gradient, so the output does."""
-        ctx.caught = caught
-        ctx.set_materialize_grads(value=False)
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:
-        """Keep the gradient; nothing flows on from here."""
-        ctx.caught.gradient = gradients[0]
-        return None, None, None
+class Entrance(Recv):
+    """The same for what comes from another stage: no pass over calls goes through."""
 
 
 def enter(tensor: torch.Tensor) -> tuple[torch.Tensor, Caught]:
