@@ -19,18 +19,15 @@ import warnings
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
 from asyncrpc.autograd.functions import Received, Region, following, leaves_of, total
 from asyncrpc.autograd.machine import Segment
-
-# A run that may be short: of so many parameters, and each tensor of so many elements.
-_SMALL: Final = 16
-_SMALL_NUMEL: Final = 1 << 17
+from asyncrpc.autograd.pace import SMALL, SMALL_NUMEL
 
 Gradients = dict[torch.Tensor, torch.Tensor]
 Leaving = dict[Received, torch.Tensor]
@@ -97,12 +94,12 @@ class Run:
         None too for what may wait for something: nobody knows what hooks do.
         """
         parameters = self.parameters
-        if len(parameters) > _SMALL or torch.distributed.is_initialized():
+        if len(parameters) > SMALL or torch.distributed.is_initialized():
             return None  # torch's DistributedDataParallel waits for others
-        if any(one._backward_hooks or one.numel() > _SMALL_NUMEL for one in parameters):  # noqa: SLF001
+        if any(one._backward_hooks or one.numel() > SMALL_NUMEL for one in parameters):  # noqa: SLF001
             return None
         (node, _), gradient = next(iter(self.entering.items()))
-        if gradient.numel() > _SMALL_NUMEL:
+        if gradient.numel() > SMALL_NUMEL:
             return None
         return (
             type(node),
@@ -146,23 +143,17 @@ class Engine:
     """Runs segments one at a time."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # over `.grad` of every parameter here
+        # Over `.grad` of every parameter here.  The loop may take it around a job that
+        # takes it again.
+        self.lock = threading.RLock()
 
     def run(self, run: Run) -> Leaving:
         """Run a segment; return the gradients of received tensors that have one."""
         with self.lock:
             return self._run(run)
 
-    def run_at_once(self, run: Run) -> Leaving | None:
-        """Run a segment unless something else runs; then return None."""
-        if not self.lock.acquire(blocking=False):
-            return None
-        try:
-            return self._run(run)
-        finally:
-            self.lock.release()
-
-    def _run(self, run: Run) -> Leaving:
+    @staticmethod
+    def _run(run: Run) -> Leaving:
         with gradients_set_aside(run.parameters) as gathered:
             for one in run.received:
                 one.take()  # a pass that failed, or was not ours, may have left some
@@ -176,7 +167,8 @@ class Engine:
 def _run(run: Run) -> None:
     segment, keeping = run.segment, run.keeping
     edges = [GradientEdge(node, number) for node, number in run.entering]
-    inputs = None if segment.is_rest else [GradientEdge(one, 0) for one in segment.ends]
+    ends = () if segment.is_rest else segment.ends  # all of the graph, or up to these
+    inputs = tuple(GradientEdge(one, 0) for one in ends)
     create_graph = keeping.create_graph
     # What flows over the border is computed after the run, from what is kept.
     retain_graph = keeping.retain_graph or create_graph or bool(segment.cuts)
@@ -185,12 +177,16 @@ def _run(run: Run) -> None:
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message="Using backward.. with create_gr")
         borders = [stack.enter_context(_Border(node)) for node in segment.cuts]
-        torch.autograd.backward(
-            edges,
-            list(run.entering.values()),
-            retain_graph=retain_graph,
-            create_graph=create_graph,
-            inputs=inputs,
+        # What torch.autograd.backward calls, without what it does before, which takes
+        # as long as a short run: its checks are of what users give (`_root_gradients`).
+        _engine_run_backward(
+            tuple(edges),
+            tuple(run.entering.values()),
+            retain_graph,
+            create_graph,
+            inputs,
+            allow_unreachable=True,
+            accumulate_grad=True,
         )
     if not borders:
         return

@@ -7,9 +7,16 @@ from then on; once it takes long, it is not.
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import OrderedDict
-from collections.abc import Hashable
-from typing import Final
+from collections.abc import Callable, Hashable
+from typing import Final, TypeVar
+
+from asyncrpc.clock import now_s
+from asyncrpc.runtime.worker import Worker
+
+T = TypeVar("T")
 
 # The loop is not to be held up longer than a few small calls take.
 SHORT_S: Final = 400e-6
@@ -18,6 +25,66 @@ TRIALS: Final = 3  # in a thread, before the loop does it
 LATE_MAX: Final = 8  # that the loop was held up, before it never does it again
 KINDS_MAX: Final = 1024  # that are remembered
 _NEVER: Final = -1
+
+
+# What is worth a trial: of so many tensors at most, and each of so many elements.
+SMALL: Final = 16
+SMALL_NUMEL: Final = 1 << 17
+
+
+class Runner:
+    """Runs jobs of one worker that take a lock: on the loop, or in threads.
+
+    Thread safety: none; all calls on the worker's loop.
+    """
+
+    def __init__(self, worker: Worker, lock: threading.RLock) -> None:
+        self._worker = worker
+        self._lock = lock
+        self._pace = Pace()
+
+    def may_run_here(self, kind: Hashable | None) -> bool:
+        """Say whether a job is to be run by `run_here`, at once; it has the lock then.
+
+        Args:
+            kind: what tells the job from those that may take another time; None if
+                nothing does.
+        """
+        return (
+            kind is not None
+            and self._pace.is_short(kind)
+            and not self._worker.pool.runs_here
+            and self._lock.acquire(blocking=False)
+        )
+
+    def run_here(self, kind: Hashable, job: Callable[[], T]) -> T:
+        """Run a job that `may_run_here` has just allowed."""
+        begun_s = now_s()
+        try:
+            return job()
+        finally:
+            self._lock.release()
+            self._pace.note(kind, now_s() - begun_s)
+
+    def run_in_thread(
+        self, kind: Hashable | None, job: Callable[[], T]
+    ) -> asyncio.Future[T]:
+        """Run a job in a thread, and take note of how long it takes there."""
+        if kind is None:
+            return self._worker.run_in_thread(job)
+        took_s = 0.0
+
+        def timed() -> T:
+            nonlocal took_s
+            begun_s = now_s()
+            try:
+                return job()
+            finally:
+                took_s = now_s() - begun_s
+
+        work = self._worker.run_in_thread(timed)
+        work.add_done_callback(lambda _: self._pace.note(kind, took_s))
+        return work
 
 
 class Pace:

@@ -25,7 +25,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-import msgpack
 import torch
 
 from asyncrpc.autograd.context import Context, ContextState, Pass, PassId, Sent
@@ -37,8 +36,8 @@ from asyncrpc.autograd.functions import (
     edge_of,
     leaves_of,
 )
-from asyncrpc.autograd.pace import Pace
-from asyncrpc.clock import Deadline, now_s
+from asyncrpc.autograd.pace import Runner
+from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
     AutogradError,
@@ -70,7 +69,7 @@ class Passes:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.engine = Engine()
-        self._pace = Pace()
+        self._runner = Runner(worker, self.engine.lock)
         self._anchor = torch.zeros((), requires_grad=True)  # so that `receive` is noted
         self._contexts: dict[ContextId, ContextState] = {}
         self._serial = 0
@@ -197,8 +196,8 @@ class Passes:
     # --- taking part -----------------------------------------------------------------
 
     async def _on_advance(self, link: Link, value: Any) -> list[list[int]]:
-        plan, gradients = value
-        *ids_given, root, flags, asked, keys, history = _unpack(plan)
+        gradients, plan = _read_request(value)
+        *ids_given, root, flags, asked, keys, history = plan
         context_id, pass_id = read_ids(ids_given)
         state = self.state(context_id)
         keeping = Keeping(bool(flags & _RETAIN), bool(flags & _CREATE))
@@ -222,9 +221,10 @@ class Passes:
         one.enter(dict(zip(arrived, gradients, strict=True)))
         return await self._work(one)
 
-    def _crossings(self, keys: Iterable[Sequence[int]]) -> list[CrossingId]:
+    def _crossings(self, keys: Sequence[int]) -> list[CrossingId]:
         me = self.worker.incarnation
-        return [CrossingId(MessageId(me, int(one)), int(at)) for one, at in keys]
+        pairs = zip(keys[::2], keys[1::2], strict=True)
+        return [CrossingId(MessageId(me, int(one)), int(at)) for one, at in pairs]
 
     async def _work(self, one: Pass) -> list[list[int]]:
         """Do what can be done; return the answer to who asked for it.
@@ -278,23 +278,10 @@ class Passes:
 
     async def _run(self, run: Run) -> Leaving:
         """Run a segment: in a thread, or at once if its like is always short."""
-        pool, pace = self.worker.pool, self._pace
-        kind = None if pool.runs_here else run.kind
-        begun_s = now_s()
-        if kind is not None and pace.is_short(kind):
-            at_once = self.engine.run_at_once(run)
-            if at_once is not None:
-                pace.note(kind, now_s() - begun_s)
-                return at_once
-        leaving, took_s = await self.worker.run_in_thread(partial(self._timed, run))
-        if kind is not None:
-            pace.note(kind, took_s)
-        return leaving
-
-    def _timed(self, run: Run) -> tuple[Leaving, float]:
-        """Run a segment, in a thread; return how long it took there, too."""
-        begun_s = now_s()
-        return self.engine.run(run), now_s() - begun_s
+        kind, job = run.kind, partial(self.engine.run, run)
+        if self._runner.may_run_here(kind):
+            return self._runner.run_here(kind, job)
+        return await self._runner.run_in_thread(kind, job)
 
     def _start(self, one: Pass, work: Coroutine[Any, Any, None]) -> None:
         """Do something for a pass beside its requests; errors are the pass's."""
@@ -330,13 +317,12 @@ class Passes:
                 *one.ids[1],
                 one.root,
                 _flags(one),
-                [leaf.crossing.key for leaf in coming.get(peer, [])],
-                [leaf.crossing.key for leaf in leaves],
+                _keys(coming.get(peer, [])),
+                _keys(leaves),
                 self._keep_history(one.state, peer, found),
             ]
-            # Packed at once: the codec of values takes each number by itself.
-            value = [msgpack.packb(plan), found]
-            self._request(one, peer, "advance", value)
+            # As the arguments of a call: for those serde has a shortcut.
+            self._request(one, peer, "advance", [found, {"plan": plan}])
 
     def _keep_history(
         self,
@@ -354,7 +340,7 @@ class Passes:
             return None
         message = MessageId(self.worker.incarnation, self._next())
         state.sent[message] = Sent([edge_of(gradient) for _, gradient in having], peer)
-        return [message.serial, [index for index, _ in having]]
+        return [message.serial, *(index for index, _ in having)]
 
     def _with_history(
         self,
@@ -363,7 +349,7 @@ class Passes:
         history: Sequence[Any],
     ) -> list[torch.Tensor | None]:
         """Make gradients that have a history on another worker differentiable here."""
-        serial, indices = history
+        serial, *indices = history
         message = MessageId(link.peer.incarnation, int(serial))
         found = list(gradients)
         for position, index in enumerate(indices):
@@ -526,15 +512,17 @@ def _is_ours(error: Exception) -> bool:
     return isinstance(error, AutogradError) and not isinstance(error, RemoteError)
 
 
-def _unpack(plan: Any) -> list[Any]:
-    """Read what a request to take part says beside the gradients."""
-    try:
-        found = msgpack.unpackb(plan)
-    except (TypeError, ValueError, msgpack.UnpackException) as error:
-        raise MalformedError(f"a request of autograd that is none: {error}") from error
-    if type(found) is not list or len(found) != _PLAN_FIELDS:
-        raise MalformedError("a request of autograd with the wrong fields")
-    return found
+def _read_request(value: Any) -> tuple[list[torch.Tensor | None], list[Any]]:
+    """Read a request to take part: gradients, and what it says beside them."""
+    match value:
+        case [list(gradients), {"plan": list(plan)}] if len(plan) == _PLAN_FIELDS:
+            return gradients, plan
+    raise MalformedError("a request of autograd with the wrong fields")
+
+
+def _keys(received: Iterable[Received]) -> list[int]:
+    """Return what names tensors at their sender, in one list."""
+    return [part for one in received for part in one.crossing.key]
 
 
 def _flags(one: Pass) -> int:
@@ -574,6 +562,11 @@ def _root_gradients(
             raise UsageError(
                 f"root {index} of shape {tuple(root.shape)} is no real scalar: give "
                 "its gradient (gradients=[...])"
+            )
+        if gradient is not None and gradient.shape != root.shape:
+            raise UsageError(
+                f"root {index} has shape {tuple(root.shape)}, and its gradient "
+                f"{tuple(gradient.shape)}"
             )
         found.append(torch.ones_like(root) if gradient is None else gradient)
     return found

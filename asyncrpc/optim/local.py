@@ -20,6 +20,7 @@ import math
 import threading
 from collections.abc import (
     Callable,
+    Hashable,
     Iterable,
     Iterator,
     Mapping,
@@ -32,6 +33,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
+from asyncrpc.autograd.pace import SMALL, SMALL_NUMEL
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim.options import Changes, set_options
 from asyncrpc.optim.undo import Undo
@@ -55,7 +57,7 @@ class LocalParameters:
     """
 
     def __init__(
-        self, parameters: Iterable[torch.Tensor], lock: threading.Lock
+        self, parameters: Iterable[torch.Tensor], lock: threading.RLock
     ) -> None:
         self._lock = lock  # over `.grad` of every parameter here
         self._list(parameters)
@@ -92,7 +94,7 @@ class LocalParameters:
 class LocalOptimizer(LocalParameters):
     """An optimizer, and what is known of it."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, lock: threading.Lock) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, lock: threading.RLock) -> None:
         self._optimizer = optimizer
         self._is_torchs = is_of_torch(optimizer)
         # Of each parameter: the layout of a gradient that it has been stepped with.
@@ -104,6 +106,15 @@ class LocalOptimizer(LocalParameters):
     def optimizer(self) -> torch.optim.Optimizer:
         """torch's, or the user's."""
         return self._optimizer
+
+    def kind(self, gradients: Gradients) -> Hashable | None:
+        """Return what tells a step from those that may take another time.
+
+        None if nothing does: of the user's code, or of large tensors.
+        """
+        if not self._is_small or not self.is_sure(gradients):
+            return None
+        return id(self), sum(one is not None for one in gradients)
 
     def is_sure(self, gradients: Gradients) -> bool:
         """Say whether a step with these gradients cannot raise."""
@@ -246,6 +257,9 @@ class LocalOptimizer(LocalParameters):
         groups = self._optimizer.param_groups
         self._list(one for group in groups for one in group["params"])
         self._proven += [None] * (len(self.listed) - len(self._proven))
+        self._is_small = len(self.listed) <= SMALL and all(
+            one.numel() <= SMALL_NUMEL for one in self.listed
+        )
 
 
 def in_host_memory(tree: Any) -> Any:

@@ -27,6 +27,19 @@ class GroupOptions(torch.optim.Optimizer):
 
     def __init__(self, groups: Sequence[Options], defaults: Options) -> None:
         super().__init__([{**group, "params": []} for group in groups], dict(defaults))
+        self._now: list[Options] = []
+        self._seen: list[Options] | None = None  # what the groups were then
+
+    def now(self) -> list[Options]:
+        """Return a copy of the options; the same one while they do not change."""
+        groups = self.param_groups
+        if self._seen != groups:
+            self._now = options_of(self)
+            is_plain = all(
+                _is_constant(one) for each in groups for one in each.values()
+            )
+            self._seen = [dict(group) for group in groups] if is_plain else None
+        return self._now
 
     def step(self, closure: Any = None) -> NoReturn:
         """Refuse: the parameters are not here.
@@ -52,6 +65,15 @@ def options_of(optimizer: torch.optim.Optimizer) -> list[Options]:
     ]
 
 
+def _is_constant(value: Any) -> bool:
+    """Say whether a value is told by comparing it, and does not change by itself."""
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    if type(value) is list:  # the parameters, of which there are none here
+        return not value
+    return value is None or isinstance(value, bool | int | float | complex | str)
+
+
 def options_in(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the options of a group: all but its parameters."""
     return ((key, value) for key, value in group.items() if key not in _PARAMETERS)
@@ -67,7 +89,9 @@ def can_travel(value: Any) -> bool:
 
 def changes(now: Sequence[Options], known: Sequence[Options]) -> Changes:
     """Return what is not as it is known to an owner."""
-    found = []
+    found: Changes = []
+    if now is known:
+        return found
     for index, (group, have) in enumerate(zip(now, known, strict=True)):
         differing = {
             key: value

@@ -13,14 +13,15 @@ Steps that are not kept wait for nobody: PREPARE reads the gradients of its own 
 which no other context changes.  Each owner's COMMIT is serialized, whole, by turns and
 by the lock that also keeps backward passes off `.grad`.
 
-A COMMIT that has begun is completed: it runs in a thread, which nothing interrupts.
+A COMMIT that has begun is completed: it runs in a thread, which nothing interrupts, or
+at once, if its like has always been short.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
+from asyncrpc.autograd.pace import Runner
 from asyncrpc.autograd.service import AutogradService
 from asyncrpc.errors import MalformedError, OptimizerError, Outcome, RejectedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
@@ -75,6 +77,7 @@ class OptimizerService:
         self._optimizers: dict[Key, LocalParameters] = {}
         self._kept: dict[Key, _Kept] = {}
         self._turns = TurnQueue()
+        self._runner = Runner(worker, autograd.engine.lock)
         self._serial = 0
         self._handlers: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
             "create": self._create,
@@ -168,8 +171,7 @@ class OptimizerService:
                 local.step(gradients, scale, differing, allow_stale=allow_stale)
             return [_count(gradients), norm, scale is not None]
 
-        turn = await self._turns.take(local.keys)
-        return await asyncio.shield(self._in_turn(turn, job))
+        return await self._run_in_turn(local, gradients, job)
 
     async def _prepare(
         self,
@@ -201,14 +203,14 @@ class OptimizerService:
         local = self._find_optimizer(key)
         allow_stale, differing = commit
         gradients = local.gradients(await self._gathered(context_id))
-        turn = await self._turns.take(local.keys)
         given = gradients, scale, differing
         if is_kept:
             kept = partial(local.step_kept, *given, allow_stale=allow_stale)
+            turn = await self._turns.take(local.keys)
             await self._keep(key, turn, local, kept)
         else:
             job = partial(local.step, *given, allow_stale=allow_stale)
-            await asyncio.shield(self._in_turn(turn, job))
+            await self._run_in_turn(local, gradients, job)
 
     async def _settle(self, key: Key, is_applied: bool) -> None:  # noqa: FBT001
         """End what is kept, if anything is."""
@@ -255,14 +257,29 @@ class OptimizerService:
 
     # --- turns, and what is kept -----------------------------------------------------
 
-    def _in_turn(self, turn: int, job: Callable[[], T]) -> asyncio.Future[T]:
+    async def _run_in_turn(
+        self, local: LocalOptimizer, gradients: Gradients, job: Callable[[], T]
+    ) -> T:
+        """Wait for a turn, and run a step of these gradients in it."""
+        turn = await self._turns.take(local.keys)
+        kind = local.kind(gradients)
+        if not self._runner.may_run_here(kind):
+            return await asyncio.shield(self._in_turn(turn, job, kind))
+        try:
+            return self._runner.run_here(kind, job)
+        finally:
+            self._turns.end(turn)
+
+    def _in_turn(
+        self, turn: int, job: Callable[[], T], kind: Hashable | None = None
+    ) -> asyncio.Future[T]:
         """Run a job in a thread; when it is done, and not before, its turn ends."""
 
         def end(done: asyncio.Future[T]) -> None:
             done.exception()  # who waited may have been cancelled
             self._turns.end(turn)
 
-        work = self.worker.run_in_thread(job)
+        work = self._runner.run_in_thread(kind, job)
         work.add_done_callback(end)
         return work
 

@@ -26,7 +26,6 @@ from asyncrpc.optim.options import (
     Options,
     changes,
     is_harmless,
-    options_of,
 )
 from asyncrpc.optim.owners import Owners, named, try_each
 from asyncrpc.optim.step import StepResult, Wanted
@@ -91,7 +90,7 @@ class Spread:
 
     async def step(self, context_id: ContextNumbers, wanted: Wanted) -> StepResult:
         """Take a step; see `DistributedOptimizer.step`."""
-        now = options_of(self._options())
+        now = self._options().now()
         # Numbers travel with the step; what may make it raise comes before the vote.
         await self._tell(lambda differing: not is_harmless(differing), now)
         if len(self._owners.listed) == 1:
@@ -206,7 +205,7 @@ class Spread:
 
     async def state(self, *, per_owner: bool) -> dict[str, Any]:
         """Return the state; see `DistributedOptimizer.state_dict`."""
-        now = options_of(self._options())
+        now = self._options().now()
         if per_owner:
             await self._tell(bool, now)
         found = await self._owners.each("state", problem="the state could not be had")

@@ -18,7 +18,7 @@ from asyncrpc.runtime.machine.spin import Spin
 from asyncrpc.runtime.threads import ThreadPool
 
 # How long it polls at most after a write.
-LIMIT_S: Final = 300e-6
+LIMIT_S: Final = 1e-3
 
 
 class Spinner:

@@ -197,22 +197,28 @@ class Codec:
     def encode_quickly(self, value: Any) -> Encoded | None:
         """Encode a value that needs neither hooks nor an encoder's state, if it is one.
 
-        Such a value holds no reference and no tensor that requires a gradient.
+        Such a value holds no reference.
         """
         found = self._quick.write(value)
         if found is None or len(found[0]) > self.limits.control_bytes_max:
             return None
-        control, buffers, shared = found
-        return Encoded(control, buffers, [], 0, shared=shared)
+        control, buffers, gradient_tensors, shared = found
+        return Encoded(control, buffers, gradient_tensors, 0, shared=shared)
 
-    def decode_quickly(self, control: bytes, buffers: Sequence[memoryview]) -> Any:
+    def decode_quickly(
+        self,
+        control: bytes,
+        buffers: Sequence[memoryview],
+        on_gradient: OnGradient | None = None,
+    ) -> Any:
         """Decode a value that `encode_quickly` may have made; `UNREAD` if it is other.
 
-        What is malformed is `UNREAD` too: `decode` says what is wrong with it.
+        What is malformed is `UNREAD` too: `decode` says what is wrong with it.  Then
+        nothing has been done, `on_gradient` was not called.
         """
         if len(control) > self.limits.control_bytes_max:
             return UNREAD
-        return self._quick.read(control, buffers, self.shared)
+        return self._quick.read(control, buffers, self.shared, on_gradient)
 
     def decode(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgpack
 import pytest
 
 import asyncrpc
@@ -85,7 +84,7 @@ class TestDelays:
                 [],
                 None,
             ]
-            value = [msgpack.packb(begun), []]
+            value = [[], {"plan": begun}]
             await link.request_service("autograd", "advance", value)
             asked = asyncio.create_task(ask(keepers["c"], "report"))
             await asyncio.sleep(1.0)

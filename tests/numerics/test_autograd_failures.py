@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import msgpack
 import pytest
 import torch
 
@@ -96,9 +95,8 @@ async def test_the_first_node_may_fail_too(error: Exception) -> None:
 async def test_a_gradient_of_another_shape_fails_where_it_was_given() -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         y = await ask(keepers["b"], "times", leaf())
-        with pytest.raises(asyncrpc.BackwardFailedError, match="shape") as caught:
+        with pytest.raises(asyncrpc.UsageError, match=r"root 0 has shape \(.*gradient"):
             await backward(ctx, y, gradients=[torch.ones(5, dtype=torch.float64)])
-        assert caught.value.worker == "a"
         await backward(ctx, y, gradients=[torch.ones_like(y)])
 
 
@@ -180,8 +178,8 @@ def advance(
     gradients: Sequence[Any] = (),
 ) -> list[Any]:
     """Return a request to take part, with the graph kept."""
-    plan = msgpack.packb([*ids, "a", 1, list(asked), list(keys), None])
-    return [plan, list(gradients)]
+    plan = [*ids, "a", 1, list(asked), list(keys), None]
+    return [list(gradients), {"plan": plan}]
 
 
 def ids_of(ctx: Context, worker: Worker, serial: int = 1 << 40) -> list[int]:
@@ -211,7 +209,7 @@ async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
 @pytest.mark.parametrize(
     ("method", "asked", "words"),
     [
-        ("advance", [[1 << 40, 0]], "nothing was sent as"),
+        ("advance", [1 << 40, 0], "nothing was sent as"),
         ("close", None, "aborted"),
         ("unheard", None, "does not answer 'unheard'"),
     ],
@@ -237,8 +235,8 @@ async def test_a_gradient_that_comes_twice_is_refused() -> None:
         crossing = recv.received.crossing
         key = [crossing.message.serial, crossing.position]
         ids = ids_of(ctx, workers[0])
-        await link.request_service("autograd", "advance", advance(ids, [key]))
-        once = advance(ids, [], [key], [torch.ones_like(y)])
+        await link.request_service("autograd", "advance", advance(ids, key))
+        once = advance(ids, [], key, [torch.ones_like(y)])
         await link.request_service("autograd", "advance", once)
         with pytest.raises(asyncrpc.RemoteError, match="which awaits none"):
             await link.request_service("autograd", "advance", once)

@@ -438,7 +438,7 @@ class World:
             for rref_id in self.owner_of:
                 lenders = self.lenders(node, rref_id)
                 lost = (self.is_adrift(one, node, rref_id) for one in lenders)
-                if lenders and all(lost):
+                if lenders and all(lost) and not self.is_counted(node.id, rref_id):
                     self.exposed.add((node.id, rref_id))
 
     def is_adrift(self, lender: Incarnation, of: Node, rref_id: RRefId) -> bool:

@@ -236,9 +236,6 @@ class RRefProtocol(RuleBasedStateMachine):
 TestRRefProtocol = RRefProtocol.TestCase
 TestRRefProtocol.settings = settings(
     max_examples=150,
-    # The same programs each time, until a case that random ones show seldom, after a
-    # cut, is understood (docs/reference/rref-protocol.md).
-    derandomize=True,
     stateful_step_count=STEPS,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

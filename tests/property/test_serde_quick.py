@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrpc.errors import DecodeError
-from asyncrpc.serde import UNREAD, Codec, FunctionTable, Policy
+from asyncrpc.serde import UNREAD, Codec, Encoded, FunctionTable, Policy
 from asyncrpc.serde.quick import Quick
 
 CODEC = Codec(FunctionTable(Policy.TRUSTED))
@@ -24,10 +25,12 @@ scalars = st.one_of(
     st.floats(allow_nan=False),
     st.text(st.characters(exclude_categories=()), max_size=20),
 )
-flat = st.one_of(
+flat = st.recursive(
     scalars,
-    st.lists(scalars, max_size=4),
-    st.dictionaries(scalars, scalars, max_size=4),
+    lambda parts: st.one_of(
+        st.lists(parts, max_size=4), st.dictionaries(scalars, parts, max_size=4)
+    ),
+    max_leaves=8,
 )
 dtypes = st.sampled_from(
     [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16]
@@ -59,10 +62,9 @@ arguments = st.tuples(
 values = st.one_of(flat, arguments, tensors(), st.lists(flat, max_size=3).map(tuple))
 
 
-def long_way(value: Any) -> tuple[bytes, list[bytes]]:
+def long_way(value: Any) -> Encoded:
     with mock.patch.object(Codec, "encode_quickly", return_value=None):
-        encoded = CODEC.encode(value)
-    return encoded.control, [bytes(buffer) for buffer in encoded.buffers]
+        return CODEC.encode(value)
 
 
 def received(views: list[memoryview]) -> list[memoryview]:
@@ -73,21 +75,37 @@ def received(views: list[memoryview]) -> list[memoryview]:
 def test_what_is_written_quickly_is_what_the_long_way_writes(value: Any) -> None:
     quick = CODEC.encode_quickly(value)
     if quick is not None:
-        buffers = [bytes(buffer) for buffer in quick.buffers]
-        assert (quick.control, buffers) == long_way(value)
-        assert not quick.gradient_tensors
+        slow = long_way(value)
+        assert quick.control == slow.control
+        assert [*map(bytes, quick.buffers)] == [*map(bytes, slow.buffers)]
+        assert [*map(id, quick.gradient_tensors)] == [*map(id, slow.gradient_tensors)]
         assert not quick.bytes_copied
 
 
-@given(values)
-def test_what_is_read_quickly_is_what_the_long_way_reads(value: Any) -> None:
+@given(value=values, is_watched=st.booleans())
+def test_what_is_read_quickly_is_what_the_long_way_reads(
+    *, value: Any, is_watched: bool
+) -> None:
     encoded = CODEC.encode(value)
-    quick = CODEC.decode_quickly(encoded.control, received(encoded.buffers))
+    seen: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+
+    def watch(at: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        def on_gradient(tensor: torch.Tensor) -> torch.Tensor:
+            seen[at].append(tensor)
+            return tensor + 1
+
+        return on_gradient if is_watched else None
+
+    buffers = received(encoded.buffers)
+    quick = CODEC.decode_quickly(encoded.control, buffers, watch(0))
     if quick is UNREAD:
+        assert not seen[0]
         return
     with mock.patch.object(Codec, "decode_quickly", return_value=UNREAD):
-        slow = CODEC.decode(encoded.control, received(encoded.buffers))
+        buffers = received(encoded.buffers)
+        slow = CODEC.decode(encoded.control, buffers, on_gradient=watch(1))
     assert_same(quick, slow)
+    assert_same(*seen)
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -99,7 +117,10 @@ def assert_same(one: Any, other: Any) -> None:
             other.stride(),
         )
         assert torch.equal(one, other)
-        assert one.requires_grad == other.requires_grad
+        assert (one.requires_grad, one.is_leaf) == (other.requires_grad, other.is_leaf)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        assert_same([*one.values()], [*other.values()])
     elif isinstance(one, list | tuple):
         assert len(one) == len(other)
         for mine, its in zip(one, other, strict=True):
@@ -116,6 +137,7 @@ def assert_same(one: Any, other: Any) -> None:
         [[1, "two", 3.0, [4]], {"five": 6}],
         [[torch.ones(3)], {}],
         [[torch.ones(2, 2), 1], {"alpha": 2}],
+        [[torch.ones(2, requires_grad=True)], {"plan": [1, [2]]}],
         torch.ones(3, dtype=torch.float64),
     ],
     ids=str,
@@ -125,7 +147,17 @@ def test_the_values_of_most_calls_go_the_short_way(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, [[], {}], [[1], {}], [[torch.ones(3)], {}], torch.ones(3)], ids=str
+    "value",
+    [
+        None,
+        [[], {}],
+        [[1, [2, [3]]], {}],
+        [[torch.ones(3)], {}],
+        [[torch.ones(3), 2], {"out": None}],
+        torch.ones(3),
+        torch.ones(3, requires_grad=True),
+    ],
+    ids=str,
 )
 def test_and_come_back_that_way(value: Any) -> None:
     encoded = CODEC.encode(value)
@@ -144,7 +176,7 @@ def test_junk_is_left_to_the_long_way(control: bytes, parts: list[bytes]) -> Non
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])
-@pytest.mark.parametrize("number", [False, 0.0])
+@pytest.mark.parametrize("number", [False, 0.0, 2])
 def test_what_equals_a_number_is_none(at: int, number: object) -> None:
     """False and 0.0 equal 0; the long way refuses them, or reads them itself."""
     encoded = CODEC.encode(torch.ones(4))

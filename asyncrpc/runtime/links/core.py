@@ -181,14 +181,15 @@ class LinkCore:
         self, control: bytes, buffers: list[memoryview], meta: Meta
     ) -> tuple[Any, Any]:
         """Return a value and what it lent."""
-        value = UNREAD if meta else self.codec.decode_quickly(control, buffers)
+        on_gradient: OnGradient | None = None
+        if meta:
+            for propagator in self.worker.propagators:
+                if propagator.key in meta:
+                    found = propagator.incoming(self.link, meta[propagator.key])
+                    on_gradient = found or on_gradient
+        value = self.codec.decode_quickly(control, buffers, on_gradient)
         if value is not UNREAD:
             return value, None
-        on_gradient: OnGradient | None = None
-        for propagator in self.worker.propagators:
-            if propagator.key in meta:
-                found = propagator.incoming(self.link, meta[propagator.key])
-                on_gradient = found or on_gradient
         references = self.worker.references
         if references is None:
             return self.codec.decode(control, buffers, on_gradient=on_gradient), None

@@ -79,6 +79,8 @@ class Spin:
 
     def on_look(self, now_s: float) -> bool:
         """The loop has looked; say whether it goes on polling."""
+        if not self._until_s:
+            return False  # something has come; what was done with it took its time
         since_s, self._looked_s = now_s - self._looked_s, now_s
         if self._adaptive and since_s > STOLEN_S:
             self._paused_until_s = now_s + self._pause_s

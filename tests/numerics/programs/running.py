@@ -58,7 +58,7 @@ class Counting:
 
     async def on_request(self, link: Link, method: str, value: Any) -> Any:
         if method == "advance":
-            self.gradients += len(value[-1])  # the gradients, some of them None
+            self.gradients += len(value[0])  # the gradients, some of them None
         return await self.service.on_request(link, method, value)
 
     def on_notice(self, link: Link, method: str, value: Any) -> None:

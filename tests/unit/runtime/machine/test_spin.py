@@ -90,6 +90,13 @@ class TestAdaptive:
         assert not spin.on_wait(1.0 + STOLEN_S + PAUSE_S / 2)
         assert spin.on_wait(1.0 + 2 * STOLEN_S + PAUSE_S)
 
+    def test_what_is_done_with_an_answer_is_no_sign_of_others(self) -> None:
+        spin = Spin(LIMIT_S, adaptive=True)
+        spin.on_wait(1.0)
+        spin.on_read(1.0 + LOOK_S)
+        assert not spin.on_look(1.0 + 2 * STOLEN_S)
+        assert spin.on_wait(1.0 + 3 * STOLEN_S)
+
     def test_each_time_in_a_row_it_keeps_away_for_longer(self) -> None:
         spin = Spin(1.0, adaptive=True)
         now_s, pauses = 1.0, []
