@@ -154,6 +154,7 @@ class Quick:
             or tensor.layout is not torch.strided
             or tensor.is_nested
             or not tensor.is_contiguous()
+            or tensor.is_conj()
             or tensor.is_neg()
         ):
             return None
@@ -169,7 +170,7 @@ class Quick:
 
     def _new_table(self, tensor: torch.Tensor) -> bytes | None:
         name = NAMES[tensor.dtype]
-        if name not in KNOWN_DTYPES or not tensor.nbytes or tensor.is_conj():
+        if name not in KNOWN_DTYPES or not tensor.nbytes:
             return None
         entry = [kinds.ENTRY_TENSOR, _flags(tensor), name, list(tensor.shape), 0]
         table = msgpack.packb([entry])

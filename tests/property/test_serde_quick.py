@@ -33,7 +33,15 @@ flat = st.recursive(
     max_leaves=8,
 )
 dtypes = st.sampled_from(
-    [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16]
+    [
+        torch.float32,
+        torch.float64,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+        torch.bfloat16,
+        torch.complex64,
+    ]
 )
 shapes = st.lists(st.integers(0, 4), max_size=3)
 
@@ -42,10 +50,14 @@ shapes = st.lists(st.integers(0, 4), max_size=3)
 def tensors(draw: st.DrawFn) -> torch.Tensor:
     """Plain ones, and ones that only look so."""
     tensor = torch.ones(draw(shapes), dtype=draw(dtypes))
-    match draw(st.integers(0, 5)):
+    match draw(st.integers(0, 7)):
         case 0 if tensor.dim() > 1:
             return tensor.transpose(0, 1)
-        case 1 if tensor.is_floating_point():
+        case 4 if tensor.is_complex():
+            return tensor.conj()
+        case 5 if tensor.is_complex():
+            return tensor.mul(1j).conj().imag  # its sign is a flag
+        case 1 if tensor.is_floating_point() or tensor.is_complex():
             return tensor.requires_grad_()
         case 2 if tensor.is_floating_point():
             return torch.nn.Parameter(tensor)
@@ -205,3 +217,12 @@ def test_what_is_remembered_is_bounded() -> None:
         quick.read(found[0], received(found[1]))
     assert len(quick._tables) <= 1024  # noqa: SLF001
     assert len(quick._forms) <= 1024  # noqa: SLF001
+
+
+def test_a_conjugate_of_a_shape_that_was_seen_before_goes_the_long_way() -> None:
+    """Its bytes are those of the number itself; only a flag tells."""
+    tensor = torch.full((2,), 1 + 2j)
+    for value in (tensor, tensor.conj(), tensor.clone().requires_grad_().conj()):
+        encoded = CODEC.encode(value)
+        got = CODEC.decode(encoded.control, received(encoded.buffers))
+        assert torch.equal(got, value)

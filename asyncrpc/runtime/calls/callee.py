@@ -481,7 +481,7 @@ class CalleeSide(LinkCore):
         record = unpack_head(head)
         try:
             service = self.worker.service(record[0])
-            value = self.codec.decode(control, buffers)
+            value, _ = self._decode(control, buffers, NO_META)
         except CallError as error:
             raise MalformedError(f"a notice that cannot be read: {error}") from error
         service.on_notice(self.link, str(record[1]), value)

@@ -230,6 +230,9 @@ def _view(at: Station, step: steps.View) -> None:
 
 def _change(at: Station, step: steps.Change) -> None:
     changed, by = at.slots[step.of], at.slots[step.by]
+    # A view of what was changed by something with a history learns of that only when it
+    # is looked at: unless it is, torch 2.13 takes it for a leaf and refuses the change.
+    _ = changed.grad_fn
     if step.how == "mul":
         changed.mul_(like(by, changed).cos())
     elif step.how == "add":
