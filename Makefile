@@ -12,7 +12,8 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test check fmt lint type arch unit property sim sim-nightly chaos \
-	integration mutants numerics programs docs kills examples soak bench fuzz clean
+	integration mutants numerics programs conformance docs kills examples soak bench fuzz \
+	clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -29,8 +30,8 @@ demo: $(STAMP) ## Train a model that is split over processes, and watch it
 	$(RUN) examples/train_split_model.py
 
 test: $(STAMP) ## Run all tests: about fifteen minutes, on loopback, without a GPU
-	$(PYTEST) $(call tests,unit property fuzz simulation integration chaos numerics docs \
-		examples)
+	$(PYTEST) $(call tests,unit property fuzz simulation integration chaos numerics \
+		conformance docs examples)
 
 check: lint type arch ## Lint, types, contracts
 
@@ -79,6 +80,11 @@ numerics: $(STAMP) ## Test that gradients and steps equal those of one process
 programs: $(STAMP) ## 10,000 random training programs against one process
 	$(RUN) -m tests.numerics.programs --programs $(or $(PROGRAMS),10000) \
 		--seed $(or $(SEED),0)
+
+conformance: $(STAMP) ## PyTorch's own RPC suites against asyncrpc.compat; FILTER=rref JOBS=4
+	mkdir -p build
+	$(RUN) -m tests.conformance --jobs $(or $(JOBS),2) --out build/conformance.json \
+		--logs build/conformance $(if $(FILTER),--filter '$(FILTER)')
 
 docs: $(STAMP) ## Make api.md; run every code block and follow every link
 	$(RUN) docs/make_api.py

@@ -71,7 +71,7 @@ def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
         handle: RRef[Any], context: Context, *, retain_graph: bool
     ) -> None:
         if handle.is_owner():
-            root = await handle.to_here()
+            root = await handle
             await backward_from(context, root, retain_graph)
             return
         worker = autograd.worker
@@ -89,7 +89,7 @@ async def _backward_here(
 ) -> None:
     """Run a backward pass for another worker, from a tensor that is here."""
     autograd: Any = current_worker().service("autograd")
-    root = await handle.to_here()
+    root = await handle
     await backward_from(autograd.context_of(context_id), root, retain_graph)
 
 

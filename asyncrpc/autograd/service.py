@@ -117,6 +117,15 @@ class AutogradService(Passes):
             )
         return {} if state is None else state.gradients
 
+    def context_ids(self) -> list[ContextId]:
+        """Return the ids of the contexts that this worker knows of."""
+        return list(self._contexts)
+
+    @property
+    def running_passes(self) -> int:
+        """How many backward passes run here."""
+        return sum(len(state.passes) for state in self._contexts.values())
+
     @property
     def open_contexts(self) -> int:
         """How many contexts this worker knows of."""

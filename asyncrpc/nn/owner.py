@@ -63,7 +63,7 @@ def create(
 
 async def ready(rref: RRef[nn.Module]) -> None:
     """Return when the module has been made; raise if it could not be."""
-    await rref.to_here()
+    await rref
 
 
 async def parameters(
@@ -71,7 +71,7 @@ async def parameters(
     recurse: bool,  # noqa: FBT001  (travels in a call)
 ) -> list[RRef[nn.Parameter]]:
     """Return a reference to each parameter."""
-    module = await rref.to_here()
+    module = await rref
     return [RRef(parameter) for parameter in module.parameters(recurse)]
 
 
@@ -80,7 +80,7 @@ async def named_parameters(
     recurse: bool,  # noqa: FBT001  (travels in a call)
 ) -> list[tuple[str, RRef[nn.Parameter]]]:
     """Return a reference to each parameter, with its name."""
-    module = await rref.to_here()
+    module = await rref
     found = module.named_parameters(recurse=recurse)
     return [(name, RRef(parameter)) for name, parameter in found]
 
@@ -93,14 +93,14 @@ async def check(
     Raises:
         UsageError: it lacks one, or has it with other parameters.
     """
-    problems = list(interfaces.problems_of(await rref.to_here(), shapes))
+    problems = list(interfaces.problems_of(await rref, shapes))
     if problems:
         raise UsageError(f"the module is no {interface}: {'; '.join(problems)}")
 
 
 async def cast(rref: RRef[nn.Module], dtype: torch.dtype) -> None:
     """Cast the module's floating-point parameters and buffers, in place."""
-    module = await rref.to_here()
+    module = await rref
 
     def job() -> None:
         with _steps_held_off():
@@ -114,12 +114,12 @@ async def train(
     mode: bool,  # noqa: FBT001  (travels in a call)
 ) -> None:
     """Set the mode."""
-    (await rref.to_here()).train(mode)
+    (await rref).train(mode)
 
 
 async def state(rref: RRef[nn.Module]) -> dict[str, Any]:
     """Return a copy of the state, of one moment, in the host's memory."""
-    module = await rref.to_here()
+    module = await rref
 
     def job() -> dict[str, Any]:
         with _steps_held_off():
@@ -141,7 +141,7 @@ async def load_state(
     strict: bool,  # noqa: FBT001  (travels in a call)
 ) -> tuple[list[str], list[str]]:
     """Take up a state; return the keys that were missing, and those unexpected."""
-    module = await rref.to_here()
+    module = await rref
 
     def load() -> tuple[list[str], list[str]]:
         with _steps_held_off():
@@ -164,7 +164,7 @@ async def run_method(
         RejectedError: the policy does not allow it.
         UsageError: the method is no plain one: it does not run in a thread.
     """
-    module = await rref.to_here()
+    module = await rref
     if not current_worker().functions.is_allowed_method(type(module), name):
         kind = type(module).__qualname__
         raise RejectedError(

@@ -148,7 +148,7 @@ class Stage:
             UsageError: it is none.
             Exception: what its constructor raised.
         """
-        module = await self._module.to_here()
+        module = await self._module
         if not isinstance(module, nn.Module):
             raise UsageError(
                 f"{self._place} of a pipeline is a {type(module).__name__}; it must be "

@@ -394,7 +394,7 @@ class OptimizerService:
 
 async def _resolved(group: dict[str, Any]) -> dict[str, Any]:
     """Return a group with the parameters themselves in place of references."""
-    values = [await rref.to_here() for rref in group["params"]]
+    values = [await rref for rref in group["params"]]
     check_parameters(values)
     return {**group, "params": values}
 

@@ -156,7 +156,8 @@ class RRef(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         """Await the value: the same as `to_here()`."""
-        return self.to_here().__await__()
+        # Not by way of `to_here`, which blocks in a facade's subclass.
+        return self._service.fetch(self, UNSET).__await__()
 
     # --- calling its methods ---------------------------------------------------------
 

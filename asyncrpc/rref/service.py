@@ -137,7 +137,7 @@ class RRefService(Travel, OwnedValues):
         name = target[-1] if isinstance(target, list) else target or "a callable"
         call = self.worker.new_call(name.rpartition(":")[2], to, kind="remote")
         call.add_done_callback(_Keep(keep))
-        handle = RRef._make(self.whole, shared)
+        handle = self.handle_class._make(self.whole, shared)
         meta = {"r": list(rref_id), **self.worker.meta_here()}
         self.worker.on_loop_thread(
             lambda: self._begin_remote(

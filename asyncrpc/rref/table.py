@@ -59,6 +59,7 @@ class RRefTable:
         self._notes: deque[tuple[_Change, Shared]] = deque()
         self._noted = False
         self._thread_id = threading.get_ident()
+        self.handle_class: type[RRef[Any]] = RRef  # a facade may have its own
         self._notices = Notices(
             worker, name_of=self._name_of, on_unreachable=self.on_peer_lost
         )

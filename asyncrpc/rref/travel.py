@@ -105,7 +105,7 @@ class Travel(RRefTable):
         if form == HOME and sender != self._me:
             raise DecodeError("an RRef that claims to have stayed at home")
         if form == HOME:  # its count came with it
-            return RRef._make(self.whole, self._shared_of(rref_id, owner))
+            return self.handle_class._make(self.whole, self._shared_of(rref_id, owner))
         if owner.incarnation == self._me:
             return self._lift_own(rref_id, sender, token)
         if form == FORK:
@@ -115,7 +115,7 @@ class Travel(RRefTable):
         else:
             effects = self._user.borrow(rref_id, owner.incarnation, sender, token)
             self._loans.append((rref_id, sender, token))
-        handle = RRef._make(self.whole, self._shared_of(rref_id, owner))
+        handle = self.handle_class._make(self.whole, self._shared_of(rref_id, owner))
         self._carry_out(effects)
         return handle
 
@@ -126,7 +126,7 @@ class Travel(RRefTable):
         if token:
             self._loans.append((None, sender, token))
         shared = self._shared_of(rref_id, self.worker.id)
-        handle = RRef._make(self.whole, shared)
+        handle = self.handle_class._make(self.whole, shared)
         self._carry_out(effects)
         return handle
 

@@ -123,6 +123,8 @@ class Worker(Closing):
         self.references: References | None = None
         self.propagators: list[Propagator] = []
         self.thread_states: list[ThreadState] = []
+        # Is told what functions of calls raise; a facade prints it, as torch does.
+        self.on_raised: Callable[[BaseException], None] | None = None
         self._services: dict[str, Service] = {}
         self._targets: dict[str, Target] = {}
         self._modes: dict[Callable[..., Any], Mode] = {}

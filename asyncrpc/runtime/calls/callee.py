@@ -324,6 +324,8 @@ class CalleeSide(LinkCore):
         if self.served.get(inbound.call_id) is not inbound:
             return
         references = self.worker.references
+        if outcome is Outcome.EXECUTED and self.worker.on_raised is not None:
+            self.worker.on_raised(error)
         if inbound.rref_id is not None and references is not None:
             # The value failed, which those are told who ask for it; the call did not.
             references.fail(inbound.rref_id, error)

@@ -1,0 +1,302 @@
+"""torch.distributed.autograd's names: contexts and backward passes, blocking.
+
+Gradients are exact: results that the roots do not depend on cost nothing, where torch
+would wait for ever.
+
+Source: torch.distributed.autograd, version 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from asyncrpc.autograd import backward as run_backward
+from asyncrpc.autograd.context import Context, ContextState, current_context_var
+from asyncrpc.autograd.service import AutogradService
+from asyncrpc.compat.rpc import agent as agents
+from asyncrpc.compat.rpc import errors
+from asyncrpc.compat.rpc.agent import Agent
+from asyncrpc.errors import BackwardFailedError, InvalidContextError
+from asyncrpc.ids import ContextId
+from asyncrpc.runtime.calls.context import deadline_var
+
+__all__ = ["backward", "context", "get_gradients", "is_available"]
+
+_NO_CONTEXT = (
+    "Current thread doesn't have a valid autograd context. Please wrap your code "
+    "using: `with torch.distributed.autograd.context() as context_id` to generate a "
+    "valid context"
+)
+
+
+def is_available() -> bool:
+    """Say whether distributed autograd can be used: always."""
+    return True
+
+
+def _service(agent: Agent) -> AutogradService:
+    found: Any = agent.worker.service("autograd")
+    assert isinstance(found, AutogradService)
+    return found
+
+
+def _context(agent: Agent, context_id: int) -> Context:
+    """Return the context that a number stands for.
+
+    Raises:
+        RuntimeError: it is not known here.
+    """
+    for known in _service(agent).context_ids():
+        if known.serial == context_id:
+            return Context(_service(agent), known)
+    raise RuntimeError(f"Could not find autograd context with id: {context_id}")
+
+
+class context:  # noqa: N801  (torch's name)
+    """A context manager: calls inside record what goes between workers.
+
+    Example:
+        >>> with dist_autograd.context() as context_id:
+        ...     loss = rpc.rpc_sync("worker1", f, args=(x,)).sum()
+        ...     dist_autograd.backward(context_id, [loss])
+
+    Source: torch.distributed.autograd.context.
+    """
+
+    def __enter__(self) -> int:
+        """Open a context of this thread; return its number."""
+        self._context = _new_context()
+        self._token = current_context_var.set(self._context)
+        return self._context.id.serial
+
+    def __exit__(self, *_: object) -> None:
+        """End it here and on every worker that it reached."""
+        current_context_var.reset(self._token)
+        _release(self._context)
+
+
+def _new_context() -> Context:
+    agent = agents.current()
+    if current_context_var.get() is not None:
+        raise RuntimeError("Already have an autograd context id for this thread.")
+    serial = next(agent.context_ids)
+    made = Context(_service(agent), ContextId(agent.worker.incarnation, serial))
+    agent.host.do_at_once(lambda: made.service.open(made.id, agent.worker.id))
+    return made
+
+
+def _release(which: Context) -> None:
+    if agents.is_set():
+        agent = agents.current()
+        agent.host.do_at_once(lambda: which.service.release(which.id))
+
+
+def backward(
+    context_id: int,
+    roots: Sequence[torch.Tensor],
+    retain_graph: bool = False,  # noqa: FBT001, FBT002  (torch's signature)
+) -> None:
+    """Run a backward pass on every worker that took part; block until it has ended.
+
+    Args:
+        context_id: of the context in which the roots were computed.
+        roots: scalars of this worker that require a gradient.
+        retain_graph: keep the graphs for another pass in this context.
+
+    Raises:
+        TypeError: the arguments are of the wrong types.
+        RuntimeError: there is no such context, a root is not fit, or the pass failed;
+            nothing has changed then.
+
+    Source: torch.distributed.autograd.backward, in FAST mode, which waits for ever for
+    a result that is not used.
+    """
+    agent = agents.current()
+    if not isinstance(roots, list | tuple) or not isinstance(context_id, int):
+        raise TypeError(
+            "backward(): incompatible function arguments. The following argument types "
+            "are supported: (contextId: int, roots: list[Tensor], retain_graph: bool = "
+            "False) -> None"
+        )
+    found = agent.host.do_at_once(lambda: _context(agent, context_id))
+    _check_roots(roots)
+    _run(agent, found, roots, retain_graph=bool(retain_graph))
+
+
+def _check_roots(roots: Sequence[torch.Tensor]) -> None:
+    """Refuse what cannot be a root.
+
+    Raises:
+        RuntimeError: one is not fit.
+    """
+    if not roots:
+        raise RuntimeError("No tensors provided for gradient computation.")
+    for root in roots:
+        if not root.requires_grad:
+            raise RuntimeError("requires_grad not set on root")
+        if root.numel() != 1:
+            raise RuntimeError(
+                f"{root} is not a scalar, all roots need to be scalar"
+            )
+        if root.grad_fn is None:
+            raise RuntimeError(f"{root} does not have a valid gradient function.")
+
+
+def _run(
+    agent: Agent, which: Context, roots: Sequence[torch.Tensor], *, retain_graph: bool
+) -> None:
+    async def run() -> None:
+        deadline_var.set(None)
+        await run_backward(which, list(roots), retain_graph, timeout=None)
+
+    try:
+        agent.host.run(run())
+    except BackwardFailedError as error:
+        text = str(error).removeprefix(f"Error on worker {error.worker!r}: ")
+        failed = f"Error on Node {agent.rank_of(error.worker)}: {text}"
+    except InvalidContextError as error:
+        failed = f"Could not find autograd context with id: {which.id.serial} ({error})"
+    else:
+        return
+    raise RuntimeError(failed)
+
+
+def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
+    """Return the gradients of a context on this worker, by the tensor they belong to.
+
+    Raises:
+        RuntimeError: there is no such context.
+
+    Source: torch.distributed.autograd.get_gradients.
+    """
+    agent = agents.current()
+
+    async def gather() -> dict[torch.Tensor, torch.Tensor]:
+        found = _context(agent, context_id)
+        return dict(await found.service.gathered(found.id))
+
+    return agent.host.run(gather())
+
+
+def backward_from_reference(rref: Any, context_id: int, retain_graph: bool) -> None:  # noqa: FBT001
+    """Run a backward pass from a referenced tensor; see `RRef.backward`.
+
+    Raises:
+        RuntimeError: there is no such context, or the value is no such tensor.
+    """
+    agent = agents.current()
+    if rref.is_owner():
+        value = rref.local_value()
+        if not isinstance(value, torch.Tensor):
+            raise RuntimeError("RRef should contain a tensor for .backward()")
+        if context_id == -1:
+            value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            return
+        root = _only_of(value) if isinstance(value, tuple) else value
+        found = agent.host.do_at_once(lambda: _context(agent, context_id))
+        _run(agent, found, [root], retain_graph=retain_graph)
+        return
+    if context_id == -1:
+        raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
+    found = agent.host.do_at_once(lambda: _context(agent, context_id))
+    agent.sync(
+        lambda: agent.start(
+            rref.owner_name(),
+            _backward_here,
+            (rref, context_id, retain_graph),
+            {},
+            agent.rpc_timeout_s,
+        )
+    )
+
+
+def _only_of(value: tuple[Any, ...]) -> Any:
+    return value[0]
+
+
+def _backward_here(rref: Any, context_id: int, retain_graph: bool) -> None:  # noqa: FBT001
+    """Run a pass for another worker, from a value that is here."""
+    backward_from_reference(rref, context_id, retain_graph)
+
+
+# --- what torch keeps to itself, and programs use all the same -----------------------
+
+
+class DistAutogradContext:
+    """What is known here of one context."""
+
+    def __init__(self, agent: Agent, state: ContextState) -> None:
+        self._agent = agent
+        self._state = state
+
+    def _context_id(self) -> int:
+        return self._state.id.serial
+
+    def _known_worker_ids(self) -> set[int]:
+        me = self._agent.worker.name
+        names = {peer.name for peer in self._state.peers} - {me}
+        return {self._agent.rank_of(name) for name in names}
+
+    def _send_functions(self) -> dict[int, Any]:
+        return {
+            message.serial: sent.edges[0].node
+            for message, sent in self._state.sent.items()
+        }
+
+
+def _retrieve_context(context_id: int) -> DistAutogradContext:
+    agent = agents.current()
+
+    def find() -> DistAutogradContext:
+        found = _context(agent, context_id)
+        return DistAutogradContext(agent, found.service.state(found))
+
+    return agent.host.do_at_once(find)
+
+
+def _current_context() -> DistAutogradContext:
+    found = current_context_var.get()
+    if found is None:
+        raise RuntimeError(_NO_CONTEXT)
+    return _retrieve_context(found.id.serial)
+
+
+def _is_valid_context(context_id: int) -> bool:
+    agent = agents.current()
+    return any(known.serial == context_id for known in _service(agent).context_ids())
+
+
+def _release_context(context_id: int) -> None:
+    agent = agents.current()
+    current = current_context_var.get()
+    if current is not None and current.id.serial == context_id:
+        current_context_var.set(None)
+    _release(agent.host.do_at_once(lambda: _context(agent, context_id)))
+
+
+def _get_max_id() -> int:
+    rank = max(agents.current().rank, 0)
+    return (rank << 48) + (1 << 48) - 1
+
+
+def _init(worker_id: int) -> None:
+    """Do nothing: autograd is part of the worker."""
+    _ = worker_id
+
+
+def _get_debug_info() -> dict[str, int]:
+    if not agents.is_set():
+        raise RuntimeError(errors.NOT_INITIALIZED)
+    agent = agents.current()
+
+    def count() -> dict[str, int]:
+        service = _service(agent)
+        return {
+            "num_current_backward_passes": service.running_passes,
+            "num_autograd_contexts": service.open_contexts,
+        }
+
+    return agent.host.do_at_once(count)

@@ -1,0 +1,66 @@
+"""torch.distributed.optim's DistributedOptimizer, blocking.
+
+Source: torch.distributed.optim.DistributedOptimizer, version 2.13.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrpc.compat.autograd import _context
+from asyncrpc.compat.rpc import agent as agents
+from asyncrpc.errors import AsyncRpcError
+from asyncrpc.optim import DistributedOptimizer as Optimizer
+from asyncrpc.runtime.calls.context import current_worker_var, deadline_var
+
+__all__ = ["DistributedOptimizer"]
+
+
+class DistributedOptimizer:
+    """Optimizes parameters on the workers that own them.
+
+    Unlike torch's, a step is applied on all owners or on none, and parameters without
+    a gradient in the context are left alone.
+
+    Args:
+        optimizer_class: of the optimizers on the owners.
+        params_rref: references to the parameters.
+        *args: of the class, after the parameters.
+        **kwargs: likewise.
+
+    Raises:
+        RuntimeError: an owner could not make its optimizer; the text says why.
+    """
+
+    def __init__(
+        self, optimizer_class: Any, params_rref: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        agent = agents.current()
+
+        async def make() -> Optimizer:
+            deadline_var.set(None)
+            current_worker_var.set(agent.worker)
+            made = Optimizer(optimizer_class, list(params_rref), *args, **kwargs)
+            return await made
+
+        try:
+            self._optimizer = agent.host.run(make())
+        except AsyncRpcError as error:
+            raise RuntimeError(str(error)) from error
+
+    def step(self, context_id: int) -> None:
+        """Apply the gradients of a context.
+
+        Raises:
+            RuntimeError: it failed on some owner; the text says where and why.
+        """
+        agent = agents.current()
+
+        async def run() -> None:
+            deadline_var.set(None)
+            await self._optimizer.step(_context(agent, context_id))
+
+        try:
+            agent.host.run(run())
+        except AsyncRpcError as error:
+            raise RuntimeError(str(error)) from error

@@ -1,0 +1,223 @@
+"""torch.distributed.rpc's names: calls that block, over asyncrpc's worker.
+
+    import asyncrpc.compat.rpc as rpc
+
+    rpc.init_rpc("worker0", rank=0, world_size=2)
+    y = rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1))
+    rpc.shutdown()
+
+Source: torch.distributed.rpc, version 2.13.
+"""
+
+from __future__ import annotations
+
+import logging
+import numbers
+from typing import Any
+
+from torch import distributed as dist
+
+from asyncrpc.compat.rpc import (
+    agent as _agent,
+)
+from asyncrpc.compat.rpc import (
+    api,
+    backend_registry,
+    constants,
+    functions,
+    options,
+    starting,
+)
+from asyncrpc.compat.rpc.agent import Agent as TensorPipeAgent
+from asyncrpc.compat.rpc.api import (
+    AllGatherStates,
+    RRef,
+    _get_current_rpc_agent,
+    _is_current_rpc_agent_set,
+    _wait_all,
+    get_worker_info,
+    remote,
+    rpc_async,
+    rpc_sync,
+    shutdown,
+)
+from asyncrpc.compat.rpc.backend_registry import (
+    BackendValue,
+    backend_registered,
+    construct_rpc_backend_options,
+    init_backend,
+    register_backend,
+)
+from asyncrpc.compat.rpc.options import (
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+    WorkerInfo,
+)
+
+__all__ = [
+    "AllGatherStates",
+    "BackendType",
+    "BackendValue",
+    "RRef",
+    "RpcBackendOptions",
+    "TensorPipeAgent",
+    "TensorPipeRpcBackendOptions",
+    "WorkerInfo",
+    "api",
+    "backend_registered",
+    "backend_registry",
+    "constants",
+    "construct_rpc_backend_options",
+    "functions",
+    "get_rpc_timeout",
+    "get_worker_info",
+    "init_backend",
+    "init_rpc",
+    "is_available",
+    "options",
+    "register_backend",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+]
+
+logger = logging.getLogger(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    """Look up what may be replaced: the enum of backends, when one is added."""
+    if name == "BackendType":
+        return backend_registry.BackendType
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def is_available() -> bool:
+    """Say whether RPC can be used: always."""
+    return True
+
+
+def init_rpc(
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """Start RPC in this process; block until every worker of the group is there.
+
+    Args:
+        name: unique in the group.
+        backend: a member of `BackendType`; None: what the options are for.
+        rank: of this worker; -1 takes it from the environment.
+        world_size: how many workers there are; None: they come and go.
+        rpc_backend_options: default timeout, threads, where the workers meet.
+
+    Raises:
+        TypeError: the backend, or the options, are none.
+        ValueError: the rank is missing.
+        RuntimeError: RPC runs already, or the name is not unique.
+
+    Source: torch.distributed.rpc.init_rpc.
+    """
+    types = backend_registry.BackendType
+    if backend is not None and not isinstance(backend, types):
+        raise TypeError("Argument backend must be a member of BackendType")
+    given = rpc_backend_options
+    if given is not None and not isinstance(given, RpcBackendOptions):
+        raise TypeError(
+            "Argument rpc_backend_options must be an instance of RpcBackendOptions"
+        )
+    if backend is None:
+        backend = types.TENSORPIPE if given is None else _backend_of(given)
+    if given is None:
+        given = construct_rpc_backend_options(backend)
+    if _agent.is_set():
+        raise RuntimeError("RPC is already initialized")
+    store, rank = starting.open_store(given, rank, world_size)
+    _init_rpc_backend(backend, store, name, rank, world_size, given)
+
+
+def _backend_of(given: RpcBackendOptions) -> Any:
+    """Return the backend whose options these are.
+
+    Raises:
+        TypeError: there is none.
+    """
+    for candidate in backend_registry.BackendType:
+        if isinstance(given, type(construct_rpc_backend_options(candidate))):
+            return candidate
+    raise TypeError(f"Could not infer backend for options {given}")
+
+
+def _init_rpc_backend(  # noqa: PLR0917  (torch's signature)
+    backend: Any = None,
+    store: Any = None,
+    name: Any = None,
+    rank: Any = -1,
+    world_size: Any = None,
+    rpc_backend_options: Any = None,
+) -> None:
+    """Start the agent of a backend, at a store that is there.
+
+    Raises:
+        RuntimeError: an argument is of the wrong type, or RPC runs already.
+    """
+    for value, kinds in (
+        (backend, backend_registry.BackendType),
+        (store, dist.Store),
+        (name, str),
+        (rank, numbers.Integral),
+        (world_size, (numbers.Integral, type(None))),
+        (rpc_backend_options, RpcBackendOptions),
+    ):
+        if not isinstance(value, kinds):
+            raise RuntimeError(
+                f"Argument {value} must be of type {kinds} but got type {type(value)}"
+            )
+    if _agent.is_set():
+        raise RuntimeError("RPC is already initialized")
+    made = backend_registry.init_backend(
+        backend,
+        store=store,
+        name=name,
+        rank=rank,
+        world_size=world_size,
+        rpc_backend_options=rpc_backend_options,
+    )
+    api._init_rpc_states(made)  # noqa: SLF001
+
+
+# --- what torch keeps to itself, and programs use all the same -----------------------
+
+
+def get_rpc_timeout() -> float:
+    """Return the default timeout, in seconds.
+
+    Raises:
+        RuntimeError: RPC has not been initialized.
+    """
+    return _agent.current().rpc_timeout_s
+
+
+def _set_rpc_timeout(timeout: float) -> None:
+    _agent.current().rpc_timeout_s = timeout
+
+
+def _rref_context_get_debug_info() -> dict[str, str]:
+    agent = _agent.current()
+    return agent.host.do_at_once(agent.reference_figures)
+
+
+def _get_debug_info() -> dict[str, str]:
+    from asyncrpc.compat import autograd  # noqa: PLC0415  (which needs this)
+
+    info = _rref_context_get_debug_info()
+    info.update(_get_current_rpc_agent().get_debug_info())
+    info.update({key: str(one) for key, one in autograd._get_debug_info().items()})  # noqa: SLF001
+    return info
+
+
+def enable_gil_profiling(flag: bool) -> None:  # noqa: FBT001  (torch's signature)
+    """Do nothing: no time is spent waiting for the interpreter's lock in C++."""
+    _ = flag

@@ -1,0 +1,274 @@
+"""The worker of this process, and what every function of the facade asks it for."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from asyncrpc.api import Worker
+from asyncrpc.compat.hosting import LoopThread
+from asyncrpc.compat.rpc import errors
+from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
+from asyncrpc.compat.rpc.options import RpcBackendOptions, WorkerInfo
+from asyncrpc.errors import AsyncRpcError
+from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.options import CallOptions
+
+_WORD_BITS: Final = 48  # of an id of a context: the rest is the rank
+
+_lock = threading.Lock()
+_current: Agent | None = None
+
+
+class Agent:
+    """One worker, its loop's thread, and how torch would call what it knows.
+
+    Attributes:
+        worker: of asyncrpc.
+        host: of its loop.
+        options: as the program gave them; `rpc_timeout` may change.
+        is_static_group: whether the workers are known from the start.
+        store: where they have met.
+        context_ids: for new autograd contexts.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        host: LoopThread,
+        options: RpcBackendOptions,
+        store: Any,
+        *,
+        is_static: bool,
+    ) -> None:
+        self.worker = worker
+        self.host = host
+        self.options = options
+        self.store = store
+        self.is_static_group = is_static
+        self.context_ids = itertools.count(max(worker.rank, 0) << _WORD_BITS)
+        # Of references and of their forks, as torch counts them: for people to read.
+        self.reference_ids = itertools.count()
+        self.named_references: dict[Any, tuple[int, int]] = {}
+        self.rpc_timeout_s: float = options.rpc_timeout
+        self.pending_users: set[Any] = set()
+
+    # --- who is there ----------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Of this worker."""
+        return self.worker.rank
+
+    def get_worker_info(self, to: str | int | WorkerInfo | None = None) -> WorkerInfo:
+        """Return the name and the rank of a worker; of this one if none is named.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        if to is None:
+            return WorkerInfo(self.worker.name, self.worker.rank)
+        if isinstance(to, WorkerInfo):
+            return to
+        for member in self.worker.known_members:
+            if to in (member.name, member.id):
+                return WorkerInfo(member.name, member.id)
+        which = "id" if isinstance(to, int) else "name"
+        raise RuntimeError(
+            f"name:{self.worker.name},rank:{self.rank} could not find destination "
+            f"{which} {to}"
+        )
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        """Return every worker, this one too."""
+        return [WorkerInfo(one.name, one.id) for one in self.worker.known_members]
+
+    def rank_of(self, name: str) -> int:
+        """Return the rank of a worker, -1 if there is none of the name."""
+        for member in self.worker.known_members:
+            if member.name == name:
+                return member.id
+        return -1
+
+    def get_debug_info(self) -> dict[str, str]:
+        """Return figures about calls and threads, as texts."""
+        pool = self.worker.pool
+        return {
+            "agent.num_idle_threads": str(max(pool.threads - pool.unfinished, 0)),
+            "agent.thread_pool_size": str(self.worker.options.threads),
+            "agent.server_active_calls": str(self.worker.active),
+            "agent.server_active_async_calls": "0",
+            "agent.client_active_calls": str(
+                sum(len(link.pending) for link in self.worker.directory.links)
+            ),
+        }
+
+    def reference_figures(self) -> dict[str, str]:
+        """Return figures about references, as texts; on the loop."""
+        owned = forks = pending = 0
+        for record in self.worker.rrefs():
+            if record.is_owner:
+                owned += 1
+                forks += sum(record.holders.values())
+            elif record.state == "pending":
+                pending += 1
+        return {
+            "num_owner_rrefs": str(owned),
+            "num_forks": str(forks),
+            "num_pending_users": str(pending),
+            "num_pending_futures": "0",
+        }
+
+    # --- calls -----------------------------------------------------------------------
+
+    def limit_s(self, timeout: float) -> float | None:
+        """Return what asyncrpc is told of a timeout of torch's: 0 is no limit."""
+        if timeout == UNSET_RPC_TIMEOUT:
+            timeout = self.rpc_timeout_s
+        return timeout or None
+
+    def start(
+        self,
+        to: str,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout: float,
+    ) -> CallFuture[Any]:
+        """Start a call; on the loop, in the context of the thread that calls."""
+        deadline_var.set(None)  # torch's nested calls know nothing of those around them
+        options = CallOptions(timeout_s=self.limit_s(timeout))
+        return self.worker.start_call(to, function, args, kwargs, options=options)
+
+    def sync(self, start: Callable[[], Any]) -> Any:
+        """Start a call, block until it ends, and return its result.
+
+        Raises:
+            Exception: what it raised, as `rpc_sync` raises it.
+        """
+        try:
+            return self.host.do(start)
+        except BaseException as error:  # noqa: BLE001  (every one is translated)
+            failed = errors.of_future(error, self.rank_of)
+        return errors.raised(failed)
+
+    def future(self, start: Callable[[], CallFuture[Any]]) -> torch.futures.Future[Any]:
+        """Start a call; return a future of torch's.
+
+        It completes in a thread of the worker's, not on the loop: what waits for it may
+        call on, and wait for that.
+
+        Raises:
+            Exception: the call could not be started.
+        """
+        ended: torch.futures.Future[Any] = torch.futures.Future()
+        rank_of = self.rank_of
+
+        def unwrap(done: torch.futures.Future[Any]) -> Any:
+            result, error = done.value()
+            if error is not None:
+                raise errors.of_call(error, rank_of).with_traceback(None) from None
+            return result
+
+        result: torch.futures.Future[Any] = ended.then(unwrap)
+
+        def finish(call: CallFuture[Any]) -> None:
+            error = call.exception()
+            outcome = (None, error) if error is not None else (call.result(), None)
+            self.in_thread(lambda: ended.set_result(outcome))
+
+        def begin() -> None:
+            start().add_done_callback(finish)  # type: ignore[arg-type]
+
+        try:
+            self.host.do_at_once(begin)
+        except BaseException as error:  # noqa: BLE001  (every one is translated)
+            failed = errors.of_call(error, rank_of)
+        else:
+            return result
+        return errors.raised(failed)  # type: ignore[no-any-return]
+
+    def in_thread(self, job: Callable[[], object]) -> None:
+        """Run a job in a thread of the worker's, if it has any left; on the loop."""
+        try:
+            self.worker.pool.submit(job, _ignore)
+        except AsyncRpcError:  # it ends: somebody may wait all the same
+            threading.Thread(target=job, daemon=True).start()
+
+    # --- life ------------------------------------------------------------------------
+
+    def shutdown(self, *, graceful: bool, timeout_s: float | None) -> None:
+        """End the worker, its loop and the thread.
+
+        Raises:
+            RuntimeError: others did not come in time.
+        """
+        try:
+            if graceful:
+                self.host.run(self.worker.shutdown(graceful=True, timeout=timeout_s))
+            else:
+                self.host.run(self.worker.shutdown(drain_timeout_s=0.0))
+        except TimeoutError as error:
+            raise RuntimeError(str(error)) from error
+        finally:
+            self.host.stop()
+
+
+def _ignore(_result: Any, _error: BaseException | None) -> None:
+    """Take no note of what a job returned."""
+
+
+def print_raised(error: BaseException) -> None:
+    """Print what a function of a call has raised, where the process prints now."""
+    traceback.print_exception(error, file=sys.stderr)
+
+
+# --- the agent of this process -------------------------------------------------------
+
+
+def current() -> Agent:
+    """Return the agent of this process.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    if _current is None:
+        raise RuntimeError(errors.NOT_INITIALIZED)
+    return _current
+
+
+def is_set() -> bool:
+    """Say whether there is an agent."""
+    return _current is not None
+
+
+def set_current(agent: Agent) -> None:
+    """Make an agent that of this process.
+
+    Raises:
+        RuntimeError: there is one.
+    """
+    global _current  # noqa: PLW0603  (the one state of the process)
+    with _lock:
+        if _current is not None:
+            raise RuntimeError("RPC is already initialized")
+        _current = agent
+
+
+def reset_current() -> None:
+    """Forget the agent."""
+    global _current  # noqa: PLW0603
+    with _lock:
+        _current = None
+
+
+def names_of(infos: Iterable[WorkerInfo]) -> set[str]:
+    """Return the names of workers."""
+    return {one.name for one in infos}

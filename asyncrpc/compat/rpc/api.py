@@ -1,0 +1,402 @@
+"""Calls, references and shutdown, as torch.distributed.rpc.api has them.
+
+Programs (and torch's own tests) put functions of theirs in the place of some of these:
+so they find each other through this module, at the time of the call.
+
+Source: torch.distributed.rpc.api.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from asyncrpc.compat.rpc import agent as agents
+from asyncrpc.compat.rpc.agent import Agent
+from asyncrpc.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from asyncrpc.compat.rpc.options import WorkerInfo
+from asyncrpc.compat.rpc.rref import RRef, made
+from asyncrpc.runtime.calls.context import deadline_var
+
+__all__ = [
+    "AllGatherStates",
+    "RRef",
+    "get_worker_info",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+]
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ignore_rref_leak = True
+_thread_local_var = threading.local()
+
+
+def _require_initialized(function: Callable[P, R]) -> Callable[P, R]:
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        agents.current()
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _get_current_rpc_agent() -> Agent:
+    return agents.current()
+
+
+def _is_current_rpc_agent_set() -> bool:
+    return agents.is_set()
+
+
+# --- calls ---------------------------------------------------------------------------
+
+
+def _to_worker_info(to: Any) -> WorkerInfo:
+    if isinstance(to, WorkerInfo):
+        return to
+    if isinstance(to, str | int):
+        return agents.current().get_worker_info(to)
+    raise ValueError(f"Cannot get WorkerInfo from name {to}")
+
+
+@_require_initialized
+def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
+    """Return the name and the rank of a worker; of this one if none is named.
+
+    Raises:
+        RuntimeError: there is none of the name.
+
+    Source: torch.distributed.rpc.get_worker_info.
+    """
+    return _get_current_rpc_agent().get_worker_info(worker_name)
+
+
+def _check_callable(func: Any) -> None:
+    if not callable(func):
+        raise TypeError("function should be callable.")
+
+
+@_require_initialized
+def rpc_sync(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Any:
+    """Call a function and block until its result is here.
+
+    Args:
+        to: name, rank or info of the callee.
+        func: what it runs: a function that it can import, or a bound method of what
+            can be pickled.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        timeout: seconds; 0: no limit; -1: that of the options.
+
+    Raises:
+        RuntimeError: it took too long, the callee is lost, or the function raised what
+            is neither a ValueError nor a TypeError.
+        Exception: these two, as the function raised them.
+
+    Source: torch.distributed.rpc.rpc_sync.
+    """
+    _check_callable(func)
+    agent, name = agents.current(), _to_worker_info(to).name
+    return agent.sync(lambda: agent.start(name, func, args or (), kwargs or {}, timeout))
+
+
+@_require_initialized
+def rpc_async(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> torch.futures.Future[Any]:
+    """Start a call and return its future.
+
+    Callbacks of the future run in a thread, and may call on.
+
+    Args:
+        to: as for `rpc_sync`, likewise the others.
+        func: what it runs.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        timeout: seconds.
+
+    Raises:
+        Exception: an argument cannot travel.
+
+    Source: torch.distributed.rpc.rpc_async.
+    """
+    _check_callable(func)
+    agent, name = agents.current(), _to_worker_info(to).name
+    future = agent.future(
+        lambda: agent.start(name, func, args or (), kwargs or {}, timeout)
+    )
+    if hasattr(_thread_local_var, "future_list"):
+        _thread_local_var.future_list.append(future)
+    return future
+
+
+@_require_initialized
+def remote(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> RRef[Any]:
+    """Start a call whose result stays on the callee; return a reference to it at once.
+
+    Args:
+        to: as for `rpc_sync`, likewise the others.
+        func: what makes the value.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        timeout: seconds in which the value must be made.
+
+    Raises:
+        Exception: an argument cannot travel.
+
+    Source: torch.distributed.rpc.remote.
+    """
+    _check_callable(func)
+    agent, name = agents.current(), _to_worker_info(to).name
+
+    def start() -> Any:
+        deadline_var.set(None)
+        limit_s = agent.limit_s(timeout)
+        return agent.worker.start_remote(
+            name, func, args or (), kwargs or {}, timeout_s=limit_s
+        )
+
+    return made(agent, start)
+
+
+@contextlib.contextmanager
+def _wait_all() -> Iterator[None]:
+    """Wait at the end for every future that `rpc_async` returns inside."""
+    _thread_local_var.future_list = []
+    try:
+        yield
+    finally:
+        try:
+            torch.futures.wait_all(_thread_local_var.future_list)
+        finally:
+            del _thread_local_var.future_list
+
+
+def _rref_typeof_on_owner(
+    rref: RRef[Any],
+    blocking: bool = True,  # noqa: FBT001, FBT002  (torch's signature)
+) -> Any:
+    kind = type(rref.local_value())
+    if blocking:
+        return kind
+    future: torch.futures.Future[type] = torch.futures.Future()
+    future.set_result(kind)
+    return future
+
+
+def _rref_typeof_on_user(
+    rref: RRef[Any],
+    timeout: float = UNSET_RPC_TIMEOUT,
+    blocking: bool = True,  # noqa: FBT001, FBT002
+) -> Any:
+    future = rpc_async(
+        rref.owner(), _rref_typeof_on_owner, args=(rref,), timeout=timeout
+    )
+    return future.wait() if blocking else future
+
+
+# --- all workers together ------------------------------------------------------------
+
+
+class AllGatherStates:
+    """What has been gathered under one number, and whether that is all."""
+
+    def __init__(self) -> None:
+        self.gathered_objects: dict[str, Any] = {}
+        self.proceed_signal = threading.Event()
+
+
+_ALL_WORKER_NAMES: set[str] = set()
+_all_gather_dict_lock = threading.RLock()
+_all_gather_sequence_id: dict[str, int] = {}
+_all_gather_sequence_id_to_states: defaultdict[str, AllGatherStates] = defaultdict(
+    AllGatherStates
+)
+
+
+def _init_rpc_states(agent: Agent) -> None:
+    global _ALL_WORKER_NAMES  # noqa: PLW0603  (torch's name for it)
+    _ALL_WORKER_NAMES = agents.names_of(agent.get_worker_infos())
+    if not agents.is_set():
+        agents.set_current(agent)
+
+
+def _gather_to_leader(
+    sequence_id: str, worker_name: str, obj: Any, worker_names: set[str] | None = None
+) -> None:
+    with _all_gather_dict_lock:
+        wanted = worker_names or _ALL_WORKER_NAMES
+        if worker_name not in wanted:
+            raise AssertionError(f"{worker_name} is not expected by leader.")
+        states = _all_gather_sequence_id_to_states[sequence_id]
+        if worker_name in states.gathered_objects:
+            raise AssertionError(
+                f"{worker_name} reported intent sequence id {sequence_id} twice. "
+            )
+        states.gathered_objects[worker_name] = obj
+        if wanted == set(states.gathered_objects):
+            states.proceed_signal.set()
+
+
+def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any]) -> None:
+    with _all_gather_dict_lock:
+        states = _all_gather_sequence_id_to_states[sequence_id]
+    if states.proceed_signal.is_set():
+        raise AssertionError(
+            f"Termination signal sequence id {sequence_id} got set twice."
+        )
+    states.gathered_objects = objects_map
+    states.proceed_signal.set()
+
+
+@_require_initialized
+def _all_gather(
+    obj: Any,
+    worker_names: set[str] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> dict[str, Any]:
+    """Give each worker what every worker gave, by name.
+
+    All send it to the one whose name comes first, and that sends the whole to all.
+    """
+    names = worker_names or _ALL_WORKER_NAMES
+    leader, me = min(names), _get_current_rpc_agent().get_worker_info().name
+    with _all_gather_dict_lock:
+        key = "".join(sorted(names))
+        number = _all_gather_sequence_id.get(key, 0)
+        _all_gather_sequence_id[key] = number + 1
+    sequence_id = f"{key}{number}"
+    limit_s, wait_s = timeout, timeout or None
+    if timeout == UNSET_RPC_TIMEOUT:
+        limit_s, wait_s = _get_current_rpc_agent().rpc_timeout_s, None
+    if me == leader:
+        _gather_to_leader(sequence_id, me, obj, names)
+    else:
+        rpc_sync(
+            leader, _gather_to_leader, (sequence_id, me, obj, names), timeout=limit_s
+        )
+    with _all_gather_dict_lock:
+        states = _all_gather_sequence_id_to_states[sequence_id]
+    states.proceed_signal.wait(timeout=wait_s)
+    if me == leader:
+        _tell_followers(sequence_id, states, names - {leader}, limit_s)
+    with _all_gather_dict_lock:
+        return _all_gather_sequence_id_to_states.pop(sequence_id).gathered_objects
+
+
+def _tell_followers(
+    sequence_id: str, states: AllGatherStates, followers: set[str], limit_s: float
+) -> None:
+    """Send what was gathered to all others.
+
+    Raises:
+        RuntimeError: some did not take it.
+    """
+    objects = states.gathered_objects
+    told = {
+        name: rpc_async(
+            name, _broadcast_to_followers, (sequence_id, objects), timeout=limit_s
+        )
+        for name in followers
+    }
+    failed: list[tuple[str, RuntimeError]] = []
+    for name, future in told.items():
+        try:
+            future.wait()
+        except RuntimeError as error:
+            failed.append((name, error))
+    if failed:
+        raise RuntimeError(
+            f"Followers {[name for name, _ in failed]} timed out in _all_gather after "
+            f"{limit_s:.2f} seconds. The first exception is {failed[0][1]}"
+        )
+
+
+@_require_initialized
+def _barrier(worker_names: Any) -> None:
+    """Wait until some workers have come here."""
+    try:
+        _all_gather(None, set(worker_names))
+    except RuntimeError:
+        logger.exception("Failed to complete barrier")
+
+
+@_require_initialized
+def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """Wait until all workers have come here."""
+    try:
+        _all_gather(None, timeout=timeout)
+    except RuntimeError:
+        logger.exception("Failed to respond to 'Shutdown Proceed' in time")
+        raise
+
+
+# --- the end -------------------------------------------------------------------------
+
+
+def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0.0) -> None:
+    """Nothing: references end with the worker that holds them."""
+    _ = timeout
+
+
+@_require_initialized
+def shutdown(
+    graceful: bool = True,  # noqa: FBT001, FBT002  (torch's signature)
+    timeout: float = DEFAULT_SHUTDOWN_TIMEOUT,
+) -> None:
+    """End RPC in this process; by default together with the group.
+
+    Args:
+        graceful: wait until every worker has come here and no call is in flight
+            anywhere.
+        timeout: seconds to wait for them; 0: no limit.
+
+    Raises:
+        RuntimeError: the others did not come in time.  RPC has ended here.
+
+    Source: torch.distributed.rpc.shutdown.
+    """
+    agent = agents.current()
+    is_graceful = False
+    try:
+        if graceful and agent.is_static_group:
+            _wait_all_workers(timeout)
+            _delete_all_user_and_unforked_owner_rrefs()
+        is_graceful = graceful
+    finally:
+        try:
+            agent.shutdown(
+                graceful=is_graceful and agent.is_static_group,
+                timeout_s=timeout or None,
+            )
+        finally:
+            agents.reset_current()

@@ -1,0 +1,85 @@
+"""Backends by name: asyncrpc under the name that programs give, and others' own.
+
+Source: torch.distributed.rpc.backend_registry.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from asyncrpc.compat.rpc import constants, starting
+from asyncrpc.compat.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+
+
+class BackendValue(NamedTuple):
+    """What makes the options of a backend, and its agent."""
+
+    construct_rpc_backend_options_handler: Callable[..., Any]
+    init_backend_handler: Callable[..., Any]
+
+
+def _options(
+    rpc_timeout: float,
+    init_method: str,
+    num_worker_threads: int = constants.DEFAULT_NUM_WORKER_THREADS,
+    **kwargs: Any,
+) -> TensorPipeRpcBackendOptions:
+    return TensorPipeRpcBackendOptions(
+        rpc_timeout=rpc_timeout,
+        init_method=init_method,
+        num_worker_threads=num_worker_threads,
+        **kwargs,
+    )
+
+
+def _enum_of(members: dict[str, BackendValue]) -> Any:
+    made = enum.Enum("BackendType", members)  # type: ignore[misc]
+    made.__repr__ = lambda self: f"BackendType.{self.name}"  # type: ignore[method-assign]
+    return made
+
+
+BackendType: Any = _enum_of({"TENSORPIPE": BackendValue(_options, starting.init_agent)})
+
+
+def backend_registered(backend_name: str) -> bool:
+    """Say whether there is a backend of the name."""
+    return backend_name in BackendType.__members__
+
+
+def register_backend(
+    backend_name: str,
+    construct_rpc_backend_options_handler: Callable[..., Any],
+    init_backend_handler: Callable[..., Any],
+) -> Any:
+    """Add a backend; return its member of `BackendType`, which is a new class.
+
+    Raises:
+        RuntimeError: there is one of the name.
+    """
+    global BackendType  # noqa: PLW0603  (an enum cannot be extended)
+    if backend_registered(backend_name):
+        raise RuntimeError(f"RPC backend {backend_name}: already registered")
+    known = {one.name: one.value for one in BackendType}
+    value = BackendValue(construct_rpc_backend_options_handler, init_backend_handler)
+    BackendType = _enum_of({backend_name: value, **known})
+    return BackendType[backend_name]
+
+
+def construct_rpc_backend_options(
+    backend: Any,
+    rpc_timeout: float = constants.DEFAULT_RPC_TIMEOUT_SEC,
+    init_method: str = constants.DEFAULT_INIT_METHOD,
+    **kwargs: Any,
+) -> RpcBackendOptions:
+    """Return options of a backend."""
+    made: RpcBackendOptions = backend.value.construct_rpc_backend_options_handler(
+        rpc_timeout, init_method, **kwargs
+    )
+    return made
+
+
+def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """Start the agent of a backend, and return it."""
+    return backend.value.init_backend_handler(*args, **kwargs)

@@ -1,0 +1,120 @@
+"""Errors of calls as torch raises them.
+
+A function's exception comes back with a text that says on which worker it was raised,
+its repr and its traceback.  Through a future or `rpc_sync` a ValueError or a TypeError
+keeps its type and all others become RuntimeErrors; through `to_here` each keeps it.
+What is not the function's doing is a RuntimeError.
+
+Source: torch.distributed.rpc.internal (`_run_function`, `_handle_exception`), and
+torch's C++ futures, which know these two types of Python's exceptions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    DeadlineExceededError,
+    DecodeError,
+    EncodeError,
+    RemoteError,
+    UnknownWorkerError,
+)
+
+_KEPT: Final = (ValueError, TypeError)
+_NO_CODE: Final = (
+    "Default RPC pickler does not serialize function code: make sure that the callee "
+    "can import the function under the same name"
+)
+NOT_INITIALIZED: Final = (
+    "RPC has not been initialized. Call torch.distributed.rpc.init_rpc first."
+)
+NO_AGENT: Final = (
+    "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by "
+    "calling `rpc.init_rpc`)?"
+)
+NO_FUTURE: Final = (
+    "Functions decorated with @rpc.async_function must return a torch.futures.Future "
+    "object, "
+)
+
+RankOf = Callable[[str], int]
+
+
+def timed_out(timeout_s: float) -> RuntimeError:
+    """Return the error of a call that took too long."""
+    return RuntimeError(
+        f"RPCErr:1:RPC ran for more than set timeout ({timeout_s * 1000:.0f} ms) and "
+        "will now be marked with an error"
+    )
+
+
+def original_of(error: RemoteError, rank_of: RankOf) -> Exception:
+    """Return the exception of a function, made anew from one text, as torch does."""
+    where = f"WorkerInfo(id={rank_of(error.worker)}, name={error.worker})"
+    kind = getattr(type(error), "remote_class", None)
+    text = f"On {where}:\n{_repr(error)}\n{error.remote_traceback}"
+    if kind is None or not issubclass(kind, Exception):
+        return RuntimeError(text)
+    if issubclass(kind, AsyncRpcError):
+        return _plain(error, text)
+    try:
+        made: Exception = kind(text)
+    except Exception as problem:  # noqa: BLE001  (constructors take what they like)
+        return RuntimeError(
+            f"Failed to create original exception type. Error msg was {problem} "
+            f"Original exception on remote side was {text}"
+        )
+    return made
+
+
+def _plain(error: RemoteError, text: str) -> Exception:
+    """Return the error of a callee that is asyncrpc's own."""
+    if isinstance(error, DecodeError):
+        return RuntimeError(f"{text}\n{_NO_CODE}")
+    if isinstance(error, DeadlineExceededError):
+        return timed_out(error.timeout_s)
+    return RuntimeError(text)
+
+
+def _repr(error: RemoteError) -> str:
+    name = error.remote_type.rpartition(".")[2].rpartition(":")[2]
+    args = error.args if getattr(type(error), "remote_class", None) else ()
+    inside = ", ".join(map(repr, args)) if args else repr(error.remote_message)
+    return f"{name}({inside})"
+
+
+def of_call(error: BaseException, rank_of: RankOf) -> BaseException:
+    """Return what `to_here` raises instead of an error of asyncrpc's."""
+    match error:
+        case RemoteError():
+            return original_of(error, rank_of)
+        case DeadlineExceededError():
+            return timed_out(error.timeout_s)
+        case EncodeError() if isinstance(error.__cause__, Exception):
+            return error.__cause__
+        case DecodeError():
+            return RuntimeError(f"{error}\n{_NO_CODE}")
+        case UnknownWorkerError() | AsyncRpcError():
+            return RuntimeError(str(error))
+        case _:
+            return error
+
+
+def of_future(error: BaseException, rank_of: RankOf) -> BaseException:
+    """Return what a future, or `rpc_sync`, raises instead of an error of asyncrpc's."""
+    found = of_call(error, rank_of)
+    if not isinstance(error, RemoteError):
+        return found
+    text = f"{type(found).__name__}: {found}"
+    for kind in _KEPT:
+        if isinstance(found, kind):
+            return kind(text)
+    return RuntimeError(text)
+
+
+def raised(error: BaseException) -> Any:
+    """Raise an error without the frames that it came through."""
+    raise error.with_traceback(None) from None

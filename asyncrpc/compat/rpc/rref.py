@@ -1,0 +1,321 @@
+"""Remote references as programs for torch know them: what waits blocks.
+
+Source: torch.distributed.rpc.RRef, and its C++ base for the texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import torch
+
+from asyncrpc.compat.rpc import agent as agents
+from asyncrpc.compat.rpc import errors
+from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
+from asyncrpc.compat.rpc.options import WorkerInfo
+from asyncrpc.errors import (
+    AsyncRpcError,
+    DeadlineExceededError,
+    RemoteError,
+    UsageError,
+)
+from asyncrpc.rref.handle import RRef as Handle
+from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.calls.futures import CallFuture
+
+T = TypeVar("T")
+
+_TIMED_OUT = (
+    "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the "
+    "owner node does not exist."
+)
+
+
+class RRef(Handle[T]):
+    """A reference to a value on some worker.
+
+    Source: torch.distributed.rpc.RRef.
+    """
+
+    __slots__ = ("_creation", "_numbers", "_type")
+
+    _creation: torch.futures.Future[Any]
+    _numbers: tuple[tuple[int, int], int]
+    _type: type
+
+    def __init__(self, value: T, type_hint: Any = None) -> None:
+        """Refer to a value of this worker.
+
+        Raises:
+            RuntimeError: RPC has not been initialized.
+        """
+        _ = type_hint  # of TorchScript's types
+        if not agents.is_set():
+            raise RuntimeError(errors.NO_AGENT)
+        agent = agents.current()
+        references: Any = agent.worker.references
+        references.adopt(self, value)
+        self._number(agent)
+
+    # --- names -----------------------------------------------------------------------
+
+    def _number(self, agent: agents.Agent) -> None:
+        """Give a reference that was made here the numbers that torch would."""
+        number = next(agent.reference_ids)
+        fork = number if self.is_owner() else next(agent.reference_ids)
+        agent.named_references[self.rref_id] = agent.rank, number
+        self._numbers = (agent.rank, number), fork
+
+    def _named(self) -> tuple[tuple[int, int], int]:
+        """Return the numbers of the value and of this reference."""
+        if not hasattr(self, "_numbers"):
+            agent = agents.current()
+            made = agent.named_references.get(self.rref_id)
+            if made is None:
+                made = -1, self.rref_id.serial
+                for name, incarnation in _incarnations(agent):
+                    if incarnation == self.rref_id.creator:
+                        made = agent.rank_of(name), self.rref_id.serial - 1
+            fork = made[1] if self.is_owner() else next(agent.reference_ids)
+            self._numbers = made, fork
+        return self._numbers
+
+    def __str__(self) -> str:
+        (rank, number), fork = self._named()
+        value = f"GloballyUniqueId(created_on={rank}, local_id={number})"
+        if self.is_owner():
+            return f"OwnerRRef({value})"
+        mine = f"GloballyUniqueId(created_on={agents.current().rank}, local_id={fork})"
+        return f"UserRRef(RRefId = {value}, ForkId = {mine})"
+
+    __repr__ = __str__
+
+    def _user_text(self) -> str:
+        (rank, number), fork = self._named()
+        here = agents.current().rank if agents.is_set() else rank
+        return (
+            f"UserRRef(rref_id=GloballyUniqueId(created_on={rank}, local_id={number}), "
+            f"fork_id=GloballyUniqueId(created_on={here}, local_id={fork}))"
+        )
+
+    def owner(self) -> WorkerInfo:  # type: ignore[override]
+        """Return who holds the value."""
+        name = self.owner_name()
+        return WorkerInfo(name, agents.current().rank_of(name))
+
+    # --- the value -------------------------------------------------------------------
+
+    def local_value(self) -> T:
+        """Return the value itself, on its owner.
+
+        Raises:
+            RuntimeError: this is not the owner.
+            Exception: what the function that was to make it raised.
+        """
+        agent = agents.current()
+        if not self.is_owner():
+            raise RuntimeError(
+                f"For {self._user_text()}, can't call localValue() on user "
+                f"{agent.get_worker_info()}. Call it on owner {self.owner()}"
+            )
+        return self._value(super().local_value)
+
+    def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:  # type: ignore[override]
+        """Return the value, or a copy of it; block until it is here.
+
+        Args:
+            timeout: seconds; 0: no limit; -1: that of the options.
+
+        Raises:
+            RuntimeError: it took too long, or RPC has been shut down.
+            Exception: what the function that was to make it raised.
+        """
+        if not agents.is_set():
+            raise RuntimeError(
+                f"{self._user_text()} has been deleted. Cannot call to_here() on it "
+                "after deletion."
+            )
+        agent = agents.current()
+        limit_s = agent.limit_s(timeout)
+        handle = super()
+
+        async def fetch() -> T:
+            deadline_var.set(None)
+            return await handle.to_here(limit_s)
+
+        def get() -> T:
+            try:
+                return agent.host.run(fetch())
+            except TimeoutError as error:
+                if isinstance(error, AsyncRpcError):
+                    raise
+                raise errors.timed_out(limit_s or 0.0) from error
+
+        return self._value(get)
+
+    def _value(self, get: Callable[[], T]) -> T:
+        """Get the value; raise as torch does where it cannot be had."""
+        agent = agents.current()
+        try:
+            return get()
+        except DeadlineExceededError as error:
+            own = isinstance(error, RemoteError) or self._shared.error is not None
+            failed: BaseException = (
+                RuntimeError(_TIMED_OUT) if own else errors.timed_out(error.timeout_s)
+            )
+        except Exception as error:  # noqa: BLE001  (every one is translated)
+            failed = errors.of_call(error, agent.rank_of)
+        return errors.raised(failed)  # type: ignore[no-any-return]
+
+    # --- its methods -----------------------------------------------------------------
+
+    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:  # type: ignore[override]
+        """Return a proxy whose methods run on the owner, and block."""
+        return RRefProxy(self, _sync, timeout)
+
+    def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:  # type: ignore[override]
+        """Return a proxy whose methods run on the owner, and return futures."""
+        return RRefProxy(self, _async, timeout)
+
+    def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:  # type: ignore[override]
+        """Return a proxy whose methods run on the owner, and return references."""
+        return RRefProxy(self, _remote, timeout)
+
+    def _get_type(
+        self,
+        timeout: float = UNSET_RPC_TIMEOUT,
+        blocking: bool = True,  # noqa: FBT001, FBT002  (torch's signature)
+    ) -> Any:
+        """Return the type of the value, or a future of it."""
+        from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
+
+        if not blocking:
+            if self.is_owner():
+                return api._rref_typeof_on_owner(self, blocking=False)  # noqa: SLF001
+            return api._rref_typeof_on_user(self, timeout, blocking=False)  # noqa: SLF001
+        if not hasattr(self, "_type"):
+            if self.is_owner():
+                self._type = api._rref_typeof_on_owner(self)  # noqa: SLF001
+            else:
+                self._type = api._rref_typeof_on_user(self, timeout)  # noqa: SLF001
+        return self._type
+
+    def _get_future(self) -> Any:
+        """Return a future that completes when the owner has confirmed the value."""
+        return self._creation
+
+    def backward(  # type: ignore[override]
+        self,
+        dist_autograd_ctx_id: int = -1,
+        retain_graph: bool = False,  # noqa: FBT001, FBT002  (torch's signature)
+    ) -> None:
+        """Run a backward pass from the value, a tensor, on its owner.
+
+        Raises:
+            RuntimeError: there is no such context, or the value is no such tensor.
+        """
+        from asyncrpc.compat import autograd  # noqa: PLC0415  (which needs this)
+
+        autograd.backward_from_reference(self, dist_autograd_ctx_id, retain_graph)
+
+    def _serialize(self) -> NoReturn:
+        if agents.is_set():
+            raise RuntimeError("an RRef is sent as an argument or a result of a call")
+        raise RuntimeError(
+            f"{self._user_text()} has been deleted. Cannot call fork an UserRRef after "
+            "deletion."
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise RuntimeError(
+            "Can not pickle rref in python pickler, rref can only be pickled when "
+            "using RPC"
+        )
+
+    __reduce_ex__ = None  # type: ignore[assignment]
+
+
+def _reduce_ex(self: RRef[Any], _protocol: Any) -> NoReturn:
+    self.__reduce__()
+    raise AssertionError
+
+
+RRef.__reduce_ex__ = _reduce_ex  # type: ignore[assignment, method-assign]
+
+
+def _incarnations(agent: agents.Agent) -> list[tuple[str, int]]:
+    return [(one.name, one.incarnation) for one in agent.worker.directory.members]
+
+
+Start = Callable[[RRef[Any], str, Any, Any, float], Any]
+
+
+class RRefProxy:
+    """Methods of a referenced value; the type is asked for first, once."""
+
+    def __init__(self, rref: RRef[Any], start: Start, timeout: float) -> None:
+        self.rref = rref
+        self.rpc_timeout = timeout
+        self._start = start
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return what calls a method of the value.
+
+        Raises:
+            AttributeError: values of its type have none of the name.
+        """
+        kind = self.rref._get_type(timeout=self.rpc_timeout)  # noqa: SLF001
+        getattr(kind, name)
+        return lambda *args, **kwargs: self._start(
+            self.rref, name, args, kwargs, self.rpc_timeout
+        )
+
+
+def _method(
+    rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float
+) -> Callable[[], CallFuture[Any]]:
+    agent = agents.current()
+
+    def start() -> CallFuture[Any]:
+        deadline_var.set(None)
+        service = rref._service  # noqa: SLF001  (the handle's other half)
+        return service.start_method(rref, name, args, kwargs, agent.limit_s(timeout))
+
+    return start
+
+
+def _sync(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) -> Any:
+    return agents.current().sync(_method(rref, name, args, kwargs, timeout))
+
+
+def _async(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) -> Any:
+    return agents.current().future(_method(rref, name, args, kwargs, timeout))
+
+
+def _remote(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) -> Any:
+    agent = agents.current()
+
+    def start() -> Handle[Any]:
+        deadline_var.set(None)
+        service = rref._service  # noqa: SLF001
+        return service.remote_method(rref, name, args, kwargs, agent.limit_s(timeout))
+
+    return made(agent, start)
+
+
+def made(agent: agents.Agent, start: Callable[[], Handle[Any]]) -> RRef[Any]:
+    """Start what makes a value elsewhere; return the reference.
+
+    Raises:
+        Exception: an argument cannot travel.
+    """
+    try:
+        handle = agent.host.do_at_once(start)
+    except (AsyncRpcError, UsageError) as error:
+        failed = errors.of_call(error, agent.rank_of)
+    else:
+        assert isinstance(handle, RRef)
+        handle._number(agent)  # noqa: SLF001
+        return handle
+    return errors.raised(failed)  # type: ignore[no-any-return]

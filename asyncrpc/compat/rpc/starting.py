@@ -1,0 +1,164 @@
+"""How the worker of this process is made: the workers meet at a store of torch's.
+
+Source: torch.distributed.rpc.init_rpc and its TensorPipe backend, for what is checked
+and what is said.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from torch import distributed as dist
+
+from asyncrpc.api import Worker
+from asyncrpc.compat.hosting import LoopThread
+from asyncrpc.compat.rpc.agent import Agent, print_raised
+from asyncrpc.compat.rpc.options import (
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+    WorkerInfo,
+)
+from asyncrpc.compat.rpc.rref import RRef
+from asyncrpc.errors import AsyncRpcError
+from asyncrpc.runtime.membership.members import Member, Rendezvous, RunningGroup
+from asyncrpc.runtime.membership.stores import StoreRendezvous
+from asyncrpc.runtime.options import Options
+
+logger = logging.getLogger(__name__)
+
+_KIND: Final = "kind"  # of the group: whoever comes first says which
+_DRAIN_S: Final = 3600.0  # torch's shutdown waits for calls without a limit
+_serial = 0
+_serial_lock = threading.Lock()
+
+
+class FacadeWorker(Worker):
+    """A worker whose references are the facade's."""
+
+    def _extend(self) -> None:
+        super()._extend()
+        self._rrefs.handle_class = RRef
+        self.on_raised = print_raised
+
+
+class GrowingRendezvous:
+    """Workers without a number: each joins those who came before it and are there."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._number = 0
+
+    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
+        """Publish the record; return those that may be asked to be taken in."""
+        store = self._store
+        self._number = store.add("members", 1)
+        earlier = [
+            Member.decode(store.get(f"member/{number}"))
+            for number in range(1, self._number)
+            if not store.check([f"left/{number}"])
+        ]
+        store.set(f"member/{self._number}", member.encode())
+        return RunningGroup(earlier) if earlier else [member]
+
+    async def leave(self, timeout_s: float) -> None:
+        """Take the record back."""
+        if self._number:
+            self._store.set(f"left/{self._number}", "")
+
+
+def open_store(
+    options: RpcBackendOptions, rank: int, world_size: int | None
+) -> tuple[Any, int]:
+    """Return the store of a group, with keys of its own, and this worker's rank.
+
+    Raises:
+        ValueError: the rank is missing.
+    """
+    global _serial  # noqa: PLW0603  (each start in this process has other keys)
+    if world_size:
+        meeting = dist.rendezvous(options.init_method, rank=rank, world_size=world_size)
+        store, rank, _ = next(meeting)
+    else:
+        store = dist._create_store_from_options(options, rank)  # type: ignore[attr-defined]  # noqa: SLF001
+    store.set_timeout(timedelta(seconds=options.rpc_timeout or 60.0))
+    with _serial_lock:
+        store = dist.PrefixStore(f"asyncrpc/{_serial}", store)
+        _serial += 1
+    return store, rank
+
+
+def init_agent(
+    store: Any,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    rpc_backend_options: RpcBackendOptions,
+) -> Agent:
+    """Start the worker of this process, and return what has it.
+
+    Raises:
+        TypeError: the options are another backend's.
+        RuntimeError: the name is not unique, or not all workers have come.
+    """
+    if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
+        raise TypeError(
+            "`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`"
+        )
+    WorkerInfo(name, rank)  # refuses what is no name
+    own = b"static" if world_size else b"dynamic"
+    if store.compare_set(_KIND, "", own) != own:
+        raise RuntimeError(
+            "RPC group mixes statically and dynamically initialized members which is "
+            "not supported."
+        )
+    rendezvous: Rendezvous = GrowingRendezvous(store)
+    if world_size:
+        _check_names(store, name, rank, world_size)
+        rendezvous = StoreRendezvous(lambda _timeout_s: store, rank, world_size)
+    host = LoopThread(f"asyncrpc-{name}")
+    worker = FacadeWorker(
+        name,
+        rank=rank,
+        world_size=world_size or None,
+        rendezvous=rendezvous,
+        options=Options(
+            threads=rpc_backend_options.num_worker_threads,
+            membership="static" if world_size else "dynamic",
+            drain_timeout_s=_DRAIN_S,
+        ),
+    )
+    try:
+        host.run(worker.__aenter__())
+    except AsyncRpcError as error:
+        host.stop()
+        raise RuntimeError(str(error)) from error
+    except BaseException:
+        host.stop()
+        raise
+    return Agent(
+        worker, host, rpc_backend_options, store, is_static=bool(world_size)
+    )
+
+
+def _check_names(store: Any, name: str, rank: int, world_size: int) -> None:
+    """Learn the names of all; so each sees it if two are the same.
+
+    Raises:
+        RuntimeError: two have the same name.
+    """
+    store.set(f"name/{rank}", name)
+    seen: dict[str, int] = {}
+    for other in range(world_size):
+        its = store.get(f"name/{other}").decode()
+        if its in seen:
+            raise RuntimeError(
+                f"RPC worker name {its} is not unique. Workers {seen[its]} and {other} "
+                "share the same name."
+            )
+        seen[its] = other
+
+

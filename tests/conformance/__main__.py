@@ -1,0 +1,202 @@
+"""PyTorch's own RPC suites against the facade: `python -m tests.conformance`.
+
+The suites are those inside the installed torch; `--impl torch` runs them against torch
+itself, which must pass all.  The exit status is 0 if every test of class a passes, and
+every other passes or is listed in expected.toml.  What fails is run again, alone.
+
+    python -m tests.conformance --classes a --filter rref --out results.json
+    python -m tests.conformance --page results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tests.conformance import lists, running, showing
+from tests.conformance.lists import Known
+from tests.conformance.results import Report, Result, Status
+from tests.conformance.verdict import judge
+
+WRITE_TESTS = 10  # between two versions of the results' file
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.conformance",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--impl", choices=["torch", "asyncrpc"], default="asyncrpc")
+    add("--classes", default="a,b,c", help="of tests: see lists.py")
+    add("--filter", default="", help="a regular expression, found in the test's name")
+    add("--only", type=Path, metavar="FILE", help="run those it names, one a line")
+    add("--jobs", type=int, default=2, help="tests at a time")
+    add("--timeout", type=int, default=90, help="seconds that a test may take")
+    add("--retries", type=int, default=2, help="of a test that fails")
+    add("--start", choices=["fork", "spawn"], default="fork", help="of the ranks")
+    add("--out", type=Path, metavar="FILE.json", help="write the results")
+    add("--logs", type=Path, metavar="DIR", help="keep what every test prints")
+    add("--list", action="store_true", help="print the tests' names, and stop")
+    add("--page", type=Path, metavar="FILE.json", help="renew the page, and stop")
+    given = parser.parse_args(arguments)
+    if given.jobs < 1 or given.timeout < 1 or given.retries < 0:
+        parser.error("--jobs and --timeout are 1 or more, --retries 0 or more")
+    return given
+
+
+def chosen(known: Mapping[str, Known], given: argparse.Namespace) -> list[str]:
+    """Return the tests that are asked for, in the order of a run.
+
+    Raises:
+        ValueError: a file names one that is not known.
+    """
+    only = known.keys() if given.only is None else set(lists.names_in(given.only))
+    if unknown := only - known.keys():
+        raise ValueError(f"{given.only}: unknown: {', '.join(sorted(unknown))}")
+    classes = set(given.classes.split(","))
+    return [
+        name
+        for name, test in known.items()
+        if name in only and test.of_class in classes and re.search(given.filter, name)
+    ]
+
+
+class Run:
+    """Tests once, then those that fail again; the results as far as there are any."""
+
+    def __init__(self, given: argparse.Namespace, console: Console) -> None:
+        self.results: dict[str, Result] = {}
+        self.noticed: Mapping[str, list[str]] = {}
+        self._given = given
+        self._console = console
+        self._begun_s = time.monotonic()
+
+    def all(self, names: Sequence[str], listed: Mapping[str, str]) -> Report:
+        """Run tests; those that are listed once only."""
+        self._check_threads()
+        given, bar = self._given, showing.Bar(self._console)
+        with bar.progress:
+            self._some("tests", names, given.jobs, bar)
+            for number in range(1, given.retries + 1):
+                poor = [
+                    name
+                    for name in names
+                    if name not in listed and running.again(self.results[name])
+                ]
+                if poor:
+                    self._some(f"retry {number}", poor, 1, bar)
+        return self._report()
+
+    def _some(
+        self, title: str, names: Sequence[str], jobs: int, bar: showing.Bar
+    ) -> None:
+        given = self._given
+        options = running.Options(jobs, given.timeout, given.logs)
+        bar.begin(title, len(names))
+        for name, result in running.run(names, options, bar.poll):
+            earlier = self.results.get(name)
+            self.results[name] = running.rerun(earlier, result) if earlier else result
+            bar.ended(name, result)
+            if not len(self.results) % WRITE_TESTS:
+                self._report()
+
+    def _report(self) -> Report:
+        given = self._given
+        about: dict[str, Any] = {
+            "implementation": given.impl,
+            "date": dt.datetime.now(dt.UTC).date().isoformat(),
+            "torch": version("torch"),
+            "python": platform.python_version(),
+            "cpus": os.cpu_count(),
+            "jobs": given.jobs,
+            "timeout_s": given.timeout,
+            "retries": given.retries,
+            "start": given.start,
+            "seconds": round(time.monotonic() - self._begun_s, 1),
+            **self.noticed,
+        }
+        report = Report(about, dict(self.results))
+        if given.out is not None:
+            report.write(given.out)
+        return report
+
+    def _check_threads(self) -> None:
+        count = running.threads()
+        if count > 1:
+            self._console.print(
+                f"{count} threads in the process that forks: an implementation must "
+                "start none when it is imported"
+            )
+
+
+def import_suites(
+    given: argparse.Namespace, known: Mapping[str, Known]
+) -> Mapping[str, list[str]]:
+    """Import torch and the test modules, with the implementation in torch's place.
+
+    Returns:
+        what was noticed on the way, by what it is.
+
+    Raises:
+        ImportError: the implementation does not import.
+    """
+    # Before torch is imported: its libraries start no threads here, where tests fork.
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    os.environ["CONFORMANCE_IMPL"] = given.impl
+    os.environ["CONFORMANCE_START"] = given.start
+    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(given.timeout)
+    from tests.conformance import suites  # noqa: PLC0415  (now it is prepared)
+
+    return suites.noticed(known)
+
+
+def run(names: Sequence[str], given: argparse.Namespace, console: Console) -> int:
+    """Run tests, say what they found, and return the exit status."""
+    known = lists.classified()
+    listed = {} if given.impl == "torch" else lists.not_expected(known)
+    made = Run(given, console)
+    try:
+        made.noticed = import_suites(given, known)
+    except ImportError as error:
+        why = Result(Status.FAIL, f"{given.impl} does not import: {error}")
+        made.results.update(dict.fromkeys(names, why))
+        names = ()
+    report = made.all(names, listed)
+    verdict = judge(report.results, known, listed)
+    showing.conclude(report, known, listed, verdict, console)
+    return 0 if verdict.is_good else 1
+
+
+def main() -> int:
+    """Do what is asked for."""
+    given, console = parsed(), Console(highlight=False)
+    known = lists.classified()
+    if given.page is not None:
+        from tests.conformance import page  # noqa: PLC0415  (imports torch)
+
+        page.renew(Report.read(given.page), known, lists.not_expected(known))
+        return 0
+    names = chosen(known, given)
+    if given.list:
+        for name in names:
+            console.print(known[name].of_class, name, soft_wrap=True)
+        return 0
+    return run(names, given, console)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""What `make test` runs of PyTorch's suites passes with the facade in torch's place."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import lists
+from tests.conformance.results import Report
+from tests.conformance.verdict import judge
+
+REPOSITORY = Path(__file__).parents[2]
+LIMIT_S = 240
+KNOWN = lists.classified()
+LISTED = lists.not_expected(KNOWN)
+NAMES = lists.names_in(lists.CI)
+
+# The first test waits for the run of all.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 20)]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Run all of them, in an interpreter that imports nothing of ours before."""
+    out = tmp_path_factory.mktemp("conformance") / "results.json"
+    command = [sys.executable, "-m", "tests.conformance", "--only", str(lists.CI)]
+    options = ["--jobs", "2", "--timeout", "30", "--retries", "1", "--out", str(out)]
+    try:
+        done = subprocess.run(
+            [*command, *options],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        if not out.exists():
+            raise
+        return Report.read(out)  # those that ended say what is wrong
+    assert out.exists(), done.stderr
+    return Report.read(out)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_test_of_pytorchs_passes(name: str, report: Report) -> None:
+    result = report.results.get(name)
+    assert result is not None, f"not run within {LIMIT_S} s"
+    assert judge({name: result}, KNOWN, LISTED).is_good, result.message

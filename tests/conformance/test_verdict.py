@@ -1,0 +1,154 @@
+"""The runner's own decisions: what is enough, and what is said of a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import lists, page, tables
+from tests.conformance.child import last_line
+from tests.conformance.placeholders import (
+    MISSING,
+    LeakedError,
+    Marks,
+    Missing,
+    NotProvidedError,
+    read_marks,
+)
+from tests.conformance.proxies import Proxy
+from tests.conformance.results import Report, Result, Status
+from tests.conformance.running import again, rerun
+from tests.conformance.verdict import judge
+
+KNOWN = lists.classified()
+A = "RpcTest.test_add"
+B = "RpcTest.test_wait_all"
+C = "DistAutogradTest.test_backward_unused_send_function"
+PASS, FAIL, SKIP = (Result(one) for one in (Status.PASS, Status.FAIL, Status.SKIP))
+LISTED = {B: "a reason", C: "another"}
+
+
+def test_the_lists_name_tests_that_there_are() -> None:
+    names = lists.names_in(lists.CI)
+    assert set(names) <= KNOWN.keys()
+    assert len(set(names)) == len(names)
+    assert lists.not_expected(KNOWN).keys() <= KNOWN.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (f'[a]\n"{A}" = "why"', "only tests of classes b and c"),
+        (f'[b]\n"{C}" = "why"', "no test of class b"),
+        ('[c]\n"x" = "why"', "no test of class c"),
+        (f'[b]\n"{B}" = " "', "no reason"),
+    ],
+)
+def test_a_list_that_would_hide_something_is_refused(
+    text: str, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "expected.toml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(ValueError, match=why):
+        lists.not_expected(KNOWN, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "is_good"),
+    [
+        (A, PASS, True),
+        (A, FAIL, False),
+        (A, SKIP, False),
+        (B, SKIP, True),
+        (B, FAIL, True),
+        (B, PASS, False),
+        (C, FAIL, True),
+        (C, PASS, True),
+    ],
+)
+def test_what_a_run_must_be(name: str, result: Result, *, is_good: bool) -> None:
+    assert judge({name: result}, KNOWN, LISTED).is_good is is_good
+
+
+def test_what_is_not_listed_must_pass_and_what_is_listed_and_passes_is_told() -> None:
+    assert judge({C: FAIL}, KNOWN, {}).unexpected == (C,)
+    assert judge({C: FAIL}, KNOWN, LISTED).excused == (C,)
+    assert judge({C: PASS}, KNOWN, LISTED).outdated == (C,)
+
+
+def test_a_second_run_is_for_what_may_end_otherwise() -> None:
+    assert again(FAIL)
+    assert not again(Result(Status.FAIL, missing=("torch.distributed.rpc.x",)))
+    assert not again(SKIP)
+    assert rerun(FAIL, PASS).flaky
+    assert not rerun(FAIL, FAIL).flaky
+
+
+def test_a_failure_is_told_by_the_exception_of_the_first_rank() -> None:
+    text = (
+        "Traceback (most recent call last):\n  File ...\nRuntimeError: "
+        "Process 1 exited with error code 10 and exception:\n"
+        "Process 1 exited with error code 10 and exception:\n"
+        'Traceback (most recent call last):\n  File "x.py", line 1\n    y()\n'
+        "ValueError: no y\nException raised from z\nframe #0: w\n"
+        "\nTo execute this test, run the following from the base repo dir:\n"
+    )
+    assert last_line(text) == "ValueError: no y"
+
+
+def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
+    result = Result(Status.FAIL, "x", 1.5, (10, None), missing=("y",), flaky=False)
+    report = Report({"implementation": "asyncrpc"}, {A: result, B: PASS})
+    report.write(tmp_path / "out.json")
+    assert Report.read(tmp_path / "out.json") == report
+
+
+def test_passes_are_counted_by_suite_and_class() -> None:
+    found = list(tables.rows({A: PASS, B: SKIP, C: FAIL}, KNOWN))
+    assert found == [
+        ("RpcTest", "1 of 1", "", "", "1 of 1", "1"),
+        ("DistAutogradTest", "", "", "0 of 1", "0 of 1", ""),
+        ("all", "1 of 1", "", "0 of 1", "1 of 2", "1"),
+    ]
+
+
+def test_a_page_is_written_from_a_whole_run_of_the_facade_only(tmp_path: Path) -> None:
+    about = {
+        "implementation": "asyncrpc",
+        "date": "2026-01-01",
+        "torch": "2",
+        "python": "3",
+        "cpus": 2,
+        "seconds": 300.0,
+    }
+    results = {name: FAIL if name == C else PASS for name in KNOWN}
+    path = tmp_path / "page.md"
+    path.write_text(page.PAGE.read_text("utf-8"), "utf-8")
+    page.renew(Report(about, results), KNOWN, LISTED, path)
+    assert f"| `{C}` | c (asserts-a-limitation) | another |" in path.read_text("utf-8")
+    for wrong in (
+        Report(about, {A: PASS}),
+        Report({**about, "implementation": "torch"}, results),
+    ):
+        with pytest.raises(ValueError, match=r"not"):
+            page.renew(wrong, KNOWN, LISTED, path)
+
+
+def test_a_missing_name_imports_and_fails_at_its_first_use(tmp_path: Path) -> None:
+    marks = Marks(lambda: str(tmp_path))
+    proxies: dict[str, Proxy] = {}
+    proxy = proxies["torch.x"] = Proxy("torch.x", [], proxies, marks)
+    missing = proxy.absent
+    assert isinstance(missing("used", "as")("a decorator"), Missing)
+    assert isinstance(missing["of an annotation"], Missing)
+    marks.importing = False
+    assert isinstance(missing.also, Missing)
+    for use in (missing, lambda: missing[0], lambda: isinstance(0, missing)):
+        with pytest.raises(NotProvidedError, match=r"torch\.x\.absent"):
+            use()
+    with pytest.raises(NotProvidedError):
+        missing.also()
+    assert read_marks(tmp_path, MISSING) == ("torch.x.absent", "torch.x.absent.also")
+    with pytest.raises(LeakedError):
+        marks.leaked("torch.y")
