@@ -156,7 +156,8 @@ def _run(
         agent.host.run(run())
     except BackwardFailedError as error:
         text = str(error).removeprefix(f"Error on worker {error.worker!r}: ")
-        failed = f"Error on Node {agent.rank_of(error.worker)}: {text}"
+        _, _, problem = text.partition(": ")  # after the exception's type
+        failed = f"Error on Node {agent.rank_of(error.worker)}: {problem}"
     except InvalidContextError as error:
         failed = f"Could not find autograd context with id: {which.id.serial} ({error})"
     else:

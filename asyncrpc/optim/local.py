@@ -311,7 +311,7 @@ def check_parameters(values: Sequence[Any]) -> None:
     """Refuse what an optimizer could not change.
 
     Raises:
-        OptimizerError: a value is no tensor, or no leaf that requires a gradient.
+        OptimizerError: a value is no tensor, or was computed from others.
     """
     for index, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
@@ -319,10 +319,10 @@ def check_parameters(values: Sequence[Any]) -> None:
             raise OptimizerError(
                 f"parameter {index} is a {kind}, not a tensor; give RRefs to parameters"
             )
-        if not value.requires_grad or not value.is_leaf:
+        if not value.is_leaf:
             raise OptimizerError(
-                f"parameter {index} of shape {tuple(value.shape)} is no leaf tensor "
-                "that requires a gradient; make it one with requires_grad_()"
+                f"parameter {index} of shape {tuple(value.shape)} is no leaf tensor: "
+                "it was computed from others, which are to be optimized instead"
             )
 
 

@@ -157,6 +157,11 @@ class RRefTable:
                 return WorkerInfo(owner.name, member.rank)
         return WorkerInfo(owner.name, -1)
 
+    def is_pending(self, shared: Shared) -> bool:
+        """Say whether the call that makes the value has not reached its owner yet."""
+        holding = None if shared.is_here else self._user.get(shared.rref_id)
+        return holding is not None and holding.state is m.HoldingState.PENDING
+
     def is_confirmed(self, shared: Shared) -> bool:
         """Say whether the owner counts this worker."""
         if shared.is_here:

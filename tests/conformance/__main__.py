@@ -30,6 +30,7 @@ from tests.conformance.results import Report, Result, Status
 from tests.conformance.verdict import judge
 
 WRITE_TESTS = 10  # between two versions of the results' file
+LOG_CHARACTERS = 100  # of a line, where there is no terminal that has a width
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -184,6 +185,8 @@ def run(names: Sequence[str], given: argparse.Namespace, console: Console) -> in
 def main() -> int:
     """Do what is asked for."""
     given, console = parsed(), Console(highlight=False)
+    if not console.is_terminal:
+        console.width = LOG_CHARACTERS
     known = lists.classified()
     if given.page is not None:
         from tests.conformance import page  # noqa: PLC0415  (imports torch)

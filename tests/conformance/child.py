@@ -28,6 +28,11 @@ HINT = re.compile(r"(?:\\n|\n)+To execute this test, run the following")
 RANK = re.compile(
     r"^Process \d+ exited with error code \d+ and exception:$", re.MULTILINE
 )
+CHAINED = re.compile(
+    r"^(?:During handling of the above exception, another exception occurred:"
+    r"|The above exception was the direct cause of the following exception:)$",
+    re.MULTILINE,
+)
 TRACEBACK: Final = "Traceback (most recent call last):"
 CPP_STACK: Final = ("Exception raised from", "frame #")
 
@@ -100,7 +105,9 @@ def last_line(text: str) -> str:
     text = HINT.split(text)[0]
     ranks = RANK.split(text)
     block = ranks[1] if len(ranks) > 1 else text
-    lines = block[max(0, block.rfind(TRACEBACK)) :].splitlines()
+    # The last of a chain; tracebacks of callees are part of messages, and come later.
+    block = CHAINED.split(block)[-1]
+    lines = block[max(0, block.find(TRACEBACK)) :].splitlines()
     if lines and lines[0].startswith(TRACEBACK):
         lines = lines[1:]
     for at, line in enumerate(lines):

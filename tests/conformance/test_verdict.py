@@ -97,6 +97,14 @@ def test_a_failure_is_told_by_the_exception_of_the_first_rank() -> None:
     assert last_line(text) == "ValueError: no y"
 
 
+def test_the_traceback_of_a_callee_is_not_taken_for_the_failure() -> None:
+    trace = "Traceback (most recent call last):\n  File ...\n"
+    first = f"{trace}KeyError: 0\n"
+    also = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    text = f"{first}{also}{trace}RuntimeError: on 'b':\n{trace}ValueError: far away\n"
+    assert last_line(text).startswith("RuntimeError: on 'b': Traceback")
+
+
 def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
     result = Result(Status.FAIL, "x", 1.5, (10, None), missing=("y",), flaky=False)
     report = Report({"implementation": "asyncrpc"}, {A: result, B: PASS})

@@ -172,10 +172,14 @@ class Agent:
         rank_of = self.rank_of
 
         def unwrap(done: torch.futures.Future[Any]) -> Any:
-            result, error = done.value()
-            if error is not None:
-                raise errors.of_call(error, rank_of).with_traceback(None) from None
-            return result
+            value, error = done.value()
+            if error is None:
+                return value
+            failed = errors.of_future(error, rank_of).with_traceback(None)
+            if isinstance(failed, RuntimeError):
+                raise failed  # so that `wait_all` does not wait for the others
+            result._set_unwrap_func(errors.raised)  # type: ignore[attr-defined]  # noqa: SLF001
+            return failed  # torch would make a RuntimeError of it
 
         result: torch.futures.Future[Any] = ended.then(unwrap)
 

@@ -55,7 +55,8 @@ def original_of(error: RemoteError, rank_of: RankOf) -> Exception:
     """Return the exception of a function, made anew from one text, as torch does."""
     where = f"WorkerInfo(id={rank_of(error.worker)}, name={error.worker})"
     kind = getattr(type(error), "remote_class", None)
-    text = f"On {where}:\n{_repr(error)}\n{error.remote_traceback}"
+    shown = _repr(error).replace("\\n", "\n")
+    text = f"On {where}:\n{shown}\n{error.remote_traceback}"
     if kind is None or not issubclass(kind, Exception):
         return RuntimeError(text)
     if issubclass(kind, AsyncRpcError):

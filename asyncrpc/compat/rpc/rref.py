@@ -104,6 +104,16 @@ class RRef(Handle[T]):
         name = self.owner_name()
         return WorkerInfo(name, agents.current().rank_of(name))
 
+    def confirmed_by_owner(self) -> bool:
+        """Say whether the owner will keep the value for this reference.
+
+        It does as soon as it has the call that makes the value.  What has been passed
+        on to this worker is kept for it from the start, by who passed it on if need be.
+        """
+        agent = agents.current()
+        is_pending = self._service.is_pending
+        return not agent.host.do_at_once(lambda: is_pending(self._shared))
+
     # --- the value -------------------------------------------------------------------
 
     def local_value(self) -> T:

@@ -16,6 +16,7 @@ from torch import distributed as dist
 
 from asyncrpc.api import Worker
 from asyncrpc.compat.hosting import LoopThread
+from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc.agent import Agent, print_raised
 from asyncrpc.compat.rpc.options import (
     RpcBackendOptions,
@@ -131,17 +132,20 @@ def init_agent(
             drain_timeout_s=_DRAIN_S,
         ),
     )
-    try:
-        host.run(worker.__aenter__())
-    except AsyncRpcError as error:
-        host.stop()
-        raise RuntimeError(str(error)) from error
-    except BaseException:
-        host.stop()
-        raise
-    return Agent(
+    agent = Agent(
         worker, host, rpc_backend_options, store, is_static=bool(world_size)
     )
+    # Before others can call: their functions may call on from here.
+    agents.set_current(agent)
+    try:
+        host.run(worker.__aenter__())
+    except BaseException as error:
+        agents.reset_current()
+        host.stop()
+        if isinstance(error, AsyncRpcError):
+            raise RuntimeError(str(error)) from error
+        raise
+    return agent
 
 
 def _check_names(store: Any, name: str, rank: int, world_size: int) -> None:

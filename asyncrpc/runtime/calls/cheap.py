@@ -50,6 +50,9 @@ def is_cheap(args: Sequence[Any], bytes_max: int) -> bool:
     shape = None
     for part in args:
         if type(part) is torch.Tensor:
+            # A sparse tensor has no `nbytes`, and raises if asked.
+            if part.layout is not torch.strided:
+                return False
             bytes_max -= part.nbytes
             if bytes_max < 0 or not part.is_cpu or part.requires_grad:
                 return False

@@ -21,6 +21,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import torch
+
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
 from asyncrpc.runtime.calls.cheap import is_cheap
@@ -28,7 +30,6 @@ from asyncrpc.runtime.calls.context import current_call_var, deadline_var
 from asyncrpc.runtime.calls.futures import CallFuture
 
 if TYPE_CHECKING:
-    import torch
     from torch.autograd import profiler
 
     from asyncrpc.runtime.calls.credit import Claim
@@ -365,9 +366,8 @@ def as_awaitable(value: Any) -> Any:
         return value
     if isinstance(value, concurrent.futures.Future):
         return asyncio.wrap_future(value)
-    from torch.futures import Future  # noqa: PLC0415  (only for those who use them)
-
-    return _from_torch(value) if isinstance(value, Future) else None
+    # What `then` returns is of the base class, which is written in C++.
+    return _from_torch(value) if isinstance(value, torch._C.Future) else None  # noqa: SLF001
 
 
 def _from_torch(future: torch.futures.Future[Any]) -> asyncio.Future[Any]:
