@@ -40,9 +40,11 @@ class Worker(runtime.Worker):
         ...     rref = worker.peer("ps").remote(Table, 1000, 64)
     """
 
+    autograd_class = AutogradService  # a facade has its own
+
     def _extend(self) -> None:
         references = RRefService(self)
-        autograd = AutogradService(self)
+        autograd = self.autograd_class(self)
         references.backward_from = _backward_from(autograd)
         self._rrefs = references
         self.references = references

@@ -97,10 +97,12 @@ _RECV_NODE: type = Recv._backward_cls  # noqa: SLF001
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge:
     """Return where a gradient of `tensor` enters its graph."""
-    if tensor.is_leaf and tensor.layout is not torch.strided:
-        # torch looks for a leaf's node behind a view, which sparse tensors have not.
-        behind: Any = tensor.clone().grad_fn
-        return GradientEdge(behind.next_functions[0][0], 0)
+    if tensor.layout is not torch.strided:
+        # torch looks for it behind a view, which sparse tensors do not have.
+        with torch.enable_grad():
+            behind: Any = tensor.clone().grad_fn
+        node, number = behind.next_functions[0]
+        return GradientEdge(node, number, ownership_token=behind)
     return get_gradient_edge(tensor)
 
 

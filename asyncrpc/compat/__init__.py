@@ -9,5 +9,12 @@ Everything here blocks, as there.  One worker serves the process; its event loop
 a thread of its own (`hosting`).  What programs see (signatures, defaults, exceptions
 and their texts) is as in torch 2.13; what goes on underneath is asyncrpc.
 
+A program that imports torch's modules need not be edited: `install()`, called first,
+puts these in their place, and `python -m asyncrpc.compat script.py` does so for it.
+
 This is the only package with process-wide state.
 """
+
+from asyncrpc.compat.installing import install, uninstall
+
+__all__ = ["install", "uninstall"]

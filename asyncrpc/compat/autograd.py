@@ -68,7 +68,7 @@ class context:  # noqa: N801  (torch's name)
 
     def __enter__(self) -> int:
         """Open a context of this thread; return its number."""
-        self._context = _new_context()
+        self._context = _opened()
         self._token = current_context_var.set(self._context)
         return self._context.id.serial
 
@@ -78,7 +78,7 @@ class context:  # noqa: N801  (torch's name)
         _release(self._context)
 
 
-def _new_context() -> Context:
+def _opened() -> Context:
     agent = agents.current()
     if current_context_var.get() is not None:
         raise RuntimeError("Already have an autograd context id for this thread.")
@@ -138,9 +138,7 @@ def _check_roots(roots: Sequence[torch.Tensor]) -> None:
         if not root.requires_grad:
             raise RuntimeError("requires_grad not set on root")
         if root.numel() != 1:
-            raise RuntimeError(
-                f"{root} is not a scalar, all roots need to be scalar"
-            )
+            raise RuntimeError(f"{root} is not a scalar, all roots need to be scalar")
         if root.grad_fn is None:
             raise RuntimeError(f"{root} does not have a valid gradient function.")
 
@@ -246,6 +244,16 @@ class DistAutogradContext:
             message.serial: sent.edges[0].node
             for message, sent in self._state.sent.items()
         }
+
+    def _recv_functions(self) -> dict[int, Any]:
+        found: Any = _service(self._agent)
+        return dict(found.received.get(self._state.id, {}))
+
+
+def _new_context() -> DistAutogradContext:
+    made = _opened()
+    current_context_var.set(made)
+    return _retrieve_context(made.id.serial)
 
 
 def _retrieve_context(context_id: int) -> DistAutogradContext:

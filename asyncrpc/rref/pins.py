@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncrpc.ids import RRefId, WorkerId
 from asyncrpc.serde.dismantling import assemble, dismantle
 
 if TYPE_CHECKING:
     from asyncrpc.rref.travel import Travel
+    from asyncrpc.runtime.calls.futures import CallFuture
     from asyncrpc.runtime.links.link import Link
 
 
@@ -22,10 +23,12 @@ class Shared:
         error: why the value can no longer be had.
         is_apart: whether the tables count these handles no more, which are lost.
         made_s: when the first of them was made, on the loop's clock.
+        call: that makes the value, if it was made here and is under way.
     """
 
     __slots__ = (
         "__weakref__",
+        "call",
         "error",
         "is_apart",
         "is_here",
@@ -43,6 +46,7 @@ class Shared:
         self.made_s = made_s
         self.is_apart = False
         self.error: Exception | None = None
+        self.call: CallFuture[Any] | None = None
 
     def check(self) -> None:
         """Raise a copy of why the value can no longer be had, if so."""

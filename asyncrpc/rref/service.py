@@ -137,6 +137,7 @@ class RRefService(Travel, OwnedValues):
         name = target[-1] if isinstance(target, list) else target or "a callable"
         call = self.worker.new_call(name.rpartition(":")[2], to, kind="remote")
         call.add_done_callback(_Keep(keep))
+        shared.call = call
         handle = self.handle_class._make(self.whole, shared)
         meta = {"r": list(rref_id), **self.worker.meta_here()}
         self.worker.on_loop_thread(
@@ -219,6 +220,7 @@ class RRefService(Travel, OwnedValues):
     def _on_remote_answered(self, shared: Shared, call: asyncio.Future[Any]) -> None:
         """The owner has run the function, or the call failed before it could."""
         error = None if call.cancelled() else call.exception()
+        shared.call = None
         if shared.is_here:
             if error is not None:
                 self.fail(shared.rref_id, error)

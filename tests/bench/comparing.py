@@ -75,7 +75,7 @@ class Comparison:
     ) -> None:
         arguments = ["--kind", kind, "--seconds", str(self._seconds), *missing]
         heard = reports(
-            f"tests.bench.sides.{side}_side",
+            w.KINDS[kind].module_of(side),
             arguments,
             world_size=w.KINDS[kind].processes,
             environ=w.KINDS[kind].environ,

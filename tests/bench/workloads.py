@@ -2,7 +2,7 @@
 
 Both sides call the same functions with the same values, in processes with one torch
 thread each.  Each is used as its users would: asyncrpc by `await` on its event loop,
-torch.distributed.rpc by blocking calls.
+torch.distributed.rpc by blocking calls.  The rows of the facade block on both sides.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.bench.training import CROSSINGS, NODES, TRAINERS
 CALLER, CALLEE = "caller", "callee"
 OUTSTANDING: Final = 256
 OUTSTANDING_EACH: Final = 64  # of each of several callers
+FACADE_OUTSTANDING: Final = 1000
 SIZES_MIB: Final = (1, 16, 256)
 TCP_SIZES_MIB: Final = (16, 256)
 SHARED_MIB: Final = 64
@@ -36,20 +37,27 @@ class Kind(NamedTuple):
     processes: int
     sides: Sequence[str] = ("asyncrpc", "torch")
     environ: Mapping[str, str] = MappingProxyType({})
+    ours: str = "asyncrpc"  # whose module in `sides` is run for asyncrpc
+
+    def module_of(self, side: str) -> str:
+        """Return the module that the processes of a side run."""
+        name = self.ours if side == "asyncrpc" else side
+        return f"tests.bench.sides.{name}_side"
 
 
 # `pair`: two processes, each side with its defaults.  `tcp`: neither shared memory nor
 # Unix sockets.  `polling`: the loop polls while it waits.  `several`: callers 0, 2 and
 # 3 and one callee; eight callers are eight workers in the processes of these three.
-# `huge`: torch with huge pages, which it does not ask for by itself.  `chain`: a worker
-# that trains, and three that have layers.  `trainers`: one that has the parameters, and
-# eight that train; the first only counts.
+# `huge`: torch with huge pages, which it does not ask for by itself.  `facade`: both
+# under torch's names.  `chain`: a worker that trains, and three that have layers.
+# `trainers`: one that has the parameters, and eight that train; the first only counts.
 KINDS: Final[Mapping[str, Kind]] = {
     "pair": Kind(2),
     "tcp": Kind(2),
     "polling": Kind(2, ("asyncrpc",)),
     "several": Kind(4),
     "huge": Kind(2, ("torch",), {"THP_MEM_ALLOC_ENABLE": "1"}),
+    "facade": Kind(2, ours="compat"),
     "chain": Kind(4),
     "trainers": Kind(2 + TRAINERS),
 }
@@ -63,9 +71,9 @@ class Workload(NamedTuple):
     sides: Sequence[str] = ("asyncrpc", "torch")
 
 
-def _latency(name: str, target: float | None = None) -> Workload:
+def _latency(name: str, target: float | None = None, kind: str = "pair") -> Workload:
     return Workload(
-        [Row(f"{name}, p50", "us", target=target), Row(f"{name}, p99", "us")]
+        [Row(f"{name}, p50", "us", target=target), Row(f"{name}, p99", "us")], kind
     )
 
 
@@ -154,6 +162,13 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     "group": _rate(f"{FAN_OUT_MIB} MiB to 3 peers, group", "GB/s", kind="several"),
     "rref": _rate("RRef: create, call, fetch", "1/s", 4.0),
     "rref_method": _rate("RRef: method on a kept one", "1/s", 4.0),
+    "facade_call": _latency("facade: rpc_sync, def callee", 1.0, "facade"),
+    "facade_tensor": _latency("facade: add 1 to 1 KiB tensor", 1.0, "facade"),
+    "facade_builtin": _latency("facade: torch.add on 1 KiB", 1 / 1.2, "facade"),
+    "facade_many": _rate(
+        f"facade: {FACADE_OUTSTANDING:,} rpc_async", "calls/s", 1.5, "facade"
+    ),
+    "facade_rref": _rate("facade: RRef, call, fetch", "1/s", 2.0, "facade"),
     "autograd": _rate("remote Linear, forward to step", "steps/s", 1.5),
     "train_two": _rate("(a) 2 layers on one worker", "steps/s", 1.5),
     "train_chain": _rate("(b) chain over 3 workers", "steps/s", 1.5, "chain"),

@@ -2,7 +2,7 @@
 
 The suites are those inside the installed torch; `--impl torch` runs them against torch
 itself, which must pass all.  The exit status is 0 if every test of class a passes, and
-every other passes or is listed in expected.toml.  What fails is run again, alone.
+every other passes or is listed in expected.toml.  A few that fail are run again, alone.
 
     python -m tests.conformance --classes a --filter rref --out results.json
     python -m tests.conformance --page results.json
@@ -15,9 +15,11 @@ import datetime as dt
 import os
 import platform
 import re
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from tests.conformance.results import Report, Result, Status
 from tests.conformance.verdict import judge
 
 WRITE_TESTS = 10  # between two versions of the results' file
+AGAIN_TESTS_MAX = 20  # more than these fail for a reason, and are not run again
 LOG_CHARACTERS = 100  # of a line, where there is no terminal that has a width
 
 
@@ -66,7 +69,9 @@ def chosen(known: Mapping[str, Known], given: argparse.Namespace) -> list[str]:
     """
     only = known.keys() if given.only is None else set(lists.names_in(given.only))
     if unknown := only - known.keys():
-        raise ValueError(f"{given.only}: unknown: {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"{given.only}: {len(unknown)} unknown, first {min(unknown)!r}"
+        )
     classes = set(given.classes.split(","))
     return [
         name
@@ -89,17 +94,20 @@ class Run:
         """Run tests; those that are listed once only."""
         self._check_threads()
         given, bar = self._given, showing.Bar(self._console)
-        with bar.progress:
-            self._some("tests", names, given.jobs, bar)
-            for number in range(1, given.retries + 1):
-                poor = [
-                    name
-                    for name in names
-                    if name not in listed and running.again(self.results[name])
-                ]
-                if poor:
-                    self._some(f"retry {number}", poor, 1, bar)
-        return self._report()
+        try:
+            with bar.progress:
+                self._some("tests", names, given.jobs, bar)
+                for number in range(1, given.retries + 1):
+                    poor = [
+                        name
+                        for name in names
+                        if name not in listed and running.again(self.results[name])
+                    ]
+                    if 0 < len(poor) <= AGAIN_TESTS_MAX:
+                        self._some(f"retry {number}", poor, 1, bar)
+        finally:  # what there is, also if it is interrupted
+            report = self._report()
+        return report
 
     def _some(
         self, title: str, names: Sequence[str], jobs: int, bar: showing.Bar
@@ -107,12 +115,13 @@ class Run:
         given = self._given
         options = running.Options(jobs, given.timeout, given.logs)
         bar.begin(title, len(names))
-        for name, result in running.run(names, options, bar.poll):
-            earlier = self.results.get(name)
-            self.results[name] = running.rerun(earlier, result) if earlier else result
-            bar.ended(name, result)
-            if not len(self.results) % WRITE_TESTS:
-                self._report()
+        with closing(running.run(names, options, bar.poll)) as results:
+            for name, result in results:
+                old = self.results.get(name)
+                self.results[name] = running.rerun(old, result) if old else result
+                bar.ended(name, result)
+                if not len(self.results) % WRITE_TESTS:
+                    self._report()
 
     def _report(self) -> Report:
         given = self._given
@@ -183,7 +192,8 @@ def run(names: Sequence[str], given: argparse.Namespace, console: Console) -> in
 
 
 def main() -> int:
-    """Do what is asked for."""
+    """Do what is asked for; a run that is told to end ends its tests, too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     given, console = parsed(), Console(highlight=False)
     if not console.is_terminal:
         console.width = LOG_CHARACTERS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import tempfile
 import time
 import unittest
@@ -26,7 +27,8 @@ DETAIL_CHARACTERS_MAX: Final = 6000
 
 HINT = re.compile(r"(?:\\n|\n)+To execute this test, run the following")
 RANK = re.compile(
-    r"^Process \d+ exited with error code \d+ and exception:$", re.MULTILINE
+    r"^(?:RuntimeError: )?Process \d+ exited with error code \d+ and exception:$",
+    re.MULTILINE,
 )
 CHAINED = re.compile(
     r"^(?:During handling of the above exception, another exception occurred:"
@@ -39,6 +41,7 @@ CPP_STACK: Final = ("Exception raised from", "frame #")
 
 def run(name: str, folder: Path) -> None:
     """Run one test, and leave its result in its folder."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the runner does is not for us
     os.setsid()
     log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +53,7 @@ class Running:
 
 def run(
     names: Iterable[str], options: Options, poll: Callable[[], None] = lambda: None
-) -> Iterator[tuple[str, Result]]:
+) -> Generator[tuple[str, Result]]:
     """Run tests; yield each with its result, as they end.
 
     Args:

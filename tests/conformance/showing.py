@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -20,6 +21,7 @@ from tests.conformance.lists import Known
 from tests.conformance.results import Report, Result
 from tests.conformance.verdict import Verdict
 
+DRAW_S: Final = 0.2
 LINE_TESTS: Final = 25  # between two lines, where there is no terminal
 LINE_CHARACTERS_MAX: Final = 240
 
@@ -41,13 +43,15 @@ class Bar:
         self._console = console
         self._task = self.progress.add_task("tests", total=None)
         self._done = self._total = self._good = 0
+        self._drawn_s = 0.0
 
     def begin(self, title: str, total: int) -> None:
         self._done, self._total, self._good = 0, total, 0
         self.progress.reset(self._task, total=total, description=title)
 
     def poll(self) -> None:
-        if self._console.is_terminal:
+        if self._console.is_terminal and time.monotonic() > self._drawn_s + DRAW_S:
+            self._drawn_s = time.monotonic()
             self.progress.refresh()
 
     def ended(self, name: str, result: Result) -> None:

@@ -89,9 +89,10 @@ def test_a_failure_is_told_by_the_exception_of_the_first_rank() -> None:
     text = (
         "Traceback (most recent call last):\n  File ...\nRuntimeError: "
         "Process 1 exited with error code 10 and exception:\n"
-        "Process 1 exited with error code 10 and exception:\n"
         'Traceback (most recent call last):\n  File "x.py", line 1\n    y()\n'
-        "ValueError: no y\nException raised from z\nframe #0: w\n"
+        "ValueError: no y\nException raised from z\nframe #0: w\n\n"
+        "Process 3 exited with error code 10 and exception:\n"
+        "Traceback (most recent call last):\nKeyError: 0\n"
         "\nTo execute this test, run the following from the base repo dir:\n"
     )
     assert last_line(text) == "ValueError: no y"

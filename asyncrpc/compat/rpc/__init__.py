@@ -15,7 +15,7 @@ import logging
 import numbers
 from typing import Any
 
-from torch import distributed as dist
+from torch._C._distributed_c10d import Store
 
 from asyncrpc.compat.rpc import (
     agent as _agent,
@@ -25,6 +25,7 @@ from asyncrpc.compat.rpc import (
     backend_registry,
     constants,
     functions,
+    internal,
     options,
     starting,
 )
@@ -54,7 +55,7 @@ from asyncrpc.compat.rpc.options import (
     WorkerInfo,
 )
 
-__all__ = [
+__all__ = [  # noqa: F822  (BackendType is looked up by `__getattr__`)
     "AllGatherStates",
     "BackendType",
     "BackendValue",
@@ -63,6 +64,8 @@ __all__ = [
     "TensorPipeAgent",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
+    "_is_current_rpc_agent_set",
+    "_wait_all",
     "api",
     "backend_registered",
     "backend_registry",
@@ -73,6 +76,7 @@ __all__ = [
     "get_worker_info",
     "init_backend",
     "init_rpc",
+    "internal",
     "is_available",
     "options",
     "register_backend",
@@ -165,14 +169,14 @@ def _init_rpc_backend(  # noqa: PLR0917  (torch's signature)
     """
     for value, kinds in (
         (backend, backend_registry.BackendType),
-        (store, dist.Store),
+        (store, Store),
         (name, str),
         (rank, numbers.Integral),
         (world_size, (numbers.Integral, type(None))),
         (rpc_backend_options, RpcBackendOptions),
     ):
         if not isinstance(value, kinds):
-            raise RuntimeError(
+            raise RuntimeError(  # noqa: TRY004  (torch's type)
                 f"Argument {value} must be of type {kinds} but got type {type(value)}"
             )
     if _agent.is_set():
@@ -219,5 +223,5 @@ def _get_debug_info() -> dict[str, str]:
 
 
 def enable_gil_profiling(flag: bool) -> None:  # noqa: FBT001  (torch's signature)
-    """Do nothing: no time is spent waiting for the interpreter's lock in C++."""
-    _ = flag
+    """Show the time spent waiting for the interpreter's lock in C++, which is none."""
+    _agent.current().shows_gil_wait = flag

@@ -58,7 +58,8 @@ class Agent:
         self.reference_ids = itertools.count()
         self.named_references: dict[Any, tuple[int, int]] = {}
         self.rpc_timeout_s: float = options.rpc_timeout
-        self.pending_users: set[Any] = set()
+        self.shows_gil_wait = False
+        self.is_let_go = False  # all references, for the worker ends
 
     # --- who is there ----------------------------------------------------------------
 
@@ -100,7 +101,9 @@ class Agent:
     def get_debug_info(self) -> dict[str, str]:
         """Return figures about calls and threads, as texts."""
         pool = self.worker.pool
+        waits = {"agent.gil_average_wait_time_us": "0"} if self.shows_gil_wait else {}
         return {
+            **waits,
             "agent.num_idle_threads": str(max(pool.threads - pool.unfinished, 0)),
             "agent.thread_pool_size": str(self.worker.options.threads),
             "agent.server_active_calls": str(self.worker.active),
@@ -114,7 +117,7 @@ class Agent:
         """Return figures about references, as texts; on the loop."""
         owned = forks = pending = 0
         for record in self.worker.rrefs():
-            if record.is_owner:
+            if record.is_owner and record.holders:  # what nobody else has is no news
                 owned += 1
                 forks += sum(record.holders.values())
             elif record.state == "pending":
@@ -178,7 +181,7 @@ class Agent:
             failed = errors.of_future(error, rank_of).with_traceback(None)
             if isinstance(failed, RuntimeError):
                 raise failed  # so that `wait_all` does not wait for the others
-            result._set_unwrap_func(errors.raised)  # type: ignore[attr-defined]  # noqa: SLF001
+            result._set_unwrap_func(errors.raised)  # noqa: SLF001
             return failed  # torch would make a RuntimeError of it
 
         result: torch.futures.Future[Any] = ended.then(unwrap)
@@ -189,7 +192,7 @@ class Agent:
             self.in_thread(lambda: ended.set_result(outcome))
 
         def begin() -> None:
-            start().add_done_callback(finish)  # type: ignore[arg-type]
+            start().add_done_callback(finish)
 
         try:
             self.host.do_at_once(begin)

@@ -19,8 +19,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from asyncrpc.compat.rpc import agent as agents
+from asyncrpc.compat.rpc import profiling
 from asyncrpc.compat.rpc.agent import Agent
 from asyncrpc.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from asyncrpc.compat.rpc.internal import _internal_rpc_pickler
 from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef, made
 from asyncrpc.runtime.calls.context import deadline_var
@@ -41,6 +43,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ignore_rref_leak = True
+_default_pickler: Any = _internal_rpc_pickler
 _thread_local_var = threading.local()
 
 
@@ -59,6 +62,17 @@ def _get_current_rpc_agent() -> Agent:
 
 def _is_current_rpc_agent_set() -> bool:
     return agents.is_set()
+
+
+@contextlib.contextmanager
+def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
+    """Name another pickler for a while; what travels is asyncrpc's own all the same."""
+    global _default_pickler  # noqa: PLW0603  (torch's name for it)
+    _default_pickler = rpc_pickler
+    try:
+        yield
+    finally:
+        _default_pickler = _internal_rpc_pickler
 
 
 # --- calls ---------------------------------------------------------------------------
@@ -116,7 +130,10 @@ def rpc_sync(
     """
     _check_callable(func)
     agent, name = agents.current(), _to_worker_info(to).name
-    return agent.sync(lambda: agent.start(name, func, args or (), kwargs or {}, timeout))
+    with profiling.shown("sync", func, agent, name):
+        return agent.sync(
+            lambda: agent.start(name, func, args or (), kwargs or {}, timeout)
+        )
 
 
 @_require_initialized
@@ -145,9 +162,12 @@ def rpc_async(
     """
     _check_callable(func)
     agent, name = agents.current(), _to_worker_info(to).name
-    future = agent.future(
-        lambda: agent.start(name, func, args or (), kwargs or {}, timeout)
-    )
+    with profiling.shown("async", func, agent, name) as shown:
+        future: torch.futures.Future[Any] = shown.until(
+            agent.future(
+                lambda: agent.start(name, func, args or (), kwargs or {}, timeout)
+            )
+        )
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
@@ -185,7 +205,8 @@ def remote(
             name, func, args or (), kwargs or {}, timeout_s=limit_s
         )
 
-    return made(agent, start)
+    with profiling.shown("remote", func, agent, name):
+        return made(agent, start, timeout)
 
 
 @contextlib.contextmanager
@@ -364,8 +385,25 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0.0) -> None:
-    """Nothing: references end with the worker that holds them."""
+    """Let go of all references: they end with the worker."""
     _ = timeout
+    agents.current().is_let_go = True
+
+
+def _check_leaks(agent: Agent) -> None:
+    """Refuse to end while others refer to values here, if that is asked for.
+
+    Raises:
+        RuntimeError: some do.
+    """
+    if _ignore_rref_leak or agent.is_let_go:
+        return
+    figures = agent.host.do_at_once(agent.reference_figures)
+    if int(figures["num_owner_rrefs"]):
+        raise RuntimeError(
+            f"Leaking RRef: {figures['num_owner_rrefs']} values here are still "
+            "referred to by other workers"
+        )
 
 
 @_require_initialized
@@ -392,6 +430,7 @@ def shutdown(
             _wait_all_workers(timeout)
             _delete_all_user_and_unforked_owner_rrefs()
         is_graceful = graceful
+        _check_leaks(agent)
     finally:
         try:
             agent.shutdown(

@@ -34,10 +34,15 @@ def _options(
     )
 
 
+class _Backend(enum.Enum):
+    """A base that prints its members as torch does."""
+
+    def __repr__(self) -> str:
+        return f"BackendType.{self.name}"
+
+
 def _enum_of(members: dict[str, BackendValue]) -> Any:
-    made = enum.Enum("BackendType", members)  # type: ignore[misc]
-    made.__repr__ = lambda self: f"BackendType.{self.name}"  # type: ignore[method-assign]
-    return made
+    return _Backend("BackendType", members)  # type: ignore[call-arg]
 
 
 BackendType: Any = _enum_of({"TENSORPIPE": BackendValue(_options, starting.init_agent)})

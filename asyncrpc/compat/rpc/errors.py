@@ -40,6 +40,10 @@ NO_FUTURE: Final = (
     "object, "
 )
 
+_NO_SCHEMA: Final = (
+    "Overloaded torch operator invoked from Python failed to match any schema:"
+)
+
 RankOf = Callable[[str], int]
 
 
@@ -109,11 +113,20 @@ def of_future(error: BaseException, rank_of: RankOf) -> BaseException:
     found = of_call(error, rank_of)
     if not isinstance(error, RemoteError):
         return found
+    if isinstance(found, TypeError) and _is_of_operator(error):
+        return RuntimeError(f"{_NO_SCHEMA}\n{error.remote_message}")
     text = f"{type(found).__name__}: {found}"
     for kind in _KEPT:
         if isinstance(found, kind):
             return kind(text)
     return RuntimeError(text)
+
+
+def _is_of_operator(error: RemoteError) -> bool:
+    """Say whether one of torch's operators has refused its arguments."""
+    last = error.remote_traceback.rpartition('  File "')[2]
+    is_called_by_us = "asyncrpc/runtime/calls/inbound.py" in last
+    return is_called_by_us and "combination of arguments" in error.remote_message
 
 
 def raised(error: BaseException) -> Any:

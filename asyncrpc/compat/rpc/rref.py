@@ -38,11 +38,13 @@ class RRef(Handle[T]):
     Source: torch.distributed.rpc.RRef.
     """
 
-    __slots__ = ("_creation", "_numbers", "_type")
+    __slots__ = ("_creation", "_limit_s", "_numbers", "_type", "_type_future")
 
     _creation: torch.futures.Future[Any]
+    _limit_s: float | None  # for the value to be made
     _numbers: tuple[tuple[int, int], int]
     _type: type
+    _type_future: torch.futures.Future[type]
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         """Refer to a value of this worker.
@@ -148,11 +150,11 @@ class RRef(Handle[T]):
             )
         agent = agents.current()
         limit_s = agent.limit_s(timeout)
-        handle = super()
 
         async def fetch() -> T:
             deadline_var.set(None)
-            return await handle.to_here(limit_s)
+            value: T = await self._service.fetch(self, limit_s)
+            return value
 
         def get() -> T:
             try:
@@ -180,15 +182,15 @@ class RRef(Handle[T]):
 
     # --- its methods -----------------------------------------------------------------
 
-    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:  # type: ignore[override]
+    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Return a proxy whose methods run on the owner, and block."""
         return RRefProxy(self, _sync, timeout)
 
-    def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:  # type: ignore[override]
+    def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Return a proxy whose methods run on the owner, and return futures."""
         return RRefProxy(self, _async, timeout)
 
-    def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:  # type: ignore[override]
+    def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """Return a proxy whose methods run on the owner, and return references."""
         return RRefProxy(self, _remote, timeout)
 
@@ -201,9 +203,13 @@ class RRef(Handle[T]):
         from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
 
         if not blocking:
-            if self.is_owner():
-                return api._rref_typeof_on_owner(self, blocking=False)  # noqa: SLF001
-            return api._rref_typeof_on_user(self, timeout, blocking=False)  # noqa: SLF001
+            if not hasattr(self, "_type_future"):
+                self._type_future = (
+                    api._rref_typeof_on_owner(self, blocking=False)  # noqa: SLF001
+                    if self.is_owner()
+                    else api._rref_typeof_on_user(self, timeout, blocking=False)  # noqa: SLF001
+                )
+            return self._type_future
         if not hasattr(self, "_type"):
             if self.is_owner():
                 self._type = api._rref_typeof_on_owner(self)  # noqa: SLF001
@@ -212,7 +218,15 @@ class RRef(Handle[T]):
         return self._type
 
     def _get_future(self) -> Any:
-        """Return a future that completes when the owner has confirmed the value."""
+        """Return a future that completes when the owner has the value.
+
+        It fails if that takes longer than the time that was allowed for it.
+        """
+        if not hasattr(self, "_creation"):
+            agent, limit_s = agents.current(), getattr(self, "_limit_s", None)
+            self._creation = agent.host.do_at_once(
+                lambda: _creation_of(agent, self._shared.call, limit_s)
+            )
         return self._creation
 
     def backward(  # type: ignore[override]
@@ -237,21 +251,11 @@ class RRef(Handle[T]):
             "deletion."
         )
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise RuntimeError(
             "Can not pickle rref in python pickler, rref can only be pickled when "
             "using RPC"
         )
-
-    __reduce_ex__ = None  # type: ignore[assignment]
-
-
-def _reduce_ex(self: RRef[Any], _protocol: Any) -> NoReturn:
-    self.__reduce__()
-    raise AssertionError
-
-
-RRef.__reduce_ex__ = _reduce_ex  # type: ignore[assignment, method-assign]
 
 
 def _incarnations(agent: agents.Agent) -> list[tuple[str, int]]:
@@ -311,10 +315,45 @@ def _remote(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) 
         service = rref._service  # noqa: SLF001
         return service.remote_method(rref, name, args, kwargs, agent.limit_s(timeout))
 
-    return made(agent, start)
+    return made(agent, start, timeout)
 
 
-def made(agent: agents.Agent, start: Callable[[], Handle[Any]]) -> RRef[Any]:
+def _creation_of(
+    agent: agents.Agent, call: CallFuture[Any] | None, limit_s: float | None
+) -> torch.futures.Future[Any]:
+    """Return what completes with a call, or fails when its time is over."""
+    found: torch.futures.Future[Any] = torch.futures.Future()
+    if call is None:
+        found.set_result(None)
+        return found
+
+    def late() -> None:
+        call.remove_done_callback(finish)
+        error = errors.timed_out(limit_s or 0.0)
+        agent.in_thread(lambda: found.set_exception(error))
+
+    loop = agent.host.loop
+    timer = None if limit_s is None else loop.call_later(limit_s, late)
+
+    def finish(done: Any) -> None:
+        if timer is not None:
+            timer.cancel()
+        error = done.exception()
+        if error is None:
+            agent.in_thread(lambda: found.set_result(None))
+        else:
+            failed = errors.of_future(error, agent.rank_of)
+            agent.in_thread(lambda: found.set_exception(failed))
+
+    call.add_done_callback(finish)
+    return found
+
+
+def made(
+    agent: agents.Agent,
+    start: Callable[[], Handle[Any]],
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> RRef[Any]:
     """Start what makes a value elsewhere; return the reference.
 
     Raises:
@@ -327,5 +366,6 @@ def made(agent: agents.Agent, start: Callable[[], Handle[Any]]) -> RRef[Any]:
     else:
         assert isinstance(handle, RRef)
         handle._number(agent)  # noqa: SLF001
+        handle._limit_s = agent.limit_s(timeout)  # noqa: SLF001
         return handle
     return errors.raised(failed)  # type: ignore[no-any-return]

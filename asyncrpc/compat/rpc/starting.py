@@ -6,16 +6,22 @@ and what is said.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from torch import distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import (
+    _create_store_from_options,
+    rendezvous,
+)
 
 from asyncrpc.api import Worker
 from asyncrpc.compat.hosting import LoopThread
+from asyncrpc.compat.nodes import RememberingAutograd
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc.agent import Agent, print_raised
 from asyncrpc.compat.rpc.options import (
@@ -33,12 +39,16 @@ logger = logging.getLogger(__name__)
 
 _KIND: Final = "kind"  # of the group: whoever comes first says which
 _DRAIN_S: Final = 3600.0  # torch's shutdown waits for calls without a limit
+_CONNECTED_MAX: Final = 32  # others, to which this worker connects at once
 _serial = 0
 _serial_lock = threading.Lock()
 
 
 class FacadeWorker(Worker):
     """A worker whose references are the facade's."""
+
+    autograd_class = RememberingAutograd
+    shows_calls = False
 
     def _extend(self) -> None:
         super()._extend()
@@ -81,13 +91,13 @@ def open_store(
     """
     global _serial  # noqa: PLW0603  (each start in this process has other keys)
     if world_size:
-        meeting = dist.rendezvous(options.init_method, rank=rank, world_size=world_size)
+        meeting = rendezvous(options.init_method, rank=rank, world_size=world_size)
         store, rank, _ = next(meeting)
     else:
-        store = dist._create_store_from_options(options, rank)  # type: ignore[attr-defined]  # noqa: SLF001
+        store = _create_store_from_options(options, rank)  # type: ignore[no-untyped-call]
     store.set_timeout(timedelta(seconds=options.rpc_timeout or 60.0))
     with _serial_lock:
-        store = dist.PrefixStore(f"asyncrpc/{_serial}", store)
+        store = PrefixStore(f"asyncrpc/{_serial}", store)
         _serial += 1
     return store, rank
 
@@ -106,9 +116,7 @@ def init_agent(
         RuntimeError: the name is not unique, or not all workers have come.
     """
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
-        raise TypeError(
-            "`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`"
-        )
+        raise TypeError("`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`")
     WorkerInfo(name, rank)  # refuses what is no name
     own = b"static" if world_size else b"dynamic"
     if store.compare_set(_KIND, "", own) != own:
@@ -116,36 +124,48 @@ def init_agent(
             "RPC group mixes statically and dynamically initialized members which is "
             "not supported."
         )
-    rendezvous: Rendezvous = GrowingRendezvous(store)
+    where: Rendezvous = GrowingRendezvous(store)
     if world_size:
         _check_names(store, name, rank, world_size)
-        rendezvous = StoreRendezvous(lambda _timeout_s: store, rank, world_size)
+        where = StoreRendezvous(lambda _timeout_s: store, rank, world_size)
     host = LoopThread(f"asyncrpc-{name}")
     worker = FacadeWorker(
         name,
         rank=rank,
         world_size=world_size or None,
-        rendezvous=rendezvous,
+        rendezvous=where,
         options=Options(
             threads=rpc_backend_options.num_worker_threads,
             membership="static" if world_size else "dynamic",
             drain_timeout_s=_DRAIN_S,
         ),
     )
-    agent = Agent(
-        worker, host, rpc_backend_options, store, is_static=bool(world_size)
-    )
+    agent = Agent(worker, host, rpc_backend_options, store, is_static=bool(world_size))
     # Before others can call: their functions may call on from here.
     agents.set_current(agent)
     try:
-        host.run(worker.__aenter__())
+        host.run(_start(worker))
     except BaseException as error:
         agents.reset_current()
         host.stop()
-        if isinstance(error, AsyncRpcError):
-            raise RuntimeError(str(error)) from error
-        raise
-    return agent
+        if not isinstance(error, AsyncRpcError):
+            raise
+        failed = str(error)
+    else:
+        return agent
+    raise RuntimeError(failed)
+
+
+async def _start(worker: Worker) -> None:
+    """Start a worker; connect to the others, unless they are many.
+
+    Programs time their first calls by milliseconds, connections not counted.
+    """
+    await worker.__aenter__()
+    others = [one.name for one in worker.known_members if one.name != worker.name]
+    if len(others) <= _CONNECTED_MAX:
+        linking = (worker.link_to(name) for name in others)
+        await asyncio.gather(*linking, return_exceptions=True)
 
 
 def _check_names(store: Any, name: str, rank: int, world_size: int) -> None:
@@ -164,5 +184,3 @@ def _check_names(store: Any, name: str, rank: int, world_size: int) -> None:
                 "share the same name."
             )
         seen[its] = other
-
-

@@ -370,7 +370,7 @@ def as_awaitable(value: Any) -> Any:
     return _from_torch(value) if isinstance(value, torch._C.Future) else None  # noqa: SLF001
 
 
-def _from_torch(future: torch.futures.Future[Any]) -> asyncio.Future[Any]:
+def _from_torch(future: torch._C.Future[Any]) -> asyncio.Future[Any]:
     """Return an asyncio future of a torch one, which completes in any thread."""
     loop = asyncio.get_running_loop()
     ours: asyncio.Future[Any] = loop.create_future()
@@ -383,7 +383,7 @@ def _from_torch(future: torch.futures.Future[Any]) -> asyncio.Future[Any]:
         else:
             ours.set_result(result)
 
-    def on_done(done: torch.futures.Future[Any]) -> None:
+    def on_done(done: torch._C.Future[Any]) -> None:
         try:
             result, error = done.value(), None
         except Exception as raised:  # noqa: BLE001  (handed on)

@@ -65,6 +65,7 @@ class CallStarter:
     name: str
     _state: str
     beginning = 0  # calls that have been started and have no link yet
+    shows_calls = True  # to a profiler; a facade does it in its callers' threads
     # A set, but ordered: in a simulation runs must not depend on addresses.
     _tasks: dict[asyncio.Task[Any], None]
     _thread_id: int
@@ -216,7 +217,7 @@ class CallStarter:
         call: CallFuture[Any] = CallFuture(loop=self.loop, function=function, to=to)
         if with_site:
             call.site = call_site(3)
-        if profiler._is_profiler_enabled and kind:  # noqa: SLF001
+        if profiler._is_profiler_enabled and kind and self.shows_calls:  # noqa: SLF001
             show_call(call, kind, self.name)
         return call
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,53 +15,15 @@ import torch
 from torch.distributed import rpc
 
 from tests.bench import workloads as w
-from tests.bench.harness import (
-    Budget,
-    gb_per_second,
-    measure,
-    p50_p99_us,
-    per_second,
-)
-from tests.bench.processes import report
+from tests.bench.harness import Budget, gb_per_second, measure, per_second
+from tests.bench.sides import blocking
 from tests.bench.sides import training_torch as training
-from tests.bench.sides.side import (
-    Arguments,
-    name_of,
-    parse,
-    reason_of,
-    warm_ups_for,
-)
+from tests.bench.sides.blocking import Measured
+from tests.bench.sides.side import Arguments, name_of, parse, warm_ups_for
 from tests.bench.sides.torch_windows import torch_window
-
-Measured = Callable[[Budget], list[float]]
 
 # torch does not type these.
 init_rpc: Any = rpc.init_rpc
-
-
-def latency(function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Measured:
-    def run(budget: Budget) -> list[float]:
-        call = partial(rpc.rpc_sync, w.CALLEE, function, args=args)
-        return p50_p99_us(measure(call, budget))
-
-    return run
-
-
-def outstanding(function: Callable[..., Any]) -> Measured:
-    def run(budget: Budget) -> list[float]:
-        start = partial(rpc.rpc_async, w.CALLEE, function)
-        calls = deque(start() for _ in range(w.OUTSTANDING))
-
-        def one_more() -> None:
-            calls.popleft().wait()
-            calls.append(start())
-
-        times_s = measure(one_more, budget, warm_ups=w.OUTSTANDING)
-        for call in calls:
-            call.wait()
-        return [per_second(times_s)]
-
-    return run
 
 
 def bandwidth(function: Callable[..., Any], nbytes: int) -> Measured:
@@ -97,34 +58,27 @@ def fan_in(budget: Budget) -> list[float]:
     return [rate + sum(one.wait() for one in others)]
 
 
-def references(budget: Budget) -> list[float]:
-    def one() -> None:
-        rref = rpc.remote(w.CALLEE, w.Counter)
-        assert rref.rpc_sync().add(2) == 2
-        rref.to_here()
-
-    return [per_second(measure(one, budget))]
-
-
 def kept_reference(budget: Budget) -> list[float]:
     rref = rpc.remote(w.CALLEE, w.Counter)
     return [per_second(measure(lambda: rref.rpc_sync().add(1), budget))]
 
 
 def measured() -> Mapping[str, Measured]:
-    add = latency(w.add_one, (torch.ones(w.KIB_FLOATS),))
+    call = blocking.latency(rpc, w.nothing)
+    many = blocking.outstanding(rpc, w.nothing, w.OUTSTANDING)
     found: dict[str, Measured] = {
-        "call_async": latency(w.nothing),
-        "call_def": latency(w.nothing),
-        "tensor_add": add,
-        "many_async": outstanding(w.nothing),
-        "many_def": outstanding(w.nothing),
+        "call_async": call,
+        "call_def": call,
+        "tensor_add": blocking.latency(rpc, w.add_one, (torch.ones(w.KIB_FLOATS),)),
+        "many_async": many,
+        "many_def": many,
         "callers_3": fan_in,
         "send_64k": bandwidth(w.shape_of, 64 << 10),
         "group": fan_out,
-        "rref": references,
+        "rref": blocking.references(rpc),
         "rref_method": kept_reference,
         **training.measured(),
+        **blocking.measured(rpc),
     }
     for size in w.SIZES_MIB:
         found[f"send_{size}"] = bandwidth(w.shape_of, size << 20)
@@ -147,18 +101,6 @@ def backend_options(arguments: Arguments) -> rpc.TensorPipeRpcBackendOptions:
     )
 
 
-def lead(arguments: Arguments) -> None:
-    """Measure one workload after the other; one that fails leaves the rest."""
-    found = measured()
-    for name in arguments.workloads:
-        try:
-            values = found[name](arguments.budget_for(name))
-        except Exception as error:  # noqa: BLE001  (it is reported)
-            report(name, [], reason_of(error))
-        else:
-            report(name, values, "")
-
-
 def main(arguments: Arguments) -> None:
     torch.set_num_threads(1)
     os.environ |= {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
@@ -171,7 +113,7 @@ def main(arguments: Arguments) -> None:
         rpc_backend_options=backend_options(arguments),
     )
     if arguments.rank == 0:
-        lead(arguments)
+        blocking.lead(measured(), arguments)
     rpc.shutdown()
 
 

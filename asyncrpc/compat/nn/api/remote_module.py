@@ -1,0 +1,481 @@
+"""A module on another worker that is an `nn.Module` here, and blocks.
+
+    module = RemoteModule("worker1/cpu", nn.Linear, args=(20, 30))
+    y = module.forward(x)
+    optimizer = DistributedOptimizer(SGD, module.remote_parameters(), lr=0.1)
+
+In calls it travels as a reference with a few attributes; any other pickle is refused.
+The two are told apart by the reference inside: calls take it out of the pickle, and
+whoever does not is refused by it.
+
+Source: torch.distributed.nn.api.remote_module, version 2.13, for names and texts.
+Better than there: `train(False)` is heard, the modes return the module itself, what
+has travelled can be called, a class derived from it travels too, and a result on a
+device keeps its shape.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, Self
+
+import torch
+from torch import nn
+from torch.distributed.remote_device import _remote_device
+from torch.utils import _pytree as pytree
+
+from asyncrpc.compat.rpc import agent as agents
+from asyncrpc.compat.rpc import api, errors
+from asyncrpc.compat.rpc.options import WorkerInfo
+from asyncrpc.compat.rpc.rref import RRef
+
+__all__ = ["RemoteModule"]
+
+_REMOTE_MODULE_PICKLED_ATTRIBUTES: Final = (
+    "on",
+    "device",
+    "is_device_map_set",
+    "is_scriptable",
+    "generated_methods",
+    "module_rref",
+)
+# The rest of what an object has: a call does not send it, and says nothing about it.
+_REMOTE_MODULE_ATTRIBUTES_IGNORE_FOR_PICKLING: Final = frozenset(
+    {*vars(nn.Module()), "forward_async", "forward"}
+)
+
+_NO_SCRIPT: Final = (
+    "`_module_interface_cls` is not supported: it asks for a RemoteModule that "
+    "TorchScript compiles, and compiled code calls torch's own C++ RPC, which is not "
+    "running here; leave it out, and call `forward` from Python"
+)
+_PICKLED: Final = (
+    "Cannot pickle RemoteModule in python pickler. RemoteModule can only be pickled "
+    "when using RPC"
+)
+_UNPICKLED: Final = (
+    "Cannot unpickle RemoteModule in python pickler. RemoteModule can only be "
+    "unpickled when using RPC"
+)
+
+
+class _Refused:
+    """A method of `nn.Module` that a remote one has not.
+
+    Raises:
+        ValueError: on each call.
+    """
+
+    def __init__(self, instead: str = "") -> None:
+        self._instead = instead
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise ValueError(
+            f"Method ``{self.__name__}`` not supported for RemoteModule{self._instead}"
+        )
+
+
+def _refused(instead: str = "") -> Any:  # in a class, mypy would compare signatures
+    return _Refused(instead)
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """The two methods that run a module where it is.
+
+    They are bound to this and not to the RemoteModule that has them: an object in a
+    circle would keep the module alive until the garbage collector comes by.
+    """
+
+    module_rref: RRef[nn.Module]
+    device: str
+    is_device_map_set: bool
+
+    def forward_async(self, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
+        return api.rpc_async(*self._call(args, kwargs))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return api.rpc_sync(*self._call(args, kwargs))
+
+    def _call(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[WorkerInfo, Callable[..., Any], tuple[Any, ...]]:
+        values = self.module_rref, self.device, self.is_device_map_set, args, kwargs
+        return self.module_rref.owner(), _remote_forward, values
+
+
+_GENERATED_METHODS: Final = (_Forward.forward_async, _Forward.forward)
+
+
+class _RemoteModule(nn.Module):
+    """A RemoteModule that can be asked for by an interface, which is refused here."""
+
+    on: str | int
+    device: str
+    is_device_map_set: bool
+    is_scriptable: bool
+    generated_methods: list[Callable[..., Any]]
+    module_rref: RRef[nn.Module]
+    forward: Callable[..., Any]
+    forward_async: Callable[..., torch.futures.Future[Any]]
+
+    def __init__(
+        self,
+        remote_device: str,
+        module_cls: Callable[..., nn.Module],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        _module_interface_cls: Any = None,
+    ) -> None:
+        """Begin to make a module on another worker; return at once.
+
+        Args:
+            remote_device: as for `RemoteModule`, likewise the others.
+            module_cls: makes the module there.
+            args: of `module_cls`.
+            kwargs: likewise.
+            _module_interface_cls: None.
+
+        Raises:
+            NotImplementedError: there is an interface, which is for TorchScript.
+        """
+        _refuse_interface(_module_interface_cls)
+        super().__init__()
+        self._place(remote_device)
+        values = module_cls, tuple(args or ()), dict(kwargs or {}), self.device
+        self._refer(api.remote(self.on, _create_module, values))
+
+    @staticmethod
+    def init_from_module_rref(
+        remote_device: str,
+        module_rref: RRef[nn.Module],
+        _module_interface_cls: Any = None,
+    ) -> RemoteModule:
+        """Return a RemoteModule of a module that exists already.
+
+        Args:
+            remote_device: as for the constructor.  Calls go to the reference's owner,
+                whatever this says.
+            module_rref: a reference to the module.
+            _module_interface_cls: None.
+
+        Raises:
+            AssertionError: RPC has not been initialized.
+            ValueError: `remote_device` is not understood.
+            NotImplementedError: there is an interface, which is for TorchScript.
+
+        Source: torch.distributed.nn.RemoteModule.init_from_module_rref.
+        """
+        _refuse_interface(_module_interface_cls)
+        module = RemoteModule.__new__(RemoteModule)
+        nn.Module.__init__(module)
+        module._place(remote_device)  # noqa: SLF001  (its other constructor)
+        module._refer(module_rref)  # noqa: SLF001
+        return module
+
+    def _place(self, remote_device: str) -> None:
+        """Find out which worker and which device of it are meant.
+
+        Raises:
+            AssertionError: RPC has not been initialized.
+            ValueError: the text is of no form that is known, or names no worker.
+            RuntimeError: there is no such device, or no such worker.
+        """
+        if not agents.is_set():
+            raise AssertionError("RemoteModule only works in RPC.")
+        place, agent = _remote_device(remote_device), agents.current()
+        on = place.rank() if place.worker_name() is None else place.worker_name()
+        if on is None:
+            raise ValueError(
+                f"remote_device {remote_device!r} names no worker. The valid format is "
+                "'<workername>/<device>' or 'rank:<rank>/<device>'"
+            )
+        maps: Mapping[str, Any] = getattr(agent.options, "device_maps", {})
+        self.on = on
+        self.device = str(place.device())
+        self.is_device_map_set = bool(maps.get(agent.get_worker_info(on).name))
+
+    def _refer(self, module_rref: RRef[nn.Module]) -> None:
+        """Take the reference, and the methods that go by it."""
+        self.is_scriptable = False
+        self.generated_methods = list(_GENERATED_METHODS)
+        self.module_rref = module_rref
+        self._install_generated_methods()
+
+    def _install_generated_methods(self) -> None:
+        runs = _Forward(self.module_rref, self.device, self.is_device_map_set)
+        self.forward_async, self.forward = runs.forward_async, runs.forward
+
+    # --- what it can do --------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, as `forward` does: it takes no hooks, so none are run."""
+        return self.forward(*args, **kwargs)
+
+    def remote_parameters(
+        self,
+        recurse: bool = True,  # noqa: FBT001, FBT002  (torch's signature)
+    ) -> list[RRef[nn.Parameter]]:
+        """Return a reference to each parameter, for a DistributedOptimizer.
+
+        Args:
+            recurse: also to those of the modules inside.
+
+        Raises:
+            Exception: what the module's constructor raised.
+
+        Source: torch.distributed.nn.RemoteModule.remote_parameters.
+        """
+        owner, values = self.module_rref.owner(), (self.module_rref, recurse)
+        found: list[RRef[nn.Parameter]] = api.rpc_sync(owner, _param_rrefs, values)
+        return found
+
+    def get_module_rref(self) -> RRef[nn.Module]:
+        """Return the reference to the module."""
+        return self.module_rref
+
+    def train(
+        self,
+        mode: bool = True,  # noqa: FBT001, FBT002  (torch's signature)
+    ) -> Self:
+        """Set the module's mode, for all who share it; `eval` does by this.
+
+        Args:
+            mode: training, or evaluation.
+
+        Raises:
+            Exception: what the module's constructor raised.
+        """
+        api.rpc_sync(self.module_rref.owner(), _set_mode, (self.module_rref, mode))
+        return self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.module_rref.owner_name()}/{self.device})"
+
+    # --- what it cannot do -----------------------------------------------------------
+
+    add_module = _refused()
+    apply = _refused()
+    bfloat16 = _refused()
+    buffers = _refused()
+    children = _refused()
+    cpu = _refused()
+    cuda = _refused()
+    double = _refused()
+    extra_repr = _refused()
+    float = _refused()
+    half = _refused()
+    ipu = _refused()
+    load_state_dict = _refused()
+    modules = _refused()
+    named_buffers = _refused()
+    named_children = _refused()
+    named_modules = _refused()
+    named_parameters = _refused()
+    parameters = _refused(". Please use ``remote_parameters`` instead.")
+    register_backward_hook = _refused()
+    register_buffer = _refused()
+    register_forward_hook = _refused()
+    register_forward_pre_hook = _refused()
+    register_parameter = _refused()
+    requires_grad_ = _refused()
+    share_memory = _refused()
+    state_dict = _refused()
+    to = _refused()
+    type = _refused()
+    xpu = _refused()
+    zero_grad = _refused()
+
+    # --- travel ----------------------------------------------------------------------
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        """Travel in calls, without what is not meant to; see `_Travelling`."""
+        state: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if name in _REMOTE_MODULE_PICKLED_ATTRIBUTES:
+                state[name] = value
+            elif name not in _REMOTE_MODULE_ATTRIBUTES_IGNORE_FOR_PICKLING:
+                _say_ignored(name)
+        state["module_rref"] = _Travelling(self.module_rref)
+        return _receive, (self.__class__, state)
+
+    def __copy__(self) -> NoReturn:
+        """Refuse: a copy would be made by a pickle.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(_PICKLED)
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse to be taken apart but by a call.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(_PICKLED)
+
+    def __setstate__(self, state: Any) -> NoReturn:
+        """Refuse to be put together but by a call.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(_UNPICKLED)
+
+
+class RemoteModule(_RemoteModule):
+    """A module that is made and run on another worker.
+
+    `forward(*args, **kwargs)` runs it and blocks; `forward_async` starts it and returns
+    a `torch.futures.Future`.  Both take what the module's own `forward` takes, and are
+    recorded in the autograd context they are called in.
+
+    It is an `nn.Module`, so that another can have it as an attribute; what would need
+    its parameters here is refused.  It travels in calls like a reference, with no copy
+    of the module, which is freed when no worker refers to it any more.
+
+    Args:
+        remote_device: where: `"worker1/cpu"`, `"rank:1/cuda:0"`, or `"worker1"`, on the
+            host's memory.  On any other device, tensors in the arguments are moved
+            there, and those in the result back, unless the worker has a device map.
+        module_cls: makes the module there; travels by name.
+        args: of `module_cls`.
+        kwargs: likewise.
+
+    Raises:
+        AssertionError: RPC has not been initialized.
+        ValueError: `remote_device` is not understood.
+        RuntimeError: there is no such worker, or no device of that name.
+
+    What goes wrong while the module is made is raised by whatever uses it; a ValueError
+    if it is no `nn.Module`.
+
+    Example:
+        >>> module = RemoteModule("worker1/cpu", nn.Linear, args=(20, 30))
+        >>> y = module.forward_async(torch.randn(128, 20)).wait()
+
+    Source: torch.distributed.nn.RemoteModule.
+    """
+
+    def __init__(
+        self,
+        remote_device: str,
+        module_cls: Callable[..., nn.Module],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(remote_device, module_cls, args, kwargs)
+
+
+def _refuse_interface(interface: Any) -> None:
+    """Refuse what is for TorchScript.
+
+    Raises:
+        NotImplementedError: an interface is given.
+    """
+    if interface is not None:
+        errors.raised(NotImplementedError(_NO_SCRIPT))
+
+
+# --- what runs on the owner ----------------------------------------------------------
+
+
+def _create_module(
+    module_cls: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device: str,
+) -> nn.Module:
+    """Make a module on a device of this worker.
+
+    Raises:
+        ValueError: what was made is no module.
+    """
+    module = module_cls(*args, **kwargs)
+    if not isinstance(module, nn.Module):
+        raise ValueError(  # noqa: TRY004  (torch's)
+            "Expect `module_cls(*args, **kwargs)` returns an instance of <class "
+            f"nn.Module>, but it returns an instance of {type(module)}."
+        )
+    return module.to(device)
+
+
+def _remote_forward(
+    module_rref: RRef[nn.Module],
+    device: str,
+    is_device_map_set: bool,  # noqa: FBT001  (travels in a call)
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Run a module that is here; its tensors come and go by the host's memory."""
+    module, place = module_rref.local_value(), torch.device(device)
+    if place.type == "cpu":
+        return module.forward(*args, **kwargs)
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor, lambda value: value.to(place), (tuple(args), dict(kwargs))
+    )
+    result = module.forward(*args, **kwargs)
+    if is_device_map_set:
+        return result
+    return pytree.tree_map_only(torch.Tensor, lambda value: value.cpu(), result)
+
+
+def _param_rrefs(
+    module_rref: RRef[nn.Module],
+    recurse: bool,  # noqa: FBT001  (travels in a call)
+) -> list[RRef[nn.Parameter]]:
+    """Return a reference to each parameter of a module that is here."""
+    return [RRef(one) for one in module_rref.local_value().parameters(recurse)]
+
+
+def _set_mode(
+    module_rref: RRef[nn.Module],
+    mode: bool,  # noqa: FBT001  (travels in a call)
+) -> None:
+    """Set the mode of a module that is here."""
+    module_rref.local_value().train(mode)
+
+
+# --- how it travels ------------------------------------------------------------------
+
+
+class _Travelling(RRef[nn.Module]):
+    """The reference of a RemoteModule in a pickle: a call's takes it out.
+
+    It is another's reference under another type, for a message that is being encoded:
+    nobody counts it, so it must not outlive that.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, module_rref: RRef[nn.Module]) -> None:
+        self._service, self._shared = module_rref._service, module_rref._shared  # noqa: SLF001
+        self.rref_id = module_rref.rref_id
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise RuntimeError(_PICKLED)
+
+
+def _receive(kind: type[_RemoteModule], state: Mapping[str, Any]) -> _RemoteModule:
+    """Make a RemoteModule of what has travelled: it has that, and no more."""
+    module = kind.__new__(kind)
+    vars(module).update(state)
+    module._install_generated_methods()  # noqa: SLF001  (its third constructor)
+    return module
+
+
+def _say_ignored(name: str) -> None:
+    """Say that an attribute stays behind."""
+    print(  # noqa: T201  (torch's, and programs' tests read it)
+        f"The new attribute ``{name}`` of RemoteModule is ignored during RPC pickling. "
+        "To pickle this attribute, please add it to "
+        "``_REMOTE_MODULE_PICKLED_ATTRIBUTES``. Otherwise, please explicitly add it to "
+        "``_REMOTE_MODULE_ATTRIBUTES_IGNORE_FOR_PICKLING``.",
+        file=sys.stderr,
+    )

@@ -1,0 +1,85 @@
+"""What programs of torch.distributed.rpc do, with any module that has its names.
+
+The rival runs this with torch's own module, the facade with `asyncrpc.compat.rpc`: so
+each line that is measured is the same.  All of it blocks the thread that calls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from tests.bench import workloads as w
+from tests.bench.harness import Budget, measure, p50_p99_us, per_second
+from tests.bench.processes import report
+from tests.bench.sides.side import Arguments, reason_of
+
+Measured = Callable[[Budget], list[float]]
+
+
+def latency(
+    rpc: Any, function: Callable[..., Any], args: tuple[Any, ...] = ()
+) -> Measured:
+    def run(budget: Budget) -> list[float]:
+        call = partial(rpc.rpc_sync, w.CALLEE, function, args=args)
+        return p50_p99_us(measure(call, budget))
+
+    return run
+
+
+def outstanding(rpc: Any, function: Callable[..., Any], count: int) -> Measured:
+    """Measure the rate of one thread that keeps so many calls in flight."""
+
+    def run(budget: Budget) -> list[float]:
+        start = partial(rpc.rpc_async, w.CALLEE, function)
+        calls = deque(start() for _ in range(count))
+
+        def one_more() -> None:
+            calls.popleft().wait()
+            calls.append(start())
+
+        times_s = measure(one_more, budget, warm_ups=count)
+        for call in calls:
+            call.wait()
+        return [per_second(times_s)]
+
+    return run
+
+
+def references(rpc: Any) -> Measured:
+    def run(budget: Budget) -> list[float]:
+        def one() -> None:
+            rref = rpc.remote(w.CALLEE, w.Counter)
+            assert rref.rpc_sync().add(2) == 2
+            rref.to_here()
+
+        return [per_second(measure(one, budget))]
+
+    return run
+
+
+def measured(rpc: Any) -> Mapping[str, Measured]:
+    """Return what both the facade and torch measure, by its name."""
+    kib = torch.ones(w.KIB_FLOATS)
+    return {
+        "facade_call": latency(rpc, w.nothing),
+        "facade_tensor": latency(rpc, w.add_one, (kib,)),
+        "facade_builtin": latency(rpc, torch.add, (kib, 1)),
+        "facade_many": outstanding(rpc, w.nothing, w.FACADE_OUTSTANDING),
+        "facade_rref": references(rpc),
+    }
+
+
+def lead(found: Mapping[str, Measured], arguments: Arguments) -> None:
+    """Measure one workload after the other; one that fails leaves the rest."""
+    for name in arguments.workloads:
+        try:
+            values = found[name](arguments.budget_for(name))
+        except Exception as error:  # noqa: BLE001  (it is reported)
+            report(name, [], reason_of(error))
+        else:
+            report(name, values, "")
