@@ -4,21 +4,22 @@
     python -m asyncrpc.compat -m module ARGUMENTS
     torchrun --nproc-per-node 2 -m asyncrpc.compat script.py ARGUMENTS
 
-The program is `__main__` and finds `sys.argv` and `sys.path` as if `python` had started
-it.  A script stays `__main__` after its last line, for threads that go on: what they
-send names its functions.
+The program is `__main__` and finds `sys.argv` and `sys.path` as if `python` had
+started it.  It stays `__main__` after its last line, for threads that go on: what they
+send names its functions.  (`runpy` would put our own module back.)
 """
 
 from __future__ import annotations
 
 import argparse
-import runpy
+import importlib.util
 import sys
 import types
 import zipfile
 from collections.abc import Sequence
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from typing import Any
 
 from asyncrpc.compat import install
 
@@ -30,21 +31,20 @@ def main(argv: Sequence[str]) -> None:
         argv: the program and its arguments; without our own name.
 
     Raises:
-        SystemExit: there is no such file, or the program ends by it.
+        SystemExit: there is no such program, or it ends so.
     """
     # Only what comes before the program's own arguments is ours to parse.
     own = 2 if argv[:1] == ["-m"] else 1
     parser = _parser()
     given = parser.parse_args(argv[:own])
     target: str = given.target
-    if not given.module and not Path(target).exists():
-        parser.error(f"there is no file {target!r}; for a module, use -m")
     install()
     sys.argv = [target, *argv[own:]]
-    if given.module:
-        runpy.run_module(target, run_name="__main__", alter_sys=True)
-    else:
-        run_script(target)
+    try:
+        program = _module(target) if given.module else _script(target)
+    except FileNotFoundError as error:
+        parser.error(str(error))
+    _run(*program)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,25 +63,78 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run_script(path: str) -> None:
-    """Run a file, or a directory or archive with a `__main__.py`, as `__main__`.
+def _script(path: str) -> tuple[types.ModuleType, types.CodeType]:
+    """Load a file, or the `__main__.py` of a directory or an archive.
 
     Raises:
-        Exception: whatever the script raises.
+        FileNotFoundError: there is none.
     """
-    has_own_path = not sys.flags.safe_path  # our own place in it: the script's, now
+    if not Path(path).exists():
+        raise FileNotFoundError(f"there is no file {path!r}; for a module, use -m")
     if Path(path).is_dir() or zipfile.is_zipfile(path):
-        del sys.path[: int(has_own_path)]
-        runpy.run_path(path, run_name="__main__")
-        return
-    if has_own_path:
+        sys.path[: _own_entries()] = [path]
+        return _loaded(PathFinder.find_spec("__main__", [path]), path)
+    if _own_entries():
         sys.path[0] = str(Path(path).resolve().parent)
     file = str(Path(path).absolute())
     module = types.ModuleType("__main__")
     module.__file__ = file
     module.__loader__ = SourceFileLoader("__main__", file)
+    return module, compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
+
+
+def _own_entries() -> int:
+    """Return how many places on the path are there because of how we were started."""
+    return 0 if sys.flags.safe_path else 1
+
+
+def _module(name: str) -> tuple[types.ModuleType, types.CodeType]:
+    """Load a module, or the `__main__` of a package.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    try:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            found = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        raise FileNotFoundError(f"there is no module {name!r}: {error}") from error
+    if found is None:
+        raise FileNotFoundError(f"there is no module {name!r}")
+    module, code = _loaded(found, name)
+    sys.argv[0] = str(module.__file__)
+    return module, code
+
+
+def _loaded(
+    found: ModuleSpec | None, target: str
+) -> tuple[types.ModuleType, types.CodeType]:
+    """Make the module of a specification, and get its code.
+
+    Raises:
+        FileNotFoundError: there is no Python code.
+    """
+    loader: Any = None if found is None else found.loader
+    code = (
+        loader.get_code(found.name) if found and hasattr(loader, "get_code") else None
+    )
+    if found is None or code is None:
+        raise FileNotFoundError(f"there is no program to run in {target!r}")
+    module = importlib.util.module_from_spec(found)
+    module.__name__ = "__main__"
+    return module, code
+
+
+def _run(module: types.ModuleType, code: types.CodeType) -> None:
+    """Run a program as the main module.
+
+    Raises:
+        Exception: whatever the program raises.
+    """
     sys.modules["__main__"] = module
-    code = compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
+    # In a spawned process, classes of the main module have this name; they come back.
+    sys.modules["__mp_main__"] = module
     exec(code, vars(module))  # noqa: S102  (which is what was asked for)
 
 

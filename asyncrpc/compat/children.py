@@ -3,9 +3,10 @@
 A spawned process is a new interpreter.  It unpickles its preparation data, imports the
 program's main module by what they say, and then unpickles the function that it is to
 run.  The main module's imports must find the facade; the preparation data are all that
-comes earlier and can be had without touching the interpreter that is started.  So we add
-an entry to them (`multiprocessing.spawn.get_preparation_data`) that pickles as a call of
-`exec`: to unpickle it installs the facade.  The child's own children get it the same way.
+comes earlier and can be had without touching the interpreter that is started.  So we
+add an entry to them (`multiprocessing.spawn.get_preparation_data`) that pickles as a
+call of `exec`: to unpickle it installs the facade.  The process's own children get it
+the same way.
 
 What was rejected: a `sitecustomize` or a `.pth` file changes every interpreter of the
 environment, other programs' too; another executable (`multiprocessing.set_executable`)

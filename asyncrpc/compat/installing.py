@@ -14,8 +14,8 @@ these only those are imported anew that had been imported before: to import
 substitute there.  What other modules of torch re-export is copied once more.
 
 Invariants: the facade is imported before anything is taken away, as it has some records
-(options, constants) from torch; while the finder is installed, no module of torch's that
-it replaces is in `sys.modules`.
+(options, constants) from torch; while the finder is installed, no module of torch's
+that it replaces is in `sys.modules`.
 
 Source: PEP 451, for finders, loaders and what an import sets.
 """
@@ -45,7 +45,6 @@ _REMOTE_MODULE: Final = "torch.distributed.nn.api.remote_module"
 # Nothing of torch's stays below these, even where the facade has no such module.
 _PACKAGES: Final = (_RPC, _AUTOGRAD)
 _FACADE_RPC: Final = "asyncrpc.compat.rpc"
-_FACADE_NN: Final = "asyncrpc.compat.nn"
 # Who re-exports a name, and which module defines it.  DistributedDataParallel looks for
 # RRefs in what a module returns.
 _REEXPORTED: Final[Mapping[tuple[str, str], str]] = {
@@ -53,6 +52,10 @@ _REEXPORTED: Final[Mapping[tuple[str, str], str]] = {
     ("torch.distributed.nn", "RemoteModule"): _REMOTE_MODULE,
     ("torch.nn.parallel.distributed", "RRef"): _RPC,
 }
+_NOTHING: Final = object()  # what a home has that lacks a name
+# Modules that may go on with torch's own: torch's (the third are generated), ours, and
+# another name of the main module.
+_UNASKED: Final = ("torch.", "asyncrpc.", "_remote_module_", "__mp_main__")
 # torch's modules, and C++ modules, that define what programs may have imported.
 _DEFINING: Final = (
     *_PACKAGES,
@@ -66,15 +69,15 @@ _DEFINING: Final = (
 def install() -> None:
     """Put the facade in the place of torch.distributed.rpc and what belongs to it.
 
-    Whatever this process imports afterwards from torch.distributed.rpc (or a module
-    below it), torch.distributed.autograd, torch.distributed.optim (DistributedOptimizer)
+    What this process imports afterwards from torch.distributed.rpc, or a module below
+    it, from torch.distributed.autograd, torch.distributed.optim (DistributedOptimizer)
     or torch.distributed.nn (RemoteModule) is the facade's, and so it is in processes
     that it starts by multiprocessing or torch.multiprocessing.  Names that the facade
     has not raise an AttributeError or an ImportError that says so.
 
     Call it before anything else is imported from torch's modules: what a module already
-    holds under a name of its own stays torch's, and a RuntimeWarning names it.  A second
-    call does nothing.
+    holds under a name of its own stays torch's, and a RuntimeWarning names it.  Called
+    again, it does nothing.
 
     Raises:
         RuntimeError: torch's own RPC is running in this process; nothing has changed.
@@ -87,7 +90,7 @@ def install() -> None:
         >>> asyncrpc.compat.install()
         >>> import torch.distributed.rpc as rpc  # asyncrpc's
 
-    Source: `python -m asyncrpc.compat` does it for a program that is not to be edited.
+    Source: ours; `python -m asyncrpc.compat script.py` calls it for a script.
     """
     if _installed() is not None:
         return
@@ -150,10 +153,12 @@ class Substitute(types.ModuleType):
         return next((home for home in homes if hasattr(home, name)), None)
 
     def __getattr__(self, name: str) -> Any:
-        home = None if _is_dunder(name) else self._home_of(name)
-        if home is None:
-            raise AttributeError(_missing(self.__name__, name), name=name, obj=self)
-        return getattr(home, name)
+        if not _is_dunder(name):
+            for home in self.__dict__["_homes"]:
+                found = getattr(home, name, _NOTHING)
+                if found is not _NOTHING:
+                    return found
+        raise AttributeError(_missing(self.__name__, name), name=name, obj=self)
 
     def __setattr__(self, name: str, value: object) -> None:
         # The import system's own: the attributes of every module, and what is below.
@@ -180,8 +185,8 @@ def _is_dunder(name: str) -> bool:
 
 def _missing(module: str, name: str) -> str:
     return (
-        f"{module} is asyncrpc's here (asyncrpc.compat.install), which has no {name!r}: "
-        f"do without it, or run the program with torch's own, without asyncrpc.compat"
+        f"{module} is asyncrpc's here (by asyncrpc.compat.install), which has no "
+        f"{name!r}: do without it, or run the program without asyncrpc.compat"
     )
 
 
@@ -209,11 +214,12 @@ class SubstituteFinder(MetaPathFinder, Loader):
                 ModuleNotFoundError would be lost: `from a import b` ignores it.)
         """
         if fullname in self._homes:
-            is_package = fullname in _PACKAGES
+            # A package each: so `from a import b` asks here for a name that a has not,
+            # and gets the reason, where it would swallow the AttributeError.
             origin = self._homes[fullname][0].__name__
-            return ModuleSpec(fullname, self, origin=origin, is_package=is_package)
+            return ModuleSpec(fullname, self, origin=origin, is_package=True)
         package, _, leaf = fullname.rpartition(".")
-        if package in _PACKAGES:
+        if package in self._homes:
             raise ImportError(_missing(package, leaf), name=fullname)
         return None
 
@@ -247,7 +253,9 @@ class SubstituteFinder(MetaPathFinder, Loader):
     def _replaced(self) -> list[str]:
         below = tuple(f"{package}." for package in _PACKAGES)
         return [
-            name for name in sys.modules if name in self._homes or name.startswith(below)
+            name
+            for name in sys.modules
+            if name in self._homes or name.startswith(below)
         ]
 
 
@@ -277,28 +285,16 @@ def _homes() -> dict[str, list[types.ModuleType]]:
         _RPC: [rpc],
         _AUTOGRAD: [importlib.import_module("asyncrpc.compat.autograd")],
         _OPTIMIZER: [importlib.import_module("asyncrpc.compat.optim")],
+        _REMOTE_MODULE: [importlib.import_module("asyncrpc.compat.nn")],
     }
     for leaf in sorted(_below(sys.modules[_RPC]) & _below(rpc)):
         own = importlib.import_module(f"{_FACADE_RPC}.{leaf}")
         homes[f"{_RPC}.{leaf}"] = [own, rpc]
-    nn = _optional(_FACADE_NN)
-    if hasattr(nn, "RemoteModule"):
-        homes[_REMOTE_MODULE] = [nn]
     return homes
 
 
 def _below(package: types.ModuleType) -> set[str]:
     return {one.name for one in pkgutil.iter_modules(package.__path__)}
-
-
-def _optional(name: str) -> Any:
-    """Import a module that may be missing; None if it is."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        return None
 
 
 def _export_again() -> None:
@@ -324,7 +320,7 @@ def _holders(finder: SubstituteFinder) -> Iterator[str]:
     stale |= set(_differing(finder.displaced))
     for name, module in list(sys.modules.items()):
         held = getattr(module, "__dict__", None)
-        if name.partition(".")[0] in {"torch", "asyncrpc"} or not isinstance(held, dict):
+        if name.startswith(_UNASKED) or not isinstance(held, dict):
             continue
         yield from (f"{name}.{one}" for one, v in list(held.items()) if id(v) in stale)
 
@@ -343,8 +339,9 @@ def _warn_of(holders: Iterable[str]) -> None:
     names = ", ".join(holders)
     if names:
         warnings.warn(
-            f"imported before asyncrpc.compat.install(), so still torch's own: {names}; "
-            "call install() first, or run the program by `python -m asyncrpc.compat`",
+            "imported before asyncrpc.compat.install(), and so still torch's own: "
+            f"{names}; call install() first, or run the program by "
+            "`python -m asyncrpc.compat`",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -100,15 +100,24 @@ def _attribute(parent: Any, name: str) -> Any:
 def find_name(function: Any) -> str:
     """Return the name that leads to a function; raise EncodeError if none does."""
     if isinstance(function, torch.jit.ScriptFunction):
-        raise unnamed(
-            function,
-            "is a compiled TorchScript function",
-            "call a module-level Python function that calls it",
-        )
+        return _script_name(function)
     for module, qualname in _candidates(function):
         if _leads_to(module, qualname, function):
             return f"{'__main__' if module == '__mp_main__' else module}:{qualname}"
     raise _reason(function)
+
+
+def _script_name(function: torch.jit.ScriptFunction[Any, Any]) -> str:
+    """Return the name of a compiled function; raise EncodeError if it has none."""
+    name = str(function.qualified_name).removeprefix("__torch__.")
+    module, _, simple = name.rpartition(".")
+    if not _leads_to(module, simple, function):
+        raise unnamed(
+            function,
+            f"is a compiled TorchScript function, and {module}:{simple} is not that",
+            "compile it where it is defined, with @torch.jit.script at module level",
+        )
+    return f"{'__main__' if module == '__mp_main__' else module}:{simple}"
 
 
 def _candidates(function: Any) -> Iterator[tuple[str, str]]:

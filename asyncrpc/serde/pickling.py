@@ -53,8 +53,22 @@ class _Pickler(pickle.Pickler):
                 f"{obj.__qualname__} cannot be sent: a lambda or a nested function has"
                 " no name that leads to it; make it a function at module level",
             )
+        if isinstance(obj, torch.jit.ScriptModule):
+            return _loaded, (_saved(obj),)
         index = self._refer(obj)
         return NotImplemented if index is None else (reference, (index,))
+
+
+def _saved(module: torch.jit.ScriptModule) -> bytes:
+    """Return a compiled module, its code and parameters, as torch saves it."""
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    return file.getvalue()
+
+
+def _loaded(saved: bytes) -> Any:
+    """Return the module that `_saved` was given: a copy, with parameters of its own."""
+    return torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
 
 
 class _Unpickler(pickle.Unpickler):  # noqa: S301 - policy TRUSTED only
@@ -130,10 +144,8 @@ def _writable(buffer: memoryview) -> memoryview:
 
 def _problem(value: Any, error: Exception) -> str:
     kind = type(value)
-    advice = "send its parts, or give it __reduce__ or __getstate__"
-    if isinstance(value, torch.jit.ScriptModule):
-        advice = "send the eager module"
     return (
         f"a {kind.__module__}.{kind.__qualname__} cannot be pickled:"
-        f" {type(error).__name__}: {error}; {advice}"
+        f" {type(error).__name__}: {error}; send its parts, or give it __reduce__ or"
+        " __getstate__"
     )

@@ -32,7 +32,7 @@ from tests.conformance.results import Report, Result, Status
 from tests.conformance.verdict import judge
 
 WRITE_TESTS = 10  # between two versions of the results' file
-AGAIN_TESTS_MAX = 20  # more than these fail for a reason, and are not run again
+AGAIN_TESTS_MAX = 20  # classes a and b first; where more fail, it is for a reason
 LOG_CHARACTERS = 100  # of a line, where there is no terminal that has a width
 
 
@@ -90,7 +90,12 @@ class Run:
         self._console = console
         self._begun_s = time.monotonic()
 
-    def all(self, names: Sequence[str], listed: Mapping[str, str]) -> Report:
+    def all(
+        self,
+        names: Sequence[str],
+        known: Mapping[str, Known],
+        listed: Mapping[str, str],
+    ) -> Report:
         """Run tests; those that are listed once only."""
         self._check_threads()
         given, bar = self._given, showing.Bar(self._console)
@@ -100,11 +105,11 @@ class Run:
                 for number in range(1, given.retries + 1):
                     poor = [
                         name
-                        for name in names
+                        for name in sorted(names, key=lambda one: known[one].of_class)
                         if name not in listed and running.again(self.results[name])
                     ]
-                    if 0 < len(poor) <= AGAIN_TESTS_MAX:
-                        self._some(f"retry {number}", poor, 1, bar)
+                    if poor:
+                        self._some(f"retry {number}", poor[:AGAIN_TESTS_MAX], 1, bar)
         finally:  # what there is, also if it is interrupted
             report = self._report()
         return report
@@ -185,7 +190,7 @@ def run(names: Sequence[str], given: argparse.Namespace, console: Console) -> in
         why = Result(Status.FAIL, f"{given.impl} does not import: {error}")
         made.results.update(dict.fromkeys(names, why))
         names = ()
-    report = made.all(names, listed)
+    report = made.all(names, known, listed)
     verdict = judge(report.results, known, listed)
     showing.conclude(report, known, listed, verdict, console)
     return 0 if verdict.is_good else 1

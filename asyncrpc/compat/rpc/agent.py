@@ -16,7 +16,7 @@ from asyncrpc.compat.hosting import LoopThread
 from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.options import RpcBackendOptions, WorkerInfo
-from asyncrpc.errors import AsyncRpcError
+from asyncrpc.errors import AsyncRpcError, CallError, EncodeError
 from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.options import CallOptions
@@ -59,6 +59,7 @@ class Agent:
         self.named_references: dict[Any, tuple[int, int]] = {}
         self.rpc_timeout_s: float = options.rpc_timeout
         self.shows_gil_wait = False
+        self._infos: list[WorkerInfo] = []  # of a static group, once all are there
         self.is_let_go = False  # all references, for the worker ends
 
     # --- who is there ----------------------------------------------------------------
@@ -78,9 +79,9 @@ class Agent:
             return WorkerInfo(self.worker.name, self.worker.rank)
         if isinstance(to, WorkerInfo):
             return to
-        for member in self.worker.known_members:
-            if to in (member.name, member.id):
-                return WorkerInfo(member.name, member.id)
+        for info in self.get_worker_infos():
+            if to in (info.name, info.id):
+                return info
         which = "id" if isinstance(to, int) else "name"
         raise RuntimeError(
             f"name:{self.worker.name},rank:{self.rank} could not find destination "
@@ -88,14 +89,19 @@ class Agent:
         )
 
     def get_worker_infos(self) -> list[WorkerInfo]:
-        """Return every worker, this one too."""
-        return [WorkerInfo(one.name, one.id) for one in self.worker.known_members]
+        """Return every worker, this one too; of a static group those who have left."""
+        if self._infos:
+            return self._infos
+        infos = [WorkerInfo(one.name, one.id) for one in self.worker.known_members]
+        if self.is_static_group and len(infos) == self.worker.world_size:
+            self._infos = infos
+        return infos
 
     def rank_of(self, name: str) -> int:
         """Return the rank of a worker, -1 if there is none of the name."""
-        for member in self.worker.known_members:
-            if member.name == name:
-                return member.id
+        for info in self.get_worker_infos():
+            if info.name == name:
+                return info.id
         return -1
 
     def get_debug_info(self) -> dict[str, str]:
@@ -197,6 +203,9 @@ class Agent:
         try:
             self.host.do_at_once(begin)
         except BaseException as error:  # noqa: BLE001  (every one is translated)
+            if isinstance(error, CallError) and not isinstance(error, EncodeError):
+                ended.set_result((None, error))  # of the callee: its future says so
+                return result
             failed = errors.of_call(error, rank_of)
         else:
             return result

@@ -162,9 +162,18 @@ def test_a_function_whose_name_leads_elsewhere_is_refused(
         FunctionTable(Policy.TRUSTED).name_of(original)
 
 
-def test_a_compiled_function_is_refused_clearly() -> None:
+@torch.jit.script
+def compiled(rows: torch.Tensor) -> torch.Tensor:
+    return rows + 1
+
+
+def test_a_compiled_function_travels_by_its_name() -> None:
+    assert trusted.resolve(trusted.name_of(compiled)) is compiled
+
+
+def test_a_compiled_function_that_no_name_leads_to_is_refused() -> None:
     scripted = torch.jit.script(step)
-    with pytest.raises(EncodeError, match="TorchScript"):
+    with pytest.raises(EncodeError, match=r"TorchScript function, and .*step is not"):
         trusted.name_of(scripted)
 
 
