@@ -220,8 +220,15 @@ class Agent:
 
     # --- life ------------------------------------------------------------------------
 
-    def shutdown(self, *, graceful: bool, timeout_s: float | None) -> None:
+    def shutdown(
+        self, *, graceful: bool, timeout_s: float | None, drains: bool = False
+    ) -> None:
         """End the worker, its loop and the thread.
+
+        Args:
+            graceful: together with the group.
+            timeout_s: for all of it; None: no limit.
+            drains: if it ends alone: after the calls in flight here.
 
         Raises:
             RuntimeError: others did not come in time.
@@ -230,7 +237,8 @@ class Agent:
             if graceful:
                 self.host.run(self.worker.shutdown(graceful=True, timeout=timeout_s))
             else:
-                self.host.run(self.worker.shutdown(drain_timeout_s=0.0))
+                drain_s = timeout_s if drains else 0.0
+                self.host.run(self.worker.shutdown(drain_timeout_s=drain_s))
         except TimeoutError as error:
             raise RuntimeError(str(error)) from error
         finally:

@@ -25,6 +25,7 @@ from asyncrpc.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TI
 from asyncrpc.compat.rpc.internal import _internal_rpc_pickler
 from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef, made
+from asyncrpc.compat.rpc.turns import turn_at
 from asyncrpc.runtime.calls.context import deadline_var
 
 __all__ = [
@@ -432,10 +433,13 @@ def shutdown(
         is_graceful = graceful
         _check_leaks(agent)
     finally:
+        is_alone = graceful and not agent.is_static_group
         try:
-            agent.shutdown(
-                graceful=is_graceful and agent.is_static_group,
-                timeout_s=timeout or None,
-            )
+            with turn_at(agent.store) if is_alone else contextlib.nullcontext():
+                agent.shutdown(
+                    graceful=is_graceful and agent.is_static_group,
+                    timeout_s=timeout or None,
+                    drains=is_alone,
+                )
         finally:
             agents.reset_current()

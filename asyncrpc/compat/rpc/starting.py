@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from asyncrpc.compat.rpc.options import (
     WorkerInfo,
 )
 from asyncrpc.compat.rpc.rref import RRef
+from asyncrpc.compat.rpc.turns import turn_at
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.runtime.membership.members import Member, Rendezvous, RunningGroup
 from asyncrpc.runtime.membership.stores import StoreRendezvous
@@ -57,7 +59,11 @@ class FacadeWorker(Worker):
 
 
 class GrowingRendezvous:
-    """Workers without a number: each joins those who came before it and are there."""
+    """Workers without a number: each joins those who came before it and are there.
+
+    They come and go one at a time (`turn_at`): so who is there does not change while
+    one of them looks.
+    """
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -140,11 +146,13 @@ def init_agent(
             drain_timeout_s=_DRAIN_S,
         ),
     )
+    turn = nullcontext() if world_size else turn_at(store)
     agent = Agent(worker, host, rpc_backend_options, store, is_static=bool(world_size))
     # Before others can call: their functions may call on from here.
     agents.set_current(agent)
     try:
-        host.run(_start(worker))
+        with turn:
+            host.run(_start(worker))
     except BaseException as error:
         agents.reset_current()
         host.stop()

@@ -23,7 +23,6 @@ import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 import torch.multiprocessing as mp
 from torch import nn, optim
-from torch.distributed.optim import DistributedOptimizer
 from torch.distributed.rpc import RRef, rpc_sync
 
 
@@ -44,6 +43,8 @@ def forward(server, x):
 
 
 def train():
+    from torch.distributed.optim import DistributedOptimizer  # takes a second
+
     server = rpc.remote("ps", Server)
     parameters = server.rpc_sync().parameter_rrefs()
     optimizer = DistributedOptimizer(optim.SGD, parameters, lr=0.01)
@@ -256,6 +257,7 @@ def meeting(tmp_path: Path) -> str:
     return str(tmp_path / "meeting")
 
 
+@pytest.mark.slow  # three processes, each of which imports torch
 def test_a_program_that_spawns_its_processes_runs_unchanged(
     script: Path, meeting: str
 ) -> None:
@@ -263,6 +265,7 @@ def test_a_program_that_spawns_its_processes_runs_unchanged(
     assert output_of("-m", "asyncrpc.compat", str(script), meeting) == [TRAINED]
 
 
+@pytest.mark.slow  # likewise
 def test_torchrun_starts_each_process_with_the_facade(script: Path) -> None:
     script.write_text(PARAMETER_SERVER, encoding="utf-8")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -295,6 +298,7 @@ def test_install_names_what_was_imported_too_early(script: Path) -> None:
     assert "still torch's own: __main__.rpc, __main__.rpc_sync; call" in told
 
 
+@pytest.mark.slow  # likewise
 def test_children_have_the_facade_before_their_first_import(script: Path) -> None:
     """Also where asyncrpc is not on their path: without `site`, from another place.
 
