@@ -207,7 +207,7 @@ def backward_from_reference(rref: Any, context_id: int, retain_graph: bool) -> N
             _backward_here,
             (rref, context_id, retain_graph),
             {},
-            agent.rpc_timeout_s,
+            agent.rpc_timeout_s or None,
         )
     )
 

@@ -12,16 +12,20 @@ from typing import Any, Final
 import torch
 
 from asyncrpc.api import Worker
+from asyncrpc.clock import now_s
 from asyncrpc.compat.hosting import LoopThread
 from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.options import RpcBackendOptions, WorkerInfo
+from asyncrpc.compat.rpc.promises import Promise
 from asyncrpc.errors import AsyncRpcError, CallError, EncodeError
 from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.options import CallOptions
 
 _WORD_BITS: Final = 48  # of an id of a context: the rest is the rank
+
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, torch.Tensor})
 
 _lock = threading.Lock()
 _current: Agent | None = None
@@ -149,66 +153,84 @@ class Agent:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        timeout: float,
+        limit_s: float | None,
     ) -> CallFuture[Any]:
         """Start a call; on the loop, in the context of the thread that calls."""
         deadline_var.set(None)  # torch's nested calls know nothing of those around them
-        options = CallOptions(timeout_s=self.limit_s(timeout))
+        options = CallOptions(timeout_s=limit_s)
         return self.worker.start_call(to, function, args, kwargs, options=options)
 
-    def sync(self, start: Callable[[], Any]) -> Any:
+    def sync(self, start: Callable[[], Any], limit_s: float | None = None) -> Any:
         """Start a call, block until it ends, and return its result.
+
+        Args:
+            start: starts it, on the loop.
+            limit_s: seconds that it may take all in all, arguments that are slow to
+                pickle included.
 
         Raises:
             Exception: what it raised, as `rpc_sync` raises it.
         """
+        begun_s = now_s()
         try:
-            return self.host.do(start)
+            result = self.host.do(start)
+            if limit_s is None or now_s() - begun_s <= limit_s:
+                return result
+            failed: BaseException = errors.timed_out(limit_s)
         except BaseException as error:  # noqa: BLE001  (every one is translated)
             failed = errors.of_future(error, self.rank_of)
         return errors.raised(failed)
 
-    def future(self, start: Callable[[], CallFuture[Any]]) -> torch.futures.Future[Any]:
+    def cannot_fail(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> bool:
+        """Say whether a call can be started without waiting for how that goes.
+
+        Its function has been called before, and its arguments can travel and cannot
+        change on the way.  (torch, too, sends a tensor's memory as it is then.)
+        """
+        values = (*args, *kwargs.values())
+        return self.worker.is_known(function) and _PLAIN.issuperset(map(type, values))
+
+    def future(
+        self, start: Callable[[], CallFuture[Any]], *, waits: bool = True
+    ) -> torch.futures.Future[Any]:
         """Start a call; return a future of torch's.
 
         It completes in a thread of the worker's, not on the loop: what waits for it may
         call on, and wait for that.
 
+        Args:
+            start: starts the call, on the loop.
+            waits: whether to wait until it is started; else its future says how that
+                went.
+
         Raises:
             Exception: the call could not be started.
         """
-        ended: torch.futures.Future[Any] = torch.futures.Future()
-        rank_of = self.rank_of
+        promise = Promise(self)
 
-        def unwrap(done: torch.futures.Future[Any]) -> Any:
-            value, error = done.value()
-            if error is None:
-                return value
-            failed = errors.of_future(error, rank_of).with_traceback(None)
-            if isinstance(failed, RuntimeError):
-                raise failed  # so that `wait_all` does not wait for the others
-            result._set_unwrap_func(errors.raised)  # noqa: SLF001
-            return failed  # torch would make a RuntimeError of it
+        def begin_soon() -> None:
+            try:
+                promise.follow(start())
+            except Exception as error:  # noqa: BLE001  (who waits gets it)
+                promise.fail(error)
 
-        result: torch.futures.Future[Any] = ended.then(unwrap)
-
-        def finish(call: CallFuture[Any]) -> None:
-            error = call.exception()
-            outcome = (None, error) if error is not None else (call.result(), None)
-            self.in_thread(lambda: ended.set_result(outcome))
-
-        def begin() -> None:
-            start().add_done_callback(finish)
-
+        if not waits:
+            self.host.soon(begin_soon)
+            return promise.future
         try:
-            self.host.do_at_once(begin)
+            self.host.do_at_once(lambda: promise.follow(start()))
         except BaseException as error:  # noqa: BLE001  (every one is translated)
             if isinstance(error, CallError) and not isinstance(error, EncodeError):
-                ended.set_result((None, error))  # of the callee: its future says so
-                return result
-            failed = errors.of_call(error, rank_of)
+                promise.fail_here(error)  # it is the callee's: its future says so
+                return promise.future
+            failed = errors.of_call(error, self.rank_of)
         else:
-            return result
+            return promise.future
         return errors.raised(failed)  # type: ignore[no-any-return]
 
     def in_thread(self, job: Callable[[], object]) -> None:

@@ -132,8 +132,9 @@ def rpc_sync(
     _check_callable(func)
     agent, name = agents.current(), _to_worker_info(to).name
     with profiling.shown("sync", func, agent, name):
+        limit_s = agent.limit_s(timeout)
         return agent.sync(
-            lambda: agent.start(name, func, args or (), kwargs or {}, timeout)
+            lambda: agent.start(name, func, args or (), kwargs or {}, limit_s), limit_s
         )
 
 
@@ -163,10 +164,13 @@ def rpc_async(
     """
     _check_callable(func)
     agent, name = agents.current(), _to_worker_info(to).name
+    given, named = args or (), kwargs or {}
+    limit_s = agent.limit_s(timeout)
     with profiling.shown("async", func, agent, name) as shown:
         future: torch.futures.Future[Any] = shown.until(
             agent.future(
-                lambda: agent.start(name, func, args or (), kwargs or {}, timeout)
+                lambda: agent.start(name, func, given, named, limit_s),
+                waits=not agent.cannot_fail(func, given, named),
             )
         )
     if hasattr(_thread_local_var, "future_list"):

@@ -150,6 +150,10 @@ class CallStarter:
         self.begin(call, target, values, timeout_s=options.timeout_s)
         return call
 
+    def is_known(self, function: Callable[..., Any]) -> bool:
+        """Say whether a function has been called before, and has a name."""
+        return type(function) in _NAMED and function in self._known
+
     def _start_repeating(
         self,
         to: str,
