@@ -6,6 +6,7 @@ The thread is a daemon: a process that ends without `shutdown` ends all the same
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -26,6 +27,8 @@ class LoopThread:
         self.loop = loop_factory()()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
+        # An interpreter that ends while a thread is inside of uvloop crashes.
+        atexit.register(self.stop)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -105,6 +108,7 @@ class LoopThread:
 
     def stop(self) -> None:
         """Let the loop end, and its thread."""
+        atexit.unregister(self.stop)
         self.soon(self.loop.stop)
         if not self.is_here:
             self._thread.join(_JOIN_S)

@@ -211,7 +211,12 @@ def remote(
         )
 
     with profiling.shown("remote", func, agent, name):
-        return made(agent, start, timeout)
+        rref = made(agent, start, timeout)
+    kind: Any = func
+    plain: Any = object.__new__  # what returns an instance of the class, and no other
+    if type(kind) is type and kind.__new__ is plain:
+        rref._made_of = kind  # noqa: SLF001  (so that no proxy has to ask for it)
+    return rref
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ Source: torch.distributed.rpc.RRef, and its C++ base for the texts.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -38,10 +39,18 @@ class RRef(Handle[T]):
     Source: torch.distributed.rpc.RRef.
     """
 
-    __slots__ = ("_creation", "_limit_s", "_numbers", "_type", "_type_future")
+    __slots__ = (
+        "_creation",
+        "_limit_s",
+        "_made_of",
+        "_numbers",
+        "_type",
+        "_type_future",
+    )
 
     _creation: torch.futures.Future[Any]
     _limit_s: float | None  # for the value to be made
+    _made_of: type  # if the value is made by a class
     _numbers: tuple[tuple[int, int], int]
     _type: type
     _type_future: torch.futures.Future[type]
@@ -211,11 +220,32 @@ class RRef(Handle[T]):
                 )
             return self._type_future
         if not hasattr(self, "_type"):
-            if self.is_owner():
+            if hasattr(self, "_made_of"):
+                self._await_creation(timeout)
+                self._type = self._made_of
+            elif self.is_owner():
                 self._type = api._rref_typeof_on_owner(self)  # noqa: SLF001
             else:
                 self._type = api._rref_typeof_on_user(self, timeout)  # noqa: SLF001
         return self._type
+
+    def _await_creation(self, timeout: float) -> None:
+        """Block until the owner has had the call that makes the value.
+
+        Raises:
+            RuntimeError: that took too long.
+        """
+        agent = agents.current()
+        limit_s = agent.limit_s(timeout)
+
+        async def has_ended() -> bool:
+            call = self._shared.call
+            if call is None:
+                return True
+            return bool((await asyncio.wait([call], timeout=limit_s))[0])
+
+        if not agent.host.run(has_ended()):
+            raise errors.timed_out(limit_s or 0.0)
 
     def _get_future(self) -> Any:
         """Return a future that completes when the owner has the value.

@@ -5,10 +5,12 @@ Source: torch.distributed.rpc takes a token at the store for the same.
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
+
+from asyncrpc.clock import now_s
 
 _POLL_S: Final = 0.005
 _PATIENCE_S: Final = 60.0  # for one that holds its turn: it may have died
@@ -22,14 +24,14 @@ def turn_at(store: Any) -> Iterator[None]:
     """
     number = store.add("turns/taken", 1)
     served = store.add("turns/served", 0)
-    since_s = time.monotonic()
+    since_s, poll = now_s(), threading.Event()  # never set: a way to wait
     while served < number - 1:
-        time.sleep(_POLL_S)
+        poll.wait(_POLL_S)
         now = store.add("turns/served", 0)
         if now != served:
-            served, since_s = now, time.monotonic()
-        elif time.monotonic() - since_s > _PATIENCE_S:
-            served, since_s = store.add("turns/served", 1), time.monotonic()
+            served, since_s = now, now_s()
+        elif now_s() - since_s > _PATIENCE_S:
+            served, since_s = store.add("turns/served", 1), now_s()
     try:
         yield
     finally:
