@@ -86,6 +86,8 @@ async def test_a_busy_worker_of_another_host_is_waited_for(
         assert await holding == "held"
         assert a.directory.find("b").link is link
         waiting = asyncio.ensure_future(a.peer("b").call(asyncio.sleep, 60))
+        while not link.pending:  # the request is on its way before the worker dies
+            await asyncio.sleep(0)
         cluster.kill("b")
         error = await lose(waiting)
         assert error.outcome is Outcome.UNKNOWN
