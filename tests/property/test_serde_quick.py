@@ -47,7 +47,7 @@ shapes = st.lists(st.integers(0, 4), max_size=3)
 
 
 @st.composite
-def tensors(draw: st.DrawFn) -> torch.Tensor:
+def tensors(draw: st.DrawFn) -> torch.Tensor:  # noqa: PLR0911  (one a kind)
     """Plain ones, and ones that only look so."""
     tensor = torch.ones(draw(shapes), dtype=draw(dtypes))
     match draw(st.integers(0, 7)):

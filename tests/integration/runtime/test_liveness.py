@@ -18,6 +18,7 @@ from asyncrpc import Options, Outcome, OwnerLostError, WorkerLostError
 from asyncrpc.runtime.links import watching
 from asyncrpc.testing import ProcessCluster
 from tests.integration.runtime import remote
+from tests.integration.runtime.knocking import until
 
 # A tenth of the defaults: what they promise is in proportion.
 OPTIONS = Options(heartbeat_s=0.2, lost_after_s=1.0, drain_timeout_s=0.5)
@@ -86,8 +87,7 @@ async def test_a_busy_worker_of_another_host_is_waited_for(
         assert await holding == "held"
         assert a.directory.find("b").link is link
         waiting = asyncio.ensure_future(a.peer("b").call(asyncio.sleep, 60))
-        while not link.pending:  # the request is on its way before the worker dies
-            await asyncio.sleep(0)
+        await until(lambda: len(link.pending) > 0)  # it is sent before the worker dies
         cluster.kill("b")
         error = await lose(waiting)
         assert error.outcome is Outcome.UNKNOWN
