@@ -319,7 +319,7 @@ async def test_what_cannot_be_made_is_refused_with_the_reason() -> None:
             DistributedOptimizer(torch.optim.SGD, [])
         with pytest.raises(UsageError, match=r"parameter 0 is a Tensor.*takes RRefs"):
             DistributedOptimizer(torch.optim.SGD, [torch.ones(1)])  # type: ignore[arg-type]
-        wrong = RRef(torch.ones(2))
+        wrong = RRef(torch.ones(2, requires_grad=True) * 2)
         with pytest.raises(OptimizerError, match=r"'a': parameter 0 of shape \(2,\)"):
             await DistributedOptimizer(torch.optim.SGD, [wrong], lr=0.1)
         text = RRef("no tensor")
