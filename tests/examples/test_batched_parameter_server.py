@@ -18,5 +18,5 @@ def test_a_batched_server_updates_once_for_all_trainers() -> None:
     assert alone[:3] == ["one by one", "150", "150"]
     assert batched[:3] == ["batched", "150", "50"]
     for row in (alone, batched):
-        # In which order the trainers come is up to them: 89 to 94 % were seen.
+        # In which order the trainers come is up to them: 89.4 % was seen.
         assert float(row[5].rstrip("%")) >= 85.0
