@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Train a model that is split over processes, and watch it
 	$(RUN) examples/train_split_model.py
 
-test: $(STAMP) ## Run all tests: about fifteen minutes, on loopback, without a GPU
+test: $(STAMP) ## Run all tests: about twenty minutes, on loopback, without a GPU
 	$(PYTEST) $(call tests,unit property fuzz simulation integration chaos numerics \
 		conformance docs examples)
 

@@ -194,9 +194,8 @@ def backward_from_reference(rref: Any, context_id: int, retain_graph: bool) -> N
         if context_id == -1:
             value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
             return
-        root = _only_of(value) if isinstance(value, tuple) else value
         found = agent.host.do_at_once(lambda: _context(agent, context_id))
-        _run(agent, found, [root], retain_graph=retain_graph)
+        _run(agent, found, [value], retain_graph=retain_graph)
         return
     if context_id == -1:
         raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
@@ -210,10 +209,6 @@ def backward_from_reference(rref: Any, context_id: int, retain_graph: bool) -> N
             agent.rpc_timeout_s or None,
         )
     )
-
-
-def _only_of(value: tuple[Any, ...]) -> Any:
-    return value[0]
 
 
 def _backward_here(rref: Any, context_id: int, retain_graph: bool) -> None:  # noqa: FBT001
@@ -288,7 +283,7 @@ def _release_context(context_id: int) -> None:
 
 def _get_max_id() -> int:
     rank = max(agents.current().rank, 0)
-    return (rank << 48) + (1 << 48) - 1
+    return ((rank + 1) << agents.CONTEXT_BITS) - 1
 
 
 def _init(worker_id: int) -> None:

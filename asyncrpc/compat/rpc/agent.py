@@ -6,8 +6,9 @@ import itertools
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -23,7 +24,7 @@ from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.options import CallOptions
 
-_WORD_BITS: Final = 48  # of an id of a context: the rest is the rank
+CONTEXT_BITS: Final = 48  # of an id of a context; above them is the rank
 
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, torch.Tensor})
 
@@ -57,10 +58,11 @@ class Agent:
         self.options = options
         self.store = store
         self.is_static_group = is_static
-        self.context_ids = itertools.count(max(worker.rank, 0) << _WORD_BITS)
+        self.context_ids = itertools.count(max(worker.rank, 0) << CONTEXT_BITS)
         # Of references and of their forks, as torch counts them: for people to read.
         self.reference_ids = itertools.count()
-        self.named_references: dict[Any, tuple[int, int]] = {}
+        self.named_references: WeakKeyDictionary[Any, tuple[int, int]]
+        self.named_references = WeakKeyDictionary()  # by what their handles share
         self.rpc_timeout_s: float = options.rpc_timeout
         self.shows_gil_wait = False
         self._infos: list[WorkerInfo] = []  # of a static group, once all are there
@@ -313,8 +315,3 @@ def reset_current() -> None:
     global _current  # noqa: PLW0603
     with _lock:
         _current = None
-
-
-def names_of(infos: Iterable[WorkerInfo]) -> set[str]:
-    """Return the names of workers."""
-    return {one.name for one in infos}

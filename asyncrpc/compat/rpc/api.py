@@ -276,7 +276,7 @@ _all_gather_sequence_id_to_states: defaultdict[str, AllGatherStates] = defaultdi
 
 def _init_rpc_states(agent: Agent) -> None:
     global _ALL_WORKER_NAMES  # noqa: PLW0603  (torch's name for it)
-    _ALL_WORKER_NAMES = agents.names_of(agent.get_worker_infos())
+    _ALL_WORKER_NAMES = {one.name for one in agent.get_worker_infos()}
     if not agents.is_set():
         agents.set_current(agent)
 

@@ -11,6 +11,7 @@ torch's C++ futures, which know these two types of Python's exceptions only.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from asyncrpc.errors import (
     DecodeError,
     EncodeError,
     RemoteError,
-    UnknownWorkerError,
 )
 
 _KEPT: Final = (ValueError, TypeError)
@@ -35,16 +35,18 @@ NO_AGENT: Final = (
     "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by "
     "calling `rpc.init_rpc`)?"
 )
-NO_FUTURE: Final = (
-    "Functions decorated with @rpc.async_function must return a torch.futures.Future "
-    "object, "
-)
-
 _NO_SCHEMA: Final = (
     "Overloaded torch operator invoked from Python failed to match any schema:"
 )
 
 RankOf = Callable[[str], int]
+
+
+def of_ended(call: asyncio.Future[Any]) -> BaseException | None:
+    """Return why a call has failed; None if it has not."""
+    if call.cancelled():
+        return RuntimeError("the call was cancelled: RPC has been shut down here")
+    return call.exception()
 
 
 def timed_out(timeout_s: float) -> RuntimeError:
@@ -102,7 +104,7 @@ def of_call(error: BaseException, rank_of: RankOf) -> BaseException:
             return error.__cause__
         case DecodeError():
             return RuntimeError(f"{error}\n{_NO_CODE}")
-        case UnknownWorkerError() | AsyncRpcError():
+        case AsyncRpcError():
             return RuntimeError(str(error))
         case _:
             return error

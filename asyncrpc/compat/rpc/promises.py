@@ -46,7 +46,7 @@ class Promise:
         call.add_done_callback(self._finish)
 
     def _finish(self, call: CallFuture[Any]) -> None:
-        error = call.exception()
+        error = errors.of_ended(call)
         if error is not None:
             self.fail(error)
             return

@@ -75,14 +75,14 @@ class RRef(Handle[T]):
         """Give a reference that was made here the numbers that torch would."""
         number = next(agent.reference_ids)
         fork = number if self.is_owner() else next(agent.reference_ids)
-        agent.named_references[self.rref_id] = agent.rank, number
+        agent.named_references[self._shared] = agent.rank, number
         self._numbers = (agent.rank, number), fork
 
     def _named(self) -> tuple[tuple[int, int], int]:
         """Return the numbers of the value and of this reference."""
         if not hasattr(self, "_numbers"):
             agent = agents.current()
-            made = agent.named_references.get(self.rref_id)
+            made = agent.named_references.get(self._shared)
             if made is None:
                 made = -1, self.rref_id.serial
                 for name, incarnation in _incarnations(agent):
@@ -368,7 +368,7 @@ def _creation_of(
     def finish(done: Any) -> None:
         if timer is not None:
             timer.cancel()
-        error = done.exception()
+        error = errors.of_ended(done)
         if error is None:
             agent.in_thread(lambda: found.set_result(None))
         else:
