@@ -46,6 +46,7 @@ _PLAIN_FLAGS: Final = (0, kinds.REQUIRES_GRAD)
 # What each form of tree around one tensor is.
 _ALONE: Final = msgpack.packb(_REFERENCE)
 _ARGUMENT: Final = msgpack.packb([[_REFERENCE], {}])
+_COMMON: Final = {one: one for one in (_ALONE, _ARGUMENT)}
 
 
 # The control part and the buffers of a message; the tensors in it that require a
@@ -81,13 +82,15 @@ class Form(NamedTuple):
 class Quick:
     """The shortcuts of one codec; what it remembers is bounded and only saves time."""
 
-    __slots__ = ("_forms", "_packer", "_places", "_tables")
+    __slots__ = ("_forms", "_packer", "_places", "_tables", "_wholes")
 
     def __init__(self) -> None:
         # A table of one tensor, with its length in front, by dtype and shape.
         self._tables: dict[tuple[torch.dtype, torch.Size, bool], bytes] = {}
         self._places: dict[Any, bytes] = {}
         self._forms: dict[bytes, Form | None] = {}  # by the table
+        # By the whole control part, where the tree is a common one.
+        self._wholes: dict[bytes, tuple[Form | None, bytes]] = {}
         self._packer = msgpack.Packer(
             strict_types=True, unicode_errors="surrogatepass", autoreset=True
         )
@@ -216,19 +219,13 @@ class Quick:
         """Return the value, or `UNREAD`."""
         if not buffers:
             return _read_flat(control)
-        stop = 4 + int.from_bytes(control[:4], "little")
-        if len(buffers) != 1 or stop > _REMEMBERED_BYTES_MAX:
+        if len(buffers) != 1:
             return UNREAD
-        table, tree = control[:stop], control[stop:]
-        try:
-            form = self._forms[table]
-        except KeyError:
-            form = self._learn(table)
+        form, tree = self._wholes.get(control) or self._split(control)
         tensor = None if form is None else _tensor_of(form, buffers[0], shared)
         if form is None or tensor is None:
             return UNREAD
-        is_alone = tree == _ALONE
-        if not is_alone and tree != _ARGUMENT:
+        if tree is not _ALONE and tree is not _ARGUMENT:
             value = _read_around(tree, tensor)
             if value is UNREAD or not form.requires_grad:
                 return value
@@ -236,7 +233,22 @@ class Quick:
             return _read_around(tree, _finished(tensor, on_gradient))
         if form.requires_grad:
             tensor = _finished(tensor, on_gradient)
-        return tensor if is_alone else [[tensor], {}]
+        return tensor if tree is _ALONE else [[tensor], {}]
+
+    def _split(self, control: bytes) -> tuple[Form | None, bytes]:
+        """Return the form of a message's table, and the tree behind it."""
+        stop = 4 + int.from_bytes(control[:4], "little")
+        if stop > _REMEMBERED_BYTES_MAX:
+            return None, b""
+        table, tree = control[:stop], control[stop:]
+        form = self._forms[table] if table in self._forms else self._learn(table)
+        common = _COMMON.get(tree)
+        if common is None:
+            return form, tree
+        if len(self._wholes) >= _REMEMBERED_MAX:
+            self._wholes.clear()
+        self._wholes[control] = form, common
+        return form, common
 
     def _learn(self, table: bytes) -> Form | None:
         form = _form_of(table)
