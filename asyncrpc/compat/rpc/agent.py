@@ -65,7 +65,8 @@ class Agent:
         self.named_references = WeakKeyDictionary()  # by what their handles share
         self.rpc_timeout_s: float = options.rpc_timeout
         self.shows_gil_wait = False
-        self._infos: list[WorkerInfo] = []  # of a static group, once all are there
+        # Of a static group, once all are there: by name and by rank.
+        self._infos: dict[str | int, WorkerInfo] = {}
         self.is_let_go = False  # all references, for the worker ends
 
     # --- who is there ----------------------------------------------------------------
@@ -85,9 +86,9 @@ class Agent:
             return WorkerInfo(self.worker.name, self.worker.rank)
         if isinstance(to, WorkerInfo):
             return to
-        for info in self.get_worker_infos():
-            if to in (info.name, info.id):
-                return info
+        found = self._known().get(to)
+        if found is not None:
+            return found
         which = "id" if isinstance(to, int) else "name"
         raise RuntimeError(
             f"name:{self.worker.name},rank:{self.rank} could not find destination "
@@ -96,19 +97,22 @@ class Agent:
 
     def get_worker_infos(self) -> list[WorkerInfo]:
         """Return every worker, this one too; of a static group those who have left."""
+        return [info for key, info in self._known().items() if isinstance(key, str)]
+
+    def _known(self) -> dict[str | int, WorkerInfo]:
         if self._infos:
             return self._infos
         infos = [WorkerInfo(one.name, one.id) for one in self.worker.known_members]
+        known: dict[str | int, WorkerInfo] = {one.name: one for one in infos}
+        known |= {one.id: one for one in infos}
         if self.is_static_group and len(infos) == self.worker.world_size:
-            self._infos = infos
-        return infos
+            self._infos = known
+        return known
 
     def rank_of(self, name: str) -> int:
         """Return the rank of a worker, -1 if there is none of the name."""
-        for info in self.get_worker_infos():
-            if info.name == name:
-                return info.id
-        return -1
+        found = self._known().get(name)
+        return -1 if found is None else found.id
 
     def get_debug_info(self) -> dict[str, str]:
         """Return figures about calls and threads, as texts."""

@@ -203,15 +203,16 @@ def remote(
     _check_callable(func)
     agent, name = agents.current(), _to_worker_info(to).name
 
+    given, named = args or (), kwargs or {}
+
     def start() -> Any:
         deadline_var.set(None)
         limit_s = agent.limit_s(timeout)
-        return agent.worker.start_remote(
-            name, func, args or (), kwargs or {}, timeout_s=limit_s
-        )
+        return agent.worker.start_remote(name, func, given, named, timeout_s=limit_s)
 
     with profiling.shown("remote", func, agent, name):
-        rref = made(agent, start, timeout)
+        waits = not agent.cannot_fail(func, given, named)
+        rref = made(agent, start, timeout, waits=waits)
     kind: Any = func
     plain: Any = object.__new__  # what returns an instance of the class, and no other
     if type(kind) is type and kind.__new__ is plain:

@@ -115,8 +115,10 @@ def of_future(error: BaseException, rank_of: RankOf) -> BaseException:
     found = of_call(error, rank_of)
     if not isinstance(error, RemoteError):
         return found
-    if isinstance(found, TypeError) and _is_of_operator(error):
-        return RuntimeError(f"{_NO_SCHEMA}\n{error.remote_message}")
+    if _is_of_operator(error):
+        is_refused = isinstance(found, TypeError)
+        text = error.remote_message
+        return RuntimeError(f"{_NO_SCHEMA}\n{text}" if is_refused else text)
     text = f"{type(found).__name__}: {found}"
     for kind in _KEPT:
         if isinstance(found, kind):
@@ -125,10 +127,16 @@ def of_future(error: BaseException, rank_of: RankOf) -> BaseException:
 
 
 def _is_of_operator(error: RemoteError) -> bool:
-    """Say whether one of torch's operators has refused its arguments."""
+    """Say whether one of torch's operators has raised, or refused its arguments.
+
+    They are called in C++ there, and what they say is all that comes back.
+    """
     last = error.remote_traceback.rpartition('  File "')[2]
-    is_called_by_us = "asyncrpc/runtime/calls/inbound.py" in last
-    return is_called_by_us and "combination of arguments" in error.remote_message
+    if "asyncrpc/runtime/calls/inbound.py" not in last:
+        return False  # there are frames of Python's above ours
+    kind = getattr(type(error), "remote_class", None)
+    is_refusal = "combination of arguments" in error.remote_message
+    return kind is RuntimeError or (kind is TypeError and is_refusal)
 
 
 def raised(error: BaseException) -> Any:

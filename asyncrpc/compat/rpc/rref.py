@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from asyncrpc.errors import (
     AsyncRpcError,
     DeadlineExceededError,
     RemoteError,
+    RRefDeletedError,
     UsageError,
 )
 from asyncrpc.rref.handle import RRef as Handle
@@ -160,14 +162,18 @@ class RRef(Handle[T]):
         agent = agents.current()
         limit_s = agent.limit_s(timeout)
 
-        async def fetch() -> T:
+        def start() -> asyncio.Future[T]:
             deadline_var.set(None)
-            value: T = await self._service.fetch(self, limit_s)
-            return value
+            if self._shared.is_here:
+                return agent.host.loop.create_task(self._service.fetch(self, limit_s))
+            return self._service.start_method(self, "", (), {}, limit_s)
 
         def get() -> T:
             try:
-                return agent.host.run(fetch())
+                return agent.host.do(start)
+            except RRefDeletedError:
+                self._shared.check()  # the owner had refused to make it: that says why
+                raise
             except TimeoutError as error:
                 if isinstance(error, AsyncRpcError):
                     raise
@@ -309,10 +315,15 @@ class RRefProxy:
         Raises:
             AttributeError: values of its type have none of the name.
         """
-        kind = self.rref._get_type(timeout=self.rpc_timeout)  # noqa: SLF001
+        rref = self.rref
+        if self._start is _sync and hasattr(rref, "_made_of"):
+            # The call that follows waits for the value, and says what it died of.
+            kind = rref._made_of  # noqa: SLF001
+        else:
+            kind = rref._get_type(timeout=self.rpc_timeout)  # noqa: SLF001
         getattr(kind, name)
         return lambda *args, **kwargs: self._start(
-            self.rref, name, args, kwargs, self.rpc_timeout
+            rref, name, args, kwargs, self.rpc_timeout
         )
 
 
@@ -383,14 +394,22 @@ def made(
     agent: agents.Agent,
     start: Callable[[], Handle[Any]],
     timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    waits: bool = True,
 ) -> RRef[Any]:
     """Start what makes a value elsewhere; return the reference.
+
+    Args:
+        agent: of this process.
+        start: starts it; on the loop, or in this thread if nothing waits.
+        timeout: seconds in which the value must be made.
+        waits: until it is under way, as its arguments may not travel.
 
     Raises:
         Exception: an argument cannot travel.
     """
     try:
-        handle = agent.host.do_at_once(start)
+        handle = agent.host.do_at_once(start) if waits else copy_context().run(start)
     except (AsyncRpcError, UsageError) as error:
         failed = errors.of_call(error, agent.rank_of)
     else:

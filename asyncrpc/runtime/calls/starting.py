@@ -378,7 +378,13 @@ class CallStarter:
         if self.references is None:
             raise UsageError("this worker was made without remote references")
         self.check_running()
-        target, values = self.describe(function, args, kwargs or {})
+        named = kwargs or {}
+        if self.is_known(function):
+            (target, _), values = self._known[function], (list(args), dict(named))
+        elif is_idempotent(function):  # so it is never among the known
+            target, values = self.describe(function, args, named)
+        else:
+            (target, _), values = self._describe_anew(function, args, named)
         return self.references.start_remote(to, target, values, timeout_s)
 
     def target(self, name: str) -> Target:

@@ -1,0 +1,157 @@
+"""Errors of calls become what torch would raise: of its type, with its text."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrpc.compat.rpc import errors
+from asyncrpc.errors import (
+    DeadlineExceededError,
+    DecodeError,
+    EncodeError,
+    Outcome,
+    WorkerLostError,
+)
+from asyncrpc.serde import describe_exception, rebuild_exception
+from tests.unit.serde.loopback import TRUSTED, round_trip
+
+
+class TwoArguments(Exception):  # noqa: N818
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+
+
+class Custom(Exception):  # noqa: N818
+    pass
+
+
+def rank_of(name: str) -> int:
+    return int(name.removeprefix("worker"))
+
+
+def of_callee(function: Callable[[], Any]) -> BaseException:
+    """Return what a caller gets of a function that raises on worker1."""
+    try:
+        function()
+    except BaseException as error:  # noqa: BLE001
+        tree = describe_exception(error, TRUSTED, worker="worker1", pid=7)
+    return rebuild_exception(
+        round_trip(tree), TRUSTED.functions, function="f", to="worker1"
+    )
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def function() -> None:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("raised", "by_future", "by_fetch"),
+    [
+        (ValueError("one\ntwo"), ValueError, ValueError),
+        (TypeError("t"), TypeError, TypeError),
+        (KeyError("k"), RuntimeError, KeyError),
+        (Custom("c"), RuntimeError, Custom),
+        (RuntimeError("r"), RuntimeError, RuntimeError),
+    ],
+    ids=lambda one: getattr(one, "__name__", None) or type(one).__name__,
+)
+def test_a_future_keeps_two_types_and_a_fetch_keeps_all(
+    raised: Exception,
+    by_future: type[Exception],
+    by_fetch: type[Exception],
+) -> None:
+    error = of_callee(raising(raised))
+    waited = errors.of_future(error, rank_of)
+    fetched = errors.of_call(error, rank_of)
+    assert type(waited) is by_future
+    assert type(fetched) is by_fetch
+    assert str(waited).startswith(f"{type(raised).__name__}: ")
+    for text in (waited.args[0], fetched.args[0]):
+        assert "On WorkerInfo(id=1, name=worker1):\n" in text.replace("\\n", "\n")
+        assert type(raised).__name__ in text
+        assert "Traceback (most recent call last)" in text
+
+
+def test_newlines_of_a_text_arrive_as_newlines() -> None:
+    failed = errors.of_future(of_callee(raising(ValueError("one\ntwo"))), rank_of)
+    assert "ValueError('one\ntwo')" in str(failed)
+
+
+def test_what_takes_more_than_a_text_is_named_in_a_runtime_error() -> None:
+    failed = errors.of_call(of_callee(raising(TwoArguments(1, "foo"))), rank_of)
+    assert type(failed) is RuntimeError
+    assert re.match(
+        r"Failed to create original exception type\. Error msg was .*missing 1 .*"
+        r"Original exception on remote side was On WorkerInfo\(id=1, name=worker1\)",
+        str(failed),
+        re.DOTALL,
+    )
+
+
+def test_a_function_that_calls_an_operator_is_no_operator() -> None:
+    def function() -> Any:
+        return torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+
+    failed = errors.of_future(of_callee(function), rank_of)
+    assert type(failed) is RuntimeError
+    assert str(failed).startswith("RuntimeError: On WorkerInfo(id=1, name=worker1):")
+
+
+@pytest.mark.parametrize("in_seconds", [0.1, 1.0])
+def test_a_call_out_of_time_says_the_time_in_milliseconds(in_seconds: float) -> None:
+    late = DeadlineExceededError(
+        function="f", to="worker1", outcome=Outcome.UNKNOWN, timeout_s=in_seconds
+    )
+    for translated in (errors.of_call, errors.of_future):
+        failed = translated(late, rank_of)
+        assert type(failed) is RuntimeError
+        assert str(failed) == (
+            f"RPCErr:1:RPC ran for more than set timeout ({in_seconds * 1000:.0f} ms) "
+            "and will now be marked with an error"
+        )
+
+
+def test_an_argument_that_cannot_travel_raises_what_pickle_raised() -> None:
+    cannot = EncodeError("a lock cannot be sent", function="f", to="worker1")
+    assert type(errors.of_call(cannot, rank_of)) is RuntimeError
+    cannot.__cause__ = TypeError("cannot pickle '_thread.lock' object")
+    assert errors.of_call(cannot, rank_of) is cannot.__cause__
+
+
+def test_a_function_that_the_callee_has_not_is_explained() -> None:
+    absent = DecodeError("module 'm' has no 'f'", function="f", to="worker1")
+    for error in (absent, of_callee(raising(absent))):
+        failed = errors.of_future(error, rank_of)
+        assert type(failed) is RuntimeError
+        assert "RPC pickler does not serialize" in str(failed)
+
+
+def test_what_is_no_function_s_doing_is_a_runtime_error() -> None:
+    lost = WorkerLostError("it is gone", function="f", to="worker1")
+    failed = errors.of_call(lost, rank_of)
+    assert type(failed) is RuntimeError
+    assert "it is gone" in str(failed)
+    other = OSError("not ours")
+    assert errors.of_call(other, rank_of) is other
+
+
+async def test_a_cancelled_call_says_that_rpc_has_ended() -> None:
+    call: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    call.cancel()
+    failed = errors.of_ended(call)
+    assert type(failed) is RuntimeError
+    assert "shut down" in str(failed)
+
+
+def test_raising_leaves_no_frames_that_hold_what_they_came_through() -> None:
+    with pytest.raises(ValueError, match="v") as caught:
+        errors.raised(of_callee(raising(ValueError("v"))))
+    assert len(caught.traceback) == 2  # this line, and the one that raises
+    assert caught.value.__cause__ is None
