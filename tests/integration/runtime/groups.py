@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -16,6 +16,13 @@ from asyncrpc import Worker
 
 REPOSITORY = Path(__file__).parents[3]
 LIMIT_S = 10.0  # for one wait; only a failure reaches it
+
+
+async def until(is_so: Callable[[], bool], step_s: float = 0.001) -> None:
+    """Wait for what no event tells of: counters, and what sockets bring about."""
+    async with asyncio.timeout(LIMIT_S):
+        while not is_so():  # noqa: ASYNC110  (nothing tells)
+            await asyncio.sleep(step_s)
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -16,13 +16,6 @@ from asyncrpc.wire.messages import Hello
 from tests.integration.runtime.groups import LIMIT_S
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for what no event tells of: counters, and what sockets bring about."""
-    async with asyncio.timeout(LIMIT_S):
-        while not is_so():  # noqa: ASYNC110  (nothing tells)
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from asyncrpc.runtime.machine import credit as machine
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import Wires
 from tests.integration.runtime import remote
+from tests.integration.runtime.groups import until
 
 LIMIT_BYTES = 1 << 20
 BYTES = 600_000  # two of them do not fit
@@ -81,12 +82,6 @@ def link_of(worker: Worker, to: str) -> Link:
     link = worker.directory.find(to).link
     assert link is not None
     return link
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until it is so; the test's limit ends a wait in vain."""
-    while not condition():  # noqa: ASYNC110  (the books tell nobody when they change)
-        await asyncio.sleep(0.001)
 
 
 async def nothing_is_held(worker: Worker) -> None:

@@ -19,8 +19,8 @@ from asyncrpc import LocalRendezvous, Options, Worker
 from asyncrpc.wire.handshake import PREFACE
 from tests.certificates import Authority
 from tests.integration.runtime import remote
-from tests.integration.runtime.groups import LIMIT_S
-from tests.integration.runtime.knocking import dialed, read_to_the_end, until
+from tests.integration.runtime.groups import LIMIT_S, until
+from tests.integration.runtime.knocking import dialed, read_to_the_end
 
 SECRET = "the right one"
 QUICK = Options(

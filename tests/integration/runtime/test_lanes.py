@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from asyncrpc.testing.network import Network
 from asyncrpc.wire.frames import LANE_CHUNK_BYTES
 from asyncrpc.wire.handshake import Role
 from tests.integration.runtime import remote
+from tests.integration.runtime.groups import until
 
 MIB = 1 << 20
 Pair = tuple[Worker, Worker]
@@ -65,12 +66,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[Lane]:
 
 def is_empty(lanes: Lanes) -> bool:
     return not len(lanes.arrivals)
-
-
-async def until(is_so: Callable[[], bool], step_s: float = 0.0) -> None:
-    """Let the loop turn until something is so; the limit of a test ends it, too."""
-    while not is_so():  # noqa: ASYNC110  (it sets no event)
-        await asyncio.sleep(step_s)
 
 
 def numbers(count: int) -> torch.Tensor:
@@ -157,7 +152,7 @@ class TestOpening:
             lanes = lanes_of(a, "b")
             assert lanes.state is LanesState.OPENING
             go_on.set()
-            await until(lambda: len(lanes.lanes) == 2)
+            await until(lambda: len(lanes.lanes) == 2, 0.0)
             opened = lanes.arrivals.opened
             assert torch.equal(await a.peer("b").call(remote.echo, large), large)
             assert lanes.arrivals.opened == opened + 1
@@ -207,7 +202,7 @@ class TestStriping:
         read = counted(monkeypatch)
         async with two(bulk_lanes=3) as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
-            await until(lambda: len(lanes_of(b, "a").lanes) == 3)
+            await until(lambda: len(lanes_of(b, "a").lanes) == 3, 0.0)
             read.clear()
             await a.peer("b").call(remote.total, numbers(16 * MIB))
             assert set(read) == set(lanes_of(b, "a").lanes)
@@ -265,10 +260,10 @@ class TestGivingUp:
             await a.peer("b").call(remote.total, numbers(MIB))
             read.clear()
             call = a.start_call("b", remote.total, (numbers(64 * MIB),))
-            await until(lambda: bool(read))
+            await until(lambda: bool(read), 0.0)
             call.cancel()
             assert await a.peer("b").call(remote.add, 1) == 2
-            await until(lambda: not len(lanes_of(b, "a").arrivals))
+            await until(lambda: not len(lanes_of(b, "a").arrivals), 0.0)
             assert read.total() < 128 * MIB
             assert await a.peer("b").call(remote.total, torch.ones(MIB)) == MIB
 
@@ -279,10 +274,10 @@ class TestGivingUp:
             await a.peer("b").call(remote.total, numbers(MIB))
             read = counted(monkeypatch)
             call = a.start_call("b", torch.ones, (64 * MIB,))
-            await until(lambda: bool(read))
+            await until(lambda: bool(read), 0.0)
             call.cancel()
             assert await a.peer("b").call(remote.add, 1) == 2
-            await until(lambda: not len(lanes_of(a, "b").arrivals))
+            await until(lambda: not len(lanes_of(a, "b").arrivals), 0.0)
             assert read.total() < 128 * MIB
             assert not b.active
 
@@ -328,7 +323,7 @@ class TestTheEnd:
             await a.peer("b").call(remote.total, numbers(MIB))
             read = counted(monkeypatch)
             call = a.start_call("b", make_large, (64 * MIB,))
-            await until(lambda: bool(read))
+            await until(lambda: bool(read), 0.0)
             assert not b.active
             await b.shutdown()
             assert len(await call) == 64 * MIB

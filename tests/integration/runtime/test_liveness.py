@@ -18,7 +18,7 @@ from asyncrpc import Options, Outcome, OwnerLostError, WorkerLostError
 from asyncrpc.runtime.links import watching
 from asyncrpc.testing import ProcessCluster
 from tests.integration.runtime import remote
-from tests.integration.runtime.knocking import until
+from tests.integration.runtime.groups import until
 
 # A tenth of the defaults: what they promise is in proportion.
 OPTIONS = Options(heartbeat_s=0.2, lost_after_s=1.0, drain_timeout_s=0.5)

@@ -23,22 +23,7 @@ from asyncrpc.wire.frames import FrameKind
 from tests.integration.runtime import failures, remote
 from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.remote import Counter
-
-NOTHING = {"owned": 0, "held": 0, "values": 0}
-
-
-def counts(worker: Worker) -> dict[str, int]:
-    service: Any = worker.references
-    found: dict[str, int] = service.counts()
-    return found
-
-
-async def all_freed(*workers: Worker) -> None:
-    """Wait until no worker owns or holds anything; a leak ends as a timeout."""
-    async with asyncio.timeout(5):
-        while any(counts(worker) != NOTHING for worker in workers):
-            gc.collect()
-            await asyncio.sleep(0.005)
+from tests.integration.runtime.rref_parts import NOTHING, all_freed, counts
 
 
 async def test_everything_a_reference_says_of_itself(wired: Trio) -> None:

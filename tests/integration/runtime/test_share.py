@@ -21,7 +21,7 @@ from asyncrpc.runtime.payloads import regions
 from asyncrpc.serde.shared import key_of
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import remote
-from tests.integration.runtime.test_shared_memory import until
+from tests.integration.runtime.groups import until
 
 KEPT: list[Any] = []
 FILES = Path("/dev/shm")  # noqa: S108  (where memory with a name would be)

@@ -22,6 +22,7 @@ from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.transport import descriptors
 from asyncrpc.wire.frames import FrameKind
 from tests.integration.runtime import remote
+from tests.integration.runtime.groups import until
 
 MIB = 1 << 20
 KEPT: list[Any] = []
@@ -72,12 +73,6 @@ async def numbers(count: int, size: int) -> AsyncIterator[torch.Tensor]:
 
 
 # --- watching ------------------------------------------------------------------------
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until something is so; the limit of the test ends it if not."""
-    while not condition():  # noqa: ASYNC110  (nothing tells when memory is given back)
-        await asyncio.sleep(0.001)
 
 
 async def mover_to(worker: Worker, name: str) -> moving.SlabMover:

@@ -25,12 +25,12 @@ from asyncrpc.wire.handshake import (
     Role,
 )
 from tests.integration.runtime import remote
+from tests.integration.runtime.groups import until
 from tests.integration.runtime.knocking import (
     dialed,
     hello,
     prove,
     read_to_the_end,
-    until,
 )
 
 SECRET = "the right one"

@@ -32,8 +32,7 @@ from asyncrpc import (
 )
 from tests.certificates import Authority
 from tests.integration.runtime import remote
-from tests.integration.runtime.groups import LIMIT_S, REPOSITORY
-from tests.integration.runtime.knocking import until
+from tests.integration.runtime.groups import LIMIT_S, REPOSITORY, until
 
 QUICK = Options(
     listen=("tcp://127.0.0.1:0",), drain_timeout_s=0.5, handshake_timeout_s=5.0
