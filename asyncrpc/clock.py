@@ -10,6 +10,8 @@ from typing import Final
 
 NS_PER_S: Final = 1_000_000_000
 
+# Nanoseconds since 1970: to compare with what other programs have noted.
+wall_ns: Final = time.time_ns
 # The time, in seconds: for what is too short to ask a `Clock` for.
 now_s: Final = time.perf_counter
 NO_LIMIT_NS: Final = -1  # on the wire: the call has no deadline

@@ -22,6 +22,7 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
+from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -154,11 +155,13 @@ def surrounded(function: Callable[..., Any], modes: Modes) -> Callable[..., Any]
 
 
 async def _run(coroutine: Coroutine[Any, Any, Any], place: Place) -> Any:
-    return await _steps(coroutine, place)
+    return await steps(coroutine, place)
 
 
 @types.coroutine
-def _steps(awaitable: Any, place: Place) -> Generator[Any, Any, Any]:
+def steps(
+    awaitable: Any, place: AbstractContextManager[Any]
+) -> Generator[Any, Any, Any]:
     """Step what is sent to and thrown into as a coroutine is, each step in its place.
 
     Cancellation:
@@ -191,12 +194,12 @@ async def _items_later(
     try:
         while True:
             try:
-                item = await _steps(source.__anext__(), place)
+                item = await steps(source.__anext__(), place)
             except StopAsyncIteration:
                 return
             yield item
     finally:
-        await _steps(source.aclose(), place)
+        await steps(source.aclose(), place)
 
 
 def _items(source: Generator[Any, Any, Any], place: Place) -> Iterator[Any]:

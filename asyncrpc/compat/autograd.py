@@ -15,7 +15,7 @@ import torch
 
 from asyncrpc.autograd import backward as run_backward
 from asyncrpc.autograd.context import Context, ContextState, current_context_var
-from asyncrpc.autograd.service import AutogradService
+from asyncrpc.compat.nodes import RememberingAutograd
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.agent import Agent
@@ -37,9 +37,9 @@ def is_available() -> bool:
     return True
 
 
-def _service(agent: Agent) -> AutogradService:
+def _service(agent: Agent) -> RememberingAutograd:
     found: Any = agent.worker.service("autograd")
-    assert isinstance(found, AutogradService)
+    assert isinstance(found, RememberingAutograd)
     return found
 
 
@@ -235,14 +235,23 @@ class DistAutogradContext:
         return {self._agent.rank_of(name) for name in names}
 
     def _send_functions(self) -> dict[int, Any]:
-        return {
-            message.serial: sent.edges[0].node
-            for message, sent in self._state.sent.items()
-        }
+        agent, found = self._agent, _service(self._agent)
+        nodes = agent.host.do_at_once(lambda: found.sent(self._state))
+        rank = agent.rank
+        return {_message_id(rank, one.serial): node for one, node in nodes.items()}
 
     def _recv_functions(self) -> dict[int, Any]:
-        found: Any = _service(self._agent)
-        return dict(found.received.get(self._state.id, {}))
+        agent, found = self._agent, _service(self._agent)
+        nodes = agent.host.do_at_once(lambda: found.received(self._state.id))
+        return {
+            _message_id(agent.rank_of(sender), serial): node
+            for (sender, serial), node in nodes.items()
+        }
+
+
+def _message_id(rank: int, serial: int) -> int:
+    """Return torch's id of a message, the same at both ends: who sent it, and which."""
+    return (max(rank, 0) << agents.CONTEXT_BITS) + serial
 
 
 def _new_context() -> DistAutogradContext:

@@ -8,7 +8,8 @@ out of `sys.modules`; their places as attributes (`torch.distributed.rpc`) are f
 the import system, as for any module.
 
 Replaced are `torch.distributed.rpc` and `torch.distributed.autograd`, with all that is
-below them, and the two modules that define DistributedOptimizer and RemoteModule.  Of
+below them, the two modules that define DistributedOptimizer and RemoteModule, and the
+class `profile` of torch's legacy profiler, whose events are also the callees'.  Of
 these only those are imported anew that had been imported before: to import
 `torch.distributed.optim` takes seconds, and a program that does will find the
 substitute there.  What other modules of torch re-export is copied once more.
@@ -52,6 +53,12 @@ _REEXPORTED: Final[Mapping[tuple[str, str], str]] = {
     ("torch.distributed.nn", "RemoteModule"): _REMOTE_MODULE,
     ("torch.nn.parallel.distributed", "RRef"): _RPC,
 }
+# Names of modules that stay torch's, and whose they are here: a profiler that shows
+# what callees do.
+_PROFILER: Final = "torch.autograd.profiler_legacy"
+_REPLACED: Final[Mapping[tuple[str, str], str]] = {
+    (_PROFILER, "profile"): "asyncrpc.compat.profiler_legacy",
+}
 _NOTHING: Final = object()  # what a home has that lacks a name
 # Modules that may go on with torch's own: torch's (the third are generated), ours, and
 # another name of the main module.
@@ -73,7 +80,8 @@ def install() -> None:
     it, from torch.distributed.autograd, torch.distributed.optim (DistributedOptimizer)
     or torch.distributed.nn (RemoteModule) is the facade's, and so it is in processes
     that it starts by multiprocessing or torch.multiprocessing.  Names that the facade
-    has not raise an AttributeError or an ImportError that says so.
+    has not raise an AttributeError or an ImportError that says so.  The `profile` of
+    torch.autograd.profiler_legacy is the facade's, too.
 
     Call it before anything else is imported from torch's modules: what a module already
     holds under a name of its own stays torch's, and a RuntimeWarning names it.  Called
@@ -200,6 +208,7 @@ class SubstituteFinder(MetaPathFinder, Loader):
     def __init__(self, homes: Mapping[str, Sequence[types.ModuleType]]) -> None:
         self._homes = homes
         self.displaced: dict[str, types.ModuleType] = {}
+        self.replaced: dict[tuple[str, str], object] = {}
 
     def find_spec(
         self,
@@ -231,9 +240,13 @@ class SubstituteFinder(MetaPathFinder, Loader):
         """Do nothing: it looks up its names when they are used."""
 
     def displace(self) -> None:
-        """Take torch's modules out of `sys.modules`."""
+        """Take torch's modules out of `sys.modules`, and names out of others."""
         for name in self._replaced():
             self.displaced[name] = sys.modules.pop(name)
+        for (module, name), home in _REPLACED.items():
+            theirs = importlib.import_module(module)
+            self.replaced[module, name] = getattr(theirs, name)
+            setattr(theirs, name, getattr(importlib.import_module(home), name))
 
     def fill(self) -> None:
         """Import the substitutes that are expected to be there."""
@@ -249,6 +262,8 @@ class SubstituteFinder(MetaPathFinder, Loader):
         sys.modules.update(self.displaced)
         for name, module in self.displaced.items():
             _set_in_parent(name, module)
+        for (home, name), value in self.replaced.items():
+            setattr(sys.modules[home], name, value)
 
     def _replaced(self) -> list[str]:
         below = tuple(f"{package}." for package in _PACKAGES)
@@ -318,6 +333,7 @@ def _holders(finder: SubstituteFinder) -> Iterator[str]:
     """Find names in the program's modules whose values stay torch's."""
     stale = {id(module) for module in finder.displaced.values()}
     stale |= set(_differing(finder.displaced))
+    stale |= {id(value) for value in finder.replaced.values()}
     for name, module in list(sys.modules.items()):
         held = getattr(module, "__dict__", None)
         if name.startswith(_UNASKED) or not isinstance(held, dict):

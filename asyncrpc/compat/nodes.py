@@ -1,48 +1,327 @@
-"""Autograd that remembers, in each context, the nodes of what has come from others.
+"""The ends of a worker's graph as torch shows them: one node for each message.
 
-Programs written for torch look at them: `_recv_functions` of a context.
+Here a tensor that comes has a node of its own, and nothing is made for one that goes.
+Programs written for torch look for a node of each message, by its name.  So the tensors
+of a message are joined by one once it is decoded, and that of a message that was sent
+is made when somebody asks for it.
+
+Source: torch.distributed.autograd's SendRpcBackward and RecvRpcBackward.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NoReturn
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.autograd.graph import GradientEdge, Node
 
+from asyncrpc.autograd.context import ContextState, Pass, PassId, Sent
+from asyncrpc.autograd.engine import Keeping
+from asyncrpc.autograd.functions import Received, Region, following, leaves_of
 from asyncrpc.autograd.service import AutogradService
-from asyncrpc.ids import ContextId, Incarnation
+from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.extensions import OnGradient
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
+from asyncrpc.serde import Codec
+from asyncrpc.serde.quick import UNREAD
+
+RECEIVED: Final = "torch::distributed::autograd::RecvRpcBackward"
+SENT: Final = "torch::distributed::autograd::SendRpcBackward"
+
+_NO_HOOKS: Final = (
+    f"{SENT} is a view of what was sent, and nothing runs in it: register the hook on "
+    "the tensor, or on one of next_functions"
+)
+
+
+# --- what has come -------------------------------------------------------------------
+
+
+class RecvRpc(torch.autograd.Function):
+    """Joins the tensors of a message; behind it are the nodes that catch gradients.
+
+    In place: the tensors stay the same, and lie in the message's value already.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the tensors."""
+        ctx.mark_dirty(*tensors)
+        ctx.set_materialize_grads(value=False)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:  # noqa: ARG004
+        """Pass every gradient on; None for a tensor that was not used."""
+        return gradients
+
+
+_JOINING: Final[type] = RecvRpc._backward_cls  # noqa: SLF001
+_JOINING.__name__ = RECEIVED  # what the node says it is
+
+
+def join(tensors: Sequence[torch.Tensor]) -> Node:
+    """Give tensors that have come one node, and return it.
+
+    Args:
+        tensors: each with a history; any shapes and layouts.
+    """
+    with torch.enable_grad(), contextlib.ExitStack() as stack:
+        # Their memory does not change: what was computed from one while the message was
+        # rebuilt stays good.
+        for tensor in tensors:
+            stack.enter_context(_unsafe_preserve_version_counter(tensor))
+        RecvRpc.apply(*tensors)  # type: ignore[no-untyped-call]
+    node = tensors[0].grad_fn
+    assert node is not None
+    return node
+
+
+class JoinedRegion(Region):
+    """A region that goes past a joining node from the tensors that were used, only.
+
+    The others take no part, as they would not if each had a node of its own.
+    """
+
+    __slots__ = ("_entered",)
+
+    def __init__(self, nodes: set[Node]) -> None:
+        super().__init__(nodes)
+        self._entered: set[tuple[Node, int]] = set()
+
+    def extend(self, edges: Iterable[GradientEdge]) -> list[Received]:
+        """Add all that `edges` reach; return the received tensors that are new."""
+        known = len(self.received)
+        todo: list[tuple[Node | None, int]] = [
+            (edge.node, edge.output_nr) for edge in edges
+        ]
+        while todo:
+            node, number = todo.pop()
+            if node is None:
+                continue
+            if type(node) is _JOINING:
+                self.nodes.add(node)
+                if (node, number) not in self._entered:
+                    self._entered.add((node, number))
+                    todo.append(node.next_functions[number])
+            elif node not in self.nodes:
+                self.nodes.add(node)
+                after = following(node)
+                todo += after
+                if not after:
+                    parameters, received = leaves_of((node,))
+                    self.parameters += parameters
+                    self.received += received
+        return self.received[known:]
+
+
+class JoinedState(ContextState):
+    """A context's state, whose passes know of joining nodes."""
+
+    __slots__ = ()
+
+    def join_pass(self, pass_id: PassId, root: str, keeping: Keeping) -> Pass:
+        """Return a backward pass, made if it is new here; see `ContextState`."""
+        one = super().join_pass(pass_id, root, keeping)
+        if type(one.region) is Region:
+            one.region = JoinedRegion(one.region.nodes)
+        return one
+
+
+class Arriving:
+    """What the tensors of a message go through, until all are there.
+
+    Attributes:
+        joined: is told of their node.
+    """
+
+    __slots__ = ("_receive", "_tensors", "joined")
+
+    def __init__(self, receive: OnGradient, joined: Callable[[Node], None]) -> None:
+        self._receive = receive
+        self._tensors: list[torch.Tensor] = []
+        self.joined = joined
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Give a tensor its history."""
+        result = self._receive(tensor)
+        self._tensors.append(result)
+        return result
+
+    def finish(self) -> None:
+        """The message has been decoded."""
+        if self._tensors:
+            self.joined(join(self._tensors))
+
+
+class JoiningCodec(Codec):
+    """A codec that says when a message with crossings has been decoded."""
+
+    def decode_quickly(
+        self,
+        control: bytes,
+        buffers: Sequence[memoryview],
+        on_gradient: OnGradient | None = None,
+    ) -> Any:
+        """Decode a value; see `Codec`."""
+        value = super().decode_quickly(control, buffers, on_gradient)
+        if value is not UNREAD and isinstance(on_gradient, Arriving):
+            on_gradient.finish()
+        return value
+
+    def decode(
+        self,
+        control: bytes | memoryview,
+        buffers: Sequence[memoryview] = (),
+        *,
+        on_gradient: OnGradient | None = None,
+    ) -> Any:
+        """Decode a value; see `Codec`."""
+        value = super().decode(control, buffers, on_gradient=on_gradient)
+        if isinstance(on_gradient, Arriving):
+            on_gradient.finish()
+        return value
+
+
+# --- what was sent -------------------------------------------------------------------
+
+
+class SendRpcBackward(Node):
+    """A node as torch has one for each message that was sent; a view, which never runs.
+
+    Source: torch.distributed.autograd's SendRpcBackward, where gradients enter a graph.
+    """
+
+    requires_grad = True
+
+    def __init__(self, sent: Sent) -> None:
+        self._sent = sent
+
+    def __repr__(self) -> str:
+        return f"<SendRpcBackward object at {id(self):#x}>"
+
+    def name(self) -> str:
+        """Return the name of torch's node."""
+        return SENT
+
+    @property
+    def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
+        """Where the gradient of each tensor enters this worker's graph."""
+        return tuple((edge.node, edge.output_nr) for edge in self._sent.edges)
+
+    @property
+    def metadata(self) -> dict[Any, Any]:  # type: ignore[override]  # torch's is wrong
+        """Nothing."""
+        return {}
+
+    @property
+    def _input_metadata(self) -> list[Any]:
+        return [edge.node._input_metadata[edge.output_nr] for edge in self._sent.edges]  # noqa: SLF001
+
+    def _sequence_nr(self) -> int:
+        return 0
+
+    def _register_hook_dict(self, tensor: torch.Tensor) -> NoReturn:
+        _ = tensor
+        raise RuntimeError(_NO_HOOKS)
+
+    def register_hook(self, fn: Callable[..., Any]) -> NoReturn:
+        """Refuse a hook.
+
+        Raises:
+            RuntimeError: always: it would never run.
+        """
+        _ = fn
+        raise RuntimeError(_NO_HOOKS)
+
+    def register_prehook(self, fn: Callable[..., Any]) -> NoReturn:
+        """Refuse a hook.
+
+        Raises:
+            RuntimeError: always: it would never run.
+        """
+        _ = fn
+        raise RuntimeError(_NO_HOOKS)
+
+
+# --- both, by context ----------------------------------------------------------------
 
 
 class RememberingAutograd(AutogradService):
-    """Autograd of the facade's worker.
-
-    Attributes:
-        received: by context, the node of the first tensor of each message.
-    """
+    """Autograd of the facade's worker, which knows the node of each message."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
-        self.received: dict[ContextId, dict[int, Any]] = {}
+        # The name of its sender and its number there are a message's name.
+        self._received: dict[ContextId, dict[tuple[str, int], Node]] = {}
+        self._sent: dict[ContextId, dict[MessageId, SendRpcBackward]] = {}
+        self._codec: Codec | None = None
+
+    def open(self, context_id: ContextId, creator: WorkerId) -> ContextState:
+        """Return a context's state, made if it is new here; see `AutogradService`."""
+        if context_id not in self._contexts and context_id not in self._ended:
+            self._contexts[context_id] = JoinedState(context_id, creator)
+        return super().open(context_id, creator)
 
     def incoming(self, link: Link, meta: Any) -> OnGradient | None:
-        """Join the context of a message; note what its tensors go through."""
+        """Join the context of a message; note the node of its tensors."""
         receive = super().incoming(link, meta)
         if receive is None:
             return None
         context_id = ContextId(Incarnation(int(meta[0])), int(meta[1]))
-        nodes = self.received.setdefault(context_id, {})
+        message = link.peer.name, int(meta[2])
+        link.codec = self._joining_codec()
 
-        def receive_noted(tensor: torch.Tensor) -> torch.Tensor:
-            result = receive(tensor)
-            nodes.setdefault(int(meta[2]), result.grad_fn)
-            return result
+        def joined(node: Node) -> None:
+            self._received.setdefault(context_id, {})[message] = node
 
-        return receive_noted
+        return Arriving(receive, joined)
+
+    def _joining_codec(self) -> Codec:
+        """Return the worker's codec, but that it says when it has decoded."""
+        if self._codec is None:
+            plain = self.worker.codec
+            self._codec = JoiningCodec(
+                plain.functions, plain.hooks, plain.limits, plain.stager
+            )
+            self._codec.shared = plain.shared
+        return self._codec
+
+    def received(self, context_id: ContextId) -> dict[tuple[str, int], Node]:
+        """Return the nodes of messages that have come; on the loop.
+
+        Returns:
+            By the sender's name and its number of the message, in the order in which
+            they came.
+        """
+        return dict(self._received.get(context_id, {}))
+
+    def sent(self, state: ContextState) -> dict[MessageId, SendRpcBackward]:
+        """Return the nodes of messages that were sent, the same each time; on the loop.
+
+        Returns:
+            By message, in the order in which they were sent.
+        """
+        if state.id not in self._contexts:  # it has ended: nothing would forget them
+            return {key: SendRpcBackward(sent) for key, sent in state.sent.items()}
+        made = self._sent.setdefault(state.id, {})
+        for message, sent in state.sent.items():
+            if message not in made:
+                made[message] = SendRpcBackward(sent)
+        return dict(made)
 
     def release(self, context_id: ContextId, told_by: int = 0) -> None:
         """End a context; forget its nodes."""
-        self.received.pop(context_id, None)
+        self._received.pop(context_id, None)
+        self._sent.pop(context_id, None)
         super().release(context_id, told_by)
+
+    async def close(self) -> None:
+        """Let go of every graph."""
+        self._received.clear()
+        self._sent.clear()
+        await super().close()

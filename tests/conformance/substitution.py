@@ -47,12 +47,14 @@ SUBMODULES: Final = (
     "_utils",
 )
 REMOTE_MODULE: Final = "torch.distributed.nn.api.remote_module"
+PROFILER: Final = "torch.autograd.profiler_legacy"
 NN: Final = ("asyncrpc.compat.nn.api.remote_module", "asyncrpc.compat.nn")
 ATTRIBUTES: Final[Mapping[tuple[str, str], Sequence[str]]] = {
     ("torch.distributed.optim", "DistributedOptimizer"): ("asyncrpc.compat.optim",),
     ("torch.distributed.nn", "RemoteModule"): NN,
     (REMOTE_MODULE, "RemoteModule"): NN,
     (REMOTE_MODULE, "_RemoteModule"): NN,
+    (PROFILER, "profile"): ("asyncrpc.compat.profiler_legacy",),
 }
 # Conveniences of the suites that say nothing about an implementation: torch's own, if
 # the facade has none.

@@ -17,6 +17,7 @@ from asyncrpc.clock import now_s
 from asyncrpc.compat.hosting import LoopThread
 from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
+from asyncrpc.compat.rpc.gathering import ProfiledThreads
 from asyncrpc.compat.rpc.options import RpcBackendOptions, WorkerInfo
 from asyncrpc.compat.rpc.promises import Promise
 from asyncrpc.errors import AsyncRpcError, CallError, EncodeError
@@ -42,6 +43,7 @@ class Agent:
         is_static_group: whether the workers are known from the start.
         store: where they have met.
         context_ids: for new autograd contexts.
+        profiled: wishes for what profilers see of callees.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class Agent:
         # Of a static group, once all are there: by name and by rank.
         self._infos: dict[str | int, WorkerInfo] = {}
         self.is_let_go = False  # all references, for the worker ends
+        self.profiled = ProfiledThreads(worker)
+        worker.thread_states.insert(0, self.profiled)  # next to the function itself
 
     # --- who is there ----------------------------------------------------------------
 

@@ -131,11 +131,11 @@ def rpc_sync(
     """
     _check_callable(func)
     agent, name = agents.current(), _to_worker_info(to).name
-    with profiling.shown("sync", func, agent, name):
-        limit_s = agent.limit_s(timeout)
-        return agent.sync(
-            lambda: agent.start(name, func, args or (), kwargs or {}, limit_s), limit_s
-        )
+    given, named = args or (), kwargs or {}
+    limit_s = agent.limit_s(timeout)
+    if profiling.is_on():
+        return profiling.sync(agent, name, func, (given, named), limit_s)
+    return agent.sync(lambda: agent.start(name, func, given, named, limit_s), limit_s)
 
 
 @_require_initialized
@@ -166,12 +166,12 @@ def rpc_async(
     agent, name = agents.current(), _to_worker_info(to).name
     given, named = args or (), kwargs or {}
     limit_s = agent.limit_s(timeout)
-    with profiling.shown("async", func, agent, name) as shown:
-        future: torch.futures.Future[Any] = shown.until(
-            agent.future(
-                lambda: agent.start(name, func, given, named, limit_s),
-                waits=not agent.cannot_fail(func, given, named),
-            )
+    if profiling.is_on():
+        future = profiling.future(agent, name, func, (given, named), limit_s)
+    else:
+        future = agent.future(
+            lambda: agent.start(name, func, given, named, limit_s),
+            waits=not agent.cannot_fail(func, given, named),
         )
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
@@ -210,9 +210,12 @@ def remote(
         limit_s = agent.limit_s(timeout)
         return agent.worker.start_remote(name, func, given, named, timeout_s=limit_s)
 
-    with profiling.shown("remote", func, agent, name):
-        waits = not agent.cannot_fail(func, given, named)
-        rref = made(agent, start, timeout, waits=waits)
+    waits = not agent.cannot_fail(func, given, named)
+    make = functools.partial(made, agent, timeout=timeout, waits=waits)
+    if profiling.is_on():
+        rref = profiling.remote(agent, name, func, start, make)
+    else:
+        rref = make(start)
     kind: Any = func
     plain: Any = object.__new__  # what returns an instance of the class, and no other
     if type(kind) is type and kind.__new__ is plain:

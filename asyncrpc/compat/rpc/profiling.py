@@ -1,69 +1,198 @@
 """Calls in torch's profilers, in the threads that make them.
 
+A call is a range, from its start to its end.  Where the thread asks for it, the ranges
+of the callee come with the answer: see `gathering`.
+
+While nobody profiles, all there is to it is `is_on`.
+
 Source: torch.distributed.rpc, for the names of the ranges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch._jit_internal import _qualified_name
 from torch.autograd import profiler
 from torch.jit import _builtins
 
+from asyncrpc.compat.rpc import agent as agents
+from asyncrpc.compat.rpc.gathering import (
+    Asked,
+    Opened,
+    Range,
+    Session,
+    gatherer_here,
+)
+from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.calls.repeating import is_idempotent
+from asyncrpc.runtime.options import CallOptions
+
 if TYPE_CHECKING:
     from asyncrpc.compat.rpc.agent import Agent
+    from asyncrpc.compat.rpc.rref import RRef
 
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
-class Shown:
-    """A range from the start of a call to its end, if anybody profiles."""
-
-    def __init__(self, name: str) -> None:
-        self._range = profiler.record_function(name)
-        self._is_future_s = False
-
-    def __enter__(self) -> Self:
-        self._range.__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def until(self, future: torch.futures.Future[Any]) -> torch.futures.Future[Any]:
-        """Let the range end with a future, and not with the block."""
-        self._is_future_s = True
-        ended: torch.futures.Future[Any] = self._range._call_end_callbacks_on_future(  # noqa: SLF001
-            future
-        )
-        return ended
-
-    def __exit__(self, *_: object) -> None:
-        if not self._is_future_s:
-            self._range.__exit__(None, None, None)
-
-
-class Hidden:
-    """What a call is shown as while nobody profiles: not at all."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def until(self, future: torch.futures.Future[Any]) -> torch.futures.Future[Any]:
-        """Return the future."""
-        return future
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
-
-
-_HIDDEN = Hidden()
 _is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # noqa: SLF001
 _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin  # noqa: SLF001
 
 
-def shown(kind: str, function: Callable[..., Any], agent: Agent, to: str) -> Any:
-    """Return what shows a call as a range."""
-    is_watched = profiler._is_profiler_enabled or _is_profiled()  # noqa: SLF001
-    if not is_watched:
-        return _HIDDEN
+def is_on() -> bool:
+    """Say whether anybody profiles this thread, or the process."""
+    return profiler._is_profiler_enabled or _is_profiled()  # noqa: SLF001
+
+
+def sync(
+    agent: Agent,
+    to: str,
+    function: Callable[..., Any],
+    given: Arguments,
+    limit_s: float | None,
+) -> Any:
+    """Make a call of `rpc_sync` that is shown; raises alike."""
+    with _Shown("sync", function, agent, to) as shown:
+        return agent.sync(lambda: shown.start(given, limit_s), limit_s)
+
+
+def future(
+    agent: Agent,
+    to: str,
+    function: Callable[..., Any],
+    given: Arguments,
+    limit_s: float | None,
+) -> torch.futures.Future[Any]:
+    """Make a call of `rpc_async` that is shown; raises alike."""
+    with _Shown("async", function, agent, to) as shown:
+        waits = not agent.cannot_fail(function, *given)
+        start = lambda: shown.start(given, limit_s)  # noqa: E731  (on the loop)
+        return shown.until(agent.future(start, waits=waits))
+
+
+def remote(
+    agent: Agent,
+    to: str,
+    function: Callable[..., Any],
+    start: Callable[[], Any],
+    make: Callable[[Callable[[], Any]], RRef[Any]],
+) -> RRef[Any]:
+    """Make a call of `remote` that is shown; raises alike.
+
+    Args:
+        agent: of this process.
+        to: name of the callee.
+        function: what makes the value.
+        start: starts the call.
+        make: runs what starts it, and returns the reference.
+    """
+    with _Shown("remote", function, agent, to) as shown:
+        rref = make(shown.wishing(start))
+        shown.follow(rref)
+    return rref
+
+
+class _Shown:
+    """A range from the start of a call to its end."""
+
+    def __init__(
+        self, kind: str, function: Callable[..., Any], agent: Agent, to: str
+    ) -> None:
+        name = f"rpc_{kind}#{_name_of(function)}({agent.worker.name} -> {to})"
+        gatherer = gatherer_here()
+        self._agent = agent
+        self._to = to
+        self._function = function
+        self._is_async = kind != "sync"
+        self._asked = Asked(gatherer, name, agent.worker) if gatherer else None
+        # What runs for a caller who gathers may end before its calls do: so theirs are
+        # not the profiler's to show.
+        is_recorded = not isinstance(gatherer, Session)
+        self._range = profiler.record_function(name) if is_recorded else None
+
+    def __enter__(self) -> Self:
+        if self._range is not None:
+            self._range.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+
+    def until(self, future: torch.futures.Future[Any]) -> torch.futures.Future[Any]:
+        """Let the range end with a future, and not with the block."""
+        if self._range is None:
+            return future
+        ended: torch.futures.Future[Any] = self._range._call_end_callbacks_on_future(  # noqa: SLF001
+            future
+        )
+        self._range = None
+        # The value of some that fail is the error, and they know how to raise it.
+        ended._set_unwrap_func(lambda _value: future.wait())  # noqa: SLF001
+        return ended
+
+    def start(self, given: Arguments, limit_s: float | None) -> Any:
+        """Start the call; on the loop."""
+        agent, to, function, asked = self._agent, self._to, self._function, self._asked
+        if asked is None or is_idempotent(function):
+            return agent.start(to, function, *given, limit_s)
+        deadline_var.set(None)
+        worker = agent.worker
+        target, values = worker.describe(function, *given)
+        name = target or str(getattr(function, "__qualname__", function))
+        call = worker.new_call(name.rpartition(":")[2], to)
+        call.options = CallOptions(timeout_s=limit_s)
+        meta = {**worker.meta_here(), **asked.meta(keep=False)}
+        worker.begin(call, target, values, timeout_s=limit_s, meta=meta)
+        return Opened(call, asked, is_async=self._is_async)
+
+    def wishing(self, start: Callable[[], Any]) -> Callable[[], Any]:
+        """Return what starts a call of `remote` with the wish, if there is any."""
+        asked, threads = self._asked, self._agent.profiled
+        if asked is None:
+            return start
+
+        def wish() -> Any:
+            with threads.wishing(asked):
+                return start()
+
+        return wish
+
+    def follow(self, rref: RRef[Any]) -> None:
+        """Let the range end when a value is made; ask for the ranges then."""
+        asked, agent, to = self._asked, self._agent, self._to
+        if asked is None:
+            return
+        gathered: torch.futures.Future[None] = torch.futures.Future()
+
+        def take(answer: torch.futures.Future[list[Range]]) -> None:
+            asked.take(_value_of(answer), is_async=True)
+            gathered.set_result(None)
+
+        def ask(_made: object) -> None:
+            limit_s = agent.rpc_timeout_s or None
+            start = lambda: agent.start(to, _kept, (asked.token,), {}, limit_s)  # noqa: E731
+            agent.future(start, waits=False).add_done_callback(take)
+
+        self.until(rref._get_future()).add_done_callback(ask)  # noqa: SLF001
+        rref._profiled = gathered  # noqa: SLF001
+
+
+def _value_of(answer: torch.futures.Future[list[Range]]) -> list[Range]:
+    try:
+        return answer.value()
+    except Exception:  # noqa: BLE001  (the value is there, or says itself why not)
+        return []
+
+
+def _kept(token: str) -> list[Range]:
+    """Return what is kept here for a caller."""
+    return agents.current().profiled.taken(token)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    if isinstance(function, torch.jit.ScriptFunction):
+        return str(_qualified_name(function))
     name = getattr(function, "__qualname__", None) or repr(function)
-    name = str(_find_builtin(function) or name)
-    return Shown(f"rpc_{kind}#{name}({agent.worker.name} -> {to})")
+    return str(_find_builtin(function) or name)

@@ -13,9 +13,10 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from asyncrpc.compat.rpc import agent as agents
-from asyncrpc.compat.rpc import errors
+from asyncrpc.compat.rpc import errors, profiling
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.options import WorkerInfo
+from asyncrpc.compat.rpc.rref_proxy import invoking
 from asyncrpc.errors import (
     AsyncRpcError,
     DeadlineExceededError,
@@ -46,6 +47,7 @@ class RRef(Handle[T]):
         "_limit_s",
         "_made_of",
         "_numbers",
+        "_profiled",
         "_type",
         "_type_future",
     )
@@ -54,6 +56,7 @@ class RRef(Handle[T]):
     _limit_s: float | None  # for the value to be made
     _made_of: type  # if the value is made by a class
     _numbers: tuple[tuple[int, int], int]
+    _profiled: torch.futures.Future[None]  # if it is
     _type: type
     _type_future: torch.futures.Future[type]
 
@@ -265,6 +268,16 @@ class RRef(Handle[T]):
             )
         return self._creation
 
+    def _get_profiling_future(self) -> torch.futures.Future[None]:
+        """Return a future that completes when the profiler has all of the creation.
+
+        Raises:
+            RuntimeError: it was made where no profiler gathers what callees do.
+        """
+        if not hasattr(self, "_profiled"):
+            raise RuntimeError("Profiling future has not been set!")
+        return self._profiled
+
     def backward(  # type: ignore[override]
         self,
         dist_autograd_ctx_id: int = -1,
@@ -321,9 +334,23 @@ class RRefProxy:
             kind = rref._made_of  # noqa: SLF001
         else:
             kind = rref._get_type(timeout=self.rpc_timeout)  # noqa: SLF001
-        getattr(kind, name)
+        method = getattr(kind, name)
+        if profiling.is_on() and (invoke := invoking(method)) is not None:
+            return self._shown(invoke, name)
         return lambda *args, **kwargs: self._start(
             rref, name, args, kwargs, self.rpc_timeout
+        )
+
+    def _shown(self, invoke: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Return what calls a method as torch does: as an argument of a function."""
+        from asyncrpc.compat.rpc import api  # noqa: PLC0415  (which needs this)
+
+        rref, timeout = self.rref, self.rpc_timeout
+        starts: dict[Start, Callable[..., Any]]
+        starts = {_sync: api.rpc_sync, _async: api.rpc_async, _remote: api.remote}
+        start = starts[self._start]
+        return lambda *args, **kwargs: start(
+            rref.owner(), invoke, (rref, name, args, kwargs), timeout=timeout
         )
 
 

@@ -9,13 +9,9 @@ import contextlib
 import copy
 import gc
 import io
-import multiprocessing
-import os
 import pickle
 import threading
 import weakref
-from collections.abc import Callable
-from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import pytest
@@ -32,8 +28,7 @@ from asyncrpc.compat.nn.api.remote_module import (
 )
 from asyncrpc.compat.optim import DistributedOptimizer
 from asyncrpc.errors import ProcessFailedError
-from asyncrpc.multiprocessing import launch
-from asyncrpc.multiprocessing.store import serve_store
+from tests.integration.compat.playing import play
 
 WAIT_S = 5.0  # far more than it may take
 CANNOT_PICKLE = "Cannot pickle RemoteModule in python pickler"
@@ -70,34 +65,6 @@ REFUSED = [
     "xpu",
     "zero_grad",
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kept_for_life() -> None:
-    """Start what multiprocessing keeps, before a test looks for what it left behind.
-
-    The fork server has loaded what takes time: torch's optimizers import the compiler.
-    """
-    multiprocessing.set_forkserver_preload(
-        ["asyncrpc.multiprocessing", "asyncrpc.compat.nn", "torch._dynamo"]
-    )
-    resource_tracker.ensure_running()
-    forkserver.ensure_running()
-    serve_store()
-    launch(abs, nprocs=1, method="forkserver")  # it has
-
-
-def take_part(rank: int, scenario: Callable[[], None]) -> None:
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
-    try:
-        if rank == 0:
-            scenario()
-    finally:
-        rpc.shutdown()
-
-
-def play(scenario: Callable[[], None], nprocs: int = 2) -> None:
-    launch(take_part, (scenario,), nprocs, method="forkserver")
 
 
 # --- what is made and called on other workers ----------------------------------------
@@ -288,10 +255,10 @@ def make_in_vain() -> None:
             use(RemoteModule("worker1", kind))
     with pytest.raises(RuntimeError, match="no such layer"):
         RemoteModule("worker1", failing).forward_async().wait()
-    with pytest.raises(NotImplementedError, match="TorchScript"):
+    with pytest.raises(ValueError, match="must be a type object decorated by"):
         _RemoteModule("worker1", nn.Linear, (1, 1), _module_interface_cls=object)
     known = RemoteModule("worker1", nn.Linear, (1, 1)).module_rref
-    with pytest.raises(NotImplementedError, match="TorchScript"):
+    with pytest.raises(ValueError, match="must be a type object decorated by"):
         RemoteModule.init_from_module_rref("worker1", known, object)
 
 

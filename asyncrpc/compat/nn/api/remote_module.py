@@ -26,8 +26,9 @@ from torch import nn
 from torch.distributed.remote_device import _remote_device
 from torch.utils import _pytree as pytree
 
+from asyncrpc.compat.nn.api import scripted
 from asyncrpc.compat.rpc import agent as agents
-from asyncrpc.compat.rpc import api, errors
+from asyncrpc.compat.rpc import api
 from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef
 
@@ -47,9 +48,8 @@ _REMOTE_MODULE_ATTRIBUTES_IGNORE_FOR_PICKLING: Final = frozenset(
 )
 
 _NO_SCRIPT: Final = (
-    "`_module_interface_cls` is not supported: it asks for a RemoteModule that "
-    "TorchScript compiles, and compiled code calls torch's own C++ RPC, which is not "
-    "running here; leave it out, and call `forward` from Python"
+    "TorchScript cannot compile a RemoteModule that was made without "
+    "`_module_interface_cls`: it must know the types of `forward`"
 )
 _PICKLED: Final = (
     "Cannot pickle RemoteModule in python pickler. RemoteModule can only be pickled "
@@ -113,7 +113,7 @@ _GENERATED_METHODS: Final = (_Forward.forward_async, _Forward.forward)
 
 
 class _RemoteModule(nn.Module):
-    """A RemoteModule that can be asked for by an interface, which is refused here."""
+    """A RemoteModule that TorchScript can compile, if it is given an interface."""
 
     on: str | int
     device: str
@@ -121,6 +121,7 @@ class _RemoteModule(nn.Module):
     is_scriptable: bool
     generated_methods: list[Callable[..., Any]]
     module_rref: RRef[nn.Module]
+    _interface: Any  # only if it is scriptable
     forward: Callable[..., Any]
     forward_async: Callable[..., torch.futures.Future[Any]]
 
@@ -139,14 +140,15 @@ class _RemoteModule(nn.Module):
             module_cls: makes the module there.
             args: of `module_cls`.
             kwargs: likewise.
-            _module_interface_cls: None.
+            _module_interface_cls: has the types of the module's `forward`, for
+                `torch.jit.script`; made by `torch.jit.interface`.
 
         Raises:
-            NotImplementedError: there is an interface, which is for TorchScript.
+            ValueError: the interface is none.
         """
-        _refuse_interface(_module_interface_cls)
         super().__init__()
         self._place(remote_device)
+        self._take(_module_interface_cls)
         values = module_cls, tuple(args or ()), dict(kwargs or {}), self.device
         self._refer(api.remote(self.on, _create_module, values))
 
@@ -162,19 +164,18 @@ class _RemoteModule(nn.Module):
             remote_device: as for the constructor.  Calls go to the reference's owner,
                 whatever this says.
             module_rref: a reference to the module.
-            _module_interface_cls: None.
+            _module_interface_cls: as for `_RemoteModule`.
 
         Raises:
             AssertionError: RPC has not been initialized.
-            ValueError: `remote_device` is not understood.
-            NotImplementedError: there is an interface, which is for TorchScript.
+            ValueError: `remote_device` is not understood, or the interface is none.
 
         Source: torch.distributed.nn.RemoteModule.init_from_module_rref.
         """
-        _refuse_interface(_module_interface_cls)
         module = RemoteModule.__new__(RemoteModule)
         nn.Module.__init__(module)
         module._place(remote_device)  # noqa: SLF001  (its other constructor)
+        module._take(_module_interface_cls)  # noqa: SLF001
         module._refer(module_rref)  # noqa: SLF001
         return module
 
@@ -200,16 +201,39 @@ class _RemoteModule(nn.Module):
         self.device = str(place.device())
         self.is_device_map_set = bool(maps.get(agent.get_worker_info(on).name))
 
+    def _take(self, interface: Any) -> None:
+        """Take an interface, if there is one.
+
+        Raises:
+            ValueError: it is none.
+        """
+        self.is_scriptable = interface is not None
+        if interface is not None:
+            scripted.check_interface(interface)
+            self._interface = interface
+
     def _refer(self, module_rref: RRef[nn.Module]) -> None:
         """Take the reference, and the methods that go by it."""
-        self.is_scriptable = False
         self.generated_methods = list(_GENERATED_METHODS)
         self.module_rref = module_rref
         self._install_generated_methods()
 
     def _install_generated_methods(self) -> None:
-        runs = _Forward(self.module_rref, self.device, self.is_device_map_set)
+        runs = self._runs()
         self.forward_async, self.forward = runs.forward_async, runs.forward
+
+    def _runs(self) -> _Forward:
+        return _Forward(self.module_rref, self.device, self.is_device_map_set)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Return what TorchScript compiles in place of this.
+
+        Raises:
+            RuntimeError: there is no interface.
+        """
+        if not self.is_scriptable:
+            raise RuntimeError(_NO_SCRIPT)
+        return scripted.scriptable(self._interface, self._runs())
 
     # --- what it can do --------------------------------------------------------------
 
@@ -297,7 +321,7 @@ class _RemoteModule(nn.Module):
         """Travel in calls, without what is not meant to; see `_Travelling`."""
         state: dict[str, Any] = {}
         for name, value in vars(self).items():
-            if name in _REMOTE_MODULE_PICKLED_ATTRIBUTES:
+            if name in _REMOTE_MODULE_PICKLED_ATTRIBUTES or name == "_interface":
                 state[name] = value
             elif name not in _REMOTE_MODULE_ATTRIBUTES_IGNORE_FOR_PICKLING:
                 _say_ignored(name)
@@ -371,16 +395,6 @@ class RemoteModule(_RemoteModule):
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(remote_device, module_cls, args, kwargs)
-
-
-def _refuse_interface(interface: Any) -> None:
-    """Refuse what is for TorchScript.
-
-    Raises:
-        NotImplementedError: an interface is given.
-    """
-    if interface is not None:
-        errors.raised(NotImplementedError(_NO_SCRIPT))
 
 
 # --- what runs on the owner ----------------------------------------------------------

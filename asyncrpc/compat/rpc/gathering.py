@@ -1,0 +1,392 @@
+"""The ranges of callees, brought to threads that profile and ask for them.
+
+Such a thread has a `Gatherer`.  Its calls carry the wish, and what the profiler is to
+record, in their meta.  The callee runs the function under a profiler of the thread that
+it runs in, and the answer brings the ranges beside the result.  For `remote`, whose
+result stays, they are kept until they are asked for.
+
+The callee's profiler is torch's legacy one, whatever the caller's is: of torch's only
+that one sees a single thread, and runs in many at once.
+
+Invariants: a call without a wish has nothing of this in its messages; a call that fails
+fails as it would have without, and brings no ranges.
+
+Source: torch.distributed.rpc's RemoteProfilerManager, for the names of the ranges.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import inspect
+import itertools
+import re
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, Self
+
+import torch
+from torch.autograd import profiler_legacy
+
+from asyncrpc.autograd.modes import steps
+from asyncrpc.clock import wall_ns
+from asyncrpc.errors import MalformedError, RemoteError
+from asyncrpc.runtime.calls.inbound import Mode, as_awaitable, mode_of
+from asyncrpc.runtime.worker import Worker
+
+REMOTE_OP: Final = "#remote_op: "  # between the call's name and a range's in it
+KEPT_MAX: Final = 1024  # values whose ranges nobody has asked for: callers may die
+
+_autograd: Final[Any] = torch.autograd
+_parse: Callable[[Any], Any] = profiler_legacy._parse_legacy_records  # noqa: SLF001
+_tokens: Final = itertools.count()
+_OWN_FRAMES: Final = re.compile(
+    r'^  File "[^"\n]*asyncrpc/compat/rpc/gathering\.py".*\n(?:    .*\n)*',
+    re.MULTILINE,
+)
+_threads: Final = threading.local()
+
+
+def wall_us() -> float:
+    """Read the clock that torch's profilers read: microseconds since the epoch."""
+    return wall_ns() / 1000
+
+
+class Range(NamedTuple):
+    """An event of a profiler, as it travels.
+
+    Attributes:
+        start_us: since the epoch; likewise `end_us`.
+        thread: torch's number of the thread.
+        rank: of the worker it was recorded on.
+        memory_bytes: of the host, allocated and not freed.
+    """
+
+    name: str
+    start_us: float
+    end_us: float
+    thread: int
+    rank: int
+    is_async: bool = False
+    fwd_thread: int | None = None
+    shapes: Any = None
+    stack: Any = ()
+    scope: int = 0
+    memory_bytes: int = 0
+    sequence_nr: int = -1
+    flops: int | None = None
+
+
+class Settings(NamedTuple):
+    """What a profiler records beside the times; as torch's `ProfilerConfig` has it."""
+
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+
+    @classmethod
+    def of(cls, profile: Any) -> Settings:
+        """Read them from one of torch's profilers."""
+        return cls(*(bool(getattr(profile, name)) for name in cls._fields))
+
+    def config(self) -> Any:
+        """Return them as the legacy profiler takes them."""
+        nothing_more = torch._C._profiler._ExperimentalConfig()  # noqa: SLF001
+        state = _autograd.ProfilerState.CPU
+        return _autograd.ProfilerConfig(state, *self, nothing_more)
+
+
+def start_of(records: Any) -> Any:
+    """Return the record with which the legacy profiler began."""
+    return next(
+        one for one in itertools.chain(*records) if one.name() == "__start_profile"
+    )
+
+
+def _ranges_of(records: Any, rank: int) -> Iterator[Range]:
+    origin_us = start_of(records).start_us()
+    for event in _parse(records):
+        yield Range(
+            name=event.name,
+            start_us=origin_us + event.time_range.start,
+            end_us=origin_us + event.time_range.end,
+            thread=event.thread,
+            rank=rank,
+            is_async=event.is_async,
+            fwd_thread=event.fwd_thread,
+            shapes=event.input_shapes,
+            stack=tuple(event.stack),
+            scope=event.scope,
+            memory_bytes=event.cpu_memory_usage,
+            sequence_nr=event.sequence_nr,
+            flops=event.flops,
+        )
+
+
+# --- who gathers ---------------------------------------------------------------------
+
+
+class Gatherer:
+    """What is gathered of the calls of one thread, from `begin` to `end`.
+
+    Attributes:
+        settings: of the thread's profiler.
+        ranges: of callees.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.ranges: list[Range] = []
+        self._outer: Gatherer | None = None
+        self._is_over = False
+
+    def begin(self) -> None:
+        """Gather for the calls of this thread."""
+        self._outer, _threads.gatherer = gatherer_here(), self
+
+    def end(self) -> None:
+        """Gather no longer: neither for new calls, nor for those in flight."""
+        self._is_over = True
+        self.leave()
+
+    def leave(self) -> None:
+        """Let the thread gather for whom it did before."""
+        _threads.gatherer, self._outer = self._outer, None
+
+    def add(self, *ranges: Range) -> None:
+        """Take ranges; from any thread."""
+        if not self._is_over:
+            self.ranges.extend(ranges)
+
+
+def gatherer_here() -> Gatherer | None:
+    """Return who gathers for the calls of this thread."""
+    found: Gatherer | None = getattr(_threads, "gatherer", None)
+    return found
+
+
+class Session(Gatherer):
+    """One function that runs for a caller who gathers: its ranges, and its callees'.
+
+    A context, entered for each step of the function, in whatever thread that is.
+    """
+
+    def __init__(self, settings: Settings, rank: int) -> None:
+        super().__init__(settings)
+        self._rank = rank
+        self._thread = 0
+        self._is_on = False
+
+    def __enter__(self) -> Self:
+        self.begin()
+        try:
+            _autograd._enable_profiler_legacy(self.settings.config())  # noqa: SLF001
+            self._is_on = True
+        except RuntimeError:  # somebody profiles this thread already
+            self._is_on = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+        if self._is_on:
+            records = _autograd._disable_profiler_legacy()  # noqa: SLF001
+            self._thread = start_of(records).thread_id()
+            self.ranges += _ranges_of(records, self._rank)
+
+    def show(
+        self, name: str, start_us: float, end_us: float, *, is_async: bool
+    ) -> None:
+        """Add a call of the function's; the profiler may be off when it ends."""
+        self.add(Range(name, start_us, end_us, -1, self._rank, is_async=is_async))
+
+    def closed(self) -> list[Range]:
+        """Return all ranges: the function has ended."""
+        self._is_over = True
+        own = self._thread
+        return [
+            one._replace(thread=own) if one.thread < 0 else one for one in self.ranges
+        ]
+
+
+# --- at the caller -------------------------------------------------------------------
+
+
+class Asked:
+    """The wish of one call.
+
+    Args:
+        gatherer: who is to have the ranges.
+        name: of the call, as the profiler shows it.
+        worker: this one.
+    """
+
+    def __init__(self, gatherer: Gatherer, name: str, worker: Worker) -> None:
+        self._gatherer = gatherer
+        self._name = name
+        self._start_us = wall_us()
+        self.token = f"{worker.name} {next(_tokens)}"
+
+    def meta(self, *, keep: bool) -> dict[str, Any]:
+        """Return what travels with the call.
+
+        Args:
+            keep: whether the ranges are to be kept, under the token.
+        """
+        wish = [list(self._gatherer.settings), self.token if keep else ""]
+        return {ProfiledThreads.key: wish}
+
+    def take(self, ranges: list[Range], *, is_async: bool) -> None:
+        """The call has ended: hand over what it brought."""
+        end_us = wall_us()
+        moved_us = _moved_us(ranges, self._start_us, end_us)
+        prefix = self._name + REMOTE_OP
+        for one in ranges:
+            start, end = one.start_us + moved_us, one.end_us + moved_us
+            self._gatherer.add(
+                one._replace(name=prefix + one.name, start_us=start, end_us=end)
+            )
+        if isinstance(self._gatherer, Session):
+            self._gatherer.show(self._name, self._start_us, end_us, is_async=is_async)
+
+
+def _moved_us(ranges: list[Range], start_us: float, end_us: float) -> float:
+    """Return by how much ranges are to be moved, to lie within the call they are of.
+
+    Not at all, unless the clocks of the two hosts differ: then into its middle.
+    """
+    if not ranges:
+        return 0.0
+    first = min(one.start_us for one in ranges)
+    last = max(one.end_us for one in ranges)
+    if start_us <= first and last <= end_us:
+        return 0.0
+    spare_us = end_us - start_us - (last - first)
+    return start_us + max(spare_us, 0.0) / 2 - first
+
+
+class Answer(NamedTuple):
+    """What a function has returned, and what was recorded of it."""
+
+    result: Any
+    ranges: list[Range]
+
+
+class Opened:
+    """The future of a call whose answer brings ranges, as of one that brings none."""
+
+    def __init__(self, call: Any, asked: Asked, *, is_async: bool) -> None:
+        self._call = call
+        self._asked = asked
+        self._is_async = is_async
+        self._result: Any = None
+        self.cancelled = call.cancelled
+        self.exception = call.exception
+        call.add_done_callback(self._take)
+
+    def _take(self, call: Any) -> None:
+        ranges: list[Range] = []
+        error = None if call.cancelled() else call.exception()
+        if isinstance(error, RemoteError):
+            # As without a wish; and by this it is seen that C++ has raised it.
+            error.remote_traceback = _OWN_FRAMES.sub("", error.remote_traceback)
+        elif error is None and not call.cancelled():
+            self._result = call.result()
+            if isinstance(self._result, Answer):
+                self._result, ranges = self._result
+        self._asked.take(ranges, is_async=self._is_async)
+
+    def add_done_callback(self, finish: Callable[[Any], object]) -> None:
+        """Call `finish` with this when the call has ended."""
+        self._call.add_done_callback(lambda _: finish(self))
+
+    def result(self) -> Any:
+        """Return what the function has returned, or raise what it has raised."""
+        self._call.result()
+        return self._result
+
+
+# --- at the callee -------------------------------------------------------------------
+
+
+class ProfiledThreads:
+    """A `runtime.extensions.ThreadState`: wishes, and how they are granted."""
+
+    key = "p"
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._kept: dict[str, list[Range]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def wishing(self, asked: Asked) -> Iterator[None]:
+        """Let the call of `remote` that is started inside carry a wish."""
+        _threads.wish = asked.meta(keep=True)[self.key]
+        try:
+            yield
+        finally:
+            del _threads.wish
+
+    def here(self) -> Any:
+        """Return the wish of the call that is being started."""
+        return getattr(_threads, "wish", None)
+
+    def surround(self, meta: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what runs a function for a caller who gathers.
+
+        Raises:
+            MalformedError: the wish cannot be read.
+        """
+        settings, token = _lifted(meta)
+        is_marked = mode_of(function) is Mode.ASYNC_EXECUTION
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            session = Session(settings, self._worker.rank)
+            with session:
+                result = function(*args, **kwargs)
+            if isinstance(result, Coroutine):
+                return self._await(steps(result, session), session, token)
+            if not is_marked:
+                return self._answer(result, session, token)
+            if _is_future(result):
+                return self._await(_of_future(result), session, token)
+            return result  # it is refused
+
+        return run
+
+    async def _await(self, running: Any, session: Session, token: str) -> Any:
+        return self._answer(await running, session, token)
+
+    def _answer(self, result: Any, session: Session, token: str) -> Any:
+        ranges = session.closed()
+        if not token:
+            return Answer(result, ranges)
+        with self._lock:
+            if len(self._kept) >= KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+            self._kept[token] = ranges
+        return result
+
+    def taken(self, token: str) -> list[Range]:
+        """Return the ranges that are kept under a token, and keep them no longer."""
+        with self._lock:
+            return self._kept.pop(token, [])
+
+
+def _lifted(meta: Any) -> tuple[Settings, str]:
+    try:
+        settings, token = meta
+        return Settings(*map(bool, settings)), str(token)
+    except (ValueError, TypeError) as error:
+        raise MalformedError(f"a wish that cannot be read: {meta!r:.80}") from error
+
+
+def _is_future(result: Any) -> bool:
+    kinds = (torch._C.Future, concurrent.futures.Future)  # noqa: SLF001
+    return isinstance(result, kinds) or inspect.isawaitable(result)
+
+
+async def _of_future(future: Any) -> Any:
+    return await as_awaitable(future)

@@ -1,0 +1,188 @@
+"""A RemoteModule that TorchScript has compiled: its calls, and what is refused.
+
+Each test is a scenario that worker0 plays; the others serve it.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from asyncrpc.compat import autograd, rpc
+from asyncrpc.compat.nn import RemoteModule, _RemoteModule
+from tests.integration.compat.playing import play
+
+
+@torch.jit.interface
+class Scales:
+    def forward(  # type: ignore[empty-body]
+        self, x: Tensor, by: float, where: str
+    ) -> tuple[Tensor, str]:
+        pass
+
+
+@torch.jit.interface
+class ScalesLater:
+    def forward_async(  # type: ignore[empty-body]
+        self, x: Tensor, by: float, where: str
+    ) -> torch.jit.Future[tuple[Tensor, str]]:
+        pass
+
+
+class Scaling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor, by: float, where: str) -> tuple[Tensor, str]:
+        if by == 0.0:
+            raise ValueError("by nothing")
+        return x * self.factor * by, where + "!"
+
+
+def compiled() -> Any:
+    return torch.jit.script(Scaling())
+
+
+class Outer(nn.Module):
+    """Has a part elsewhere."""
+
+    def __init__(self, remote: nn.Module) -> None:
+        super().__init__()
+        self.remote = remote
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, _ = self.remote(x, 2.0, "a")
+        result: Tensor = first + 1
+        return result
+
+
+def remote(make: Callable[[], Any] = Scaling) -> _RemoteModule:
+    return _RemoteModule("worker1/cpu", make, _module_interface_cls=Scales)
+
+
+# --- calls ---------------------------------------------------------------------------
+
+
+def run_from_python_and_from_compiled_code() -> None:
+    @torch.jit.script
+    def run(module: Scales, x: Tensor) -> tuple[Tensor, str]:
+        return module.forward(x, 2.0, "a")
+
+    @torch.jit.script
+    def run_later(module: ScalesLater, x: Tensor) -> tuple[Tensor, str]:
+        one, other = module.forward_async(x, 1.0, "b"), module.forward_async(x, 2.0, "")
+        return one.wait()[0] + other.wait()[0], one.wait()[1]
+
+    x = torch.ones(2)
+    for make in (Scaling, compiled):
+        module = remote(make)
+        assert module.is_scriptable
+        assert module.forward(x, 3.0, where="p")[0].tolist() == [3.0, 3.0]
+        script = torch.jit.script(module)
+        found = [
+            script.forward(x, 2.0, "a"),
+            script.forward_async(x, 2.0, "a").wait(),
+            run(script, x),
+        ]
+        assert [(one.tolist(), word) for one, word in found] == [([2.0, 2.0], "a!")] * 3
+        later, word = run_later(script, x)
+        assert (later.tolist(), word) == ([3.0, 3.0], "b!")
+
+
+def run_as_a_part() -> None:
+    outer = torch.jit.script(Outer(remote()))
+    assert outer(torch.ones(2)).tolist() == [3.0, 3.0]
+    known = remote().module_rref
+    again = RemoteModule.init_from_module_rref("worker1", known, Scales)
+    assert torch.jit.script(again).forward(torch.ones(2), 2.0, "")[1] == "!"
+
+
+def gradients() -> None:
+    x = torch.ones(2, requires_grad=True)
+    module = remote()
+    script, factor = torch.jit.script(module), module.remote_parameters()[0]
+    with autograd.context() as context_id:
+        first = script.forward(x, 2.0, "")[0]
+        second = script.forward_async(first, 3.0, "").wait()[0]
+        autograd.backward(context_id, [second.sum()])
+        assert autograd.get_gradients(context_id)[x].tolist() == [6.0, 6.0]
+        there = rpc.rpc_sync("worker1", gradient_of, (context_id, factor))
+        assert there.tolist() == [12.0, 12.0]
+
+
+def gradient_of(context_id: int, parameter: rpc.RRef[Any]) -> Tensor:
+    return autograd.get_gradients(context_id)[parameter.local_value()]
+
+
+def failures() -> None:
+    script = torch.jit.script(remote())
+    with pytest.raises(RuntimeError, match="by nothing"):
+        script.forward(torch.ones(2), 0.0, "")
+    with pytest.raises(RuntimeError, match="by nothing"):
+        script.forward_async(torch.ones(2), 0.0, "").wait()
+    assert script.forward(torch.ones(2), 1.0, "c")[1] == "c!"
+
+
+# --- travel --------------------------------------------------------------------------
+
+
+def compiled_there(module: _RemoteModule) -> str:
+    script = torch.jit.script(module)
+    return str(script.forward(torch.ones(2), 1.0, "there")[1])
+
+
+def travel() -> None:
+    module = remote()
+    assert rpc.rpc_sync("worker2", compiled_there, (module,)) == "there!"
+    script = torch.jit.script(module)
+    with pytest.raises(RuntimeError, match="Passing a script RemoteModule over RPC"):
+        rpc.rpc_sync("worker2", compiled_there, (script,))
+    with pytest.raises(torch.jit.Error, match="can only be pickled when using RPC"):
+        torch.save(script, io.BytesIO())
+    with pytest.raises(torch.jit.Error, match="can only be pickled when using RPC"):
+        rpc.rpc_sync("worker2", compiled_there, (torch.jit.script(Outer(remote())),))
+
+
+def let_go() -> None:
+    module = remote()
+    gone = weakref.ref(module.module_rref)
+    script = torch.jit.script(module)
+    del module
+    gc.collect()
+    assert gone() is not None
+    script.forward(torch.ones(2), 1.0, "")
+    del script
+    gc.collect()
+    assert gone() is None
+
+
+def refuse() -> None:
+    with pytest.raises(RuntimeError, match="without `_module_interface_cls`"):
+        torch.jit.script(RemoteModule("worker1", Scaling))
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        run_from_python_and_from_compiled_code,
+        run_as_a_part,
+        gradients,
+        failures,
+        let_go,
+        refuse,
+    ],
+)
+def test_a_compiled_module(scenario: Callable[[], None]) -> None:
+    play(scenario)
+
+
+def test_what_it_was_compiled_from_travels_and_what_is_compiled_does_not() -> None:
+    play(travel, nprocs=3)

@@ -1,0 +1,173 @@
+"""Nodes as torch shows them: one for each message, and gradients as without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from asyncrpc.autograd.context import Sent
+from asyncrpc.autograd.functions import CrossingId, Received, Recv
+from asyncrpc.compat.nodes import (
+    RECEIVED,
+    SENT,
+    Arriving,
+    JoinedRegion,
+    JoiningCodec,
+    SendRpcBackward,
+    join,
+)
+from asyncrpc.ids import Incarnation, MessageId, WorkerId
+from asyncrpc.serde import Codec, FunctionTable, Policy
+
+PEER = WorkerId("a", Incarnation(1))
+MESSAGE = MessageId(PEER.incarnation, 1)
+
+
+class Squared:
+    """Computes while a message is rebuilt, from a tensor that it brings."""
+
+    def __init__(self, root: torch.Tensor) -> None:
+        self.root = root
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"root": self.root}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.root = state["root"]
+        self.square = self.root * self.root
+
+
+class Catcher:
+    """What gives tensors that come a history; keeps where their gradients will be."""
+
+    def __init__(self) -> None:
+        self.caught: list[Received] = []
+        self.anchor = torch.zeros((), requires_grad=True)
+
+    def receive(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.caught.append(Received(CrossingId(MESSAGE, len(self.caught)), PEER))
+        found: torch.Tensor = Recv.apply(  # type: ignore[no-untyped-call]
+            self.anchor, tensor, self.caught[-1]
+        )
+        return found
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        return [one.gradient for one in self.caught]
+
+
+def sparse() -> torch.Tensor:
+    where, what = torch.tensor([[0, 1, 1], [2, 0, 2]]), torch.tensor([3.0, 4.0, 5.0])
+    return torch.sparse_coo_tensor(where, what, (2, 3), check_invariants=True)
+
+
+def through_codec(value: Any) -> tuple[Any, Catcher, list[Node]]:
+    """Return a value as it arrives, what catches its gradients, and its nodes."""
+    functions = FunctionTable(Policy.TRUSTED)
+    encoded = Codec(functions).encode(value)
+    buffers = [memoryview(bytearray(one)) for one in encoded.buffers]
+    catcher, nodes = Catcher(), list[Node]()
+    arriving = Arriving(catcher.receive, nodes.append)
+    codec = JoiningCodec(functions)
+    found = codec.decode(encoded.control, buffers, on_gradient=arriving)
+    return found, catcher, nodes
+
+
+@pytest.mark.parametrize("made", [lambda: torch.ones(2, 3), sparse])
+def test_tensors_of_one_message_have_one_node(made: Any) -> None:
+    catcher = Catcher()
+    tensors = [catcher.receive(made()) for _ in range(3)]
+    versions = [one._version for one in tensors]  # noqa: SLF001
+    node = join(tensors)
+    assert node.name() == RECEIVED
+    assert isinstance(node, Node)
+    assert all(one.grad_fn is node for one in tensors)
+    assert [one._version for one in tensors] == versions  # noqa: SLF001
+    assert not any(one.is_leaf or one._is_view() for one in tensors)  # noqa: SLF001
+    (tensors[0] * 2 + tensors[2]).sum().backward()  # type: ignore[no-untyped-call]
+    first, unused, last = catcher.gradients()
+    assert first is not None
+    assert last is not None
+    assert unused is None
+    assert torch.equal(first.to_dense(), 2 * last.to_dense())
+
+
+def test_only_tensors_that_were_used_take_part() -> None:
+    catcher = Catcher()
+    x, y, z = (catcher.receive(torch.ones(2)) for _ in range(3))
+    node = join([x, y, z])
+    leaf = torch.ones(2, requires_grad=True)
+    region = JoinedRegion(set())
+    used = region.extend([get_gradient_edge(x * x + leaf), get_gradient_edge(x)])
+    assert used == region.received == [catcher.caught[0]]
+    assert region.parameters == [leaf]
+    assert node in region.nodes
+    assert region.extend([get_gradient_edge(z), get_gradient_edge(x * 2)]) == [
+        catcher.caught[2]
+    ]
+
+
+def test_joined_tensors_may_be_changed_in_place() -> None:
+    catcher = Catcher()
+    x, y = catcher.receive(torch.ones(2)), catcher.receive(torch.ones(2))
+    join([x, y])
+    x.mul_(y)
+    (x * x).sum().backward()  # type: ignore[no-untyped-call]
+    assert [one.tolist() for one in catcher.gradients() if one is not None] == [
+        [2.0, 2.0],
+        [2.0, 2.0],
+    ]
+
+
+def test_what_was_computed_while_the_message_was_rebuilt_stays_good() -> None:
+    roots = torch.tensor([3.0], requires_grad=True) * 1, torch.ones(1) * 2
+    value = [Squared(roots[0]), roots[1].requires_grad_() * 1]
+    (squared, other), catcher, nodes = through_codec(value)
+    assert squared.root.grad_fn is other.grad_fn is nodes[0]
+    (squared.square + squared.root + other).sum().backward()
+    assert [one.tolist() for one in catcher.gradients() if one is not None] == [
+        [7.0],
+        [1.0],
+    ]
+
+
+def test_a_message_without_crossings_has_no_node() -> None:
+    value, _, nodes = through_codec([torch.ones(2), [1, 2]])
+    assert value[0].grad_fn is None
+    assert not nodes
+
+
+def test_a_quick_message_has_a_node_too() -> None:
+    functions = FunctionTable(Policy.TRUSTED)
+    encoded = Codec(functions).encode(torch.ones(2, requires_grad=True) * 2)
+    buffers = [memoryview(bytearray(one)) for one in encoded.buffers]
+    nodes: list[Node] = []
+    arriving = Arriving(Catcher().receive, nodes.append)
+    value = JoiningCodec(functions).decode_quickly(encoded.control, buffers, arriving)
+    assert [value.grad_fn] == nodes
+
+
+def test_the_node_of_what_was_sent_shows_where_gradients_enter() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    edges = [get_gradient_edge(leaf), GradientEdge(*get_gradient_edge(leaf * 2)[:2])]
+    node = SendRpcBackward(Sent(edges, PEER))
+    assert isinstance(node, Node)
+    assert node.name() == SENT
+    assert [(one and one.name(), number) for one, number in node.next_functions] == [
+        ("torch::autograd::AccumulateGrad", 0),
+        ("MulBackward0", 0),
+    ]
+    assert len(node._input_metadata) == 2  # noqa: SLF001
+    assert (node.metadata, node._sequence_nr(), node.requires_grad) == ({}, 0, True)  # noqa: SLF001
+    assert repr(node).startswith("<SendRpcBackward object at 0x")
+
+
+@pytest.mark.parametrize(
+    "register", ["register_hook", "register_prehook", "_register_hook_dict"]
+)
+def test_it_takes_no_hooks_that_would_never_run(register: str) -> None:
+    node = SendRpcBackward(Sent([], PEER))
+    with pytest.raises(RuntimeError, match="register the hook on the tensor"):
+        getattr(node, register)(print)
