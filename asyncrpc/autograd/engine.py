@@ -154,7 +154,9 @@ class Engine:
 
     @staticmethod
     def _run(run: Run) -> Leaving:
-        with gradients_set_aside(run.parameters) as gathered:
+        # Of an earlier segment, too: torch's DistributedDataParallel reduces gradients
+        # when it has all of a bucket, and then changes them where they are.
+        with gradients_set_aside(run.parameters, run.flow.staged) as gathered:
             for one in run.received:
                 one.take()  # a pass that failed, or was not ours, may have left some
             _run(run)
@@ -238,17 +240,25 @@ class _Border:
 
 
 @contextmanager
-def gradients_set_aside(parameters: Sequence[torch.Tensor]) -> Iterator[Gradients]:
-    """Collect what the block leaves in `.grad`; afterwards `.grad` is as it was."""
-    before = [parameter.grad for parameter in parameters]
+def gradients_set_aside(
+    parameters: Sequence[torch.Tensor], gathered_before: Gradients
+) -> Iterator[Gradients]:
+    """Collect what the block leaves in `.grad`; afterwards `.grad` is as it was.
+
+    Args:
+        parameters: those whose gradients the block computes.
+        gathered_before: what is in `.grad` meanwhile, of other parameters.
+    """
+    all_parameters = [*parameters, *gathered_before]
+    before = [parameter.grad for parameter in all_parameters]
     gathered: Gradients = {}
     try:
-        for parameter in parameters:
-            parameter.grad = None
+        for parameter in all_parameters:
+            parameter.grad = gathered_before.get(parameter)
         yield gathered
-        for parameter in parameters:
+        for parameter in all_parameters:
             if parameter.grad is not None:
                 gathered[parameter] = parameter.grad
     finally:
-        for parameter, gradient in zip(parameters, before, strict=True):
+        for parameter, gradient in zip(all_parameters, before, strict=True):
             parameter.grad = gradient

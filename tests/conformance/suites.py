@@ -29,14 +29,20 @@ IMPLEMENTATION: Final = "CONFORMANCE_IMPL"  # names in the environment
 START: Final = "CONFORMANCE_START"
 MARKS: Final = "CONFORMANCE_MARKS"
 
-FOLDER: Final = "torch.testing._internal.distributed.rpc"
+FOLDER: Final = "torch.testing._internal.distributed"
 SUITES: Final = {
-    "RpcTest": "rpc_test",
-    "TensorPipeAgentRpcTest": "rpc_test",
-    "DistAutogradTest": "dist_autograd_test",
-    "TensorPipeAgentDistAutogradTest": "dist_autograd_test",
-    "DistOptimizerTest": "dist_optimizer_test",
-    "TensorPipeAgentCudaRpcTest": "rpc_test",  # for the one test that needs no GPU
+    "RpcTest": "rpc.rpc_test",
+    "TensorPipeAgentRpcTest": "rpc.rpc_test",
+    "DistAutogradTest": "rpc.dist_autograd_test",
+    "TensorPipeAgentDistAutogradTest": "rpc.dist_autograd_test",
+    "DistOptimizerTest": "rpc.dist_optimizer_test",
+    "TensorPipeAgentCudaRpcTest": "rpc.rpc_test",  # for the one test that needs no GPU
+    "RemoteModuleTest": "nn.api.remote_module_test",
+    "ThreeWorkersRemoteModuleTest": "nn.api.remote_module_test",
+    "ParameterServerTest": "rpc.examples.parameter_server_test",
+    "ReinforcementLearningRpcTest": "rpc.examples.reinforcement_learning_rpc_test",
+    "DdpUnderDistAutogradTest": "ddp_under_dist_autograd_test",
+    "DdpComparisonTest": "ddp_under_dist_autograd_test",
 }
 
 MARKED: Final = Marks(lambda: os.environ.get(MARKS))
@@ -46,11 +52,11 @@ SUBSTITUTION: Final = install(os.environ.get(IMPLEMENTATION, "torch"), MARKED)
 def _fixture() -> type:
     """Return PyTorch's fixture, or one that needs only what is documented."""
     if os.environ.get(IMPLEMENTATION, "torch") == "torch":
-        module = importlib.import_module(f"{FOLDER}.tensorpipe_rpc_agent_test_fixture")
+        module = importlib.import_module(f"{FOLDER}.rpc.tensorpipe_rpc_agent_test_fixture")
         found: type = module.TensorPipeRpcAgentTestFixture
         return found
     base: type = importlib.import_module(
-        f"{FOLDER}.rpc_agent_test_fixture"
+        f"{FOLDER}.rpc.rpc_agent_test_fixture"
     ).RpcAgentTestFixture
     rpc = sys.modules["torch.distributed.rpc"]
     members: dict[str, object] = {

@@ -147,3 +147,27 @@ async def test_a_node_runs_once_where_a_pass_goes_through_once() -> None:
 
     found = await check(program, "abc")
     assert [kind for kind, _ in found["c"].seen] == ["kept"]
+
+
+async def test_a_hook_may_change_gradients_of_parameters_that_were_there_before() -> None:
+    """As torch's DistributedDataParallel does, once it has all of a bucket.
+
+    The pass leaves this worker between the two parameters, and comes back.
+    """
+    first, last = leaf(), leaf()
+
+    def reduce(_parameter: torch.Tensor) -> None:
+        for one in (first, last):
+            assert one.grad is not None
+            one.grad.mul_(10)
+
+    first.register_post_accumulate_grad_hook(reduce)
+    async with group_of(2) as (_, keepers), context() as ctx:
+        y = await ask(keepers["b"], "times", first.cos())
+        await backward(ctx, (y * last).sum())
+        found = asyncrpc.autograd.get_gradients(ctx)
+        want = torch.autograd.grad((y.detach() * last).sum(), last)[0]
+        torch.testing.assert_close(found[last], 10 * want)
+        assert set(found) == {first, last}
+    assert first.grad is None
+    assert last.grad is None
