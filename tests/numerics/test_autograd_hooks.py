@@ -149,7 +149,9 @@ async def test_a_node_runs_once_where_a_pass_goes_through_once() -> None:
     assert [kind for kind, _ in found["c"].seen] == ["kept"]
 
 
-async def test_a_hook_may_change_gradients_of_parameters_that_were_there_before() -> None:
+async def test_a_hook_may_change_gradients_of_parameters_that_were_there_before() -> (
+    None
+):
     """As torch's DistributedDataParallel does, once it has all of a bucket.
 
     The pass leaves this worker between the two parameters, and comes back.
@@ -161,7 +163,7 @@ async def test_a_hook_may_change_gradients_of_parameters_that_were_there_before(
             assert one.grad is not None
             one.grad.mul_(10)
 
-    first.register_post_accumulate_grad_hook(reduce)
+    first.register_post_accumulate_grad_hook(reduce)  # type: ignore[no-untyped-call]
     async with group_of(2) as (_, keepers), context() as ctx:
         y = await ask(keepers["b"], "times", first.cos())
         await backward(ctx, (y * last).sum())

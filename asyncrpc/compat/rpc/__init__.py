@@ -29,13 +29,14 @@ from asyncrpc.compat.rpc import (
     options,
     starting,
 )
-from asyncrpc.compat.rpc.agent import Agent as TensorPipeAgent
+from asyncrpc.compat.rpc.agent import Agent as RpcAgent
 from asyncrpc.compat.rpc.api import (
     AllGatherStates,
     RRef,
     _get_current_rpc_agent,
     _is_current_rpc_agent_set,
     _wait_all,
+    get_rpc_timeout,
     get_worker_info,
     remote,
     rpc_async,
@@ -59,7 +60,9 @@ __all__ = [  # noqa: F822  (BackendType is looked up by `__getattr__`)
     "AllGatherStates",
     "BackendType",
     "BackendValue",
+    "PyRRef",
     "RRef",
+    "RpcAgent",
     "RpcBackendOptions",
     "TensorPipeAgent",
     "TensorPipeRpcBackendOptions",
@@ -85,6 +88,16 @@ __all__ = [  # noqa: F822  (BackendType is looked up by `__getattr__`)
     "rpc_sync",
     "shutdown",
 ]
+
+# The base classes that torch has in C++.
+TensorPipeAgent = RpcAgent
+PyRRef = RRef
+
+_is_tensorpipe_available = True
+_DEFAULT_INIT_METHOD = constants.DEFAULT_INIT_METHOD
+_DEFAULT_NUM_WORKER_THREADS = constants.DEFAULT_NUM_WORKER_THREADS
+_DEFAULT_RPC_TIMEOUT_SEC = constants.DEFAULT_RPC_TIMEOUT_SEC
+_UNSET_RPC_TIMEOUT = constants.UNSET_RPC_TIMEOUT
 
 logger = logging.getLogger(__name__)
 
@@ -193,15 +206,6 @@ def _init_rpc_backend(  # noqa: PLR0917  (torch's signature)
 
 
 # --- what torch keeps to itself, and programs use all the same -----------------------
-
-
-def get_rpc_timeout() -> float:
-    """Return the default timeout, in seconds.
-
-    Raises:
-        RuntimeError: RPC has not been initialized.
-    """
-    return _agent.current().rpc_timeout_s
 
 
 def _set_rpc_timeout(timeout: float) -> None:

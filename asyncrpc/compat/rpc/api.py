@@ -40,6 +40,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+PyRRef = RRef  # the base class that torch has in C++
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -63,6 +64,15 @@ def _get_current_rpc_agent() -> Agent:
 
 def _is_current_rpc_agent_set() -> bool:
     return agents.is_set()
+
+
+def get_rpc_timeout() -> float:
+    """Return the default timeout, in seconds.
+
+    Raises:
+        RuntimeError: RPC has not been initialized.
+    """
+    return agents.current().rpc_timeout_s
 
 
 @contextlib.contextmanager
