@@ -14,6 +14,8 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from asyncrpc import Worker
+from asyncrpc.compat.nodes import RememberingAutograd
 from tests.numerics.programs.drawing import programs
 from tests.numerics.programs.language import Program
 from tests.numerics.programs.running import Comparison, in_one_process
@@ -23,10 +25,7 @@ PROGRAMS_EACH = 60
 DRAWN = 150
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)  # what fails is shrunk, for 300 s at most
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
-def test_random_programs_have_the_gradients_of_one_process(workers: int) -> None:
+def check_programs(workers: int) -> None:
     with Comparison(workers) as comparison:
 
         @settings(
@@ -40,6 +39,22 @@ def test_random_programs_have_the_gradients_of_one_process(workers: int) -> None
             comparison.check(program)
 
         check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # what fails is shrunk, for 300 s at most
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+def test_random_programs_have_the_gradients_of_one_process(workers: int) -> None:
+    check_programs(workers)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_so_they_have_with_the_nodes_that_the_facade_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Worker, "autograd_class", RememberingAutograd)
+    check_programs(workers=3)
 
 
 @pytest.mark.slow
