@@ -1,5 +1,6 @@
 """A codec at each end of a wire that only copies bytes, as a connection does."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,12 @@ import numpy as np
 import torch
 
 from asyncrpc.serde import Codec, Encoded, FunctionTable, Limits, Policy
+
+
+def named(value: object) -> str:
+    """Return what a test of a value is called: the same in every process."""
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))
+
 
 TRUSTED = Codec(FunctionTable(Policy.TRUSTED))
 STRICT = Codec(FunctionTable(Policy.STRICT))

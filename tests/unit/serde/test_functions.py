@@ -16,6 +16,7 @@ import torch
 
 from asyncrpc.errors import DecodeError, EncodeError, Outcome, RejectedError, UsageError
 from asyncrpc.serde import FunctionTable, Policy, describe_callable, expose
+from tests.unit.serde.loopback import named
 
 
 def step(x: int) -> int:
@@ -108,7 +109,7 @@ HERE = step.__module__
         torch.Tensor.backward,
         torch.Tensor,
     ],
-    ids=str,
+    ids=named,
 )
 def test_a_name_leads_back_to_the_very_object(function: Any) -> None:
     name = trusted.name_of(function)

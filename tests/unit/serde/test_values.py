@@ -19,7 +19,14 @@ from asyncrpc.errors import DecodeError, EncodeError, Outcome, RejectedError
 from asyncrpc.serde import Codec, FunctionTable, Limits, Policy, expose, kinds
 from asyncrpc.serde.arrays import read_dtype
 from asyncrpc.serde.plain import FROM_TREE
-from tests.unit.serde.loopback import STRICT, TRUSTED, received, round_trip, strict
+from tests.unit.serde.loopback import (
+    STRICT,
+    TRUSTED,
+    named,
+    received,
+    round_trip,
+    strict,
+)
 
 
 class Colour(enum.Enum):
@@ -141,7 +148,7 @@ PICKLED = [
 ]
 
 
-@pytest.mark.parametrize("value", [*PLAIN, Colour.RED, *NAMED, *PICKLED], ids=repr)
+@pytest.mark.parametrize("value", [*PLAIN, Colour.RED, *NAMED, *PICKLED], ids=named)
 def test_a_value_comes_back_as_it_was(value: Any) -> None:
     back = round_trip(value)
     assert type(back) is type(value)
