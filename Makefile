@@ -29,9 +29,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Train a model that is split over processes, and watch it
 	$(RUN) examples/train_split_model.py
 
-test: $(STAMP) ## Run all tests: about twenty minutes, on loopback, without a GPU
-	$(PYTEST) $(call tests,unit property fuzz simulation integration chaos numerics \
-		conformance docs examples)
+# Tests of real processes and sockets run one at a time: they look at the clock.
+test: $(STAMP) ## Run all tests: about a quarter of an hour, on loopback, without a GPU
+	$(PYTEST) -n auto --maxprocesses 4 --dist worksteal \
+		$(call tests,unit property fuzz simulation numerics docs)
+	$(PYTEST) $(call tests,integration chaos conformance examples)
 
 check: lint type arch ## Lint, types, contracts
 

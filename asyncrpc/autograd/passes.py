@@ -235,7 +235,7 @@ class Passes:
         if not one.wave.engage():
             if not one.wave.is_running:  # who runs it looks again
                 one.wave.is_running = True  # from now on: nobody may take us for idle
-                self._start(one, self._drive(one))
+                self._start(one, partial(self._drive, one))
             return []
         if not one.wave.is_running:
             one.wave.is_running = True
@@ -283,12 +283,12 @@ class Passes:
             return self._runner.run_here(kind, job)
         return await self._runner.run_in_thread(kind, job)
 
-    def _start(self, one: Pass, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, one: Pass, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do something for a pass beside its requests; errors are the pass's."""
 
         async def watched() -> None:
             try:
-                await work
+                await work()  # made here: the task may be cancelled before it begins
             except Exception as error:  # noqa: BLE001  (whoever waits gets it)
                 one.fail(error)
 
@@ -378,7 +378,7 @@ class Passes:
         if link is not None:
             self._request_over(one, link, method, value)
         else:
-            self._start(one, self._dial(one, peer, method, value))
+            self._start(one, partial(self._dial, one, peer, method, value))
 
     async def _dial(
         self, one: Pass, peer: WorkerId, method: str, value: list[Any]
