@@ -7,6 +7,10 @@ and the environment is what it shares with the process that started it.
 The suites are those that the torch wheel ships; nothing of them is copied.  Each gets a
 fixture, which says what `init_rpc` is called with, and ranks that are forked.
 
+The fixture of the suites that lose messages adds a backend, which replaces torch's enum
+of them, and tests of other suites notice.  So those suites are made when one of their
+tests is run, in its process.
+
 Source: test/distributed/rpc/test_tensorpipe_agent.py of PyTorch, which makes the same
 classes.  It spawns each rank, which imports torch: eleven seconds a test on two cores,
 where a fork takes less than one.
@@ -18,7 +22,7 @@ import importlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any, Final
 from unittest import TestCase, TestLoader
 
@@ -44,6 +48,10 @@ SUITES: Final = {
     "DdpUnderDistAutogradTest": "ddp_under_dist_autograd_test",
     "DdpComparisonTest": "ddp_under_dist_autograd_test",
 }
+FAULTY_SUITES: Final = {
+    "FaultyAgentRpcTest": "rpc.faulty_agent_rpc_test",
+    "FaultyAgentDistAutogradTest": "rpc.dist_autograd_test",
+}
 
 MARKED: Final = Marks(lambda: os.environ.get(MARKS))
 SUBSTITUTION: Final = install(os.environ.get(IMPLEMENTATION, "torch"), MARKED)
@@ -52,7 +60,9 @@ SUBSTITUTION: Final = install(os.environ.get(IMPLEMENTATION, "torch"), MARKED)
 def _fixture() -> type:
     """Return PyTorch's fixture, or one that needs only what is documented."""
     if os.environ.get(IMPLEMENTATION, "torch") == "torch":
-        module = importlib.import_module(f"{FOLDER}.rpc.tensorpipe_rpc_agent_test_fixture")
+        module = importlib.import_module(
+            f"{FOLDER}.rpc.tensorpipe_rpc_agent_test_fixture"
+        )
         found: type = module.TensorPipeRpcAgentTestFixture
         return found
     base: type = importlib.import_module(
@@ -68,6 +78,13 @@ def _fixture() -> type:
         "get_timeout_error_regex": lambda _: "RPC ran for more than",
     }
     return type("FacadeFixture", (base,), members)
+
+
+def _faulty_fixture() -> type:
+    """Return PyTorch's fixture for suites that lose messages."""
+    module = importlib.import_module(f"{FOLDER}.rpc.faulty_rpc_agent_test_fixture")
+    found: type = module.FaultyRpcAgentTestFixture
+    return found
 
 
 def _starter() -> type:
@@ -98,24 +115,40 @@ def _starter() -> type:
     return Ranks
 
 
-def _made() -> tuple[dict[str, type[TestCase]], dict[str, str]]:
-    """Return the suites, and why each of the others does not import."""
-    made: dict[str, type[TestCase]] = {}
+def _imported(suites: Mapping[str, str]) -> tuple[dict[str, type], dict[str, str]]:
+    """Return the suites as torch has them, and why the others do not import."""
+    found: dict[str, type] = {}
     why: dict[str, str] = {}
-    fixture, starter = _fixture(), _starter()
-    for name, module in SUITES.items():
+    for name, module in suites.items():
         try:
-            raw = getattr(importlib.import_module(f"{FOLDER}.{module}"), name)
+            found[name] = getattr(importlib.import_module(f"{FOLDER}.{module}"), name)
         except Exception as error:  # noqa: BLE001  (what a suite says is shown)
             why[name] = f"{module} does not import: {type(error).__name__}: {error}"
-            continue
-        made[name] = type(name, (raw, fixture, starter), {"__module__": __name__})
-    return made, why
+    return found, why
 
 
-CASES, NOT_IMPORTED = _made()
+def _case_class(name: str, raw: type, fixture: type) -> type[TestCase]:
+    return type(name, (raw, fixture, STARTER), {"__module__": __name__})
+
+
+STARTER: Final = _starter()
+RAW, NOT_IMPORTED = _imported({**SUITES, **FAULTY_SUITES})
+CASES = {
+    name: _case_class(name, RAW[name], fixture)
+    for fixture in [_fixture()]
+    for name in SUITES
+    if name in RAW
+}
 globals().update(CASES)  # where a spawned rank finds them
 SUBSTITUTION.imported()
+
+
+def __getattr__(name: str) -> type[TestCase]:
+    """Make a suite that loses messages, when it is asked for."""
+    if name not in FAULTY_SUITES or name not in RAW:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = globals()[name] = _case_class(name, RAW[name], _faulty_fixture())
+    return made
 
 
 def noticed(known: Container[str]) -> dict[str, list[str]]:
@@ -127,9 +160,9 @@ def noticed(known: Container[str]) -> dict[str, list[str]]:
     loader = TestLoader()
     tests = [
         f"{suite}.{test}"
-        for suite, made in CASES.items()
+        for suite, raw in RAW.items()
         if "Cuda" not in suite
-        for test in loader.getTestCaseNames(made)
+        for test in loader.getTestCaseNames(raw)
     ]
     return {
         "not_imported": list(NOT_IMPORTED.values()),
@@ -147,6 +180,7 @@ def case(name: str) -> TestCase:
         ValueError: it has no such test.
     """
     suite, _, test = name.partition(".")
-    if suite not in CASES:
+    if suite not in RAW:
         raise LookupError(NOT_IMPORTED.get(suite, f"there is no suite {suite}"))
-    return CASES[suite](test)
+    made: type[TestCase] = getattr(sys.modules[__name__], suite)
+    return made(test)

@@ -35,6 +35,10 @@ NO_AGENT: Final = (
     "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by "
     "calling `rpc.init_rpc`)?"
 )
+NOT_MADE: Final = (
+    "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the "
+    "owner node does not exist."
+)
 _NO_SCHEMA: Final = (
     "Overloaded torch operator invoked from Python failed to match any schema:"
 )
@@ -100,14 +104,21 @@ def of_call(error: BaseException, rank_of: RankOf) -> BaseException:
             return original_of(error, rank_of)
         case DeadlineExceededError():
             return timed_out(error.timeout_s)
-        case EncodeError() if isinstance(error.__cause__, Exception):
-            return error.__cause__
+        case EncodeError(__cause__=Exception() as cause):
+            return _of_argument(cause, rank_of)
         case DecodeError():
             return RuntimeError(f"{error}\n{_NO_CODE}")
         case AsyncRpcError():
             return RuntimeError(str(error))
         case _:
             return error
+
+
+def _of_argument(cause: Exception, rank_of: RankOf) -> BaseException:
+    """Return what is raised where an argument cannot travel."""
+    if isinstance(cause, DeadlineExceededError):
+        return RuntimeError(NOT_MADE)  # a reference, to a value that never came
+    return of_call(cause, rank_of)
 
 
 def of_future(error: BaseException, rank_of: RankOf) -> BaseException:
@@ -141,4 +152,7 @@ def _is_of_operator(error: RemoteError) -> bool:
 
 def raised(error: BaseException) -> Any:
     """Raise an error without the frames that it came through."""
-    raise error.with_traceback(None) from None
+    try:
+        raise error.with_traceback(None) from None
+    finally:
+        del error  # which has this frame: no cycle, which would hold RRefs

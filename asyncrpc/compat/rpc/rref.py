@@ -25,15 +25,11 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.rref.handle import RRef as Handle
+from asyncrpc.rref.pins import Shared
 from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.calls.futures import CallFuture
 
 T = TypeVar("T")
-
-_TIMED_OUT = (
-    "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the "
-    "owner node does not exist."
-)
 
 
 class RRef(Handle[T]):
@@ -192,7 +188,9 @@ class RRef(Handle[T]):
         except DeadlineExceededError as error:
             own = isinstance(error, RemoteError) or self._shared.error is not None
             failed: BaseException = (
-                RuntimeError(_TIMED_OUT) if own else errors.timed_out(error.timeout_s)
+                RuntimeError(errors.NOT_MADE)
+                if own
+                else errors.timed_out(error.timeout_s)
             )
         except Exception as error:  # noqa: BLE001  (every one is translated)
             failed = errors.of_call(error, agent.rank_of)
@@ -264,7 +262,7 @@ class RRef(Handle[T]):
         if not hasattr(self, "_creation"):
             agent, limit_s = agents.current(), getattr(self, "_limit_s", None)
             self._creation = agent.host.do_at_once(
-                lambda: _creation_of(agent, self._shared.call, limit_s)
+                lambda: _creation_of(agent, self._shared, limit_s)
             )
         return self._creation
 
@@ -294,6 +292,8 @@ class RRef(Handle[T]):
 
     def _serialize(self) -> NoReturn:
         if agents.is_set():
+            if isinstance(self._shared.error, DeadlineExceededError):
+                raise RuntimeError(errors.NOT_MADE)
             raise RuntimeError("an RRef is sent as an argument or a result of a call")
         raise RuntimeError(
             f"{self._user_text()} has been deleted. Cannot call fork an UserRRef after "
@@ -387,12 +387,16 @@ def _remote(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) 
 
 
 def _creation_of(
-    agent: agents.Agent, call: CallFuture[Any] | None, limit_s: float | None
+    agent: agents.Agent, shared: Shared, limit_s: float | None
 ) -> torch.futures.Future[Any]:
-    """Return what completes with a call, or fails when its time is over."""
+    """Return what completes when a value is made, or fails when its time is over."""
     found: torch.futures.Future[Any] = torch.futures.Future()
+    call = shared.call
     if call is None:
-        found.set_result(None)
+        if shared.error is None:
+            found.set_result(None)
+        else:
+            found.set_exception(errors.of_future(shared.error, agent.rank_of))
         return found
 
     def late() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Final
@@ -123,6 +123,26 @@ def init_agent(
     """
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError("`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`")
+    return start_agent((store, name, rank, world_size, rpc_backend_options))
+
+
+def start_agent(
+    given: tuple[Any, str, int, int | None, TensorPipeRpcBackendOptions],
+    *,
+    worker_class: Callable[..., FacadeWorker] = FacadeWorker,
+    agent_class: type[Agent] = Agent,
+) -> Agent:
+    """Start a worker of some class as that of this process; see `init_agent`.
+
+    Args:
+        given: the arguments of `init_agent`.
+        worker_class: makes the worker.
+        agent_class: of what has it.
+
+    Raises:
+        RuntimeError: as `init_agent`.
+    """
+    store, name, rank, world_size, rpc_backend_options = given
     WorkerInfo(name, rank)  # refuses what is no name
     own = b"static" if world_size else b"dynamic"
     if store.compare_set(_KIND, "", own) != own:
@@ -135,7 +155,7 @@ def init_agent(
         _check_names(store, name, rank, world_size)
         where = StoreRendezvous(lambda _timeout_s: store, rank, world_size)
     host = LoopThread(f"asyncrpc-{name}")
-    worker = FacadeWorker(
+    worker = worker_class(
         name,
         rank=rank,
         world_size=world_size or None,
@@ -147,7 +167,9 @@ def init_agent(
         ),
     )
     turn = nullcontext() if world_size else turn_at(store)
-    agent = Agent(worker, host, rpc_backend_options, store, is_static=bool(world_size))
+    agent = agent_class(
+        worker, host, rpc_backend_options, store, is_static=bool(world_size)
+    )
     # Before others can call: their functions may call on from here.
     agents.set_current(agent)
     try:

@@ -125,6 +125,16 @@ def test_an_argument_that_cannot_travel_raises_what_pickle_raised() -> None:
     assert errors.of_call(cannot, rank_of) is cannot.__cause__
 
 
+def test_a_reference_to_a_value_that_never_came_cannot_travel() -> None:
+    cannot = EncodeError("it cannot be sent", function="f", to="worker1")
+    cannot.__cause__ = DeadlineExceededError(
+        function="g", to="worker1", outcome=Outcome.UNKNOWN, timeout_s=1.0
+    )
+    failed = errors.of_call(cannot, rank_of)
+    assert type(failed) is RuntimeError
+    assert "RRef creation" in str(failed)
+
+
 def test_a_function_that_the_callee_has_not_is_explained() -> None:
     absent = DecodeError("module 'm' has no 'f'", function="f", to="worker1")
     for error in (absent, of_callee(raising(absent))):

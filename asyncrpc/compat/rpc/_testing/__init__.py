@@ -1,0 +1,38 @@
+"""A backend that loses and holds back messages, for tests of programs.
+
+    import asyncrpc.compat.rpc._testing
+
+    backend = rpc.backend_registry.BackendType["FAULTY_TENSORPIPE"]
+    options = rpc.construct_rpc_backend_options(
+        backend,
+        messages_to_fail=["PYTHON_CALL"],
+        num_fail_sends=2,
+        messages_to_delay={"SCRIPT_CALL": 1.5},
+    )
+    rpc.init_rpc("worker0", backend, 0, 2, rpc_backend_options=options)
+
+To import this makes the backend known.  What it does and does not simulate is said in
+`faulty_worker`.
+
+Source: torch.distributed.rpc._testing.
+"""
+
+from __future__ import annotations
+
+from asyncrpc.compat.rpc._testing import faulty_agent_backend_registry
+from asyncrpc.compat.rpc._testing.faulty_agent_backend_registry import (
+    FaultyTensorPipeRpcBackendOptions,
+)
+from asyncrpc.compat.rpc._testing.faulty_worker import FaultyTensorPipeAgent
+
+__all__ = [
+    "FaultyTensorPipeAgent",
+    "FaultyTensorPipeRpcBackendOptions",
+    "faulty_agent_backend_registry",
+    "is_available",
+]
+
+
+def is_available() -> bool:
+    """Say whether messages can be lost and held back: always."""
+    return True

@@ -1,0 +1,293 @@
+"""A worker that loses and holds back what it sends.
+
+What is simulated, of the messages whose types the options name:
+
+- A call that is lost, or the creation of a value by `remote`, does not reach the
+  callee.  It fails at once, as torch's does, and does not wait for its timeout, as it
+  would on a network.  A value that is lost fails as one whose creation took too long.
+- A message that is held back is sent later, with its arguments as they are then; its
+  timeout counts from the start.  Nothing waits for it, where torch blocks the thread
+  that sends.  If its time is over before, a call or a `to_here` is not sent at all; a
+  creation is, as torch's: the owner makes the value, and nobody can use it.
+- Messages to the worker itself, likewise; but `to_here` of its own value sends none.
+- In an autograd context only calls of torch's operators whose arguments need no
+  gradient: all others are messages of another type in torch, which none can name.
+- Whether a fetch is SCRIPT_RREF_FETCH_CALL is known of references where they were made;
+  elsewhere all are PYTHON_RREF_FETCH_CALL.
+
+What is not: RREF_FORK_REQUEST, RREF_CHILD_ACCEPT, RREF_USER_DELETE and
+CLEANUP_AUTOGRAD_CONTEXT_REQ are accepted, and change nothing.  torch sends those again
+until they go through, and a program is not to notice.  What asyncrpc sends in their
+place, mostly with calls and answers, its connections number and send again: there is no
+attempt that could be lost by itself.  Nor are answers lost or late, as in torch,
+nor what workers tell each other when they shut down, without which torch's hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import pickle
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import torch
+from torch.jit import _builtins
+from torch.utils import _pytree
+
+from asyncrpc.autograd.context import current_context_var
+from asyncrpc.compat.rpc.agent import Agent
+from asyncrpc.compat.rpc.errors import NOT_MADE
+from asyncrpc.compat.rpc.faults import COUNTED_MAX, Faults, MessageType
+from asyncrpc.compat.rpc.starting import FacadeWorker
+from asyncrpc.errors import DeadlineExceededError, EncodeError, Outcome
+from asyncrpc.ids import Incarnation, RRefId
+from asyncrpc.rref.handle import RRef
+from asyncrpc.rref.pins import Shared
+from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.options import UNSET
+
+# Functions of the facade's that stand for other messages of torch's, and those by which
+# all workers agree to end.
+_UNTOUCHED: Final = (
+    "asyncrpc.compat.autograd:",
+    "asyncrpc.compat.rpc.profiling:",
+    "asyncrpc.compat.rpc.api:_gather_to_leader",
+    "asyncrpc.compat.rpc.api:_broadcast_to_followers",
+)
+_INTENTIONAL: Final = 2  # torch's RPCErrorType
+_find_builtin: Callable[[Any], str | None] = _builtins._find_builtin  # noqa: SLF001
+
+Values = tuple[list[Any], dict[str, Any]]
+OnLink = Callable[[Link], None] | None
+
+
+class NotMadeError(DeadlineExceededError, RuntimeError):
+    """A value was not made in time; who passes its reference on is told by this."""
+
+    def __init__(self, call: CallFuture[Any], timeout_s: float | None) -> None:
+        """Say that nobody can tell of a value that a call was to make."""
+        super().__init__(
+            function=call.function,
+            to=call.to,
+            outcome=Outcome.NOT_EXECUTED,
+            timeout_s=timeout_s or 0.0,
+        )
+
+    def __str__(self) -> str:
+        return NOT_MADE
+
+
+class FaultyTensorPipeAgent(Agent):
+    """The agent of a worker that loses and holds back messages."""
+
+
+class FaultyWorker(FacadeWorker):
+    """A worker that asks, for each message that starts a call, what becomes of it.
+
+    Args:
+        faults: says so.
+        name: of the worker.
+        **others: as for every worker.
+    """
+
+    def __init__(self, faults: Faults, name: str, **others: Any) -> None:
+        super().__init__(name, **others)
+        self._faults = faults
+        self._scripted: dict[RRefId, None] = {}  # values that operators of torch's make
+
+    def begin(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        values: Values,
+        *,
+        timeout_s: Any = UNSET,
+        meta: dict[str, Any] | None = None,
+        on_link: OnLink = None,
+    ) -> None:
+        """Send a call, now, later or not at all; see `Worker.begin`."""
+        is_here = threading.get_ident() == self._thread_id  # else it comes here again
+        kind = self._kind_of(target, values, meta) if is_here else None
+        if kind is None:
+            super().begin(
+                call, target, values, timeout_s=timeout_s, meta=meta, on_link=on_link
+            )
+            return
+        _check_references(values)
+        if timeout_s is UNSET:
+            timeout_s = self.options.rpc_timeout_s
+        if self._faults.is_lost(kind, lambda: _outline(target, values, meta)):
+            self._lose(call, kind, timeout_s, meta)
+            return
+        delay_s = self._faults.delay_s(kind)
+        if not delay_s:
+            super().begin(
+                call, target, values, timeout_s=timeout_s, meta=meta, on_link=on_link
+            )
+            return
+        meta = self.meta_here() if meta is None else meta
+        self._hold_back(delay_s, call, (target, values), timeout_s, meta, on_link)
+
+    # --- what it is ------------------------------------------------------------------
+
+    def _kind_of(
+        self, target: str | list[Any] | None, values: Values, meta: Any
+    ) -> MessageType | None:
+        """Return the type of a message; None if it is none that can be named."""
+        if isinstance(target, str) and target.startswith(_UNTOUCHED):
+            return None
+        is_fetch = isinstance(target, list) and not target[3]
+        is_remote = bool(meta) and "r" in meta
+        is_script = self._is_script(target, values)
+        if is_remote and is_script:
+            self._scripted[_rref_id(meta["r"])] = None
+            if len(self._scripted) > COUNTED_MAX:
+                del self._scripted[next(iter(self._scripted))]
+        if _goes_with_gradients(values, is_script=is_script and not is_fetch):
+            return None
+        what = "RREF_FETCH_CALL" if is_fetch else "REMOTE_CALL" if is_remote else "CALL"
+        return MessageType[f"{'SCRIPT' if is_script else 'PYTHON'}_{what}"]
+
+    def _is_script(self, target: str | list[Any] | None, values: Values) -> bool:
+        """Say whether torch would run a message without Python."""
+        if isinstance(target, list):
+            return not target[3] and _rref_id(target[1:3]) in self._scripted
+        function = values[0][0] if target is None else self.target(target).function
+        if isinstance(function, torch.jit.ScriptFunction):
+            return True
+        return _find_builtin(function) is not None
+
+    # --- what becomes of it ----------------------------------------------------------
+
+    def _lose(
+        self, call: CallFuture[Any], kind: MessageType, timeout_s: Any, meta: Any
+    ) -> None:
+        if meta and "r" in meta:
+            error: Exception = NotMadeError(call, timeout_s)
+            self._give_up(meta, error)
+        else:
+            error = RuntimeError(
+                f"RPCErr:{_INTENTIONAL}:Send attempt failed intentionally for "
+                f"{kind.name} of {call.function!r} to {call.to!r}"
+            )
+        call.fail(error)
+
+    def _give_up(self, meta: Any, error: Exception) -> None:
+        """Let every use of a value fail, as its creation took too long."""
+        shared = self._shared_of(meta)
+        if shared is not None and shared.error is None:
+            shared.error = error
+
+    def _shared_of(self, meta: Any) -> Shared | None:
+        found: Shared | None = self._rrefs._shared.get(_rref_id(meta["r"]))  # noqa: SLF001
+        return found
+
+    def _hold_back(  # noqa: PLR0917
+        self,
+        delay_s: float,
+        call: CallFuture[Any],
+        message: tuple[Any, Values],
+        timeout_s: float | None,
+        meta: dict[str, Any],
+        on_link: OnLink,
+    ) -> None:
+        """Send a message later; if a value's creation is too late, all the same."""
+        deadline = deadline_var.get()
+        if timeout_s is not None:
+            deadline = effective_deadline(timeout_s, self.loop.time())
+        limit = deadline
+        if "r" in meta and deadline is not None:
+            late = NotMadeError(call, timeout_s)
+            timer = self.loop.call_at(deadline.at_s, self._give_up, meta, late)
+            call.add_done_callback(lambda _done: timer.cancel())
+            limit = None
+
+        def start(link: Link) -> None:
+            if on_link is not None:
+                with self._not_given_up(meta):
+                    on_link(link)
+            target, values = message
+            link.start(call, target, values, deadline=limit, meta=meta)
+
+        sending = self.connect_and_start(
+            call, start, deadline=limit, turn=_pause(delay_s)
+        )
+        call.begun = self.start_task(sending)
+
+    @contextlib.contextmanager
+    def _not_given_up(self, meta: Any) -> Any:
+        """Let a value that was given up be made all the same."""
+        shared = self._shared_of(meta) if "r" in meta else None
+        error = None if shared is None else shared.error
+        if shared is None or not isinstance(error, DeadlineExceededError):
+            yield
+            return
+        shared.error = None
+        try:
+            yield
+        finally:
+            shared.error = error
+
+
+@contextlib.asynccontextmanager
+async def _pause(delay_s: float) -> AsyncIterator[None]:
+    await asyncio.sleep(delay_s)
+    yield
+
+
+def _rref_id(pair: Any) -> RRefId:
+    return RRefId(Incarnation(pair[0]), pair[1])
+
+
+def _check_references(values: Values) -> None:
+    """Refuse references of values that were given up, before a message waits.
+
+    Raises:
+        EncodeError: there is one.
+    """
+    for one in _pytree.tree_leaves(values):
+        if isinstance(one, RRef):
+            try:
+                one._shared.check()  # noqa: SLF001
+            except Exception as error:
+                raise EncodeError(str(error)) from error
+
+
+def _goes_with_gradients(values: Values, *, is_script: bool) -> bool:
+    """Say whether torch would wrap a message in one for autograd."""
+    if current_context_var.get() is None:
+        return False
+    if not is_script:
+        return True
+    leaves = _pytree.tree_leaves(values)
+    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves)
+
+
+class _Outliner(pickle.Pickler):
+    """Writes what tells messages apart: not the content of tensors, as torch."""
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what stands for a tensor or a reference."""
+        if isinstance(value, RRef):
+            return tuple(value.rref_id)
+        return "tensor" if isinstance(value, torch.Tensor) else None
+
+
+def _outline(target: Any, values: Values, meta: Any) -> bytes:
+    """Return what stands for a message, the same if it is sent again.
+
+    A call whose arguments cannot be pickled stands for all of its function.
+    """
+    made = list(meta["r"]) if meta and "r" in meta else None  # another each time
+    written = io.BytesIO()
+    try:
+        _Outliner(written).dump((target, made, values))
+    except Exception:  # noqa: BLE001  (whatever the code of an argument raises)
+        written = io.BytesIO(repr((target, made)).encode())
+    return hashlib.blake2b(written.getvalue(), digest_size=16).digest()
