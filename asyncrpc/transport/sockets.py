@@ -303,3 +303,25 @@ def peer_credentials(sock: socket.socket) -> PeerCredentials | None:
     return PeerCredentials(
         *_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _UCRED.size))
     )
+
+
+async def close_servers(servers: Sequence[asyncio.AbstractServer]) -> None:
+    """Stop accepting and let go of the sockets.  Connections live on.  Idempotent.
+
+    Cancellation:
+        The sockets are closed all the same.
+    """
+    loop = asyncio.get_running_loop()
+    for server in servers:
+        if isinstance(server, asyncio.Server):  # asyncio's own, not uvloop's
+            for sock in server.sockets:
+                loop.remove_reader(sock.fileno())
+    try:
+        # asyncio makes what it has accepted into a transport in its next turn, and
+        # loses it if the server is closed by then.
+        await asyncio.sleep(0)
+    finally:
+        # Not wait_closed: from Python 3.12 it waits for the connections too.
+        for server in servers:
+            server.close()
+    await asyncio.sleep(0)  # uvloop lets go of the sockets in its next turn

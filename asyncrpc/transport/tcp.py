@@ -23,7 +23,7 @@ from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.transport.interfaces import IPAddress, host_addresses
 from asyncrpc.transport.secured import TlsTransport
-from asyncrpc.transport.sockets import SocketTransport
+from asyncrpc.transport.sockets import SocketTransport, close_servers
 from asyncrpc.transport.tls import TlsContexts
 
 # Connections that the kernel completes before we accept them: a thousand workers may
@@ -131,10 +131,7 @@ class TcpListener(Listener):
 
     async def close(self) -> None:
         """Stop accepting and free the port.  Connections live on.  Idempotent."""
-        # Not wait_closed: from Python 3.12 it waits for the connections too.
-        for server in self.servers:
-            server.close()
-        await asyncio.sleep(0)  # uvloop lets go of the sockets in its next turn
+        await close_servers(self.servers)
 
 
 async def bind(

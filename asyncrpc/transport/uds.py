@@ -27,7 +27,7 @@ from asyncrpc.errors import ConnectError, RefusedError, TransportError
 from asyncrpc.transport.abc import Connector, Listener, StreamHandler, Transport
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
-from asyncrpc.transport.sockets import SocketTransport
+from asyncrpc.transport.sockets import SocketTransport, close_servers
 
 PATH_BYTES_MAX: Final = 107  # sockaddr_un.sun_path is 108, with a zero at the end
 BACKLOG: Final = 1024
@@ -121,8 +121,7 @@ class UdsListener(Listener):
     async def close(self) -> None:
         """Stop accepting and remove the file.  Connections live on.  Idempotent."""
         remove_own(Path(self._address.host), self._inode)
-        self._server.close()
-        await asyncio.sleep(0)  # uvloop lets go of the socket in its next turn
+        await close_servers([self._server])
 
 
 def check_length(path: Path, error: type[TransportError]) -> None:

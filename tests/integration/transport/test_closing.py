@@ -1,0 +1,59 @@
+"""A connection that comes while its listener closes is made, or refused: not lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from asyncrpc.testing.conformance import Recorder
+from asyncrpc.transport.abc import Connector
+from asyncrpc.transport.address import Address
+from asyncrpc.transport.tcp import TcpConnector
+from asyncrpc.transport.uds import UdsConnector
+
+
+def dialed(address: Address) -> socket.socket:
+    """Connect without the loop: it has the connection in its next turn."""
+    if address.scheme == "uds":
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(address.host)
+        return sock
+    return socket.create_connection((address.host, address.port))
+
+
+# In the first turn of the loop the connection is there, in the second it is accepted.
+@pytest.mark.parametrize("turns", range(5))
+@pytest.mark.parametrize(
+    "connector", [TcpConnector(), UdsConnector()], ids=["tcp", "uds"]
+)
+async def test_nothing_that_was_accepted_is_left_open(
+    connector: Connector, turns: int
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="arpc-") as directory:
+        host = str(Path(directory) / "worker.sock")
+        where = Address("uds", host)
+        if connector.scheme == "tcp":
+            where = Address("tcp", "127.0.0.1", 0)
+        handlers: list[Recorder] = []
+
+        def accept() -> Recorder:
+            handlers.append(Recorder())
+            return handlers[-1]
+
+        listener = await connector.listen(where, accept)
+        with dialed(listener.addresses[0]) as sock:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await listener.close()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            for one in handlers:
+                one.transport.abort()
+            sock.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.to_thread(sock.recv, 1) == b""
