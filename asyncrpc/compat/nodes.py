@@ -26,8 +26,6 @@ from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.extensions import OnGradient
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
-from asyncrpc.serde import Codec
-from asyncrpc.serde.quick import UNREAD
 
 RECEIVED: Final = "torch::distributed::autograd::RecvRpcBackward"
 SENT: Final = "torch::distributed::autograd::SendRpcBackward"
@@ -158,35 +156,6 @@ class Arriving:
             self.joined(join(self._tensors))
 
 
-class JoiningCodec(Codec):
-    """A codec that says when a message with crossings has been decoded."""
-
-    def decode_quickly(
-        self,
-        control: bytes,
-        buffers: Sequence[memoryview],
-        on_gradient: OnGradient | None = None,
-    ) -> Any:
-        """Decode a value; see `Codec`."""
-        value = super().decode_quickly(control, buffers, on_gradient)
-        if value is not UNREAD and isinstance(on_gradient, Arriving):
-            on_gradient.finish()
-        return value
-
-    def decode(
-        self,
-        control: bytes | memoryview,
-        buffers: Sequence[memoryview] = (),
-        *,
-        on_gradient: OnGradient | None = None,
-    ) -> Any:
-        """Decode a value; see `Codec`."""
-        value = super().decode(control, buffers, on_gradient=on_gradient)
-        if isinstance(on_gradient, Arriving):
-            on_gradient.finish()
-        return value
-
-
 # --- what was sent -------------------------------------------------------------------
 
 
@@ -259,7 +228,6 @@ class RememberingAutograd(AutogradService):
         # The name of its sender and its number there are a message's name.
         self._received: dict[ContextId, dict[tuple[str, int], Node]] = {}
         self._sent: dict[ContextId, dict[MessageId, SendRpcBackward]] = {}
-        self._codec: Codec | None = None
 
     def open(self, context_id: ContextId, creator: WorkerId) -> ContextState:
         """Return a context's state, made if it is new here; see `AutogradService`."""
@@ -274,22 +242,16 @@ class RememberingAutograd(AutogradService):
             return None
         context_id = ContextId(Incarnation(int(meta[0])), int(meta[1]))
         message = link.peer.name, int(meta[2])
-        link.codec = self._joining_codec()
 
         def joined(node: Node) -> None:
             self._received.setdefault(context_id, {})[message] = node
 
         return Arriving(receive, joined)
 
-    def _joining_codec(self) -> Codec:
-        """Return the worker's codec, but that it says when it has decoded."""
-        if self._codec is None:
-            plain = self.worker.codec
-            self._codec = JoiningCodec(
-                plain.functions, plain.hooks, plain.limits, plain.stager
-            )
-            self._codec.shared = plain.shared
-        return self._codec
+    def decoded(self, on_gradient: OnGradient) -> None:
+        """Join the tensors of a message."""
+        if isinstance(on_gradient, Arriving):
+            on_gradient.finish()
 
     def received(self, context_id: ContextId) -> dict[tuple[str, int], Node]:
         """Return the nodes of messages that have come; on the loop.

@@ -134,6 +134,9 @@ class Propagator(Protocol):
     def incoming(self, link: Link, meta: Any) -> OnGradient | None:
         """A message brought `meta`; return what makes its tensors differentiable."""
 
+    def decoded(self, on_gradient: OnGradient) -> None:
+        """All tensors of a message have gone through what `incoming` returned."""
+
     def enter(self, meta: Any) -> None:
         """Set the context variables of the function that a request runs."""
 

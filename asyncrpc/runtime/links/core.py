@@ -187,9 +187,17 @@ class LinkCore:
                 if propagator.key in meta:
                     found = propagator.incoming(self.link, meta[propagator.key])
                     on_gradient = found or on_gradient
-        value = self.codec.decode_quickly(control, buffers, on_gradient)
-        if value is not UNREAD:
-            return value, None
+        value, loans = self.codec.decode_quickly(control, buffers, on_gradient), None
+        if value is UNREAD:
+            value, loans = self._decode_slowly(control, buffers, on_gradient)
+        if on_gradient is not None:
+            for propagator in self.worker.propagators:
+                propagator.decoded(on_gradient)
+        return value, loans
+
+    def _decode_slowly(
+        self, control: bytes, buffers: list[memoryview], on_gradient: OnGradient | None
+    ) -> tuple[Any, Any]:
         references = self.worker.references
         if references is None:
             return self.codec.decode(control, buffers, on_gradient=on_gradient), None

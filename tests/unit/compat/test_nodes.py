@@ -15,7 +15,6 @@ from asyncrpc.compat.nodes import (
     SENT,
     Arriving,
     JoinedRegion,
-    JoiningCodec,
     SendRpcBackward,
     join,
 )
@@ -70,8 +69,9 @@ def through_codec(value: Any) -> tuple[Any, Catcher, list[Node]]:
     buffers = [memoryview(bytearray(one)) for one in encoded.buffers]
     catcher, nodes = Catcher(), list[Node]()
     arriving = Arriving(catcher.receive, nodes.append)
-    codec = JoiningCodec(functions)
+    codec = Codec(functions)
     found = codec.decode(encoded.control, buffers, on_gradient=arriving)
+    arriving.finish()
     return found, catcher, nodes
 
 
@@ -137,16 +137,6 @@ def test_a_message_without_crossings_has_no_node() -> None:
     value, _, nodes = through_codec([torch.ones(2), [1, 2]])
     assert value[0].grad_fn is None
     assert not nodes
-
-
-def test_a_quick_message_has_a_node_too() -> None:
-    functions = FunctionTable(Policy.TRUSTED)
-    encoded = Codec(functions).encode(torch.ones(2, requires_grad=True) * 2)
-    buffers = [memoryview(bytearray(one)) for one in encoded.buffers]
-    nodes: list[Node] = []
-    arriving = Arriving(Catcher().receive, nodes.append)
-    value = JoiningCodec(functions).decode_quickly(encoded.control, buffers, arriving)
-    assert [value.grad_fn] == nodes
 
 
 def test_the_node_of_what_was_sent_shows_where_gradients_enter() -> None:

@@ -51,10 +51,6 @@ _NO_SCRIPT: Final = (
     "TorchScript cannot compile a RemoteModule that was made without "
     "`_module_interface_cls`: it must know the types of `forward`"
 )
-_PICKLED: Final = (
-    "Cannot pickle RemoteModule in python pickler. RemoteModule can only be pickled "
-    "when using RPC"
-)
 _UNPICKLED: Final = (
     "Cannot unpickle RemoteModule in python pickler. RemoteModule can only be "
     "unpickled when using RPC"
@@ -334,7 +330,7 @@ class _RemoteModule(nn.Module):
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError(_PICKLED)
+        raise RuntimeError(scripted.NOT_PICKLED)
 
     def __getstate__(self) -> NoReturn:
         """Refuse to be taken apart but by a call.
@@ -342,7 +338,7 @@ class _RemoteModule(nn.Module):
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError(_PICKLED)
+        raise RuntimeError(scripted.NOT_PICKLED)
 
     def __setstate__(self, state: Any) -> NoReturn:
         """Refuse to be put together but by a call.
@@ -473,7 +469,7 @@ class _Travelling(RRef[nn.Module]):
         self.rref_id = module_rref.rref_id
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
-        raise RuntimeError(_PICKLED)
+        raise RuntimeError(scripted.NOT_PICKLED)
 
 
 def _receive(kind: type[_RemoteModule], state: Mapping[str, Any]) -> _RemoteModule:
