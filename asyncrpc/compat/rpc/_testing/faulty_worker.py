@@ -40,7 +40,6 @@ from torch.utils import _pytree
 
 from asyncrpc.autograd.context import current_context_var
 from asyncrpc.compat.rpc.agent import Agent
-from asyncrpc.compat.rpc.errors import NOT_MADE
 from asyncrpc.compat.rpc.faults import COUNTED_MAX, Faults, MessageType
 from asyncrpc.compat.rpc.starting import FacadeWorker
 from asyncrpc.errors import DeadlineExceededError, EncodeError, Outcome
@@ -65,22 +64,6 @@ _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin  # noqa: SL
 
 Values = tuple[list[Any], dict[str, Any]]
 OnLink = Callable[[Link], None] | None
-
-
-class NotMadeError(DeadlineExceededError, RuntimeError):
-    """A value was not made in time; who passes its reference on is told by this."""
-
-    def __init__(self, call: CallFuture[Any], timeout_s: float | None) -> None:
-        """Say that nobody can tell of a value that a call was to make."""
-        super().__init__(
-            function=call.function,
-            to=call.to,
-            outcome=Outcome.NOT_EXECUTED,
-            timeout_s=timeout_s or 0.0,
-        )
-
-    def __str__(self) -> str:
-        return NOT_MADE
 
 
 class FaultyTensorPipeAgent(Agent):
@@ -169,7 +152,7 @@ class FaultyWorker(FacadeWorker):
         self, call: CallFuture[Any], kind: MessageType, timeout_s: Any, meta: Any
     ) -> None:
         if meta and "r" in meta:
-            error: Exception = NotMadeError(call, timeout_s)
+            error: Exception = _not_made(call, timeout_s)
             self._give_up(meta, error)
         else:
             error = RuntimeError(
@@ -203,7 +186,7 @@ class FaultyWorker(FacadeWorker):
             deadline = effective_deadline(timeout_s, self.loop.time())
         limit = deadline
         if "r" in meta and deadline is not None:
-            late = NotMadeError(call, timeout_s)
+            late = _not_made(call, timeout_s)
             timer = self.loop.call_at(deadline.at_s, self._give_up, meta, late)
             call.add_done_callback(lambda _done: timer.cancel())
             limit = None
@@ -233,6 +216,16 @@ class FaultyWorker(FacadeWorker):
             yield
         finally:
             shared.error = error
+
+
+def _not_made(call: CallFuture[Any], timeout_s: float | None) -> DeadlineExceededError:
+    """Return what every use of a value ends with that a call was to make in time."""
+    return DeadlineExceededError(
+        function=call.function,
+        to=call.to,
+        outcome=Outcome.NOT_EXECUTED,
+        timeout_s=timeout_s or 0.0,
+    )
 
 
 @contextlib.asynccontextmanager
