@@ -6,6 +6,9 @@ STAMP := $(VENV)/.stamp
 RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest -q
 
+# Tests start hundreds of processes: compile once, even where the environment says not to.
+export PYTHONDONTWRITEBYTECODE =
+
 # A kind of test is a folder; one that is not there yet is not run.
 tests = $(wildcard $(addprefix tests/,$(1)))
 

@@ -216,8 +216,9 @@ if __name__ == "__main__":
         given.rounds = 1
     if given.trainers < 1 or given.rounds < 1:
         parser.error("--trainers and --rounds are at least 1")
-    # One process imports this; the others are forked from it.
+    # One process imports this, the last with its first optimizer if nobody else did;
+    # the others are forked from it.
     multiprocessing.set_forkserver_preload(
-        ["asyncrpc", "rich.progress", "sklearn.datasets"]
+        ["asyncrpc", "rich.progress", "sklearn.datasets", "torch._dynamo"]
     )
     launch(work, args=(given,), nprocs=1 + given.trainers, method="forkserver")

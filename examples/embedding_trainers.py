@@ -221,8 +221,9 @@ if __name__ == "__main__":
         given.epochs = 2
     if not 1 <= given.trainers <= given.batch_size:
         parser.error("--trainers is at least 1, and at most --batch-size")
-    # One process imports this; the others are forked from it.
+    # One process imports this, the last with its first optimizer if nobody else did;
+    # the others are forked from it.
     multiprocessing.set_forkserver_preload(
-        ["asyncrpc", "rich.progress", "sklearn.datasets"]
+        ["asyncrpc", "rich.progress", "sklearn.datasets", "torch._dynamo"]
     )
     launch(work, args=(given,), nprocs=1 + given.trainers, method="forkserver")

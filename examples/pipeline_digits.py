@@ -15,6 +15,7 @@ than by `gpipe`, and the gradients are the same.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import time
 from dataclasses import dataclass
@@ -186,4 +187,9 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.quick:
         given.epochs = 3
+    # One process imports this, the last with its first optimizer if nobody else did;
+    # the others are forked from it.
+    multiprocessing.set_forkserver_preload(
+        ["asyncrpc", "rich.progress", "sklearn.datasets", "torch._dynamo"]
+    )
     launch(work, args=(given,), nprocs=len(NAMES), method="forkserver")

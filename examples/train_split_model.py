@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import os
 import sys
 import time
@@ -152,6 +153,11 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.quick:
         given.epochs = 3
+    # One process imports this, the last with its first optimizer if nobody else did;
+    # the others are forked from it.
+    multiprocessing.set_forkserver_preload(
+        ["asyncrpc", "rich.progress", "sklearn.datasets", "torch._dynamo"]
+    )
     try:
         launch(work, args=(given,), nprocs=len(NAMES), method="forkserver")
     except ProcessFailedError as error:

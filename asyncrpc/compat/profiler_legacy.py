@@ -15,8 +15,8 @@ import torch
 from torch.autograd import profiler_legacy
 from torch.autograd.profiler_util import EventList
 
-from asyncrpc.compat.rpc.gathered import add_ranges
-from asyncrpc.compat.rpc.gathering import Gatherer, Settings, start_of
+from asyncrpc.compat.rpc.events import GatheringProfile, add_ranges
+from asyncrpc.compat.rpc.gathering import start_of
 
 __all__ = ["profile"]
 
@@ -24,7 +24,7 @@ _autograd: Any = torch.autograd
 _parse: Any = profiler_legacy._parse_legacy_records  # noqa: SLF001
 
 
-class profile(profiler_legacy.profile):  # noqa: N801  (torch's name)
+class profile(GatheringProfile, profiler_legacy.profile):  # noqa: N801  (torch's name)
     """Profile this thread, and what the calls that it makes run elsewhere.
 
     For programs of `torch.autograd.profiler_legacy.profile`; `asyncrpc.compat.install`
@@ -33,18 +33,6 @@ class profile(profiler_legacy.profile):  # noqa: N801  (torch's name)
 
     Source: torch.autograd.profiler_legacy.profile.
     """
-
-    def __init__(
-        self,
-        enabled: bool = True,  # noqa: FBT001, FBT002  (torch's signature)
-        **settings: Any,
-    ) -> None:
-        super().__init__(enabled, **settings)  # type: ignore[no-untyped-call]
-
-    def _start_trace(self) -> None:
-        super()._start_trace()  # type: ignore[no-untyped-call]
-        self._gatherer = Gatherer(Settings.of(self))
-        self._gatherer.begin()
 
     def __exit__(
         self, exc_type: object, exc_val: object, exc_tb: object

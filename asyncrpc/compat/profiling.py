@@ -27,31 +27,19 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from asyncrpc.compat.rpc.gathered import add_ranges
+from asyncrpc.compat.rpc.events import GatheringProfile, add_ranges
 from asyncrpc.compat.rpc.gathering import Gatherer, Settings
 
 __all__ = ["autograd_profile", "profile"]
 
 
-class autograd_profile(profiler.profile):  # noqa: N801  (as torch's)
+class autograd_profile(GatheringProfile, profiler.profile):  # noqa: N801  (as torch's)
     """`torch.autograd.profiler.profile`, with what callees do.
 
     Its `function_events`, `key_averages` and `table` have it.
 
     Source: torch.autograd.profiler.profile.
     """
-
-    def __init__(
-        self,
-        enabled: bool = True,  # noqa: FBT001, FBT002  (torch's signature)
-        **settings: Any,
-    ) -> None:
-        super().__init__(enabled, **settings)
-
-    def _start_trace(self) -> None:
-        super()._start_trace()  # type: ignore[no-untyped-call]
-        self._gatherer = Gatherer(Settings.of(self))
-        self._gatherer.begin()
 
     def __exit__(
         self, exc_type: object, exc_val: object, exc_tb: object

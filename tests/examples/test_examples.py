@@ -1,4 +1,4 @@
-"""Every example runs, alone and on the CPU, as a reader would run it."""
+"""Examples without tests of their own run, alone and on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+EXAMPLES = [
+    path
+    for path in sorted((REPOSITORY / "examples").glob("*.py"))
+    if not Path(__file__).with_name(f"test_{path.stem}.py").exists()
+]
 EXAMPLE_S = 60.0
 
 

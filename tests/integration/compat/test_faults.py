@@ -54,6 +54,14 @@ def seconds_of(action: Callable[[], object]) -> float:
     return time.monotonic() - begun_s
 
 
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for what no event tells of: counters that messages change."""
+    limit_s = time.monotonic() + 10.0
+    while not is_so():
+        assert time.monotonic() < limit_s
+        time.sleep(0.02)
+
+
 def plus_one(x: int) -> int:
     return x + 1
 
@@ -168,13 +176,11 @@ def values_are_late() -> None:
         late._get_future().wait()  # noqa: SLF001
     with pytest.raises(RuntimeError, match=NOT_MADE):
         late.to_here()
-    while int(figures()["num_pending_users"]):
-        time.sleep(0.02)
+    wait_until(lambda: figures()["num_pending_users"] == "0")
     assert rpc.rpc_sync("w1", figures)["num_owner_rrefs"] == "1"  # all the same
     del late
     gc.collect()  # the errors' frames hold it, and hold each other
-    while int(rpc.rpc_sync("w1", figures)["num_owner_rrefs"]):
-        time.sleep(0.02)
+    wait_until(lambda: rpc.rpc_sync("w1", figures)["num_owner_rrefs"] == "0")
 
 
 def test_a_late_value_is_made_and_one_that_is_too_late_too() -> None:
@@ -205,8 +211,7 @@ def references_go_round() -> None:
     rpc.rpc_sync("w1", passed_on, (rref,))
     assert rref.to_here() == 2
     del rref
-    while int(rpc.rpc_sync("w1", figures)["num_owner_rrefs"]):
-        time.sleep(0.02)
+    wait_until(lambda: rpc.rpc_sync("w1", figures)["num_owner_rrefs"] == "0")
 
 
 def test_messages_of_protocols_are_named_and_change_nothing() -> None:

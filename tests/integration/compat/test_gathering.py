@@ -41,9 +41,16 @@ def double_later_on(worker: str, x: torch.Tensor) -> torch.futures.Future[torch.
     return rpc.rpc_async(worker, double, (x,)).then(lambda done: done.wait() + 1)
 
 
+may_end = asyncio.Event()  # at the callee
+
+
 async def wait_and_double(x: torch.Tensor) -> torch.Tensor:
-    await asyncio.sleep(0.5)  # longer than it takes to end the profiler
+    await may_end.wait()
     return double(x)
+
+
+async def let_it_end() -> None:
+    may_end.set()
 
 
 async def double_in_steps(x: torch.Tensor) -> torch.Tensor:
@@ -263,6 +270,7 @@ def ask_for_nothing() -> None:
     with profiling.profile() as ended:
         assert rpc.rpc_sync("worker1", is_profiled)
         late = rpc.rpc_async("worker1", wait_and_double, (X,))
+    rpc.rpc_sync("worker1", let_it_end)
     late.wait()
     assert not any("wait_and_double" in name for name in names_of(ended))
     assert not rpc.rpc_sync("worker1", is_profiled)

@@ -10,7 +10,28 @@ from typing import Any
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from asyncrpc.compat.rpc import agent as agents
-from asyncrpc.compat.rpc.gathering import Range
+from asyncrpc.compat.rpc.gathering import Gatherer, Range, Settings
+
+
+class GatheringProfile:
+    """What a profiler of torch gains: it gathers from its start on.
+
+    To be named before torch's class in a list of bases.
+    """
+
+    _gatherer: Gatherer
+
+    def __init__(
+        self,
+        enabled: bool = True,  # noqa: FBT001, FBT002  (torch's signature)
+        **settings: Any,
+    ) -> None:
+        super().__init__(enabled, **settings)  # type: ignore[call-arg]
+
+    def _start_trace(self) -> None:
+        super()._start_trace()  # type: ignore[misc]
+        self._gatherer = Gatherer(Settings.of(self))
+        self._gatherer.begin()
 
 
 def add_ranges(events: Any, ranges: list[Range], origin_us: float) -> None:
