@@ -65,7 +65,7 @@ def chosen(known: Mapping[str, Known], given: argparse.Namespace) -> list[str]:
     """Return the tests that are asked for, in the order of a run.
 
     Raises:
-        ValueError: a file names one that is not known.
+        ValueError: a file names one that is not known, or no test is left.
     """
     only = known.keys() if given.only is None else set(lists.names_in(given.only))
     if unknown := only - known.keys():
@@ -73,11 +73,14 @@ def chosen(known: Mapping[str, Known], given: argparse.Namespace) -> list[str]:
             f"{given.only}: {len(unknown)} unknown, first {min(unknown)!r}"
         )
     classes = set(given.classes.split(","))
-    return [
+    found = [
         name
         for name, test in known.items()
         if name in only and test.of_class in classes and re.search(given.filter, name)
     ]
+    if not found:
+        raise ValueError("no test is of these classes and has such a name")
+    return found
 
 
 class Run:
