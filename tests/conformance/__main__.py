@@ -211,7 +211,10 @@ def main() -> int:
 
         page.renew(Report.read(given.page), known, lists.not_expected(known))
         return 0
-    names = chosen(known, given)
+    try:
+        names = chosen(known, given)
+    except ValueError as error:
+        sys.exit(f"conformance: {error}")
     if given.list:
         for name in names:
             console.print(known[name].of_class, name, soft_wrap=True)
