@@ -7,7 +7,6 @@ that runs for a call joins its caller's.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -90,17 +89,23 @@ class ContextState:
         gradients: gathered and committed, by leaf tensor.
         passes: backward passes under way.
         ended: passes that are over, and whether they succeeded.
+        tensors_sent: how many, in all messages.
+        foreseen: the local graph behind all that was sent, as far as it was looked at.
+        foresees: whether it is to be looked at when the loop has time.
     """
 
     __slots__ = (
         "_pass_ended",
         "creator",
         "ended",
+        "foreseen",
+        "foresees",
         "gradients",
         "id",
         "passes",
         "peers",
         "sent",
+        "tensors_sent",
     )
 
     def __init__(self, context_id: ContextId, creator: WorkerId) -> None:
@@ -111,7 +116,16 @@ class ContextState:
         self.gradients: dict[torch.Tensor, torch.Tensor] = {}
         self.passes: dict[PassId, Pass] = {}
         self.ended: dict[PassId, bool] = {}
+        self.tensors_sent = 0
+        self.foreseen = Region()
+        self.foresees = False
         self._pass_ended = asyncio.Event()
+
+    def note_sent(self, message: MessageId, sent: Sent) -> None:
+        """Take note of what a message takes out of the graph."""
+        self.sent[message] = sent
+        self.tensors_sent += len(sent.edges)
+        self.foreseen.begin(sent.edges)
 
     def join_pass(self, pass_id: PassId, root: str, keeping: Keeping) -> Pass:
         """Return a backward pass, made if it is new here.
@@ -181,7 +195,6 @@ class Pass:
         failure: why it has failed, here or elsewhere.
         is_fast: whether all that was sent is taken to take part.
         is_settled: whether it is known who takes part.
-        unheard: by name of a worker, messages that it has not answered.
     """
 
     __slots__ = (
@@ -202,7 +215,6 @@ class Pass:
         "root",
         "state",
         "tasks",
-        "unheard",
         "wave",
     )
 
@@ -234,13 +246,17 @@ class Pass:
         self.failure: BaseException | None = None
         self.is_fast = False
         self.is_settled = False
-        self.unheard: Counter[str] = Counter()
         self._idle: asyncio.Future[None] | None = None
 
     def take_part(self, crossings: list[CrossingId]) -> None:
         """Tensors take part: find what follows from them."""
-        edges = [self.edges[crossing] for crossing in crossings]
-        self.new.update(dict.fromkeys(self.region.extend(edges)))
+        is_all = len(crossings) == len(self.edges) == self.state.tensors_sent
+        if is_all and not self.region.nodes:
+            found = self.region.adopt(self.state.foreseen)
+        else:  # some of them, or roots
+            edges = [self.edges[crossing] for crossing in crossings]
+            found = self.region.extend(edges)
+        self.new.update(dict.fromkeys(found))
 
     def enter(self, gradients: dict[CrossingId, torch.Tensor | None]) -> None:
         """Take gradients that have come.

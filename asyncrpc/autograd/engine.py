@@ -16,7 +16,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import (
+    Collection,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -72,6 +79,7 @@ class Run:
 
     Attributes:
         segment: what runs.
+        nodes: its nodes.
         entering: gradients, by where they enter.
         parameters: those among its nodes.
         received: the received tensors among its nodes, whose gradients are complete
@@ -81,11 +89,29 @@ class Run:
     """
 
     segment: Segment[Any, Node]
+    nodes: Collection[Node]
     entering: Entering
     parameters: Sequence[torch.Tensor]
     received: Sequence[Received]
     flow: Flow
     keeping: Keeping
+
+    def straight_through(self) -> Leaving | None:
+        """Return what leaves if nothing is to be run; None if something is.
+
+        Nothing is where tensors that came were sent on as they are.
+        """
+        if not self.entering:
+            return {}
+        if len(self.received) < len(self.nodes):
+            return None
+        leaving = {}
+        for (node, _), gradient in self.entering.items():
+            received: Received = node.received  # type: ignore[attr-defined]
+            if not received.passes(gradient):
+                return None
+            leaving[received] = gradient
+        return leaving
 
     @property
     def kind(self) -> Hashable:
@@ -132,11 +158,14 @@ def prepare(
             flow.enter(edge, gradient)
     if segment.is_whole:
         entering, flow.entering = flow.entering, {}
-        return Run(segment, entering, region.parameters, region.received, flow, keeping)
+        whole = region.parameters, region.received
+        return Run(segment, region.nodes, entering, *whole, flow, keeping)
     here = set(segment.nodes)
     keys = [key for key in flow.entering if key[0] in here]
     entering = {key: flow.entering.pop(key) for key in keys}
-    return Run(segment, entering, *leaves_of(segment.nodes), flow, keeping)
+    return Run(
+        segment, segment.nodes, entering, *leaves_of(segment.nodes), flow, keeping
+    )
 
 
 class Engine:

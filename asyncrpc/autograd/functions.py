@@ -11,6 +11,8 @@ second sends by itself, and expects every gradient to come.
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -49,11 +51,28 @@ class Received:
         crossing: which one.
         sender: who waits for its gradient.
         gradient: what the engine has brought here and nobody has taken; or None.
+        like: the shape, data type and device of its gradients.
+        tensor: the tensor itself, as long as the program has it.
+        has_hooks: whether hooks have been registered on its node.
     """
 
     crossing: CrossingId
     sender: WorkerId
     gradient: torch.Tensor | None = None
+    like: tuple[torch.Size, torch.dtype, torch.device] | None = None
+    tensor: weakref.ref[torch.Tensor] | None = None
+    has_hooks: bool = False
+
+    def passes(self, gradient: torch.Tensor) -> bool:
+        """Say whether the engine would bring this gradient here as it is."""
+        if self.has_hooks or self.tensor is None:
+            return False
+        tensor = self.tensor()
+        return (tensor is None or not tensor.retains_grad) and self.like == (
+            gradient.shape,
+            gradient.dtype,
+            gradient.device,
+        )
 
     def add(self, gradient: torch.Tensor | None) -> None:
         """Add a gradient to what is there."""
@@ -92,7 +111,40 @@ class Recv(torch.autograd.Function):
         return None, None, None
 
 
+def received_as(
+    anchor: torch.Tensor, tensor: torch.Tensor, received: Received
+) -> torch.Tensor:
+    """Give a tensor that has come a history: what catches its gradient.
+
+    Args:
+        anchor: any tensor that requires a gradient.
+        tensor: that has come.
+        received: where it is caught.
+    """
+    with torch.enable_grad():
+        result: torch.Tensor = Recv.apply(anchor, tensor, received)  # type: ignore[no-untyped-call]
+    received.like = result.shape, result.dtype, result.device
+    received.tensor = weakref.ref(result)
+    return result
+
+
 _RECV_NODE: type = Recv._backward_cls  # noqa: SLF001
+
+
+def _note_hooks(method: str) -> None:
+    """Let a received tensor know when a hook is registered on its node."""
+    register = getattr(_RECV_NODE, method)
+
+    def noting(node: Any, *args: Any, **kwargs: Any) -> Any:
+        node.received.has_hooks = True
+        return register(node, *args, **kwargs)
+
+    setattr(_RECV_NODE, method, noting)
+
+
+# The first is what a hook on the tensor comes to.
+for _method in ("_register_hook_dict", "register_hook", "register_prehook"):
+    _note_hooks(_method)
 
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge:
@@ -139,15 +191,26 @@ class Region:
     nodes: set[Node] = field(default_factory=set)
     received: list[Received] = field(default_factory=list)
     parameters: list[torch.Tensor] = field(default_factory=list)
+    _todo: list[Node] = field(default_factory=list)
 
     def extend(self, edges: Iterable[GradientEdge]) -> list[Received]:
         """Add all that `edges` reach; return the received tensors that are new."""
-        known, nodes = len(self.received), self.nodes
-        todo = list(
-            dict.fromkeys(edge.node for edge in edges if edge.node not in nodes)
-        )
-        nodes.update(todo)
-        while todo:
+        known = len(self.received)
+        self.begin(edges)
+        self.go_on(sys.maxsize)
+        return self.received[known:]
+
+    def begin(self, edges: Iterable[GradientEdge]) -> None:
+        """Add what `edges` reach, but for what `go_on` is to find."""
+        todo = dict.fromkeys(edge.node for edge in edges if edge.node not in self.nodes)
+        self._todo.extend(todo)
+        self.nodes.update(todo)
+
+    def go_on(self, count: int) -> bool:
+        """Look at so many nodes at most; say whether some are left."""
+        todo, nodes = self._todo, self.nodes
+        while todo and count:
+            count -= 1
             node = todo.pop()
             if type(node) is _RECV_NODE:
                 self.received.append(node.received)  # type: ignore[attr-defined]
@@ -160,4 +223,12 @@ class Region:
                     todo.append(child)
             if not after and (variable := getattr(node, "variable", None)) is not None:
                 self.parameters.append(variable)
-        return self.received[known:]
+        return bool(todo)
+
+    def adopt(self, other: Region) -> list[Received]:
+        """Be as another, all of it; return the received tensors."""
+        other.go_on(sys.maxsize)
+        self.nodes.update(other.nodes)
+        self.received += other.received
+        self.parameters += other.parameters
+        return self.received

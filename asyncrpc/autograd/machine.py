@@ -12,7 +12,7 @@ then.
 
 `Wave` says when the pass has ended everywhere.  Who is asked for something, and is not
 at work for the pass already, answers when it has no more to do and all that it asked
-have answered; others answer at once.  So the worker that began hears the last answer
+have answered; others answer soon.  So the worker that began hears the last answer
 when nothing is under way any more.
 
 Sans-IO, and without torch: starts and nodes are keys.

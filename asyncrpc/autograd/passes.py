@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -32,9 +33,9 @@ from asyncrpc.autograd.engine import Engine, Keeping, Leaving, Run, prepare
 from asyncrpc.autograd.functions import (
     CrossingId,
     Received,
-    Recv,
     edge_of,
     leaves_of,
+    received_as,
 )
 from asyncrpc.autograd.pace import Runner
 from asyncrpc.clock import Deadline
@@ -235,7 +236,10 @@ class Passes:
         if not one.wave.engage():
             if not one.wave.is_running:  # who runs it looks again
                 one.wave.is_running = True  # from now on: nobody may take us for idle
-                self._start(one, partial(self._drive, one))
+                # First what others wait for, then an answer that nobody hurries for.
+                # If it fails, so has the pass, and whoever waits for that knows.
+                with suppress(Exception):
+                    await self._drive(one)
             return []
         if not one.wave.is_running:
             one.wave.is_running = True
@@ -271,7 +275,9 @@ class Passes:
             self._send(one, later, [], {})
         starts = [(one.edges[key], one.arrived.pop(key)) for key in segment.starts]
         run = prepare(segment, starts, one.region, one.flow, one.keeping)
-        leaving = await self._run(run) if run.entering else {}
+        leaving = run.straight_through()
+        if leaving is None:
+            leaving = await self._run(run)
         one.check()
         self._send(one, [], run.received, leaving)
         return True
@@ -339,7 +345,8 @@ class Passes:
         if not having:
             return None
         message = MessageId(self.worker.incarnation, self._next())
-        state.sent[message] = Sent([edge_of(gradient) for _, gradient in having], peer)
+        edges = [edge_of(gradient) for _, gradient in having]
+        state.note_sent(message, Sent(edges, peer))
         return [message.serial, *(index for index, _ in having)]
 
     def _with_history(
@@ -361,19 +368,14 @@ class Passes:
         return found
 
     def receive(self, tensor: torch.Tensor, received: Received) -> torch.Tensor:
-        """Give a tensor that has come a history: what catches its gradient."""
-        with torch.enable_grad():
-            result: torch.Tensor = Recv.apply(  # type: ignore[no-untyped-call]
-                self._anchor, tensor, received
-            )
-        return result
+        """Give a tensor that has come a history."""
+        return received_as(self._anchor, tensor, received)
 
     def _request(
         self, one: Pass, peer: WorkerId, method: str, value: list[Any]
     ) -> None:
         one.onward[peer.incarnation] = peer
         one.wave.outstanding += 1
-        one.unheard[peer.name] += 1
         link = self.worker.directory.link_of(peer.incarnation)
         if link is not None:
             self._request_over(one, link, method, value)
@@ -394,11 +396,10 @@ class Passes:
         self, one: Pass, link: Link, method: str, value: list[Any]
     ) -> None:
         call = link.request_service(SERVICE, method, value)
-        call.add_done_callback(partial(self._on_answer, one, link.peer.name))
+        call.add_done_callback(partial(self._on_answer, one))
 
-    def _on_answer(self, one: Pass, name: str, call: asyncio.Future[Any]) -> None:
+    def _on_answer(self, one: Pass, call: asyncio.Future[Any]) -> None:
         one.wave.outstanding -= 1
-        one.unheard[name] -= 1
         error = AutogradError(_ABORTED) if call.cancelled() else call.exception()
         if error is not None:
             one.fail(error)

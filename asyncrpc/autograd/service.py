@@ -32,6 +32,7 @@ from asyncrpc.runtime.worker import Worker
 
 # Contexts that have ended, so that a late message does not revive one.
 ENDED_MAX: Final = 4096
+AT_ONCE: Final = 64  # nodes of a graph that the loop looks at in one go: some 0.1 ms
 
 
 class AutogradService(Passes):
@@ -144,12 +145,29 @@ class AutogradService(Passes):
             message = MessageId(self.worker.incarnation, self._next())
             serial = message.serial
             edges = [edge_of(tensor) for tensor in tensors]
-            state.sent[message] = Sent(edges, link.peer)
+            state.note_sent(message, Sent(edges, link.peer))
+            if not state.foresees:
+                self._foresee_soon(state)
         if link.peer in state.peers:
             return [*context.id, serial]
         # Who learns of the context by this message may have to ask its creator.
         state.peers.add(link.peer)
         return [*context.id, serial, state.creator.name]
+
+    def _foresee_soon(self, state: ContextState) -> None:
+        """Look at the graph of what is sent while others work with that.
+
+        A backward pass would have to, and everybody would wait for it.
+        """
+        state.foresees = True
+        # Twice: messages that are joined are written at the loop's next turn.
+        soon = self.worker.loop.call_soon
+        soon(soon, self._foresee, state)
+
+    def _foresee(self, state: ContextState) -> None:
+        state.foresees = state.id in self._contexts and state.foreseen.go_on(AT_ONCE)
+        if state.foresees:
+            self.worker.loop.call_soon(self._foresee, state)
 
     def incoming(self, link: Link, meta: Any) -> OnGradient | None:
         """Join the context of a message; return what its tensors go through."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 import asyncrpc
 from asyncrpc.autograd import backward, context
@@ -131,6 +132,44 @@ async def test_hooks_of_received_tensors_see_and_may_change_gradients(
         return [await ask(k["b"], "times", y, 1) if to_and_fro else y.sin()]
 
     await check(program)
+    one_process, workers = seen
+    torch.testing.assert_close(workers, one_process, rtol=1e-12, atol=1e-12)
+
+
+def watch(y: torch.Tensor, how: str, seen: list[torch.Tensor]) -> None:
+    node = get_gradient_edge(y).node
+    if how == "tensor":
+        y.register_hook(seen.append)  # type: ignore[no-untyped-call]
+    elif how == "node":
+        node.register_hook(lambda _out, into: seen.append(into[0]))
+    elif how == "into":
+        node.register_prehook(lambda into: seen.append(into[0]))
+    else:
+        y.retain_grad()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("how", ["tensor", "node", "into", "retained"])
+async def test_who_watches_a_tensor_that_is_sent_on_as_it_came_sees_its_gradient(
+    how: str, *, is_late: bool
+) -> None:
+    """The engine has nothing to do there, and does it if somebody looks."""
+    seen: list[torch.Tensor] = []
+    received: list[torch.Tensor] = []
+
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        y = await ask(k["b"], "times", x)
+        received.append(y)
+        if not is_late:
+            watch(y, how, seen)
+        z = await ask(k["b"], "times", y, 1)
+        if is_late:
+            watch(y, how, seen)
+        return [z]
+
+    await check(program)
+    if how == "retained":
+        seen = [one.grad for one in received if one.grad is not None]
     one_process, workers = seen
     torch.testing.assert_close(workers, one_process, rtol=1e-12, atol=1e-12)
 
