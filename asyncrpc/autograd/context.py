@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
@@ -92,7 +92,10 @@ class ContextState:
         tensors_sent: how many, in all messages.
         foreseen: the local graph behind all that was sent, as far as it was looked at.
         foresees: whether it is to be looked at when the loop has time.
+        region_class: what finds a part of the local graph.
     """
+
+    region_class: ClassVar[type[Region]] = Region
 
     __slots__ = (
         "_pass_ended",
@@ -117,7 +120,7 @@ class ContextState:
         self.passes: dict[PassId, Pass] = {}
         self.ended: dict[PassId, bool] = {}
         self.tensors_sent = 0
-        self.foreseen = Region()
+        self.foreseen = self.region_class()
         self.foresees = False
         self._pass_ended = asyncio.Event()
 
@@ -231,7 +234,7 @@ class Pass:
         self.root = root
         self.keeping = keeping
         self.edges = edges
-        self.region = Region()
+        self.region = state.region_class()
         may_start = {key: edge.node for key, edge in edges.items()}
         self.machine: LocalPass[CrossingId, Node] = LocalPass(
             following, self.region.nodes, may_start, is_apart

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NoReturn
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, NoReturn
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import GradientEdge, Node
 
-from asyncrpc.autograd.context import ContextState, Pass, PassId, Sent
-from asyncrpc.autograd.engine import Keeping
+from asyncrpc.autograd.context import ContextState, Sent
 from asyncrpc.autograd.functions import Received, Region, following, leaves_of
 from asyncrpc.autograd.service import AutogradService
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
@@ -79,55 +79,59 @@ def join(tensors: Sequence[torch.Tensor]) -> Node:
     return node
 
 
+@dataclass(slots=True)
 class JoinedRegion(Region):
     """A region that goes past a joining node from the tensors that were used, only.
 
     The others take no part, as they would not if each had a node of its own.
+
+    Attributes:
+        entered: joining nodes, and the numbers of their tensors that were used.
     """
 
-    __slots__ = ("_entered",)
+    entered: set[tuple[Node, int]] = field(default_factory=set)
+    _ahead: list[tuple[Node, int]] = field(default_factory=list)
 
-    def __init__(self, nodes: set[Node]) -> None:
-        super().__init__(nodes)
-        self._entered: set[tuple[Node, int]] = set()
+    def begin(self, edges: Iterable[GradientEdge]) -> None:
+        """Add what `edges` reach, but for what `go_on` is to find."""
+        self._ahead += ((edge.node, edge.output_nr) for edge in edges)
 
-    def extend(self, edges: Iterable[GradientEdge]) -> list[Received]:
-        """Add all that `edges` reach; return the received tensors that are new."""
-        known = len(self.received)
-        todo: list[tuple[Node | None, int]] = [
-            (edge.node, edge.output_nr) for edge in edges
-        ]
-        while todo:
+    def go_on(self, count: int) -> bool:
+        """Look at so many nodes at most; say whether some are left."""
+        todo = self._ahead
+        while todo and count:
+            count -= 1
             node, number = todo.pop()
-            if node is None:
-                continue
+            after: Iterable[tuple[Node | None, int]] = ()
             if type(node) is _JOINING:
                 self.nodes.add(node)
-                if (node, number) not in self._entered:
-                    self._entered.add((node, number))
-                    todo.append(node.next_functions[number])
+                if (node, number) not in self.entered:
+                    self.entered.add((node, number))
+                    after = (node.next_functions[number],)
             elif node not in self.nodes:
                 self.nodes.add(node)
                 after = following(node)
-                todo += after
                 if not after:
                     parameters, received = leaves_of((node,))
                     self.parameters += parameters
                     self.received += received
-        return self.received[known:]
+            todo += ((child, to) for child, to in after if child is not None)
+        return bool(todo)
+
+    def adopt(self, other: Region) -> list[Received]:
+        """Be as another, all of it; return the received tensors."""
+        found = Region.adopt(self, other)
+        assert isinstance(other, JoinedRegion)
+        self.entered |= other.entered
+        return found
 
 
 class JoinedState(ContextState):
     """A context's state, whose passes know of joining nodes."""
 
-    __slots__ = ()
+    region_class: ClassVar[type[Region]] = JoinedRegion
 
-    def join_pass(self, pass_id: PassId, root: str, keeping: Keeping) -> Pass:
-        """Return a backward pass, made if it is new here; see `ContextState`."""
-        one = super().join_pass(pass_id, root, keeping)
-        if type(one.region) is Region:
-            one.region = JoinedRegion(one.region.nodes)
-        return one
+    __slots__ = ()
 
 
 class Arriving:

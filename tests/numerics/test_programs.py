@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from asyncrpc import Worker
 from asyncrpc.compat.nodes import RememberingAutograd
 from tests.numerics.programs.drawing import programs
-from tests.numerics.programs.language import Program
+from tests.numerics.programs.language import Fetch, Mix, Parameter, Pass, Program
 from tests.numerics.programs.running import Comparison, in_one_process
 from tests.numerics.programs.tally import kinds
 
@@ -55,6 +55,22 @@ def test_so_they_have_with_the_nodes_that_the_facade_shows(
 ) -> None:
     monkeypatch.setattr(Worker, "autograd_class", RememberingAutograd)
     check_programs(workers=3)
+
+
+def test_of_a_message_that_is_sent_on_in_part_the_rest_takes_no_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Worker, "autograd_class", RememberingAutograd)
+    steps = (
+        Parameter(on="a", to=0, kind="double"),
+        Parameter(on="a", to=1, kind="double"),
+        Fetch(on="b", to=(2, 3), source="a", of=(1, 0)),
+        Fetch(on="a", to=(4,), source="b", of=(3,)),
+        Mix(on="a", to=5, of=(4,)),
+        Pass(on="a", roots=((5, True),), retain_graph=False),
+    )
+    with Comparison(2) as comparison:
+        assert comparison.check(Program(2, steps)).travelled == 2
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_only_tensors_that_were_used_take_part() -> None:
     x, y, z = (catcher.receive(torch.ones(2)) for _ in range(3))
     node = join([x, y, z])
     leaf = torch.ones(2, requires_grad=True)
-    region = JoinedRegion(set())
+    region = JoinedRegion()
     used = region.extend([get_gradient_edge(x * x + leaf), get_gradient_edge(x)])
     assert used == region.received == [catcher.caught[0]]
     assert region.parameters == [leaf]
@@ -107,6 +107,24 @@ def test_only_tensors_that_were_used_take_part() -> None:
     assert region.extend([get_gradient_edge(z), get_gradient_edge(x * 2)]) == [
         catcher.caught[2]
     ]
+
+
+def test_a_region_goes_on_where_the_one_that_it_adopts_stopped() -> None:
+    catcher = Catcher()
+    x, y, z = (catcher.receive(torch.ones(2)) for _ in range(3))
+    node = join([x, y, z])
+    leaf = torch.ones(2, requires_grad=True)
+    foreseen, region = JoinedRegion(), JoinedRegion()
+    foreseen.begin([get_gradient_edge(x * leaf), get_gradient_edge(x)])
+    assert foreseen.go_on(1)
+    assert region.adopt(foreseen) == [catcher.caught[0]]
+    assert region.parameters == [leaf]
+    assert region.nodes == foreseen.nodes
+    assert node in region.nodes
+    assert region.extend([get_gradient_edge(y), get_gradient_edge(x)]) == [
+        catcher.caught[1]
+    ]
+    assert foreseen.received == [catcher.caught[0]]
 
 
 def test_joined_tensors_may_be_changed_in_place() -> None:
