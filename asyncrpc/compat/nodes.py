@@ -20,7 +20,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import GradientEdge, Node
 
 from asyncrpc.autograd.context import ContextState, Sent
-from asyncrpc.autograd.functions import Received, Region, following, leaves_of
+from asyncrpc.autograd.functions import Region, following, leaves_of
 from asyncrpc.autograd.service import AutogradService
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.extensions import OnGradient
@@ -84,12 +84,8 @@ class JoinedRegion(Region):
     """A region that goes past a joining node from the tensors that were used, only.
 
     The others take no part, as they would not if each had a node of its own.
-
-    Attributes:
-        entered: joining nodes, and the numbers of their tensors that were used.
     """
 
-    entered: set[tuple[Node, int]] = field(default_factory=set)
     _ahead: list[tuple[Node, int]] = field(default_factory=list)
 
     def begin(self, edges: Iterable[GradientEdge]) -> None:
@@ -105,9 +101,7 @@ class JoinedRegion(Region):
             after: Iterable[tuple[Node | None, int]] = ()
             if type(node) is _JOINING:
                 self.nodes.add(node)
-                if (node, number) not in self.entered:
-                    self.entered.add((node, number))
-                    after = (node.next_functions[number],)
+                after = (node.next_functions[number],)
             elif node not in self.nodes:
                 self.nodes.add(node)
                 after = following(node)
@@ -117,13 +111,6 @@ class JoinedRegion(Region):
                     self.received += received
             todo += ((child, to) for child, to in after if child is not None)
         return bool(todo)
-
-    def adopt(self, other: Region) -> list[Received]:
-        """Be as another, all of it; return the received tensors."""
-        found = Region.adopt(self, other)
-        assert isinstance(other, JoinedRegion)
-        self.entered |= other.entered
-        return found
 
 
 class JoinedState(ContextState):
