@@ -199,6 +199,7 @@ class Directory(Reconnecting):
             if entry.link is not None:
                 return entry.link
             entry.machine.want(attempt)
+            dialled = entry.member
             try:
                 connection = await self._dial_once(entry, attempt)
             except AuthenticationError:
@@ -209,6 +210,8 @@ class Directory(Reconnecting):
                 entry.machine.on_dial_failed()
                 if entry.link is not None:
                     return entry.link
+                if entry.member != dialled:
+                    continue  # it is elsewhere, and word of that came meanwhile
                 if await self._worker.membership.refresh(entry.member.name):
                     continue  # it is elsewhere now
                 raise self._unreachable(entry, error) from error

@@ -18,8 +18,10 @@ import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Outcome, Worker, WorkerLostError
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.transport.abc import StreamHandler, Transport
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.memory import MemoryHub
+from asyncrpc.transport.uds import UdsConnector
 from tests.integration.multiprocessing.pidfds import have_ended, opened
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
@@ -155,6 +157,24 @@ async def test_a_worker_that_moved_is_found_once_it_has_called(tmp_path: Path) -
             assert await a.peer("b").call(remote.add, 1) == 2
             await cut(a, "b", b)
             assert await a.peer("b").call(remote.add, 1) == 2
+
+
+async def test_word_that_a_worker_moved_may_come_while_it_is_dialed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Cluster(2, network="uds") as (a, _):
+        there = a.directory.find("b").member
+        a.directory.add([replace(there, addresses=(f"uds://{tmp_path}/left",))])
+        connect = UdsConnector.connect
+
+        async def word_comes(
+            connector: UdsConnector, address: Address, handler: StreamHandler
+        ) -> Transport:
+            a.directory.add([there])
+            return await connect(connector, address, handler)
+
+        monkeypatch.setattr(UdsConnector, "connect", word_comes)
+        assert await a.peer("b").call(remote.add, 1) == 2
 
 
 async def test_a_restart_that_nobody_saw_does_not_mix_two_lives() -> None:
