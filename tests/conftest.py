@@ -42,6 +42,14 @@ def pytest_configure(config: pytest.Config) -> None:
     serve_store()
 
 
+@pytest.hookimpl(trylast=True)  # Hypothesis has marked its own by then
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Hypothesis shrinks what fails for 300 s at most, and says then what it was."""
+    for item in items:
+        if item.get_closest_marker("hypothesis"):
+            item.add_marker(pytest.mark.timeout(400))
+
+
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, LoopFactory]:

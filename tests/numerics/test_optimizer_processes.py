@@ -116,7 +116,6 @@ class TestProcesses:
 
     loops = {"uvloop": uvloop.new_event_loop}  # noqa: RUF012  (read once; processes are slow)
 
-    @pytest.mark.timeout(60)
     @pytest.mark.parametrize("again", ["bc", "cb"])
     async def test_a_split_model_goes_on_bit_for_bit(
         self, again: str, tmp_path: Path
@@ -129,7 +128,6 @@ class TestProcesses:
         assert same(found, wanted)
         assert not same(torch.load(half)["model"], wanted["model"])
 
-    @pytest.mark.timeout(60)
     async def test_trainers_that_step_at_once_lose_no_step(self) -> None:
         """Three trainers and two owners: whole numbers, so that a lost one shows."""
         steps = 20

@@ -129,7 +129,6 @@ def gather_each_kind(make: Callable[..., Any]) -> None:
     assert f"{call}aten::mul" in {one.key for one in ended.key_averages()}
 
 
-@pytest.mark.timeout(60)  # where others use the machine, too
 @pytest.mark.parametrize("make", PROFILERS, ids=["legacy", "autograd", "torch"])
 def test_each_kind_of_call_brings_what_its_function_does(
     make: Callable[..., Any],
@@ -154,7 +153,6 @@ def gather_nested() -> None:
     assert f"{outer}aten::add" not in ranks
 
 
-@pytest.mark.timeout(60)
 def test_what_a_function_calls_is_part_of_it() -> None:
     """Also where it ends when the thread that ran it has long gone on."""
     play(gather_nested, nprocs=3)
@@ -226,7 +224,6 @@ def fail_profiled() -> None:
         assert "On WorkerInfo(id=1, name=worker1)" in told
 
 
-@pytest.mark.timeout(60)
 def test_a_call_that_fails_does_so_as_ever_and_brings_nothing() -> None:
     play(fail_profiled)
 
@@ -249,7 +246,6 @@ def gather_in_cycles() -> None:
     assert set(names_of(accumulating)) == {key("exp"), key("neg")}
 
 
-@pytest.mark.timeout(60)
 def test_each_cycle_of_a_schedule_has_its_own_and_they_accumulate() -> None:
     play(gather_in_cycles)
 
@@ -276,7 +272,6 @@ def ask_for_nothing() -> None:
     assert not rpc.rpc_sync("worker1", is_profiled)
 
 
-@pytest.mark.timeout(60)
 def test_who_does_not_ask_gets_nothing_and_no_callee_is_profiled() -> None:
     play(ask_for_nothing)
 

@@ -257,7 +257,6 @@ def meeting(tmp_path: Path) -> str:
     return str(tmp_path / "meeting")
 
 
-@pytest.mark.timeout(60)  # where others use the machine, too
 @pytest.mark.slow  # three processes, each of which imports torch
 def test_a_program_that_spawns_its_processes_runs_unchanged(
     script: Path, meeting: str
@@ -266,7 +265,6 @@ def test_a_program_that_spawns_its_processes_runs_unchanged(
     assert output_of("-m", "asyncrpc.compat", str(script), meeting) == [TRAINED]
 
 
-@pytest.mark.timeout(60)  # where others use the machine, too
 @pytest.mark.slow  # likewise
 def test_torchrun_starts_each_process_with_the_facade(script: Path) -> None:
     script.write_text(PARAMETER_SERVER, encoding="utf-8")
@@ -300,7 +298,6 @@ def test_install_names_what_was_imported_too_early(script: Path) -> None:
     assert "still torch's own: __main__.rpc, __main__.rpc_sync; call" in told
 
 
-@pytest.mark.timeout(60)  # where others use the machine, too
 @pytest.mark.slow  # likewise
 def test_children_have_the_facade_before_their_first_import(script: Path) -> None:
     """Also where asyncrpc is not on their path: without `site`, from another place.

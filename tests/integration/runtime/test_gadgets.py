@@ -247,7 +247,6 @@ def error_of(name: str, **fields: Any) -> bytes:
     return value(tree | fields)
 
 
-@pytest.mark.timeout(60)
 async def test_forged_errors_become_errors(server: Worker, friend: Worker) -> None:
     """What a strict worker is answered is rebuilt of what it has, or only quoted."""
     modules = set(sys.modules)

@@ -190,14 +190,12 @@ async def test_a_received_tensor_may_be_written_to_and_kept(a: Worker) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 async def test_a_gigabyte_takes_its_own_memory_and_little_more(a: Worker) -> None:
     """On both sides, at the worst moment, over what each had before."""
     await assert_a_gigabyte_takes_little_more(a)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 async def test_shared_memory_makes_that_no_more() -> None:
     async with ProcessCluster(["b"], method="forkserver") as a:
         await assert_a_gigabyte_takes_little_more(a)
@@ -214,7 +212,6 @@ async def assert_a_gigabyte_takes_little_more(a: Worker) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 async def test_half_a_gigabyte_into_a_tensor_takes_no_memory(a: Worker) -> None:
     out = torch.empty(GIB // 8).fill_(7)
     await a.peer("b").call(echo, torch.rand(MIB))
