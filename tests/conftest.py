@@ -71,7 +71,7 @@ def nothing_left_behind() -> Iterator[None]:
     leaks = before.compare(grace_s=0)
     if leaks:
         gc.collect()  # what waits for the collector is freed, with a ResourceWarning
-        leaks = before.compare()
+        leaks = before.compare(grace_s=10.0)
     if leaks:
         pytest.fail(str(leaks))
 

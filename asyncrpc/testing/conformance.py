@@ -29,7 +29,7 @@ from asyncrpc.transport.abc import Buffer, Connector, Listener, Transport
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import WaterMarks
 
-LIMIT_S: Final = 15.0  # for one wait
+LIMIT_S: Final = 60.0  # for one wait
 # One, just under a page, just over the landing buffer, a whole water mark, and much.
 SIZES_BYTES: Final = (1, 4095, 65_537, 1 << 20, (32 << 20) + 7)
 MANY: Final = 50

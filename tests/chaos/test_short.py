@@ -19,7 +19,6 @@ SECONDS = 15.0
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 class TestShort:
     loops: ClassVar = {"asyncio": asyncio.SelectorEventLoop}
 
@@ -41,8 +40,8 @@ def call(outcome: Outcome | None, *ran: str, took_s: float = 0.1) -> Call:
         (call(Outcome.EXECUTED), "claimed EXECUTED, not logged"),
         (call(Outcome.NOT_EXECUTED, "b"), "claimed NOT_EXECUTED, but logged"),
         (call(Outcome.EXECUTED, "b", "b"), "run twice"),
-        (call(None, "b"), "no answer by the limit + 5 s"),
-        (call(Outcome.EXECUTED, "b", took_s=7.5), "no answer by the limit + 5 s"),
+        (call(None, "b"), "no answer by the limit + 20 s"),
+        (call(Outcome.EXECUTED, "b", took_s=27.5), "no answer by the limit + 20 s"),
         (call(Outcome.EXECUTED, "b"), None),
         (call(Outcome.NOT_EXECUTED), None),
         (call(Outcome.UNKNOWN, "b"), None),

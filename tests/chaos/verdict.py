@@ -11,7 +11,7 @@ from typing import Any, Final
 from asyncrpc import Outcome
 from tests.chaos.log import Call
 
-HANG_S: Final = 5.0  # beyond the limit that a call was given
+HANG_S: Final = 20.0  # beyond the limit that a call was given
 # What a worker may have at the end that it did not have at its start.
 MORE_DESCRIPTORS: Final = 8  # for each peer: a connection, lanes, and those before
 MORE_TASKS: Final = 4  # for each peer

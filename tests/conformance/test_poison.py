@@ -22,7 +22,6 @@ sys.exit(__main__.main())
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_what_reaches_torchs_own_rpc_fails(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     chosen = f"^({'|'.join(NAMES)})$"

@@ -41,7 +41,7 @@ if __name__ == "__main__":
         print(rpc.rpc_sync("ps", doubled_on, ("trainer", torch.ones(2))).tolist())
     rpc.shutdown()
 """
-RUN_S = 60.0
+RUN_S = 240.0
 
 
 def ways() -> dict[str, tuple[str, list[str]]]:
@@ -60,13 +60,11 @@ def ways() -> dict[str, tuple[str, list[str]]]:
     }
 
 
-@pytest.mark.timeout(RUN_S + 10.0)
 @pytest.mark.parametrize("way", list(ways()))
 def test_the_program_runs(way: str, tmp_path: Path) -> None:
     assert printed(*ways()[way], tmp_path) == "trained: True\n"
 
 
-@pytest.mark.timeout(RUN_S + 10.0)
 def test_functions_can_be_coroutines_before_their_callers_are(tmp_path: Path) -> None:
     (function,) = COROUTINE.findall(PAGE.read_text("utf-8"))
     assert printed(GRADUAL.format(function=function), [], tmp_path) == "[3.0, 3.0]\n"

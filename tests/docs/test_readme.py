@@ -8,14 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = re.compile(r"^```python no-run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-RUN_S = 60.0
+RUN_S = 240.0
 
 
-@pytest.mark.timeout(RUN_S + 10.0)
 def test_the_program_for_a_launcher_runs_under_ours(tmp_path: Path) -> None:
     readme = (REPOSITORY / "README.md").read_text("utf-8")
     (source,) = PROGRAM.findall(readme)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-PROGRAM_S = 60.0
+PROGRAM_S = 240.0
 WIDE = {"COLUMNS": "120", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
 
 

@@ -26,7 +26,6 @@ OPTIONS = argparse.Namespace(seed=0, gamma=0.9, lr=0.01, observers=OBSERVERS)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(70)
 def test_gathered_answers_need_a_pass_for_all_observers() -> None:
     given = ("--observers", "3", "--num-episodes", "2", "--num-steps", "120")
     done = subprocess.run(
@@ -35,7 +34,7 @@ def test_gathered_answers_need_a_pass_for_all_observers() -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60.0,
+        timeout=240.0,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,6 @@ from tests.examples.programs import rows, run
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(70)
 def test_a_batched_server_updates_once_for_all_trainers() -> None:
     alone, batched = rows(
         run(

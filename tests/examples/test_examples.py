@@ -15,10 +15,9 @@ EXAMPLES = [
     for path in sorted((REPOSITORY / "examples").glob("*.py"))
     if not Path(__file__).with_name(f"test_{path.stem}.py").exists()
 ]
-EXAMPLE_S = 60.0
+EXAMPLE_S = 240.0
 
 
-@pytest.mark.timeout(EXAMPLE_S + 10.0)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     # Those that take long say themselves how to be quick; tests/ must not.

@@ -10,7 +10,6 @@ from tests.examples.programs import rows, run
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(70)
 def test_perplexity_falls_on_text_that_it_has_not_seen() -> None:
     printed = run("language_model.py", "--write", "80", "--start", "The Mouse ")
     known = re.search(r"by frequency alone, perplexity ([\d.]+)", printed)
@@ -28,7 +27,6 @@ def test_perplexity_falls_on_text_that_it_has_not_seen() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(70)
 def test_gradients_are_clipped_by_the_norm_over_both_workers() -> None:
     """Adam adds 1e-8 to its divisor: gradients far shorter teach nobody anything."""
     table = rows(run("language_model.py", "--quick", "--write", "0", "--clip", "1e-10"))

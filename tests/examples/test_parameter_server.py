@@ -10,7 +10,6 @@ from tests.examples.programs import rows, run
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(70)
 @pytest.mark.parametrize("trainers", [1, 4])
 def test_it_reads_digits_that_it_has_not_seen(trainers: int) -> None:
     printed = run("parameter_server.py", "--trainers", str(trainers))

@@ -22,13 +22,12 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60.0,
+        timeout=240.0,
         check=False,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(70)
 def test_it_reads_digits_and_shows_how_its_stages_worked() -> None:
     done = run()
     assert done.returncode == 0, done.stdout + done.stderr

@@ -32,7 +32,6 @@ def reward(which: str, output: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(70)
 def test_it_learns_to_balance_the_pole() -> None:
     """By chance a pole stands for 20 steps; so these would be over in no time."""
     done = subprocess.run(
@@ -41,7 +40,7 @@ def test_it_learns_to_balance_the_pole() -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60.0,
+        timeout=240.0,
         check=False,
     )
     assert done.returncode == 0, done.stderr

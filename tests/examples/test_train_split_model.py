@@ -21,13 +21,12 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60.0,
+        timeout=240.0,
         check=False,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(70)
 def test_it_reads_digits_that_it_has_not_seen() -> None:
     done = run()
     assert done.returncode == 0, done.stderr
@@ -38,7 +37,6 @@ def test_it_reads_digits_that_it_has_not_seen() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(70)
 def test_a_failure_ends_all_processes_and_shows_where_it_was() -> None:
     """`run` returns when the last holder of its pipes has ended."""
     done = run("--fail-at", "3")

@@ -17,7 +17,7 @@ from asyncrpc.cli.main import main
 from tests.integration.multiprocessing.pidfds import have_ended, opened
 
 REPOSITORY = Path(__file__).parents[3]
-CTRL_C_S = 2.0 + 2.0  # the promise, and what a busy machine may add
+CTRL_C_S = 2.0 + 8.0  # the promise, and what a busy machine may add
 BARE = {
     name: value
     for name, value in os.environ.items()
@@ -74,7 +74,7 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def run(*arguments: str) -> tuple[int, list[str], str]:
     with running(*arguments) as process:
-        output, errors = process.communicate(timeout=18.0)
+        output, errors = process.communicate(timeout=60.0)
     return process.returncode, output.splitlines(), errors
 
 

@@ -30,7 +30,7 @@ from asyncrpc.compat.optim import DistributedOptimizer
 from asyncrpc.errors import ProcessFailedError
 from tests.integration.compat.playing import play
 
-WAIT_S = 5.0  # far more than it may take
+WAIT_S = 30.0  # far more than it may take
 CANNOT_PICKLE = "Cannot pickle RemoteModule in python pickler"
 REFUSED = [
     "add_module",

@@ -26,8 +26,8 @@ from asyncrpc import AsyncRpcError, Options, Worker
 WORLD_SIZE: Final = 4
 LOAD_S: Final = 0.4  # before all begin to end
 DRAIN_S: Final = 1.0
-START_S: Final = 30.0  # for four processes on a busy machine
-JOIN_S: Final = 15.0  # only a failure reaches it
+START_S: Final = 90.0  # for four processes on a busy machine
+JOIN_S: Final = 60.0  # only a failure reaches it
 ELEMENTS: Final = 1 << 20
 
 Report = dict[str, Any]

@@ -172,7 +172,6 @@ class TestGadgets:
     loops: ClassVar = {"uvloop": uvloop.new_event_loop}
 
     @pytest.mark.slow
-    @pytest.mark.timeout(120)
     @pytest.mark.parametrize("family", FAMILIES)
     async def test_no_gadget_does_anything(
         self, server: Worker, friend: Worker, family: str

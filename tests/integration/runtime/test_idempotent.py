@@ -93,7 +93,7 @@ async def test_attempts_end_with_the_deadline_and_with_the_caller(
     async with cluster as a:
         cluster.expect_death("b")
         with pytest.raises(TimeoutError):
-            async with asyncrpc.deadline(1.0):
+            async with asyncrpc.deadline(3.0):  # a process has to start in it
                 await a.peer("b").call(read, log)
         call = asyncio.ensure_future(a.peer("b").call(read, log))
         await asyncio.sleep(0)

@@ -264,7 +264,7 @@ def test_ctrl_c_ends_a_program_within_two_seconds() -> None:
         assert process.stdout.readline() == "ready\n"
         begun_s = time.monotonic()
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=10)
+        said, _ = process.communicate(timeout=60)
         assert time.monotonic() - begun_s < 2
         assert said == "closed\n"
         assert process.returncode != 0

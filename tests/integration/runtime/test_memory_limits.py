@@ -196,7 +196,6 @@ class TestMemory:
             ("tcp", 0, 1, 300),
         ],
     )
-    @pytest.mark.timeout(300)
     async def test_a_flooded_callee_stays_within_its_limit(
         self, transport: Any, shared_memory_bytes: int, callers: int, requests: int
     ) -> None:
@@ -240,7 +239,6 @@ class TestMemory:
             assert not link.credit.waiting
 
     @pytest.mark.parametrize("shared_memory_bytes", [0, 1 << 28])
-    @pytest.mark.timeout(120)
     async def test_a_slow_consumer_stops_its_producer(
         self, shared_memory_bytes: int
     ) -> None:

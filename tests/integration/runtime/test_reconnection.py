@@ -24,7 +24,7 @@ from tests.integration.runtime.groups import LIMIT_S
 from tests.integration.runtime.proxied import in_process, proxied
 
 EVERY: Final = 1 if os.environ.get("ASYNCRPC_CUTS") == "all" else 5
-SCRIPT_S: Final = 40.0  # for one script; only a failure reaches it
+SCRIPT_S: Final = 120.0  # for one script; only a failure reaches it
 # Into the frame after the boundary: its header, or what follows a short one.
 INSIDE_BYTES: Final = (1, 20, 39, 40, 57, 3000)
 UNDER_LOAD_S: Final = 20.0 if EVERY == 1 else 4.0
@@ -80,7 +80,6 @@ class Cuts:
             assert now == before, f"another link, after a cut after {place}"
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [0, 1])
 @pytest.mark.parametrize("reset", [True, False])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import pytest
 import uvloop
 
 from tests.soak.mixed import soak
@@ -17,7 +16,6 @@ class TestSoak:
 
     loops: ClassVar = {"uvloop": uvloop.new_event_loop}
 
-    @pytest.mark.timeout(300)
     async def test_mixed_calls_leave_nothing_behind(self) -> None:
         made: list[int] = []
         outcome = await soak(

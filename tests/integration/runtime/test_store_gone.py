@@ -19,7 +19,7 @@ from asyncrpc import JoinRendezvous, MemberChanges, Options, Worker, WorkerInfo
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import free_port, program
 
-LIMIT_S = 30.0  # for one wait; only a failure reaches it
+LIMIT_S = 60.0  # for one wait; only a failure reaches it
 OPTIONS = Options(heartbeat_s=0.3, lost_after_s=2.0, drain_timeout_s=1.0)
 SERVE = """
 import asyncio, asyncrpc, json, sys
@@ -80,7 +80,6 @@ async def until(changes: MemberChanges, kind: str, name: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 async def test_the_host_of_the_store_is_killed_and_comes_back() -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as stack:
@@ -118,7 +117,6 @@ async def test_the_host_of_the_store_is_killed_and_comes_back() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 async def test_a_killed_worker_comes_back_by_the_same_store() -> None:
     """As a process is that is started again with the same environment."""
     where = f"tcp://127.0.0.1:{free_port()}"

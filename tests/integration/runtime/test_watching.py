@@ -36,7 +36,7 @@ SECRET = "a secret"
 TCP = Options(
     secret=SECRET, listen=("tcp://127.0.0.1:0",), watch="on", drain_timeout_s=1.0
 )
-GENEROUS_S = 15.0
+GENEROUS_S = 60.0
 
 
 def as_seen_from_elsewhere(hello: Hello) -> Hello:

@@ -16,7 +16,7 @@ from asyncrpc.testing.scanner import HANDSHAKE_BYTES, Conversation
 from asyncrpc.wire.frames import Flags, FrameKind, data_prefix, prefix
 from asyncrpc.wire.messages import Hello
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 SHAKE = bytes(HANDSHAKE_BYTES)
 HELLO = Hello("a", 1, 0, 2)
 CALL = prefix(FrameKind.REQUEST, 1, head=b"head", control=b"control")
