@@ -5,7 +5,15 @@ torch.distributed.rpc knows, on the current worker; and `asyncrpc.serving` for w
 inside an aiohttp application.
 """
 
-from asyncrpc import autograd, errors, functions, multiprocessing, nn, optim
+from asyncrpc import (
+    autograd,
+    collectives,
+    errors,
+    functions,
+    multiprocessing,
+    nn,
+    optim,
+)
 from asyncrpc.api import (
     Worker,
     get_worker_info,
@@ -15,6 +23,7 @@ from asyncrpc.api import (
     rpc_sync,
     shutdown,
 )
+from asyncrpc.collectives import Group
 from asyncrpc.errors import (
     AlreadyStartedError,
     AsyncRpcError,
@@ -26,12 +35,15 @@ from asyncrpc.errors import (
     BarrierTimeoutError,
     CallError,
     ClosedError,
+    CollectiveError,
+    CollectiveTimeoutError,
     ConnectError,
     ConnectionLostError,
     DeadlineExceededError,
     DecodeError,
     EncodeError,
     FrameTooLargeError,
+    GroupChangedError,
     InvalidContextError,
     LocalProtocolError,
     MalformedError,
@@ -43,6 +55,7 @@ from asyncrpc.errors import (
     OwnerLostError,
     ProcessFailedError,
     ProtocolError,
+    RankLostError,
     RejectedError,
     RemoteError,
     RemoteProtocolError,
@@ -86,6 +99,8 @@ __all__ = [
     "CallFuture",
     "CallStats",
     "ClosedError",
+    "CollectiveError",
+    "CollectiveTimeoutError",
     "ConnectError",
     "ConnectionLostError",
     "Counters",
@@ -93,7 +108,9 @@ __all__ = [
     "DecodeError",
     "EncodeError",
     "FrameTooLargeError",
+    "Group",
     "GroupCall",
+    "GroupChangedError",
     "GroupReply",
     "InvalidContextError",
     "JoinRendezvous",
@@ -118,6 +135,7 @@ __all__ = [
     "RRefDeletedError",
     "RRefError",
     "RRefRecord",
+    "RankLostError",
     "RejectedError",
     "RemoteError",
     "RemoteProtocolError",
@@ -133,6 +151,7 @@ __all__ = [
     "async_execution",
     "autograd",
     "cancelled",
+    "collectives",
     "current_worker",
     "deadline",
     "errors",

@@ -16,6 +16,7 @@ from asyncrpc.autograd import backward as backward_from
 from asyncrpc.autograd.context import Context
 from asyncrpc.autograd.modes import ThreadModes
 from asyncrpc.autograd.service import AutogradService
+from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.errors import AlreadyStartedError, UsageError
 from asyncrpc.ids import WorkerInfo
 from asyncrpc.optim.service import OptimizerService
@@ -50,7 +51,12 @@ class Worker(runtime.Worker):
         self.references = references
         self.propagators.append(autograd)
         self.thread_states.append(ThreadModes())
-        for service in (references, autograd, OptimizerService(self, autograd)):
+        for service in (
+            references,
+            autograd,
+            OptimizerService(self, autograd),
+            CollectivesService(self),
+        ):
             self.add_service(service)
 
     def rrefs(self) -> list[RRefRecord]:

@@ -21,12 +21,15 @@ __all__ = [
     "BarrierTimeoutError",
     "CallError",
     "ClosedError",
+    "CollectiveError",
+    "CollectiveTimeoutError",
     "ConnectError",
     "ConnectionLostError",
     "DeadlineExceededError",
     "DecodeError",
     "EncodeError",
     "FrameTooLargeError",
+    "GroupChangedError",
     "InvalidContextError",
     "LocalProtocolError",
     "MalformedError",
@@ -40,6 +43,7 @@ __all__ = [
     "ProtocolError",
     "RRefDeletedError",
     "RRefError",
+    "RankLostError",
     "RefusedError",
     "RejectedError",
     "RemoteError",
@@ -383,3 +387,30 @@ class BarrierBrokenError(AsyncRpcError, code="barrier.broken"):
 
 class BarrierTimeoutError(BarrierBrokenError, TimeoutError, code="barrier.timeout"):
     """Not everyone came to a barrier within the time that this worker gave it."""
+
+
+class CollectiveError(AsyncRpcError, code="collective"):
+    """A collective failed, for every rank of the group that has not ended it.
+
+    The next one can be used, unless the class says otherwise.
+
+    Attributes:
+        ranks: names of the workers that it failed for: who called something else, or
+            with another shape, or gave it up.
+    """
+
+    def __init__(self, problem: str, *, ranks: Iterable[str] = ()) -> None:
+        super().__init__(problem)
+        self.ranks = tuple(ranks)
+
+
+class CollectiveTimeoutError(CollectiveError, TimeoutError, code="collective.timeout"):
+    """A collective took longer than it may; `ranks` are those that did not come."""
+
+
+class RankLostError(CollectiveError, code="collective.rank_lost"):
+    """A worker of the group is gone: so is the group.  Make one of those who live."""
+
+
+class GroupChangedError(CollectiveError, code="collective.group_changed"):
+    """The group is not what it was: closed, or made anew, by this rank or another."""

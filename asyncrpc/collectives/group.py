@@ -1,0 +1,544 @@
+"""`Group`: the ranks of a collective, and the collectives, as coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, cast
+
+import torch
+
+from asyncrpc.collectives import tensors as shapes
+from asyncrpc.collectives.machine.operations import Descriptor, Failure
+from asyncrpc.collectives.matching import Run
+from asyncrpc.collectives.path import Path, open_path
+from asyncrpc.collectives.reductions import reduction_for
+from asyncrpc.collectives.service import CollectivesService
+from asyncrpc.collectives.words import SERVICE
+from asyncrpc.errors import CollectiveError, GroupChangedError, UsageError
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.worker import Worker
+
+TIMEOUT_S: Final = 1800.0  # as torch.distributed's
+# Collectives of one group that run at a time here; more wait their turn.  So what a
+# rank that is behind has to keep for those ahead is bounded.
+RUNNING_MAX: Final = 32
+
+
+class Group:
+    """Workers that take part in collectives, each with a rank.
+
+    Every member makes the group, with the same name and the same members in the same
+    order, and begins the same collectives in the same order; several may be under way
+    at once.  A collective that fails does so for every rank that has not ended it: one
+    called with another shape, dtype or operation elsewhere, one that a rank gave up or
+    was too late for.  The next one can be used.  A worker that is lost ends the group:
+    make one of those who are left.
+
+    Attributes:
+        name: as given.
+        members: names of the workers, by rank.
+        rank: of this worker in the group.
+        size: number of ranks.
+        timeout_s: seconds that a collective may take; None: no limit.
+
+    Example:
+        >>> group = asyncrpc.Group(worker)  # of all workers of a fixed group
+        >>> await group.all_reduce(gradient, "avg")
+
+    Source: torch.distributed.ProcessGroup.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        members: Sequence[str | int] | None = None,
+        *,
+        name: str = "",
+        timeout_s: float | None = TIMEOUT_S,
+    ) -> None:
+        """Make the group here; nothing is sent.
+
+        Args:
+            worker: this process's; it has to run.
+            members: names or ranks of the workers; None: all of the worker's own group,
+                by rank, which has to be of a fixed size.
+            name: tells groups of the same members apart.
+            timeout_s: seconds that a collective may take; None: no limit.
+
+        Raises:
+            UsageError: `worker` is no member, a member is named twice, or the group is
+                open here already.
+            UnknownWorkerError: there is no such worker.
+            NotStartedError: `worker` does not run.
+        """
+        worker.check_running()
+        self._worker = worker
+        self.name = name
+        self.members = _names(worker, members)
+        self.timeout_s = timeout_s
+        service = worker.service(SERVICE)
+        assert isinstance(service, CollectivesService)
+        self._service = service
+        self._matching = service.open(name, self.members)
+        self.rank = self._matching.rank
+        self.size = len(self.members)
+        self._path: Path | None = None
+        self._opening: asyncio.Task[Path] | None = None
+        self._turn = asyncio.Semaphore(RUNNING_MAX)
+        self._points = self._matching.points
+
+    def subgroup(self, ranks: Sequence[int], *, name: str = "") -> Group:
+        """Make a group of some of these ranks; only they need to.
+
+        Args:
+            ranks: in this group; their order is that of the new one.
+            name: tells groups of the same members apart.
+
+        Raises:
+            UsageError: this worker is not among them, or one is out of range.
+        """
+        for rank in ranks:
+            self._check_rank(rank, "a member")
+        path = f"{self.name}/{name}" if name else f"{self.name}/"
+        members = [self.members[rank] for rank in ranks]
+        return Group(self._worker, members, name=path, timeout_s=self.timeout_s)
+
+    def close(self) -> None:
+        """Leave the group: what is under way here fails, for all.  Idempotent."""
+        self._service.close_group(self._matching)
+
+    async def __aenter__(self) -> Self:
+        """Return the group, which is open already."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the group."""
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Group {self.name!r}, rank {self.rank} of {self.size}>"
+
+    async def empty(
+        self, *shape: int | Sequence[int], dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """Return a tensor in memory where collectives are fastest; a collective itself.
+
+        Between processes of one host, all ranks see the memory: `all_reduce` of such a
+        tensor, or of the same part of it at every rank, copies nothing.  Elsewhere it
+        is an ordinary tensor.  Should a collective fail, what is in it is undefined,
+        and another rank may still write to it for a moment: do not use it again.
+
+        Args:
+            *shape: sizes, or one sequence of them; the same at all ranks.
+            dtype: of the elements.
+
+        Returns:
+            An uninitialized tensor, contiguous, on the CPU.  Its memory is kept until
+            the group is closed.
+
+        Raises:
+            CollectiveError: it has failed for all ranks; see the class.
+
+        Cancellation:
+            It fails for all ranks; the next one can be used.
+
+        Source: torch.empty.
+        """
+        sizes = shape[0] if shape and not isinstance(shape[0], int) else shape
+        count = math.prod(cast("Sequence[int]", sizes))
+        nbytes = count * dtype.itemsize
+        async with self._run(Descriptor("empty", shape=(nbytes,))) as (run, path):
+            memory = await path.empty(run, nbytes)
+        return memory.view(dtype).view(cast("Sequence[int]", sizes))
+
+    # --- collectives -----------------------------------------------------------------
+
+    async def barrier(self) -> None:
+        """Wait until every rank has come here.
+
+        Raises:
+            CollectiveError: it has failed for all ranks; see the class.
+
+        Cancellation:
+            It fails for all ranks; the next one can be used.
+        """
+        async with self._run(Descriptor("barrier")) as (run, path):
+            await path.barrier(run)
+
+    async def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """Combine the tensors of all ranks, and leave the result at every rank.
+
+        Args:
+            tensor: any shape, the same at all ranks, dense, in host memory; it is
+                overwritten.
+            op: `sum`, `avg`, `product`, `min`, `max`, `band`, `bor` or `bxor`.
+
+        Returns:
+            `tensor`, with the same bits at every rank.
+
+        Raises:
+            CollectiveError: it has failed for all ranks; see the class.
+            UsageError: an argument is wrong; nothing has begun here.
+
+        Cancellation:
+            It fails for all ranks; the next one can be used.
+        """
+        shapes.check(tensor)
+        by = reduction_for(op, tensor.dtype)
+        async with self._run(_describe("all_reduce", tensor, op)) as (run, path):
+            with shapes.flat(tensor) as flat:
+                await path.all_reduce(run, flat, by)
+        return tensor
+
+    async def reduce(
+        self, tensor: torch.Tensor, root: int, op: str = "sum"
+    ) -> torch.Tensor:
+        """Combine the tensors of all ranks, and leave the result at one.
+
+        Args:
+            tensor: any shape, the same at all ranks; at `root` it is overwritten.
+            root: the rank that gets the result.
+            op: as for `all_reduce`.
+
+        Returns:
+            `tensor`; elsewhere than at `root` it is as it was.
+
+        Raises:
+            CollectiveError: it has failed for all ranks; see the class.
+            UsageError: an argument is wrong; nothing has begun here.
+
+        Cancellation:
+            It fails for all ranks; the next one can be used.
+        """
+        self._check_rank(root, "root")
+        shapes.check(tensor)
+        by = reduction_for(op, tensor.dtype)
+        async with self._run(_describe("reduce", tensor, op, root)) as (run, path):
+            with shapes.flat(tensor, write=self.rank == root) as flat:
+                await path.reduce(run, flat, by, root)
+        return tensor
+
+    async def broadcast(self, tensor: torch.Tensor, root: int) -> torch.Tensor:
+        """Fill the tensors of all ranks with that of one.
+
+        Args:
+            tensor: any shape and dtype, the same at all ranks; elsewhere than at
+                `root` it is overwritten.
+            root: the rank whose tensor it is.
+
+        Returns:
+            `tensor`.
+
+        Raises:
+            CollectiveError: it has failed for all ranks; see the class.
+            UsageError: an argument is wrong; nothing has begun here.
+
+        Cancellation:
+            It fails for all ranks; the next one can be used.
+        """
+        self._check_rank(root, "root")
+        shapes.check(tensor)
+        async with self._run(_describe("broadcast", tensor, "", root)) as (run, path):
+            with shapes.flat(tensor, write=self.rank != root) as flat:
+                await path.broadcast(run, flat, root)
+        return tensor
+
+    async def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all ranks, at every rank.
+
+        Args:
+            tensor: any shape, which may differ between ranks, of the same dtype.
+
+        Returns:
+            One tensor for each rank; this rank's own is a copy.
+
+        Raises:
+            CollectiveError: it has failed for all ranks; see the class.
+            UsageError: an argument is wrong; nothing has begun here.
+
+        Cancellation:
+            It fails for all ranks; the next one can be used.
+        """
+        shapes.check(tensor)
+        descriptor = Descriptor("all_gather", dtype=str(tensor.dtype))
+        async with self._run(descriptor) as (run, path):
+            mine = shapes.copy(tensor)
+            return await path.all_gather(run, mine)
+
+    async def gather(
+        self, tensor: torch.Tensor, root: int
+    ) -> list[torch.Tensor] | None:
+        """Return the tensors of all ranks, at one of them.
+
+        Args:
+            tensor: any shape, which may differ between ranks, of the same dtype.
+            root: the rank that gets them.
+
+        Returns:
+            At `root` one tensor for each rank, its own a copy; elsewhere None.
+
+        Raises:
+            CollectiveError: it has failed for all ranks; see the class.
+            UsageError: an argument is wrong; nothing has begun here.
+
+        Cancellation:
+            It fails for all ranks; the next one can be used.
+        """
+        self._check_rank(root, "root")
+        shapes.check(tensor)
+        descriptor = Descriptor("gather", dtype=str(tensor.dtype), root=root)
+        async with self._run(descriptor) as (run, path):
+            mine = shapes.copy(tensor)
+            found = await path.gather(run, mine, root)
+        return found if self.rank == root else None
+
+    async def scatter(
+        self, tensors: Sequence[torch.Tensor] | None, root: int
+    ) -> torch.Tensor:
+        """Return this rank's part of what one rank gives.
+
+        Args:
+            tensors: at `root` one for each rank, of any shapes and dtypes; elsewhere
+                None.
+            root: the rank that gives them.
+
+        Returns:
+            A tensor of its own.
+
+        Raises:
+            CollectiveError: it has failed for all ranks; see the class.
+            UsageError: an argument is wrong; nothing has begun here.
+
+        Cancellation:
+            It fails for all ranks; the next one can be used.
+        """
+        self._check_rank(root, "root")
+        parts = None
+        if self.rank == root:
+            parts = [shapes.copy(one) for one in self._one_each(tensors, "scatter")]
+        elif tensors is not None:
+            raise UsageError(
+                f"scatter takes tensors at its root, rank {root}; this is rank "
+                f"{self.rank}: give None"
+            )
+        async with self._run(Descriptor("scatter", root=root)) as (run, path):
+            return await path.scatter(run, parts, root)
+
+    async def reduce_scatter(
+        self, tensors: torch.Tensor | Sequence[torch.Tensor], op: str = "sum"
+    ) -> torch.Tensor:
+        """Combine the tensors of all ranks, and leave a part of the result at each.
+
+        Args:
+            tensors: one for each rank, the same shapes at all ranks; or one tensor,
+                whose first dimension is divisible by the number of ranks.
+            op: as for `all_reduce`.
+
+        Returns:
+            The part of this rank, a tensor of its own.
+
+        Raises:
+            CollectiveError: it has failed for all ranks; see the class.
+            UsageError: an argument is wrong; nothing has begun here.
+
+        Cancellation:
+            It fails for all ranks; the next one can be used.
+        """
+        parts = self._parts(tensors, "reduce_scatter")
+        dtype = parts[0].dtype
+        by = reduction_for(op, dtype)
+        if any(part.dtype is not dtype for part in parts):
+            raise UsageError("reduce_scatter takes tensors of one dtype")
+        numels = tuple(part.numel() for part in parts)
+        descriptor = Descriptor("reduce_scatter", op, str(dtype), numels)
+        async with self._run(descriptor) as (run, path):
+            flats = [shapes.packed(part).view(-1) for part in parts]
+            result = await path.reduce_scatter(run, flats, by)
+        return result.view(parts[self.rank].shape)
+
+    async def all_to_all(
+        self, tensors: torch.Tensor | Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Send each rank its part, and return what each has for this one.
+
+        Args:
+            tensors: one for each rank, of any shapes, of one dtype at all ranks; or one
+                tensor, whose first dimension is divisible by the number of ranks.
+
+        Returns:
+            One tensor of each rank.
+
+        Raises:
+            CollectiveError: it has failed for all ranks; see the class.
+            UsageError: an argument is wrong; nothing has begun here.
+
+        Cancellation:
+            It fails for all ranks; the next one can be used.
+        """
+        parts = self._parts(tensors, "all_to_all")
+        descriptor = Descriptor("all_to_all", dtype=str(parts[0].dtype))
+        async with self._run(descriptor) as (run, path):
+            return await path.all_to_all(run, [shapes.copy(p) for p in parts])
+
+    # --- from one to one -------------------------------------------------------------
+
+    async def send(self, tensor: torch.Tensor, to: int, *, tag: int = 0) -> None:
+        """Send a tensor to another rank, which has to `recv` it.
+
+        It ends when the tensor has been taken there; so it may be changed then.
+
+        Args:
+            tensor: any shape and dtype.
+            to: rank of the receiver.
+            tag: tells apart what is sent between the same ranks.
+
+        Raises:
+            RankLostError: the other rank is gone.
+            CollectiveTimeoutError: it did not take the tensor in time.
+
+        Cancellation:
+            What has not been taken never is.
+        """
+        self._check_rank(to, "the receiver")
+        shapes.check(tensor)
+        await self._points.send(tensor.detach(), to, tag, self.timeout_s)
+
+    async def recv(
+        self,
+        from_: int | None = None,
+        *,
+        tag: int = 0,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return a tensor that another rank sends.
+
+        Args:
+            from_: rank of the sender; None: any.
+            tag: as given there.
+            out: what is filled and returned, of the same shape and dtype; None: a new
+                tensor.
+
+        Raises:
+            RankLostError: a rank that it may come from is gone.
+            CollectiveTimeoutError: nothing was sent in time.
+            CollectiveError: `out` has another shape or dtype.
+
+        Cancellation:
+            What comes is for the next one who asks.
+        """
+        if from_ is not None:
+            self._check_rank(from_, "the sender")
+        found = await self._points.recv(from_, tag, self.timeout_s)
+        if out is None:
+            return found
+        if out.shape != found.shape or out.dtype != found.dtype:
+            raise CollectiveError(
+                f"{shapes.text(found)} came, and `out` is {shapes.text(out)}"
+            )
+        out.detach().copy_(found)
+        return out
+
+    # --- parts -----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _run(self, descriptor: Descriptor) -> AsyncIterator[tuple[Run, Path]]:
+        """Run one collective: number it, watch it, and fail it for all if it fails."""
+        if self._opening is None:
+            opening = self._matching.begin(Descriptor("open"), None)
+            self._opening = self._worker.start_task(self._open(opening))
+        run = self._matching.begin(descriptor, self.timeout_s)
+        try:
+            async with self._turn:
+                path = self._path
+                if path is None:
+                    path = await asyncio.shield(self._opening)
+                yield run, path
+        except asyncio.CancelledError:
+            run.abandon("cancelled it")
+            raise
+        except CollectiveError:
+            raise
+        except Exception as error:
+            run.abandon(f"failed in it: {error!r}")
+            raise
+        finally:
+            run.end()
+
+    async def _open(self, run: Run) -> Path:
+        """Agree with the others on the way that all collectives take."""
+        try:
+            self._path = await open_path(run)
+        except BaseException as error:
+            # Some may have agreed: those cannot be made to ask again.
+            failure = Failure(GroupChangedError.code, str(error), ())
+            self._matching.lose(run.operation.failure or failure)
+            raise
+        finally:
+            run.end()
+        return self._path
+
+    def _check_rank(self, rank: int, what: str) -> None:
+        if not 0 <= rank < self.size:
+            raise UsageError(
+                f"{what} is rank {rank}, of a group with ranks 0 to {self.size - 1}"
+            )
+
+    def _one_each(
+        self, tensors: Sequence[torch.Tensor] | None, operation: str
+    ) -> Sequence[torch.Tensor]:
+        count = 0 if tensors is None else len(tensors)
+        if tensors is None or count != self.size:
+            raise UsageError(
+                f"{operation} needs one tensor for each of the {self.size} ranks, "
+                f"and got {count}"
+            )
+        for tensor in tensors:
+            shapes.check(tensor)
+        return tensors
+
+    def _parts(
+        self, tensors: torch.Tensor | Sequence[torch.Tensor], operation: str
+    ) -> Sequence[torch.Tensor]:
+        if not isinstance(tensors, torch.Tensor):
+            return self._one_each(tensors, operation)
+        shapes.check(tensors)
+        rows = len(tensors) if tensors.dim() else 0
+        if not tensors.dim() or rows % self.size:
+            raise UsageError(
+                f"{operation} cuts {shapes.text(tensors)} along its first dimension, "
+                f"which is not divisible by the {self.size} ranks; give a list"
+            )
+        return shapes.cut(tensors.detach(), self.size)
+
+
+def _names(worker: Worker, members: Sequence[str | int] | None) -> tuple[str, ...]:
+    if members is None:
+        if worker.world_size <= 0:
+            raise UsageError(
+                f"worker {worker.name!r} is in no group of a fixed size: say who the "
+                "members are"
+            )
+        members = range(worker.world_size)
+    names = tuple(worker.directory.find(member).member.name for member in members)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(
+            f"a group has every worker once; twice in it: {', '.join(map(repr, twice))}"
+        )
+    return names
+
+
+def _describe(
+    operation: str, tensor: torch.Tensor, how: str = "", root: int = -1
+) -> Descriptor:
+    return Descriptor(operation, how, str(tensor.dtype), tuple(tensor.shape), root)

@@ -1,0 +1,225 @@
+"""The collectives of a group under way at one rank, and what has come for them.
+
+Collectives are matched by their numbers: the n-th that one rank begins belongs with the
+n-th of every other.  A message says which it is for, what its sender believes that to
+be (a `Descriptor`), and its place among those of the sender.
+
+    began here   not yet     the message is *early*: it is kept
+                 yes         it is handed over, if both believe the same; else the
+                             collective fails for both, who tell the others
+                 is over     it is refused: the sender is late, or has failed
+
+Invariants: a message is handed over once; one that is refused is not kept; what has
+failed stays so, and nothing is kept for it.  Of failures the last `FAILURES_KEPT` are
+remembered, to say to latecomers what has happened.
+
+Sans-IO; `M` is a message, which is not looked into.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from asyncrpc.errors import MalformedError
+
+M = TypeVar("M")
+
+FAILURES_KEPT: Final = 64
+# What the ranks of a group may be apart; those who are ahead wait for answers, so it is
+# a few collectives for each that may be under way at once.
+EARLY_MAX: Final = 1 << 16
+
+
+class Descriptor(NamedTuple):
+    """What a rank believes a collective to be.
+
+    Attributes:
+        operation: such as `all_reduce`.
+        how: of a reduction, such as `sum`; else empty.
+        dtype: of the tensor; empty if ranks may differ.
+        shape: of the tensor; None if ranks may differ.
+        root: the rank in the middle; -1: there is none.
+    """
+
+    operation: str
+    how: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+    root: int = -1
+
+    def __str__(self) -> str:
+        parts = []
+        if self.dtype:
+            parts.append(f" of {self.dtype.removeprefix('torch.')}")
+        if self.shape is not None:
+            parts.append(f", shape {self.shape}")
+        if self.how:
+            parts.append(f", by {self.how!r}")
+        if self.root >= 0:
+            parts.append(f"{',' if parts else ''} with root {self.root}")
+        return self.operation + "".join(parts)
+
+    @classmethod
+    def read(cls, value: object) -> Descriptor:
+        """Read what another rank has sent.
+
+        Raises:
+            MalformedError: it is nothing of the kind.
+        """
+        match value:
+            case [str(operation), str(how), str(dtype), shape, int(root)]:
+                if shape is None:
+                    return cls(operation, how, dtype, None, root)
+                if isinstance(shape, Sequence) and all(type(n) is int for n in shape):
+                    return cls(operation, how, dtype, tuple(shape), root)
+        raise MalformedError(f"a description of a collective: {value!r}")
+
+
+class Failure(NamedTuple):
+    """Why a collective has failed, as it is told to others.
+
+    Attributes:
+        code: of the error's class.
+        problem: for people.
+        ranks: names of those to blame.
+    """
+
+    code: str
+    problem: str
+    ranks: tuple[str, ...]
+
+
+class Place(NamedTuple):
+    """Where a message belongs: the sender's rank, and which it is of its messages."""
+
+    rank: int
+    turn: int
+
+
+@dataclass(slots=True)
+class Operation(Generic[M]):
+    """A collective that has begun here.
+
+    Attributes:
+        number: which one of the group it is.
+        descriptor: what it is here.
+        arrived: what has come and has not been taken.
+        failure: why it has failed; None: it has not.
+    """
+
+    number: int
+    descriptor: Descriptor
+    arrived: dict[Place, M] = field(default_factory=dict)
+    failure: Failure | None = None
+
+
+class Mismatch(NamedTuple):
+    """Another rank believes a collective to be something else."""
+
+    rank: int
+    theirs: Descriptor
+    ours: Descriptor
+
+
+class Operations(Generic[M]):
+    """Those of one rank in one group.
+
+    Attributes:
+        begun: how many collectives have begun here.
+        running: those that have not ended, by number.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.running: dict[int, Operation[M]] = {}
+        self._early: dict[int, dict[Place, M]] = {}
+        self._said: dict[int, dict[int, Descriptor]] = {}  # by those who are early
+        self._failed: OrderedDict[int, Failure] = OrderedDict()
+        self._kept = 0
+
+    def begin(self, descriptor: Descriptor) -> tuple[Operation[M], Mismatch | None]:
+        """Begin the next one; say whether another rank has begun something else."""
+        operation: Operation[M] = Operation(self.begun, descriptor)
+        self.begun += 1
+        self.running[operation.number] = operation
+        operation.arrived = self._early.pop(operation.number, {})
+        self._kept -= len(operation.arrived)
+        operation.failure = self._failed.get(operation.number)
+        for rank, theirs in self._said.pop(operation.number, {}).items():
+            if theirs != descriptor:
+                return operation, Mismatch(rank, theirs, descriptor)
+        return operation, None
+
+    def hear(self, number: int, rank: int, theirs: Descriptor) -> Mismatch | None:
+        """Take note of what another rank believes a collective to be."""
+        operation = self.running.get(number)
+        if operation is not None:
+            if operation.descriptor != theirs:
+                return Mismatch(rank, theirs, operation.descriptor)
+        elif number >= self.begun and number not in self._failed:
+            self._check_early(number)
+            self._said.setdefault(number, {})[rank] = theirs
+        return None
+
+    def arrive(self, number: int, place: Place, message: M) -> Operation[M] | None:
+        """Take in a message; return the collective that may wait for it.
+
+        Raises:
+            MalformedError: there is such a message already, or too many came early.
+        """
+        operation = self.running.get(number)
+        if operation is not None:
+            arrived = operation.arrived
+        else:
+            self._check_early(number)
+            arrived = self._early.setdefault(number, {})
+            self._kept += 1
+        if place in arrived:
+            raise MalformedError(f"message {place} of collective {number} came twice")
+        arrived[place] = message
+        return operation
+
+    def refused(self, number: int) -> Failure | None:
+        """Say why nothing is taken for a collective; None: it is."""
+        failure = self._failed.get(number)
+        if failure is None and number < self.begun and number not in self.running:
+            return Failure(
+                "collective",
+                f"collective {number} is over at this rank, which has begun "
+                f"{self.begun}",
+                (),
+            )
+        return failure
+
+    def fail(self, number: int, failure: Failure) -> Sequence[M]:
+        """Let a collective fail; return the messages that wait for it no more."""
+        if number not in self._failed:
+            self._failed[number] = failure
+            if len(self._failed) > FAILURES_KEPT:
+                self._failed.popitem(last=False)
+        self._said.pop(number, None)
+        left = self._early.pop(number, {})
+        self._kept -= len(left)
+        operation = self.running.get(number)
+        if operation is not None:
+            operation.failure = operation.failure or failure
+            left |= operation.arrived
+            operation.arrived = {}
+        return list(left.values())
+
+    def end(self, operation: Operation[M]) -> None:
+        """Forget a collective that has ended here, well or not."""
+        self.running.pop(operation.number, None)
+
+    def numbers(self) -> set[int]:
+        """Return the collectives that something is known of and that are not over."""
+        return {*self.running, *self._early, *self._said}
+
+    def _check_early(self, number: int) -> None:
+        if self._kept >= EARLY_MAX or number - self.begun >= EARLY_MAX:
+            raise MalformedError(
+                f"collective {number}, where {self.begun} have begun: too far ahead"
+            )

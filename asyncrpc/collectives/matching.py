@@ -1,0 +1,466 @@
+"""One group at one rank: what is under way, what comes for it, and how it fails.
+
+A collective fails for all: whoever notices says so to every other rank.  What has
+failed for one collective leaves the next ones be; a rank that is lost leaves none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgpack
+import torch
+
+from asyncrpc.collectives.machine.operations import (
+    Descriptor,
+    Failure,
+    Mismatch,
+    Operation,
+    Operations,
+    Place,
+)
+from asyncrpc.collectives.points import Points
+from asyncrpc.collectives.words import SERVICE, error_of, failure_in, words_for
+from asyncrpc.errors import (
+    AsyncRpcError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    GroupChangedError,
+    RankLostError,
+    WorkerLostError,
+)
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.links.link import Link
+    from asyncrpc.runtime.worker import Worker
+
+# How long a rank waits before it tells the others what it waits for: so those that wait
+# for something else learn of it, and none waits for ever.
+ASK_AFTER_S: Final = 1.0
+ANSWER_S: Final = 2.0  # for the others to say how far they are, at a timeout
+
+
+@dataclass(slots=True)
+class Arrival:
+    """Tensors from another rank, and what answers it once they are taken."""
+
+    tensors: Sequence[torch.Tensor]
+    taken: asyncio.Future[Failure | None]
+
+
+class Matching:
+    """The collectives of one group at one rank."""
+
+    def __init__(self, worker: Worker, group_id: int) -> None:
+        self.worker = worker
+        self.id = group_id
+        self.label = "a group"
+        self.members: Sequence[str] = ()  # not known before the group is made here
+        self.rank = -1
+        self.operations: Operations[Arrival] = Operations()
+        self.lost: Failure | None = None
+        self._ended = 0  # collectives before this number do not need who is lost
+        self.runs: dict[int, Run] = {}
+        self.points = Points(self)
+
+    def join(self, label: str, members: Sequence[str], rank: int) -> None:
+        """The group has been made here."""
+        self.label, self.members, self.rank = label, members, rank
+
+    # --- beginning and ending --------------------------------------------------------
+
+    def begin(self, descriptor: Descriptor, timeout_s: float | None) -> Run:
+        """Begin the next collective.
+
+        Raises:
+            CollectiveError: it has failed already.
+        """
+        lost = self._lost_for(self.operations.begun)
+        if lost is not None:
+            raise error_of(lost)
+        operation, mismatch = self.operations.begin(descriptor)
+        if mismatch is not None:
+            self.on_mismatch(operation.number, mismatch)
+        if operation.failure is not None:
+            self.operations.end(operation)
+            raise error_of(operation.failure)
+        run = Run(self, operation)
+        self.runs[operation.number] = run
+        run.watch(timeout_s)
+        return run
+
+    def end(self, run: Run) -> None:
+        """A collective has ended here, well or not."""
+        self.operations.end(run.operation)
+        self.runs.pop(run.number, None)
+
+    # --- what others send ------------------------------------------------------------
+
+    async def on_block(
+        self,
+        number: int,
+        place: Place,
+        descriptor: Descriptor | None,
+        tensors: list[torch.Tensor],
+    ) -> Failure | None:
+        """Take in a message, and say when it has been taken; or why it is not."""
+        failure = self._lost_for(number) or self.operations.refused(number)
+        if failure is None and descriptor is not None:
+            self.on_begun(number, place.rank, descriptor)
+            failure = self.operations.refused(number)
+        if failure is not None:
+            return failure
+        arrival = Arrival(tensors, self.worker.loop.create_future())
+        operation = self.operations.arrive(number, place, arrival)
+        if operation is not None:
+            self.runs[number].on_arrival(place)
+        return await arrival.taken
+
+    def on_begun(self, number: int, rank: int, descriptor: Descriptor) -> None:
+        """Another rank says what it has begun."""
+        mismatch = self.operations.hear(number, rank, descriptor)
+        if mismatch is not None:
+            self.on_mismatch(number, mismatch)
+
+    def on_mismatch(self, number: int, mismatch: Mismatch) -> None:
+        """Two ranks have begun different things."""
+        theirs, ours = self.name_of(mismatch.rank), self.name_of(self.rank)
+        self.fail(
+            number,
+            Failure(
+                CollectiveError.code,
+                f"the ranks do not agree on collective {number} of {self.label}: "
+                f"{theirs} began {mismatch.theirs}, {ours} began {mismatch.ours}; all "
+                "ranks have to begin the same ones in the same order",
+                (self.members[mismatch.rank], self.members[self.rank]),
+            ),
+        )
+
+    # --- failing ---------------------------------------------------------------------
+
+    def fail(self, number: int, failure: Failure, *, tell: bool = True) -> None:
+        """Let a collective fail, here and at all others."""
+        for arrival in self.operations.fail(number, failure):
+            if not arrival.taken.done():
+                arrival.taken.set_result(failure)
+        run = self.runs.get(number)
+        if run is not None:
+            run.wake()
+        if tell:
+            self.tell("failed", [number, words_for(failure)])
+
+    def on_failed(self, number: int, failure: Failure) -> None:
+        """Another rank says that a collective has failed."""
+        if self.operations.refused(number) is None:
+            self.fail(number, failure, tell=False)
+
+    def lose(self, failure: Failure, *, ended: int = 0, tell: bool = True) -> None:
+        """Let everything fail, now and later: a rank is gone.
+
+        Args:
+            failure: why.
+            ended: collectives before this number do not need that rank any more.
+            tell: whether the others are to learn of it from us.
+        """
+        if self.lost is not None:
+            return
+        self.lost, self._ended = failure, ended
+        self.points.fail(failure)
+        for number in self.operations.numbers():
+            if number >= ended:
+                self.fail(number, failure, tell=False)
+        if tell:
+            self.tell("lost", [words_for(failure)])
+
+    def _lost_for(self, number: int) -> Failure | None:
+        """Say whether a collective fails because a rank is gone."""
+        return self.lost if number >= self._ended else None
+
+    def leave(self) -> None:
+        """This rank is the one that goes: tell the others which ones it has ended."""
+        who = self.name_of(self.rank)
+        failure = Failure(
+            GroupChangedError.code,
+            f"{who} has closed {self.label}",
+            (self.members[self.rank],),
+        )
+        ended = min(self.runs, default=self.operations.begun)
+        self.lose(failure, tell=False)
+        self.tell("left", [ended, words_for(failure)])
+
+    def on_lost(self, name: str, reason: str) -> None:
+        """A worker is gone; if it is one of ours, so is the group."""
+        if name in self.members:
+            who = self.name_of(self.members.index(name))
+            problem = (
+                f"{who} of {self.label} is lost: {reason}; make a group of those who "
+                "are left"
+            )
+            self.lose(Failure(RankLostError.code, problem, (name,)))
+
+    def tell(self, method: str, words: list[Any]) -> None:
+        """Say something to every other rank, also to those never spoken to."""
+        value = [self.id, *words]
+        for rank, name in enumerate(self.members):
+            if rank == self.rank:
+                continue
+            link = self.worker.directory.link_to(name)
+            if link is not None:
+                link.notify(SERVICE, method, value)
+            elif not self.worker.is_draining:
+                self.worker.start_task(self._tell(name, method, value))
+
+    def wake(self, rank: int) -> None:
+        """Tell a rank that what it sleeps for on the board is there."""
+        name = self.members[rank]
+        link = self.worker.directory.link_to(name)
+        if link is not None:
+            link.notify(SERVICE, "woke", [self.id])
+        elif not self.worker.is_draining:
+            self.worker.start_task(self._tell(name, "woke", [self.id]))
+
+    def on_woke(self) -> None:
+        """Something is there on the board that this rank sleeps for."""
+        for run in self.runs.values():
+            run.wake()
+
+    async def _tell(self, name: str, method: str, value: list[Any]) -> None:
+        try:
+            link = await self.worker.link_to(name)
+        except AsyncRpcError:
+            return  # it is lost, which is told by others
+        link.notify(SERVICE, method, value)
+
+    # --- who is late -----------------------------------------------------------------
+
+    async def give_up(self, run: Run, timeout_s: float) -> None:
+        """Let a collective fail that has taken too long; find out whose fault it is."""
+        others = [rank for rank in range(len(self.members)) if rank != self.rank]
+        begun = await asyncio.gather(*(self._begun_by(rank) for rank in others))
+        if run.number not in self.runs:
+            return
+        late = [
+            rank
+            for rank, count in zip(others, begun, strict=True)
+            if count is None or count <= run.number
+        ]
+        who = ", ".join(map(self.name_of, late))
+        operation = run.operation.descriptor.operation
+        what = (
+            f"these did not come: {who}" if late else "all have come, and are too slow"
+        )
+        self.fail(
+            run.number,
+            Failure(
+                CollectiveTimeoutError.code,
+                f"{operation} {run.number} of {self.label} has taken more than "
+                f"{timeout_s:g} s: {what}",
+                tuple(self.members[rank] for rank in late),
+            ),
+        )
+
+    async def _begun_by(self, rank: int) -> int | None:
+        """Ask a rank how many collectives it has begun; None: it does not say."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                link = await self.worker.link_to(self.members[rank])
+                return int(await link.request_service(SERVICE, "begun", [self.id]))
+        except (AsyncRpcError, TimeoutError):
+            return None
+
+    def name_of(self, rank: int) -> str:
+        """Return how a rank is called in errors."""
+        return f"rank {rank} ({self.members[rank]!r})"
+
+    async def link(self, rank: int) -> Link:
+        """Return the link to a rank.
+
+        Raises:
+            RankLostError: it cannot be reached.
+        """
+        name = self.members[rank]
+        link = self.worker.directory.link_to(name)
+        if link is not None:
+            return link
+        try:
+            return await self.worker.link_to(name)
+        except AsyncRpcError as error:
+            self.on_lost(name, str(error))
+            assert self.lost is not None
+            raise error_of(self.lost) from error
+
+
+class Run:
+    """One collective under way: its messages to and from other ranks."""
+
+    def __init__(self, matching: Matching, operation: Operation[Arrival]) -> None:
+        self.matching = matching
+        self.operation = operation
+        self.number = operation.number
+        # What it is, as the board says it.
+        self.head = msgpack.packb([operation.number, *operation.descriptor])
+        self._sent = [0] * len(matching.members)
+        self._taken = [0] * len(matching.members)
+        self._unanswered = 0
+        self._waits_for: Place | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+
+    async def send(self, rank: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Send tensors to a rank; they must stay as they are until `settle`."""
+        matching = self.matching
+        link = matching.worker.directory.link_to(matching.members[rank])
+        if link is None:
+            link = await matching.link(rank)
+        index = self._sent[rank]
+        self._sent[rank] = index + 1
+        what = None if index else list(self.operation.descriptor)
+        value = [matching.id, self.number, matching.rank, index, what, list(tensors)]
+        answer = link.request_service(SERVICE, "block", value)
+        self._unanswered += 1
+        answer.add_done_callback(self._on_answer)
+
+    async def take(self, rank: int) -> Sequence[torch.Tensor]:
+        """Return the next tensors from a rank, which are the taker's from now on."""
+        place = Place(rank, self._taken[rank])
+        self._taken[rank] += 1
+        arrived = self.operation.arrived
+        while place not in arrived:
+            self._waits_for = place
+            await self._wait()
+        arrival = arrived.pop(place)
+        arrival.taken.set_result(None)
+        return arrival.tensors
+
+    async def settle(self) -> None:
+        """Wait until all that was sent has been taken."""
+        self._waits_for = None
+        while self._unanswered:
+            await self._wait()
+
+    def refuse(self, rank: int, problem: str) -> CollectiveError:
+        """Let the collective fail for what a rank has sent; return what to raise."""
+        matching = self.matching
+        failure = Failure(
+            CollectiveError.code,
+            f"{self.operation.descriptor.operation} {self.number} of {matching.label} "
+            f"has failed: {matching.name_of(rank)} sent {problem}",
+            (matching.members[rank],),
+        )
+        matching.fail(self.number, failure)
+        return error_of(failure)
+
+    def abandon(self, what: str) -> CollectiveError:
+        """Give the collective up, for all; return what to raise."""
+        matching = self.matching
+        if self.operation.failure is None:
+            who = matching.name_of(matching.rank)
+            problem = (
+                f"{self.operation.descriptor.operation} {self.number} of "
+                f"{matching.label} has failed: {who} {what}"
+            )
+            names = (matching.members[matching.rank],)
+            matching.fail(self.number, Failure(CollectiveError.code, problem, names))
+        assert self.operation.failure is not None
+        return error_of(self.operation.failure)
+
+    def check(self) -> None:
+        """Raise if the collective has failed.
+
+        Raises:
+            CollectiveError: it has.
+        """
+        if self.operation.failure is not None:
+            raise error_of(self.operation.failure)
+
+    async def pause(self, limit_s: float) -> None:
+        """Wait until something has changed, for at most `limit_s` seconds.
+
+        Raises:
+            CollectiveError: the collective has failed.
+        """
+        timer = self.matching.worker.loop.call_later(limit_s, self.wake)
+        try:
+            await self._wait()
+        finally:
+            timer.cancel()
+
+    async def _wait(self) -> None:
+        """Wait until something has changed.
+
+        Raises:
+            CollectiveError: the collective has failed.
+        """
+        self.check()
+        self._waiter = self.matching.worker.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+        self.check()
+
+    def wake(self) -> None:
+        """Something has changed that whoever waits may wait for."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def on_arrival(self, place: Place) -> None:
+        """A message has come."""
+        if place == self._waits_for:
+            self.wake()
+
+    def _on_answer(self, answer: asyncio.Future[Any]) -> None:
+        self._unanswered -= 1
+        if answer.cancelled():
+            return
+        error = answer.exception()
+        if error is None:
+            failure = failure_in(answer.result())
+            if failure is not None and self.operation.failure is None:
+                self.matching.fail(self.number, failure)
+        elif self.operation.failure is None:
+            self._on_refused(getattr(answer, "to", ""), error)
+        if not self._unanswered:
+            self.wake()
+
+    def _on_refused(self, name: str, error: BaseException) -> None:
+        """A message could not be delivered."""
+        matching = self.matching
+        if isinstance(error, WorkerLostError):
+            matching.on_lost(name, str(error))
+            return
+        problem = (
+            f"{matching.name_of(matching.rank)} could not send to worker {name!r} in "
+            f"{self.operation.descriptor.operation} {self.number} of "
+            f"{matching.label}: {error}"
+        )
+        failure = Failure(CollectiveError.code, problem, (name,))
+        matching.fail(self.number, failure)
+
+    # --- time ------------------------------------------------------------------------
+
+    def watch(self, timeout_s: float | None) -> None:
+        """Begin to look at the clock."""
+        later = self.matching.worker.loop.call_later
+        self._timers.append(later(ASK_AFTER_S, self._ask))
+        if timeout_s is not None:
+            self._timers.append(later(timeout_s, self._give_up, timeout_s))
+
+    def end(self) -> None:
+        """Look at the clock no more."""
+        for timer in self._timers:
+            timer.cancel()
+        self.matching.end(self)
+
+    def _ask(self) -> None:
+        """Tell the others what this rank waits in."""
+        matching = self.matching
+        words = [self.number, matching.rank, list(self.operation.descriptor)]
+        matching.tell("begun", words)
+
+    def _give_up(self, timeout_s: float) -> None:
+        matching = self.matching
+        matching.worker.start_task(matching.give_up(self, timeout_s))

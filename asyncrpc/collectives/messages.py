@@ -1,0 +1,187 @@
+"""Collectives by messages over links: schedules of `machine.schedules`, played.
+
+For ranks on several hosts, in one process, or where memory cannot be shared.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from asyncrpc.collectives.machine import schedules
+from asyncrpc.collectives.machine.schedules import Kind, Schedule
+from asyncrpc.collectives.matching import Run
+from asyncrpc.collectives.reductions import Reduction
+from asyncrpc.collectives.tensors import split, text
+
+# From here on a ring is faster than a tree, which moves all of the tensor log2(n)
+# times; below, its n - 1 rounds cost more than that.
+RING_BYTES_MIN: Final = 64 << 10
+IN_THREAD_BYTES_MIN: Final = 256 << 10  # combining takes longer than a hop to a thread
+
+
+class MessagePath:
+    """The collectives of one group over links."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank = rank
+        self._size = size
+
+    async def empty(self, run: Run, nbytes: int) -> torch.Tensor:
+        """Return memory of this rank: uint8, (nbytes,)."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    async def barrier(self, run: Run) -> None:
+        """Wait for all."""
+        await play(run, schedules.barrier(self._rank, self._size), [], [])
+
+    async def all_reduce(self, run: Run, flat: torch.Tensor, by: Reduction) -> None:
+        """Reduce a flat tensor in place, at all ranks."""
+        rank, size = self._rank, self._size
+        if is_large(flat):
+            blocks = split(flat, size)
+            await play(run, schedules.ring_reduce_scatter(rank, size), blocks, by=by)
+            by.finish(blocks[rank], size)
+            await play(run, schedules.ring_all_gather(rank, size), blocks)
+            return
+        await play(run, schedules.tree_reduce(rank, size, 0), [flat], by=by)
+        if rank == 0:
+            by.finish(flat, size)
+        await play(run, schedules.tree_broadcast(rank, size, 0), [flat])
+
+    async def reduce(
+        self, run: Run, flat: torch.Tensor, by: Reduction, root: int
+    ) -> None:
+        """Reduce a flat tensor in place at `root`; elsewhere it stays as it is."""
+        rank, size = self._rank, self._size
+        if rank != root:
+            flat = flat.clone()
+        if is_large(flat):
+            blocks = split(flat, size)
+            await play(run, schedules.ring_reduce(rank, size, root), blocks, by=by)
+        else:
+            await play(run, schedules.tree_reduce(rank, size, root), [flat], by=by)
+        if rank == root:
+            by.finish(flat, size)
+
+    async def reduce_scatter(
+        self, run: Run, parts: list[torch.Tensor], by: Reduction
+    ) -> torch.Tensor:
+        """Return part `rank` of the flat parts, reduced over all ranks."""
+        rank, size = self._rank, self._size
+        parts = [part.clone() for part in parts]
+        large = sum(part.nbytes for part in parts) >= RING_BYTES_MIN
+        plan = schedules.ring_reduce_scatter if large else schedules.tree_reduce_scatter
+        await play(run, plan(rank, size), parts, by=by)
+        by.finish(parts[rank], size)
+        return parts[rank]
+
+    async def broadcast(self, run: Run, flat: torch.Tensor, root: int) -> None:
+        """Fill a flat tensor with that of `root`."""
+        rank, size = self._rank, self._size
+        if is_large(flat):
+            blocks = split(flat, size)
+            await play(run, schedules.ring_broadcast(rank, size, root), blocks)
+        else:
+            await play(run, schedules.tree_broadcast(rank, size, root), [flat])
+
+    async def all_gather(self, run: Run, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all ranks, whose shapes may differ."""
+        return await self._gather(run, mine, schedules.ring_all_gather)
+
+    async def gather(
+        self, run: Run, mine: torch.Tensor, root: int
+    ) -> list[torch.Tensor]:
+        """Return the tensors of all ranks at `root`; elsewhere what came this way."""
+        plan = schedules.star_gather if is_large(mine) else schedules.tree_gather
+        return await self._gather(run, mine, functools.partial(plan, root=root))
+
+    async def _gather(
+        self, run: Run, mine: torch.Tensor, plan: Callable[[int, int], Schedule]
+    ) -> list[torch.Tensor]:
+        found = [mine] * self._size
+        await play(run, plan(self._rank, self._size), found, adopt=True)
+        return found
+
+    async def scatter(
+        self, run: Run, parts: list[torch.Tensor] | None, root: int
+    ) -> torch.Tensor:
+        """Return this rank's part of what `root` gives."""
+        found = parts or [torch.empty(0)] * self._size
+        plan = schedules.star_scatter(self._rank, self._size, root)
+        await play(run, plan, found, adopt=True)
+        return found[self._rank]
+
+    async def all_to_all(
+        self, run: Run, parts: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return the part for this rank of every rank."""
+        found = list(parts)
+        plan = schedules.all_to_all(self._rank, self._size)
+        await play(run, plan, parts, found, adopt=True)
+        return found
+
+
+async def play(
+    run: Run,
+    plan: Schedule,
+    blocks: list[torch.Tensor],
+    into: list[torch.Tensor] | None = None,
+    *,
+    by: Reduction | None = None,
+    adopt: bool = False,
+) -> None:
+    """Do the steps of a schedule.
+
+    Args:
+        run: the collective.
+        plan: its schedule at this rank.
+        blocks: what is sent.
+        into: where what comes is kept; None: it replaces what is sent.
+        by: the reduction, if there is one.
+        adopt: keep the tensors that come, not their values.
+
+    Raises:
+        CollectiveError: it has failed.
+    """
+    kept = blocks if into is None else into
+    for step in plan:
+        if step.kind is Kind.SEND:
+            await run.send(step.peer, [blocks[block] for block in step.blocks])
+            continue
+        came = await run.take(step.peer)
+        if len(came) != len(step.blocks):
+            raise run.refuse(
+                step.peer, f"{len(came)} blocks, where {len(step.blocks)} belong"
+            )
+        for block, tensor in zip(step.blocks, came, strict=True):
+            if adopt:
+                kept[block] = tensor
+                continue
+            if tensor.shape != kept[block].shape or tensor.dtype != kept[block].dtype:
+                raise run.refuse(
+                    step.peer, f"{text(tensor)}, where {text(kept[block])} belongs"
+                )
+            if step.kind is Kind.KEEP:
+                await aside(run, kept[block].copy_, tensor)
+            else:
+                assert by is not None
+                mine = by.piece(kept[block])
+                await aside(run, by.combine, mine, by.piece(tensor), mine)
+    await run.settle()
+
+
+async def aside(run: Run, job: Callable[..., object], *tensors: Any) -> None:
+    """Do something with tensors, in a thread if it takes long."""
+    if tensors[0].nbytes < IN_THREAD_BYTES_MIN:
+        job(*tensors)
+    else:
+        await run.matching.worker.run_in_thread(lambda: job(*tensors))
+
+
+def is_large(tensor: torch.Tensor) -> bool:
+    """Say whether rings are better than trees for a tensor."""
+    return tensor.nbytes >= RING_BYTES_MIN

@@ -1,0 +1,113 @@
+"""Which way the collectives of a group take: through shared memory, or by messages.
+
+All ranks agree on it once, by messages, when the first collective begins: they tell
+each other where they are; on one host rank 0 makes the board, and passes it on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Final, Protocol
+
+import torch
+
+from asyncrpc.collectives import board
+from asyncrpc.collectives.machine import schedules
+from asyncrpc.collectives.matching import Run
+from asyncrpc.collectives.messages import MessagePath, play
+from asyncrpc.collectives.reductions import Reduction
+from asyncrpc.collectives.shared import SharedPath, shared_bytes
+from asyncrpc.runtime.links.host import HOST_ID
+
+_WORD_BYTES: Final = 8
+
+
+class Path(Protocol):
+    """The collectives of one group, on tensors that are contiguous and checked."""
+
+    async def empty(self, run: Run, nbytes: int) -> torch.Tensor:
+        """Return memory where collectives are fastest: uint8, (nbytes,)."""
+
+    async def barrier(self, run: Run) -> None:
+        """Wait for all."""
+
+    async def all_reduce(self, run: Run, flat: torch.Tensor, by: Reduction) -> None:
+        """Reduce a flat tensor in place, at all ranks."""
+
+    async def reduce(
+        self, run: Run, flat: torch.Tensor, by: Reduction, root: int
+    ) -> None:
+        """Reduce a flat tensor in place at `root`; elsewhere it stays as it is."""
+
+    async def reduce_scatter(
+        self, run: Run, parts: list[torch.Tensor], by: Reduction
+    ) -> torch.Tensor:
+        """Return part `rank` of the flat parts, reduced over all ranks."""
+
+    async def broadcast(self, run: Run, flat: torch.Tensor, root: int) -> None:
+        """Fill a flat tensor with that of `root`."""
+
+    async def all_gather(self, run: Run, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all ranks, whose shapes may differ."""
+
+    async def gather(
+        self, run: Run, mine: torch.Tensor, root: int
+    ) -> list[torch.Tensor]:
+        """Return the tensors of all ranks at `root`; elsewhere anything."""
+
+    async def scatter(
+        self, run: Run, parts: list[torch.Tensor] | None, root: int
+    ) -> torch.Tensor:
+        """Return this rank's part of what `root` gives."""
+
+    async def all_to_all(
+        self, run: Run, parts: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return the part for this rank of every rank."""
+
+
+async def open_path(run: Run) -> Path:
+    """Agree with all ranks on the way.
+
+    Args:
+        run: the collective in which they do.
+
+    Raises:
+        CollectiveError: it has failed.
+    """
+    matching = run.matching
+    rank, size = matching.rank, len(matching.members)
+    by_messages = MessagePath(rank, size)
+    if size == 1:
+        return by_messages
+    memory = _board_memory(size) if rank == 0 and _is_willing(run) else None
+    is_willing = memory is not None if rank == 0 else _is_willing(run)
+    mine = torch.tensor([is_willing, _host_number(), os.getpid()])
+    said = [row.tolist() for row in await by_messages.all_gather(run, mine)]
+    willing, hosts, pids = zip(*said, strict=True)
+    if not all(willing) or len(set(hosts)) > 1 or len(set(pids)) < size:
+        return by_messages
+    found = [torch.empty(0) if memory is None else memory]
+    await play(run, schedules.tree_broadcast(rank, size, 0), found, adopt=True)
+    return SharedPath(board.Board(found[0], rank, size), rank)
+
+
+def _is_willing(run: Run) -> bool:
+    """Say whether this rank may share memory at all."""
+    allowed = run.matching.worker.options.shared_memory_bytes > 0
+    return allowed and board.is_supported
+
+
+def _board_memory(size: int) -> torch.Tensor | None:
+    """Make the board, memory without a name; None if there is none to be had."""
+    try:
+        return shared_bytes(board.board_bytes(size), "asyncrpc-board")
+    except (OSError, RuntimeError):
+        return None
+
+
+def _host_number() -> int:
+    """Return a number that only processes of this host have."""
+    digest = hashlib.blake2b(HOST_ID.encode(), digest_size=_WORD_BYTES).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,150 @@
+"""Tensors from one rank to one other: send and recv, matched by sender and tag.
+
+What is sent waits at the receiver until it is taken; its sender waits as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from asyncrpc.collectives.machine.operations import Failure
+from asyncrpc.collectives.words import SERVICE, error_of, failure_in
+from asyncrpc.errors import (
+    AsyncRpcError,
+    CollectiveError,
+    CollectiveTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from asyncrpc.collectives.matching import Matching
+
+WAITING_MAX: Final = 1 << 16  # tensors that have come and nobody has taken
+
+
+@dataclass(slots=True)
+class _Come:
+    """A tensor that nobody has asked for yet."""
+
+    rank: int
+    tag: int
+    tensor: torch.Tensor
+    taken: asyncio.Future[Failure | None]
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A receiver of a tensor that has not come yet."""
+
+    rank: int | None
+    tag: int
+    got: asyncio.Future[torch.Tensor]
+
+    def fits(self, rank: int, tag: int) -> bool:
+        return tag == self.tag and self.rank in (None, rank)
+
+
+class Points:
+    """What goes from one rank to one other, at one rank of a group."""
+
+    def __init__(self, matching: Matching) -> None:
+        self._matching = matching
+        self._come: deque[_Come] = deque()
+        self._wanted: deque[_Wanted] = deque()
+
+    async def send(
+        self, tensor: torch.Tensor, to: int, tag: int, timeout_s: float | None
+    ) -> None:
+        """Send a tensor; return when it has been taken."""
+        matching = self._matching
+        self._check()
+        link = await matching.link(to)
+        words = [matching.id, matching.rank, tag, tensor]
+        answer = link.request_service(SERVICE, "point", words)
+        try:
+            async with asyncio.timeout(timeout_s):
+                failure = failure_in(await answer)
+        except TimeoutError:
+            raise self._late("send to", to, tag, timeout_s) from None
+        except AsyncRpcError as error:
+            matching.on_lost(matching.members[to], str(error))
+            self._check()
+            raise
+        if failure is not None:
+            raise error_of(failure)
+
+    async def recv(
+        self, from_: int | None, tag: int, timeout_s: float | None
+    ) -> torch.Tensor:
+        """Return the next tensor of a sender and tag."""
+        self._check()
+        wanted = _Wanted(from_, tag, self._matching.worker.loop.create_future())
+        for come in self._come:
+            is_given_up = come.taken.done()  # its sender has; it is about to go
+            if not is_given_up and wanted.fits(come.rank, come.tag):
+                self._come.remove(come)
+                come.taken.set_result(None)
+                return come.tensor
+        self._wanted.append(wanted)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await wanted.got
+        except TimeoutError:
+            raise self._late("recv from", from_, tag, timeout_s) from None
+        finally:
+            if wanted in self._wanted:
+                self._wanted.remove(wanted)
+
+    async def on_point(
+        self, rank: int, tag: int, tensor: torch.Tensor
+    ) -> Failure | None:
+        """Take in a tensor; say when it has been taken, or why it never will."""
+        if self._matching.lost is not None:
+            return self._matching.lost
+        for wanted in self._wanted:
+            is_given_up = wanted.got.done()
+            if not is_given_up and wanted.fits(rank, tag):
+                self._wanted.remove(wanted)
+                wanted.got.set_result(tensor)
+                return None
+        if len(self._come) >= WAITING_MAX:
+            problem = (
+                f"{self._matching.name_of(self._matching.rank)} has {WAITING_MAX} "
+                "tensors that nobody has taken there, and takes no more"
+            )
+            return Failure(CollectiveError.code, problem, ())
+        come = _Come(rank, tag, tensor, self._matching.worker.loop.create_future())
+        self._come.append(come)
+        try:
+            return await come.taken
+        finally:
+            if come in self._come:  # the sender has given it up
+                self._come.remove(come)
+
+    def fail(self, failure: Failure) -> None:
+        """Let everything fail: the group has."""
+        for wanted in self._wanted:
+            if not wanted.got.done():
+                wanted.got.set_exception(error_of(failure))
+        for come in self._come:
+            if not come.taken.done():
+                come.taken.set_result(failure)
+
+    def _check(self) -> None:
+        if self._matching.lost is not None:
+            raise error_of(self._matching.lost)
+
+    def _late(
+        self, what: str, rank: int | None, tag: int, timeout_s: float | None
+    ) -> CollectiveTimeoutError:
+        matching = self._matching
+        who = "any rank" if rank is None else matching.name_of(rank)
+        return CollectiveTimeoutError(
+            f"{what} {who} with tag {tag} in {matching.label} has taken more than "
+            f"{timeout_s:g} s",
+            ranks=() if rank is None else (matching.members[rank],),
+        )

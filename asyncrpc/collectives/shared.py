@@ -1,0 +1,501 @@
+"""Collectives between processes of one host, through memory that all of them see.
+
+What is small is published in the rank's slot of the board, and everyone reads it there:
+one wait for all.  What is large goes through *windows*: each rank copies a piece of
+what others need into its windows, while the others do the same; each combines the
+pieces of its own share, and puts the result into a window, from which the others take
+it.  The windows stay in the caches; so each tensor is read once from memory, and
+written once.
+
+    turn k      put      piece k + 1 of the shares of others into our windows
+                combine  piece k of our own share, from the windows of all
+                take     piece k - 1 of the results of others
+
+Nothing is written into memory that another rank may free: so one that fails, or has
+gone on, spoils nothing of one that is behind.  Every sum is made in the order of the
+ranks: so the result has the same bits everywhere, whatever the size.
+
+The collectives of a group pass here one after the other, in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import torch
+
+from asyncrpc.collectives.board import BEGUN, PUBLISHED, Board
+from asyncrpc.collectives.machine.operations import Descriptor, Mismatch
+from asyncrpc.collectives.matching import Run
+from asyncrpc.collectives.messages import MessagePath
+from asyncrpc.collectives.reductions import Reduction
+from asyncrpc.collectives.tensors import split
+from asyncrpc.collectives.windows import Give, Take, Windows
+from asyncrpc.errors import CollectiveError
+from asyncrpc.serde.shared import KEY_BYTES, storage_over
+
+_ALIGN: Final = 64  # bytes, of what lies side by side in a slot
+_POLL_S: Final = 0.1  # the longest sleep: should a wake-up be lost, that is all
+_VIEWS_MAX: Final = 256  # tensors of different sizes, for which views are kept
+
+
+class Part(NamedTuple):
+    """A tensor that a rank has published.
+
+    Attributes:
+        at: its place in the rank's slot; -1: it comes through a window.
+        nbytes: of it.
+        dtype: its name, without `torch.`.
+        shape: of it.
+    """
+
+    at: int
+    nbytes: int
+    dtype: str
+    shape: list[int]
+
+    def empty(self) -> torch.Tensor:
+        """Return memory for it."""
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise CollectiveError(f"there is no dtype {self.dtype!r} here")
+        return torch.empty(self.shape, dtype=dtype)
+
+
+class SharedPath:
+    """The collectives of one group whose ranks are processes of one host."""
+
+    def __init__(self, board: Board, rank: int) -> None:
+        self._board = board
+        self._rank = rank
+        self._size = board.size
+        self._all = range(board.size)
+        self._others = [peer for peer in self._all if peer != rank]
+        self._lane = asyncio.Lock()
+        self._windows = Windows(board, rank)
+        self._memory = GroupMemory()
+        self._views: dict[tuple[torch.dtype, int], list[list[Any]]] = {}
+
+    async def empty(self, run: Run, nbytes: int) -> torch.Tensor:
+        """Return memory of this rank that all ranks see: uint8, (nbytes,)."""
+        mine = torch.empty(nbytes, dtype=torch.uint8) if nbytes == 0 else None
+        if mine is None:
+            mine = shared_bytes(nbytes, "asyncrpc-group")
+        by_messages = MessagePath(self._rank, self._size)
+        self._memory.add(await by_messages.all_gather(run, mine), self._rank)
+        return mine
+
+    # --- collectives -----------------------------------------------------------------
+
+    async def barrier(self, run: Run) -> None:
+        """Wait for all."""
+        async with self._passing(run):
+            await self._publish(run, b"")
+
+    async def all_reduce(self, run: Run, flat: torch.Tensor, by: Reduction) -> None:
+        """Reduce a flat tensor in place, at all ranks."""
+        async with self._passing(run):
+            if flat.nbytes <= self._board.slot_bytes:
+                await self._publish_in_slot(run, flat)
+                self._reduce_slots(run, flat, by)
+                return
+            place = self._memory.place(flat)
+            places = await self._publish(run, place)
+            windows = self._windows
+            if place and all(one == place for one in places):
+                tensors = self._memory.at(place, flat)
+                job = functools.partial(
+                    windows.combine_in_place, run.number, by, tensors, run.check
+                )
+            elif self._size == 2:  # noqa: PLR2004
+                job = functools.partial(
+                    windows.exchange, run.number, by, flat, run.check
+                )
+            else:
+                shares = split(flat, self._size)
+                job = functools.partial(
+                    windows.combine,
+                    run.number,
+                    by,
+                    shares,
+                    run.check,
+                    result=shares[self._rank],
+                    takers=self._all,
+                )
+            await self._in_thread(run, job)
+
+    async def reduce(
+        self, run: Run, flat: torch.Tensor, by: Reduction, root: int
+    ) -> None:
+        """Reduce a flat tensor in place at `root`; elsewhere it stays as it is."""
+        is_root = self._rank == root
+        async with self._passing(run):
+            if flat.nbytes <= self._board.slot_bytes:
+                await self._publish_in_slot(run, flat)
+                if is_root:
+                    self._reduce_slots(run, flat, by)
+                return
+            await self._publish(run, b"")
+            shares = split(flat, self._size)
+            mine = shares[self._rank]
+            result = mine if is_root else torch.empty_like(mine)
+            await self._combine(run, by, shares, result, [root])
+
+    async def reduce_scatter(
+        self, run: Run, parts: list[torch.Tensor], by: Reduction
+    ) -> torch.Tensor:
+        """Return part `rank` of the flat parts, reduced over all ranks."""
+        mine = parts[self._rank]
+        result = torch.empty_like(mine)
+        async with self._passing(run):
+            found = await self._publish_parts(run, parts)
+            if found[self._rank][self._rank].at < 0:
+                await self._combine(run, by, parts, result, [])
+                return result
+            pieces = [
+                by.piece(self._in_slot(run, rank, theirs[self._rank]).view(mine.dtype))
+                for rank, theirs in enumerate(found)
+            ]
+            _combine(by, pieces, result)
+            by.finish(result, self._size)
+        return result
+
+    async def broadcast(self, run: Run, flat: torch.Tensor, root: int) -> None:
+        """Fill a flat tensor with that of `root`."""
+        is_root = self._rank == root
+        async with self._passing(run):
+            found = await self._publish_parts(run, [flat] if is_root else [])
+            if is_root:
+                await self._move(run, [(0, flat, self._others)], [], found)
+            else:
+                await self._move(run, [], [(root, 0, flat)], found)
+
+    async def all_gather(self, run: Run, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all ranks, whose shapes may differ."""
+        async with self._passing(run):
+            found = await self._publish_parts(run, [mine])
+            return await self._collect(run, found, [(0, mine, self._others)], 0)
+
+    async def gather(
+        self, run: Run, mine: torch.Tensor, root: int
+    ) -> list[torch.Tensor]:
+        """Return the tensors of all ranks at `root`; elsewhere nothing."""
+        async with self._passing(run):
+            found = await self._publish_parts(run, [mine])
+            if self._rank == root:
+                return await self._collect(run, found, [(0, mine, [])], 0)
+            await self._move(run, [(0, mine, [root])], [], found)
+        return []
+
+    async def scatter(
+        self, run: Run, parts: list[torch.Tensor] | None, root: int
+    ) -> torch.Tensor:
+        """Return this rank's part of what `root` gives."""
+        async with self._passing(run):
+            found = await self._publish_parts(run, parts or [])
+            if parts is not None:
+                gives = [(peer, parts[peer], [peer]) for peer in self._others]
+                await self._move(run, gives, [], found)
+                return parts[self._rank]
+            result = found[root][self._rank].empty()
+            await self._move(run, [], [(root, self._rank, result)], found)
+        return result
+
+    async def all_to_all(
+        self, run: Run, parts: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return the part for this rank of every rank."""
+        async with self._passing(run):
+            found = await self._publish_parts(run, parts)
+            gives: list[_Giving] = [
+                (peer, parts[peer], [peer] if peer != self._rank else [])
+                for peer in self._all
+            ]
+            return await self._collect(run, found, gives, self._rank)
+
+    async def _collect(
+        self,
+        run: Run,
+        found: list[list[Part]],
+        gives: Sequence[_Giving],
+        index: int,
+    ) -> list[torch.Tensor]:
+        """Return the published tensor number `index` of every rank."""
+        mine = next(tensor for lane, tensor, _ in gives if lane == index)
+        got = [
+            mine if rank == self._rank else found[rank][index].empty()
+            for rank in self._all
+        ]
+        takes = [(rank, index, got[rank]) for rank in self._others]
+        await self._move(run, gives, takes, found)
+        return got
+
+    # --- what is small ---------------------------------------------------------------
+
+    def _reduce_slots(self, run: Run, flat: torch.Tensor, by: Reduction) -> None:
+        """Reduce what is in all slots into `flat`."""
+        key = (flat.dtype, flat.numel())
+        views = self._views.get(key)
+        if views is None:  # making them takes longer than adding
+            if len(self._views) >= _VIEWS_MAX:
+                self._views.clear()
+            views = self._views[key] = [
+                [
+                    by.piece(
+                        self._board.slot(turn, rank)[: flat.nbytes].view(flat.dtype)
+                    )
+                    for rank in self._all
+                ]
+                for turn in range(2)
+            ]
+        _combine(by, views[run.number % 2], flat)
+        by.finish(flat, self._size)
+
+    def _in_slot(self, run: Run, rank: int, part: Part) -> torch.Tensor:
+        slot = self._board.slot(run.number, rank)
+        return slot[part.at : part.at + part.nbytes]
+
+    # --- what is large ---------------------------------------------------------------
+
+    async def _combine(
+        self,
+        run: Run,
+        by: Reduction,
+        shares: Sequence[torch.Tensor],
+        result: torch.Tensor,
+        takers: Sequence[int],
+    ) -> None:
+        """Reduce our share over all ranks; see `Windows.combine`."""
+        job = functools.partial(
+            self._windows.combine,
+            run.number,
+            by,
+            shares,
+            run.check,
+            result=result,
+            takers=takers,
+        )
+        await self._in_thread(run, job)
+
+    async def _move(
+        self,
+        run: Run,
+        gives: Iterable[_Giving],
+        takes: Iterable[tuple[int, int, torch.Tensor]],
+        found: Sequence[Sequence[Part]],
+    ) -> None:
+        """Give and take tensors: what is in slots at once, the rest by windows.
+
+        Args:
+            run: the collective.
+            gives: lane, tensor and takers of each that is given.
+            takes: rank, lane and target of each that is taken.
+            found: what all have published, by rank and lane.
+        """
+        given, taken = [], []
+        mine = found[self._rank]
+        for lane, tensor, takers in gives:
+            if takers and tensor.nbytes and mine[lane].at < 0:
+                given.append(Give(lane, tensor, takers))
+        for rank, lane, target in takes:
+            part = found[rank][lane]
+            if part.nbytes != target.nbytes:
+                raise run.refuse(
+                    rank, f"{part.nbytes} bytes, where {target.nbytes} belong"
+                )
+            if part.at < 0:
+                taken.append(Take(rank, lane, target))
+            else:
+                _bytes_of(target).copy_(self._in_slot(run, rank, part))
+        if given or taken:
+            job = functools.partial(
+                self._windows.move, run.number, given, taken, run.check
+            )
+            await self._in_thread(run, job)
+
+    async def _in_thread(self, run: Run, job: Callable[[], None]) -> None:
+        """Run `job` in a thread; when this returns or raises, it has ended.
+
+        Raises:
+            CollectiveError: the collective has failed meanwhile, here or elsewhere.
+        """
+        future = run.matching.worker.run_in_thread(job)
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            run.abandon("cancelled it")  # which ends the job
+            while not future.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            if not future.cancelled():
+                future.exception()
+            raise
+        given_up = self._board.failed(run.number)
+        if given_up:  # what it has posted since does not count
+            raise run.refuse(given_up[0], "no more: it gave up")
+
+    # --- publishing ------------------------------------------------------------------
+
+    async def _publish_in_slot(self, run: Run, flat: torch.Tensor) -> None:
+        slot = self._board.slot(run.number, self._rank)
+        slot[: flat.nbytes].copy_(_bytes_of(flat))
+        await self._publish(run, b"")
+
+    async def _publish_parts(
+        self, run: Run, tensors: Sequence[torch.Tensor]
+    ) -> list[list[Part]]:
+        """Publish tensors; return those of all ranks."""
+        fits = _span(tensors) <= self._board.slot_bytes
+        slot = self._board.slot(run.number, self._rank)
+        parts, end = [], 0
+        for tensor in tensors:
+            if fits:
+                slot[end : end + tensor.nbytes].copy_(_bytes_of(tensor))
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            shape = tuple(tensor.shape)
+            parts.append((end if fits else -1, tensor.nbytes, dtype, shape))
+            end += _span([tensor])
+        bodies = await self._publish(run, msgpack.packb(parts))
+        return [[Part(*part) for part in msgpack.unpackb(body)] for body in bodies]
+
+    async def _publish(self, run: Run, body: bytes) -> list[memoryview]:
+        """Write our note, wait for all, and return what the notes of all say.
+
+        Raises:
+            CollectiveError: the ranks do not agree on what the collective is.
+        """
+        board, number, head = self._board, run.number, run.head
+        text = len(head).to_bytes(2, "little") + head
+        board.write_note(number, self._rank, text + body)
+        self._post(run, PUBLISHED)
+        await self._reach(run, number, PUBLISHED)
+        bodies = []
+        for rank in range(self._size):
+            note = board.note(number, rank)
+            if note[: len(text)] != text:
+                self._disagree(run, rank, note)
+            bodies.append(note[len(text) :])
+        return bodies
+
+    def _disagree(self, run: Run, rank: int, note: memoryview) -> None:
+        """Fail, for a rank is at another collective.
+
+        Raises:
+            CollectiveError: always.
+        """
+        end = 2 + int.from_bytes(note[:2], "little")
+        number, *what = msgpack.unpackb(note[2:end])
+        if number == run.number:
+            theirs, ours = Descriptor.read(what), run.operation.descriptor
+            run.matching.on_mismatch(number, Mismatch(rank, theirs, ours))
+            run.check()
+        raise run.refuse(rank, f"word of collective {number}, having given this up")
+
+    # --- one collective after the other ----------------------------------------------
+
+    @asynccontextmanager
+    async def _passing(self, run: Run) -> AsyncIterator[None]:
+        """Let a collective pass when those before it have."""
+        async with self._lane:
+            try:
+                run.check()
+                self._post(run, BEGUN)
+                # The notes and slots of the last but one are read no more then.
+                await self._reach(run, run.number - 1, BEGUN)
+                yield
+            except BaseException:
+                self._board.fail(run.number)
+                raise
+
+    def _post(self, run: Run, stage: int) -> None:
+        for rank in self._board.post(run.number, stage):
+            run.matching.wake(rank)
+
+    async def _reach(self, run: Run, number: int, stage: int) -> None:
+        """Wait until every rank has come to a stage."""
+        board = self._board
+        if number < 0 or board.look(number, stage):
+            return
+        board.fall_asleep(number, stage)
+        try:
+            while not board.is_reached(number, stage):
+                await run.pause(_POLL_S)
+        except CollectiveError:
+            # A rank that has ended it may have left, before we saw how far it had come.
+            if not board.is_reached(number, stage):
+                raise
+        finally:
+            board.wake_up()
+
+
+class GroupMemory:
+    """The memory of a group that every rank sees, allocated by `Group.empty`."""
+
+    def __init__(self) -> None:
+        self._all: list[list[torch.Tensor]] = []
+        self._mine: list[tuple[int, int]] = []  # address and length
+
+    def add(self, tensors: list[torch.Tensor], rank: int) -> None:
+        """Add memory that the ranks have allocated together, by rank."""
+        self._all.append(tensors)
+        self._mine.append((tensors[rank].data_ptr(), tensors[rank].nbytes))
+
+    def place(self, flat: torch.Tensor) -> bytes:
+        """Say where in this memory a tensor is; empty: it is not."""
+        address = flat.data_ptr()
+        for serial, (start, nbytes) in enumerate(self._mine):
+            if start <= address and address + flat.nbytes <= start + nbytes:
+                return serial.to_bytes(4, "little") + (address - start).to_bytes(
+                    8, "little"
+                )
+        return b""
+
+    def at(self, place: bytes, like: torch.Tensor) -> list[torch.Tensor]:
+        """Return what is at a place at every rank."""
+        serial = int.from_bytes(place[:4], "little")
+        start = int.from_bytes(place[4:], "little")
+        return [
+            one[start : start + like.nbytes].view(like.dtype)
+            for one in self._all[serial]
+        ]
+
+
+_Giving = tuple[int, torch.Tensor, Sequence[int]]  # lane, tensor, takers
+
+
+def _combine(by: Reduction, pieces: Sequence[Any], result: torch.Tensor) -> None:
+    out = by.piece(result)
+    by.combine(pieces[0], pieces[1], out)
+    for piece in pieces[2:]:
+        by.combine(out, piece, out)
+
+
+def shared_bytes(nbytes: int, name: str) -> torch.Tensor:
+    """Return memory without a name that other processes can be given: uint8.
+
+    Raises:
+        OSError: there is none to be had.
+    """
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        storage = storage_over(descriptor, os.urandom(KEY_BYTES), nbytes)
+    finally:
+        os.close(descriptor)
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def _span(tensors: Sequence[torch.Tensor]) -> int:
+    """Return what tensors take of a slot, side by side."""
+    return sum(-(-tensor.nbytes // _ALIGN) * _ALIGN for tensor in tensors)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)

@@ -1,0 +1,247 @@
+"""A collective that fails does so everywhere, with the name of whose fault it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    Group,
+    GroupChangedError,
+    Options,
+    RankLostError,
+    UsageError,
+)
+from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+
+Begin = Callable[[Group], Awaitable[Any]]
+OPTIONS = Options(drain_timeout_s=0.5)
+
+
+@pytest.fixture
+async def groups() -> AsyncIterator[list[Group]]:
+    async with Cluster(3, options=OPTIONS) as workers:
+        yield [Group(worker, timeout_s=60.0) for worker in workers]
+
+
+async def outcomes(*coroutines: Awaitable[Any]) -> list[Any]:
+    return list(await asyncio.gather(*coroutines, return_exceptions=True))
+
+
+async def works(groups: list[Group]) -> None:
+    """The next collective can be used."""
+    got = await asyncio.gather(*(one.all_reduce(torch.ones(4)) for one in groups))
+    assert all((one == len(groups)).all() for one in got)
+
+
+class TestMismatch:
+    @pytest.mark.parametrize(
+        ("odd", "says"),
+        [
+            (lambda g: g.all_reduce(torch.ones(5)), "(5,)"),
+            (lambda g: g.all_reduce(torch.ones(4).double()), "float64"),
+            (lambda g: g.all_reduce(torch.ones(4), "max"), "'max'"),
+            (lambda g: g.broadcast(torch.ones(4), 2), "broadcast"),
+            (lambda g: g.barrier(), "barrier"),
+            (lambda g: g.gather(torch.ones(4), 2), "gather"),
+        ],
+    )
+    @pytest.mark.parametrize("rank", [0, 1, 2])
+    async def test_all_are_told_who_and_what(
+        self,
+        groups: list[Group],
+        odd: Callable[[Group], Awaitable[Any]],
+        says: str,
+        rank: int,
+    ) -> None:
+        await works(groups)
+        found = await outcomes(
+            *(
+                odd(one) if one.rank == rank else one.all_reduce(torch.ones(4))
+                for one in groups
+            )
+        )
+        for error in found:
+            assert type(error) is CollectiveError
+            assert f"rank {rank} (" in str(error)
+            assert says in str(error)
+            assert groups[rank].members[rank] in error.ranks
+        await works(groups)
+
+    async def test_those_who_wait_for_each_other_find_out(
+        self, groups: list[Group]
+    ) -> None:
+        """Each is the root of its own gather: nobody sends anything."""
+        found = await outcomes(*(one.gather(torch.ones(4), one.rank) for one in groups))
+        assert all(type(error) is CollectiveError for error in found)
+        await works(groups)
+
+
+class TestLateness:
+    async def test_who_does_not_come_is_named(self) -> None:
+        async with Cluster(3, options=OPTIONS) as workers:
+            groups = [Group(worker, timeout_s=3.0) for worker in workers]
+            await works(groups)
+            found = await outcomes(*(one.barrier() for one in groups[:2]))
+            for error in found:
+                assert type(error) is CollectiveTimeoutError
+                assert isinstance(error, TimeoutError)
+                assert error.ranks == ("c",)
+                assert "rank 2 ('c')" in str(error)
+                assert "3 s" in str(error)
+            with pytest.raises(CollectiveTimeoutError, match="did not come"):
+                await groups[2].barrier()
+            await works(groups)
+
+    async def test_a_cancelled_one_fails_for_all(self, groups: list[Group]) -> None:
+        await works(groups)
+        waiting = [asyncio.ensure_future(one.barrier()) for one in groups[:2]]
+        await asyncio.sleep(0.05)
+        waiting[1].cancel()
+        found = await outcomes(*waiting, groups[2].barrier())
+        assert isinstance(found[1], asyncio.CancelledError)
+        for error in (found[0], found[2]):
+            assert type(error) is CollectiveError
+            assert "rank 1 ('b') cancelled it" in str(error)
+        await works(groups)
+
+
+class TestLeaving:
+    async def test_who_closes_the_group_ends_it_for_all(
+        self, groups: list[Group]
+    ) -> None:
+        await works(groups)
+        waiting = [asyncio.ensure_future(one.barrier()) for one in groups[:2]]
+        await asyncio.sleep(0.05)
+        groups[2].close()
+        for error in await outcomes(*waiting):
+            assert type(error) is GroupChangedError
+            assert error.ranks == ("c",)
+        for one in groups:
+            with pytest.raises(GroupChangedError, match="rank 2"):
+                await one.barrier()
+
+    async def test_who_has_ended_a_collective_may_leave(
+        self, groups: list[Group]
+    ) -> None:
+        async def last(group: Group) -> None:
+            await group.barrier()
+            group.close()
+
+        for _ in range(3):
+            await asyncio.gather(*map(last, groups))
+            groups = [Group(one._worker) for one in groups]  # noqa: SLF001
+
+    async def test_a_group_is_open_once(self, groups: list[Group]) -> None:
+        worker = groups[0]._worker  # noqa: SLF001
+        with pytest.raises(UsageError, match="open on worker"):
+            Group(worker)
+        Group(worker, name="another").close()
+
+
+kept: dict[str, Group] = {}  # of a process, between two calls
+
+
+async def meet() -> None:
+    group = kept["group"] = Group(asyncrpc.current_worker(), timeout_s=60.0)
+    await group.all_reduce(torch.ones(3))
+
+
+async def go_on(size: int) -> str:
+    """Wait for one that never comes; say how it ends."""
+    group = kept.pop("group")
+    with pytest.raises(RankLostError) as caught:
+        await group.all_reduce(torch.ones(size))
+    with pytest.raises(RankLostError):
+        await group.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("size", [10, 3_000_000])
+@pytest.mark.parametrize("memory", ["shared", "not shared"])
+async def test_a_killed_rank_fails_it_for_all(size: int, memory: str) -> None:
+    plain = Options(drain_timeout_s=0.5, shared_memory_bytes=0)
+    options = OPTIONS if memory == "shared" else plain
+    cluster = ProcessCluster(["b", "c"], options=options, method="forkserver")
+    async with cluster as worker:
+        cluster.expect_death("c")
+        with acting_as(worker):
+            b, c = worker.peer("b"), worker.peer("c")
+            await asyncio.gather(meet(), b.call(meet), c.call(meet))
+            both = asyncio.gather(b.call(go_on, size), go_on(size))
+            await asyncio.sleep(0.1)
+            cluster.kill("c")
+            for text in await both:
+                assert "rank 2 ('c')" in text
+                assert "is lost" in text
+
+
+class TestUsage:
+    async def test_what_is_wrong_here_is_said_here(self, groups: list[Group]) -> None:
+        group = groups[0]
+        cases: list[tuple[Callable[[], Awaitable[Any]], str]] = [
+            (lambda: group.all_reduce(torch.ones(2), "mean"), "no reduction 'mean'"),
+            (lambda: group.all_reduce(torch.ones(2), "band"), "no meaning for"),
+            (lambda: group.all_reduce(torch.ones(2).long(), "avg"), "use 'sum'"),
+            (lambda: group.all_reduce(torch.ones(2).to_sparse()), "sparse_coo"),
+            (lambda: group.all_reduce(torch.ones(2, device="meta")), "'meta'"),
+            (lambda: group.all_reduce(cast("Any", [1, 2])), "a list"),
+            (lambda: group.broadcast(torch.ones(2), 3), "ranks 0 to 2"),
+            (lambda: group.scatter([torch.ones(2)], 0), "each of the 3 ranks"),
+            (lambda: group.scatter([torch.ones(2)] * 3, 1), "give None"),
+            (lambda: group.all_to_all(torch.ones(4)), "not divisible by the 3"),
+            (lambda: group.reduce_scatter([torch.ones(1)] * 2), "got 2"),
+        ]
+        for call, says in cases:
+            with pytest.raises(UsageError, match=says):
+                await call()
+        await works(groups)
+
+    async def test_members(self, groups: list[Group]) -> None:
+        worker = groups[0]._worker  # noqa: SLF001
+        with pytest.raises(UsageError, match="twice in it: 'b'"):
+            Group(worker, ["a", "b", "b"])
+        with pytest.raises(UsageError, match="not among the members"):
+            Group(worker, ["b", "c"])
+        with pytest.raises(asyncrpc.UnknownWorkerError):
+            Group(worker, ["a", "x"])
+
+
+async def test_subgroups_work_beside_each_other(groups: list[Group]) -> None:
+    pairs = [groups[0].subgroup([0, 2]), groups[2].subgroup([0, 2])]
+    alone = groups[1].subgroup([1])
+    whole = asyncio.gather(*(one.all_reduce(torch.ones(2)) for one in groups))
+    found = await asyncio.gather(
+        *(one.all_reduce(torch.full((2,), 5.0)) for one in (*pairs, alone))
+    )
+    assert [one[0].item() for one in found] == [10.0, 10.0, 5.0]
+    assert all((one == 3).all() for one in await whole)
+    with pytest.raises(UsageError, match="not among the members"):
+        groups[1].subgroup([0, 2])
+
+
+class TestPoints:
+    async def test_nobody_sends(self) -> None:
+        async with Cluster(2, options=OPTIONS) as workers:
+            groups = [Group(worker, timeout_s=0.2) for worker in workers]
+            with pytest.raises(CollectiveTimeoutError, match="recv from rank 1"):
+                await groups[0].recv(1)
+            with pytest.raises(CollectiveTimeoutError, match="send to rank 1"):
+                await groups[0].send(torch.ones(3), 1)
+            # What was given up is not there any more.
+            with pytest.raises(CollectiveTimeoutError):
+                await groups[1].recv(0)
+
+    async def test_out_has_to_fit(self, groups: list[Group]) -> None:
+        found = await outcomes(
+            groups[0].send(torch.ones(3), 1), groups[1].recv(0, out=torch.ones(4))
+        )
+        assert found[0] is None
+        assert "shape (3,) came" in str(found[1])

@@ -1,0 +1,93 @@
+"""Every collective gives what it should, in every way that it may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import asyncrpc
+from asyncrpc import Group, Options, Worker
+from asyncrpc.collectives.messages import MessagePath
+from asyncrpc.collectives.shared import SharedPath
+from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from tests.integration.collectives import scenarios
+
+WAYS = ["shared memory", "messages between processes", "messages in one process"]
+SCENARIOS = [
+    "check_moves",
+    "check_uneven",
+    "check_bits",
+    "check_layouts",
+    "check_many",
+    "check_points",
+]
+
+
+async def way_of(name: str) -> str:
+    """Say which way a group of this worker takes."""
+    group = Group(asyncrpc.current_worker(), name=name)
+    async with group:
+        await group.barrier()
+        return type(group._path).__name__  # noqa: SLF001
+
+
+class Ranks:
+    """The ranks of one test, wherever they are."""
+
+    def __init__(self, workers: list[Worker], others: list[str]) -> None:
+        self.workers = workers
+        self.others = others
+
+    async def all(
+        self, function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        """Let every rank run a coroutine function."""
+
+        async def here(worker: Worker) -> Any:
+            with acting_as(worker):
+                return await function(*args, **kwargs)
+
+        there: list[Awaitable[Any]] = [
+            self.workers[0].peer(name).call(function, *args, **kwargs)
+            for name in self.others
+        ]
+        return list(await asyncio.gather(*map(here, self.workers), *there))
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[2, 3])
+async def ranks(way: str, request: pytest.FixtureRequest) -> AsyncIterator[Ranks]:
+    size = int(request.param)
+    if way == "messages in one process":
+        async with Cluster(size) as workers:
+            yield Ranks(workers, [])
+        return
+    plain = way == "messages between processes"
+    options = Options(shared_memory_bytes=0) if plain else None
+    names = ["b", "c", "d"][: size - 1]
+    async with ProcessCluster(names, options=options, method="forkserver") as worker:
+        yield Ranks([worker], names)
+
+
+async def test_the_way_is_what_this_test_believes(ranks: Ranks, way: str) -> None:
+    wanted = SharedPath if way == "shared memory" else MessagePath
+    assert set(await ranks.all(way_of, "which")) == {wanted.__name__}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_every_rank_gets_what_it_should(ranks: Ranks, scenario: str) -> None:
+    await ranks.all(scenarios.play, scenario)
+
+
+@pytest.mark.slow
+async def test_reductions(ranks: Ranks, way: str) -> None:
+    in_order = way == "shared memory"
+    await ranks.all(scenarios.play, "check_sums", in_rank_order=in_order)
