@@ -33,7 +33,7 @@ demo: $(STAMP) ## Train a model that is split over processes, and watch it
 	$(RUN) examples/train_split_model.py
 
 # Tests of real processes and sockets run one at a time: they look at the clock.
-test: $(STAMP) ## Run all tests: about a quarter of an hour, on loopback, without a GPU
+test: $(STAMP) ## Run all tests: about an hour, on loopback, without a GPU
 	$(PYTEST) -n auto --maxprocesses 4 --dist worksteal \
 		$(call tests,unit property fuzz simulation numerics docs)
 	$(PYTEST) $(call tests,integration chaos conformance examples)
@@ -58,8 +58,8 @@ arch: $(STAMP) ## Check who imports whom, public names, sizes, docstrings
 unit: $(STAMP) ## Test the machines and codecs, without a loop
 	$(PYTEST) tests/unit
 
-property: $(STAMP) ## Test what must hold for every input
-	$(PYTEST) tests/property
+property: $(STAMP) ## Test what must hold for every input, on new examples each time
+	ASYNCRPC_EXPLORE=1 $(PYTEST) tests/property
 
 mutants: $(STAMP) ## Show that the RRef protocol's test finds errors put in on purpose
 	$(RUN) -m tests.property.mutants_rref

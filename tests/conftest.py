@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
@@ -30,12 +32,17 @@ LOOPS: Mapping[str, LoopFactory] = {
 def pytest_configure(config: pytest.Config) -> None:
     del config
     # Machines are shared and slow at times; what hangs, the limit of each test ends.
+    # The same code gets the same verdict; `make property` looks for new examples.
     hypothesis.settings.register_profile(
         "asyncrpc",
         deadline=None,
+        derandomize=not os.environ.get("ASYNCRPC_EXPLORE"),
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("asyncrpc")
+    # A shell's background jobs ignore Ctrl-C; so would the programs that get it here.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # libuv keeps the pipe for signals that its first loop makes; uvloop has one libuv,
     # torch's store another.
     uvloop.new_event_loop().close()

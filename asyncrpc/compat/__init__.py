@@ -6,8 +6,8 @@
     from asyncrpc.compat.nn import RemoteModule
 
 Everything here blocks, as there.  One worker serves the process; its event loop runs in
-a thread of its own (`hosting`).  What programs see (signatures, defaults, exceptions
-and their texts) is as in torch 2.13; what goes on underneath is asyncrpc.
+a thread of its own (`runtime.hosting`).  What programs see (signatures, defaults,
+exceptions and their texts) is as in torch 2.13; what goes on underneath is asyncrpc.
 
 A program that imports torch's modules need not be edited: `install()`, called first,
 puts these in their place, and `python -m asyncrpc.compat script.py` does so for it.

@@ -202,7 +202,7 @@ async def until_taken(writer: asyncio.StreamWriter) -> None:
 
 def unsent_bytes(sock: socket.socket) -> int:
     """Return how many bytes a socket has that the other end has not acknowledged."""
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or sock.fileno() < 0:  # closed meanwhile
         return 0
     packed = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_COUNT.size))
     return int(_COUNT.unpack(packed)[0])

@@ -14,7 +14,6 @@ import torch
 
 from asyncrpc.api import Worker
 from asyncrpc.clock import now_s
-from asyncrpc.compat.hosting import LoopThread
 from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.gathering import ProfiledThreads
@@ -23,6 +22,7 @@ from asyncrpc.compat.rpc.promises import Promise
 from asyncrpc.errors import AsyncRpcError, CallError, EncodeError
 from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.options import CallOptions
 
 CONTEXT_BITS: Final = 48  # of an id of a context; above them is the rank

@@ -21,7 +21,6 @@ from torch.distributed.rendezvous import (
 )
 
 from asyncrpc.api import Worker
-from asyncrpc.compat.hosting import LoopThread
 from asyncrpc.compat.nodes import RememberingAutograd
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc.agent import Agent, print_raised
@@ -33,6 +32,7 @@ from asyncrpc.compat.rpc.options import (
 from asyncrpc.compat.rpc.rref import RRef
 from asyncrpc.compat.rpc.turns import turn_at
 from asyncrpc.errors import AsyncRpcError
+from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.membership.members import Member, Rendezvous, RunningGroup
 from asyncrpc.runtime.membership.stores import StoreRendezvous
 from asyncrpc.runtime.options import Options

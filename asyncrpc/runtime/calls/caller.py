@@ -330,7 +330,9 @@ class CallerSide(LinkCore):
         )
         return call
 
-    def notify(self, service: str, method: str, value: Any) -> None:
+    def notify(
+        self, service: str, method: str, value: Any, *, at_once: bool = False
+    ) -> None:
         """Send a message to a part of the peer that wants no answer.
 
         It goes with the next message, or in the loop's next turn.
@@ -339,10 +341,12 @@ class CallerSide(LinkCore):
             service: the part.
             method: the message's name.
             value: plain (numbers, text, lists): no tensors, no references.
+            at_once: it goes now: a peer sleeps for it, and the loop may compute next.
         """
         control = self.codec.encode(value).control
         head = pack_head([service, method])
-        self.connection.join(prefix(FrameKind.NOTICE, 0, head=head, control=control))
+        write = self.connection.push if at_once else self.connection.join
+        write(prefix(FrameKind.NOTICE, 0, head=head, control=control))
 
     def start_stream(
         self,

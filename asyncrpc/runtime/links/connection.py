@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from asyncrpc.errors import (
     AsyncRpcError,
     AuthenticationError,
+    ConnectError,
     ConnectionLostError,
     MalformedError,
     RemoteProtocolError,
@@ -182,11 +183,14 @@ class Connection(Resuming):
             if self.state is ConnectionState.HANDSHAKE:
                 self._refuse(error)
             else:
-                self.fail(error)
+                logger.warning("%s sent what makes no sense: %s", self.where, error)
+                self._fail_aloud(error)
         except Exception as error:
             # Whatever a message of a peer sets off here must not stop the loop.
             logger.exception("a message from %s could not be handled", self.where)
-            self.fail(MalformedError(f"a message that could not be handled: {error!r}"))
+            self._fail_aloud(
+                MalformedError(f"a message that could not be handled: {error!r}")
+            )
 
     def connection_lost(self, error: TransportError | None, /) -> None:
         """Wait for another transport, or tell whoever waits for this one."""
@@ -376,6 +380,11 @@ class Connection(Resuming):
         if self._transport is not None and self.state is not ConnectionState.CLOSED:
             self._write(parts)
 
+    def push(self, part: bytes) -> None:
+        """Write a message now, with all that waits for the end of this turn."""
+        self.post((part,))
+        self._flush()
+
     def join(self, part: bytes) -> None:
         """Write a message that can wait: with the next one, or in the loop's next turn.
 
@@ -466,6 +475,24 @@ class Connection(Resuming):
         self._frames.is_exact = False
         self._set_open()
 
+    async def until_open(self) -> Hello:
+        """Wait for the peer's HELLO, and what is made of it.
+
+        Raises:
+            TransportError: the connection has ended before.
+
+        Cancellation:
+            The connection is aborted, unless it is open: then it may be in use before
+            whoever waits here has its turn.
+        """
+        try:
+            return await self.opened
+        except asyncio.CancelledError:
+            refused = self.peer is not None and self.peer.verdict
+            if refused or self.state is not ConnectionState.OPEN:
+                self.fail(ConnectError("given up"))
+            raise
+
     def _set_open(self) -> None:
         self.state = ConnectionState.OPEN
         if not self.opened.done() and self.peer is not None:
@@ -529,6 +556,13 @@ class Connection(Resuming):
             if farewell := self._handshake.farewell:
                 self._transport.send((farewell,))
             self._transport.close()
+
+    def _fail_aloud(self, error: AsyncRpcError) -> None:
+        """Abort because of what the peer sent, and tell it, if that can still be."""
+        if self.on_broken is not None:
+            self._say_close(f"it could not take what this worker sent: {error}")
+            self._flush()
+        self.fail(error)
 
     def _say_close(self, why: str) -> None:
         control = self.ack_through

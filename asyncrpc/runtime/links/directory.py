@@ -29,11 +29,12 @@ from asyncrpc.errors import (
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.links.admission import Admission
 from asyncrpc.runtime.links.connection import Connection
+from asyncrpc.runtime.links.entry import Entry
 from asyncrpc.runtime.links.host import HOST_ID
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.links.link import FirstMessage, Link
 from asyncrpc.runtime.links.liveness import Liveness
 from asyncrpc.runtime.links.reconnecting import Reconnecting
-from asyncrpc.runtime.machine.pool import DUPLICATE, PeerConnection
+from asyncrpc.runtime.machine.pool import DUPLICATE
 from asyncrpc.runtime.membership.rendezvous import Member
 from asyncrpc.runtime.payloads.lane_dialing import SILENT
 from asyncrpc.transport.address import Address
@@ -48,27 +49,6 @@ if TYPE_CHECKING:
 DIALS_MAX: Final = 5
 LOST_MAX: Final = 4096  # incarnations that are remembered as lost
 DUPLICATE_WAIT_S: Final = 1.0  # for the connection that won to come up
-
-
-class Entry:
-    """One worker, by name.
-
-    Attributes:
-        member: what is known of it.
-        link: to it; None if there is none, or its connection is broken just now.
-        broken: the link in that case: calls wait for what becomes of it.
-        machine: says which of several connections is the one.
-        dial: makes a connection.
-        came_up: set when there is one.
-    """
-
-    def __init__(self, member: Member, own_incarnation: int) -> None:
-        self.member = member
-        self.link: Link | None = None
-        self.broken: Link | None = None
-        self.machine: PeerConnection[Connection] = PeerConnection(own_incarnation)
-        self.dial: asyncio.Task[Link] | None = None
-        self.came_up = asyncio.Event()
 
 
 class Directory(Reconnecting):
@@ -108,7 +88,7 @@ class Directory(Reconnecting):
     def forget(self, name: str) -> None:
         """Let go of a worker that ended long ago, unless there is a link to it."""
         entry = self._entries.get(name)
-        if entry is None or entry.link or entry.broken or entry.dial:
+        if entry is None or entry.machine.connection is not None or entry.dial:
             return
         del self._entries[name]
         if self._by_rank.get(entry.member.rank) == name:
@@ -175,7 +155,7 @@ class Directory(Reconnecting):
             raise self._closed()
         if entry.dial is None:
             entry.dial = self._worker.start_task(self._dial(entry))
-            entry.dial.add_done_callback(lambda task: _dial_done(entry, task))
+            entry.dial.add_done_callback(entry.on_dialed)
         return await self._await_dial(entry.dial)
 
     async def _await_dial(self, dial: asyncio.Task[Link]) -> Link:
@@ -194,11 +174,12 @@ class Directory(Reconnecting):
             )
 
     async def _dial(self, entry: Entry) -> Link:
-        entry.came_up.clear()
         for attempt in range(DIALS_MAX):
             if entry.link is not None:
                 return entry.link
-            entry.machine.want(attempt)
+            if not entry.machine.want(attempt):
+                await self._await_proof(entry)
+                continue
             dialled = entry.member
             try:
                 connection = await self._dial_once(entry, attempt)
@@ -208,21 +189,32 @@ class Directory(Reconnecting):
                 raise
             except (TransportError, TimeoutError) as error:
                 entry.machine.on_dial_failed()
-                if entry.link is not None:
-                    return entry.link
-                if entry.member != dialled:
-                    continue  # it is elsewhere, and word of that came meanwhile
-                if await self._worker.membership.refresh(entry.member.name):
-                    continue  # it is elsewhere now
-                raise self._unreachable(entry, error) from error
+                if not await self._may_go_on(entry, dialled):
+                    raise self._unreachable(entry, error) from error
+                continue
             if connection is None:
                 await self._await_winner(entry)
         if entry.link is not None:
             return entry.link
         raise self._unreachable(entry, ConnectError("both sides kept dialing"))
 
+    async def _may_go_on(self, entry: Entry, dialled: Member) -> bool:
+        """Say whether a dial that failed need not have been the last."""
+        if entry.machine.connection is not None:
+            return True  # the peer's own
+        if entry.member != dialled:
+            return True  # it is elsewhere, and word of that came meanwhile
+        return await self._worker.membership.refresh(entry.member.name)
+
     async def _dial_once(self, entry: Entry, attempt: int) -> Connection | None:
         """Dial; None if the peer's own dial is to survive."""
+        try:
+            return await self._dial_peer(entry, attempt)
+        except BaseException:
+            entry.machine.on_dial_failed()
+            raise
+
+    async def _dial_peer(self, entry: Entry, attempt: int) -> Connection | None:
         timeout_s = self._worker.options.connect_timeout_s
         addresses = self._usable(entry.member)
         async with asyncio.timeout(timeout_s):
@@ -233,11 +225,7 @@ class Directory(Reconnecting):
             )
             connection = dialled.handler
             connection.address = dialled.address
-            try:
-                hello = await connection.opened
-            except asyncio.CancelledError:
-                connection.fail(ConnectError("given up"))
-                raise
+            hello = await connection.until_open()
         if hello.verdict == DUPLICATE:
             connection.close()
             return None
@@ -248,11 +236,26 @@ class Directory(Reconnecting):
 
     async def _await_winner(self, entry: Entry) -> None:
         """Wait a little for the connection that the peer has dialed."""
+        if entry.machine.connection is not None:
+            return
+        entry.settled.clear()
         try:
             async with asyncio.timeout(DUPLICATE_WAIT_S):
-                await entry.came_up.wait()
+                await entry.settled.wait()
         except TimeoutError:
             entry.machine.on_dial_failed()
+
+    async def _await_proof(self, entry: Entry) -> None:
+        """Wait until a connection that was taken is open at the peer too, or ends."""
+        connection = entry.machine.connection
+        assert connection is not None  # nobody else dials
+        entry.settled.clear()
+        try:
+            async with asyncio.timeout(self._worker.options.connect_timeout_s):
+                await entry.settled.wait()
+        except TimeoutError:
+            if not connection.is_broken:  # else its end is decided elsewhere
+                connection.end(ConnectionLostError("its dialer does not use it"))
 
     def _usable(self, member: Member) -> list[Address]:
         """Return the addresses that this worker can use, best first."""
@@ -433,9 +436,9 @@ class Directory(Reconnecting):
         entry = self._entries.get(hello.name)
         if entry is not None and entry.member.incarnation == hello.incarnation:
             return
-        link = None if entry is None else entry.link or entry.broken
-        if link is not None:
-            link.connection.end(ConnectionLostError("the worker has been restarted"))
+        connection = None if entry is None else entry.machine.connection
+        if connection is not None:
+            connection.end(ConnectionLostError("the worker has been restarted"))
         incarnation = Incarnation(hello.incarnation)
         self.add(
             [
@@ -467,13 +470,17 @@ class Directory(Reconnecting):
     def _open(
         self, entry: Entry, connection: Connection, hello: Hello, *, dialed: bool
     ) -> None:
-        entry.machine.on_open(connection, dialed=dialed)
         if entry.member.incarnation != hello.incarnation:
             self._learn(hello)
-        link = entry.link = self._attach(connection, hello)
-        entry.broken = None
+        entry.machine.on_open(connection, dialed=dialed)
+        link = self._attach(connection, hello)
         self._by_incarnation[link.peer.incarnation] = link
-        entry.came_up.set()
+        if dialed:
+            connection.acknowledge(0)  # says that it is open here
+            entry.set_link(link)
+        else:
+            link.is_proven = False
+            connection.open_to(FirstMessage(link, partial(entry.on_first, link)))
 
     def _attach(self, connection: Connection, hello: Hello) -> Link:
         peer = WorkerId(hello.name, Incarnation(hello.incarnation))
@@ -504,13 +511,14 @@ class Directory(Reconnecting):
         self._liveness.forget(connection)
         reason = str(error) if error is not None else ""
         entry = self._entries.get(link.peer.name)
-        if entry is not None and entry.machine.on_lost(connection):
-            entry.link = entry.broken = None
+        if entry is not None:
+            entry.on_lost(connection)
         if self._by_incarnation.get(link.peer.incarnation) is link:
             del self._by_incarnation[link.peer.incarnation]
         reason = reason or connection.peer_closed or "it closed the connection"
         link.on_lost(reason)
-        if link.peer.name != self._worker.name:
+        # One that was never in use says nothing of the peer, which may hold another.
+        if link.peer.name != self._worker.name and link.is_proven:
             self._lost[link.peer.incarnation] = None
             if len(self._lost) > LOST_MAX:
                 del self._lost[next(iter(self._lost))]
@@ -520,8 +528,13 @@ class Directory(Reconnecting):
     def _set_broken(self, connection: Connection, *, broken: bool) -> None:
         link = self._links.get(connection)
         entry = None if link is None else self._entries.get(link.peer.name)
-        if entry is not None and entry.machine.connection is connection:
-            entry.link, entry.broken = (None, link) if broken else (link, None)
+        if link is None or entry is None or entry.machine.connection is not connection:
+            return
+        if broken:
+            entry.link, entry.broken = None, link
+        else:
+            entry.on_first(link)  # only who holds a connection resumes it
+            entry.set_link(link)
 
     def _control_of(self, connection: Connection) -> Connection:
         return connection.ack_through
@@ -554,12 +567,6 @@ class Directory(Reconnecting):
         left = [connection.ended for connection in tuple(self._connections)]
         if left:
             await asyncio.wait(left, timeout=1.0)
-
-
-def _dial_done(entry: Entry, task: asyncio.Task[Link]) -> None:
-    entry.dial = None
-    if not task.cancelled():
-        task.exception()  # whoever waited has it; perhaps nobody waits any more
 
 
 def check_listen_address(address: Address, *, is_guarded: bool) -> None:

@@ -165,12 +165,7 @@ class Reconnecting(LaneDialing):
                     lambda: self._new_bearer(connection),
                     self._worker.connectors,
                 )
-                bearer = dialled.handler
-                try:
-                    hello = await bearer.opened
-                except asyncio.CancelledError:
-                    bearer.fail(ConnectError("given up"))
-                    raise
+                hello = await dialled.handler.until_open()
         except RefusedError as error:
             runs = await self._evidence(connection) in _RUNS
             return "" if runs else f"nobody listens any more: {error}"

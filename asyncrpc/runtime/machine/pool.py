@@ -12,6 +12,11 @@ An offer to a side whose own dial is open may have crossed with that, or may com
 peer that has lost the connection.  If it may have crossed, it is refused once; the next
 one is taken, for a peer that has the connection does not repeat its dial.
 
+Who takes a connection does not know yet whether its dialer will: that may hold another
+by then, or have given up waiting.  So nothing is sent on it before the dialer has said
+something, which it does as soon as the connection is open for it.  What has been open
+at both ends is never given up for another.
+
 Sans-IO; `C` is the service's connection, never looked into.
 """
 
@@ -31,6 +36,7 @@ class PeerState(enum.Enum):
 
     IDLE = "no connection"
     DIALING = "a dial of ours is under way"
+    TAKEN = "the peer's dial was taken; nothing has come over it yet"
     OPEN = "connected"
 
 
@@ -102,11 +108,24 @@ class PeerConnection(Generic[C]):
         return Verdict(accept=False)
 
     def on_open(self, connection: C, *, dialed: bool) -> None:
-        """Take note of the connection that survived."""
-        self.state = PeerState.OPEN
+        """Take note of the connection that survived.
+
+        Args:
+            connection: that one.
+            dialed: whether it is one of ours, and so open at both ends; of the peer's
+                that is known after `on_proven`.
+        """
+        self.state = PeerState.OPEN if dialed else PeerState.TAKEN
         self.connection = connection
         self._dialed = dialed
         self._refused = False
+
+    def on_proven(self, connection: C) -> bool:
+        """Something has come over a connection; return whether it may be used now."""
+        if self.state is not PeerState.TAKEN or connection is not self.connection:
+            return False
+        self.state = PeerState.OPEN
+        return True
 
     def on_dial_failed(self) -> None:
         """A dial of ours ended without a connection."""

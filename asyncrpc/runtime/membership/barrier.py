@@ -145,7 +145,9 @@ class Barrier:
             self._say_failure(link, machine.failure)
             return
         known = machine.known.to_bytes((self._size + 7) // 8, "little")
-        link.notify(self.name, "here", [machine.number, machine.passed, known])
+        link.notify(
+            self.name, "here", [machine.number, machine.passed, known], at_once=True
+        )
 
     def _say_failure(self, link: Link, failure: Failure) -> None:
         word = [self._machine.number, failure.blame.name, failure.problem]

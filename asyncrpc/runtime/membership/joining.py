@@ -149,11 +149,7 @@ async def _ask(worker: Worker, member: Member) -> Hello:
             worker.connectors,
         )
         connection = dialled.handler
-        try:
-            hello = await connection.opened
-        except asyncio.CancelledError:
-            connection.fail(ConnectError("given up"))
-            raise
+        hello = await connection.until_open()
     connection.close()
     return hello
 

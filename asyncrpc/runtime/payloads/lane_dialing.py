@@ -108,11 +108,7 @@ class LaneDialing(ABC):
                 self._worker.connectors,
             )
             connection = dialled.handler
-            try:
-                hello = await connection.opened
-            except asyncio.CancelledError:
-                connection.fail(ConnectError("given up"))
-                raise
+            hello = await connection.until_open()
         if hello.verdict:
             connection.close()
             raise ConnectError(f"{member.name!r} refused a lane: {hello.verdict}")

@@ -283,7 +283,7 @@ class TestHolding:
         remote.watches["held"] = watch = remote.Watch()
         async with group() as (a, b):
             with pytest.raises(DeadlineExceededError):
-                async with asyncrpc.deadline(0.5):
+                async with asyncrpc.deadline(2):
                     await a.peer("b").call(pass_with, "held", block())
             assert watch.begun.is_set()
             assert use_of(b).held_bytes == BYTES
@@ -295,7 +295,7 @@ class TestHolding:
     ) -> None:
         async with group() as (a, b):
             with pytest.raises(DeadlineExceededError):
-                async with asyncrpc.deadline(0.5):
+                async with asyncrpc.deadline(2):
                     await a.peer("b").call(linger, gate, block())
             await CAME[gate].acquire()
             assert use_of(b).held_bytes == BYTES

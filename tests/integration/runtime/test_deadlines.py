@@ -29,13 +29,13 @@ async def test_a_call_over_its_deadline_raises_a_timeout_that_says_which(
 ) -> None:
     a, _, _ = wired
     await a.peer("b").call(remote.add, 1)
-    with pytest.raises(TimeoutError, match=r"wait_for_ever on 'b'.*0\.05 s") as caught:
-        async with asyncrpc.deadline(0.05):
+    with pytest.raises(TimeoutError, match=r"wait_for_ever on 'b'.*0\.5 s") as caught:
+        async with asyncrpc.deadline(0.5):
             await a.peer("b").call(remote.wait_for_ever, "w")
     assert isinstance(caught.value, DeadlineExceededError)
     assert caught.value.outcome is Outcome.UNKNOWN
-    assert caught.value.timeout_s == 0.05
-    await asyncio.wait_for(watch.ended.wait(), 2)
+    assert caught.value.timeout_s == 0.5
+    await asyncio.wait_for(watch.ended.wait(), 30)
     assert watch.notes == ["cancelled on b"]
 
 
@@ -123,9 +123,9 @@ async def test_of_a_chain_the_last_one_is_ended_too(trio: Trio, watch: Watch) ->
     a, _, _ = trio
     await a.peer("b").call(remote.forward, ["c"], remote.add, 1)
     with pytest.raises(TimeoutError):
-        async with asyncrpc.deadline(0.1):
+        async with asyncrpc.deadline(1):
             await a.peer("b").call(remote.forward, ["c"], remote.wait_for_ever, "w")
-    await asyncio.wait_for(watch.ended.wait(), 2)
+    await asyncio.wait_for(watch.ended.wait(), 30)
     assert watch.notes == ["cancelled on c"]
 
 

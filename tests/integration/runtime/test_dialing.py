@@ -7,16 +7,21 @@ import contextlib
 import ipaddress
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Outcome, Worker, WorkerLostError
+from asyncrpc.errors import ConnectError
 from asyncrpc.runtime.links.connection import Connection
+from asyncrpc.runtime.links.directory import Directory
+from asyncrpc.runtime.links.link import FirstMessage
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.transport.abc import StreamHandler, Transport
 from asyncrpc.transport.address import Address
@@ -25,7 +30,7 @@ from asyncrpc.transport.uds import UdsConnector
 from tests.integration.multiprocessing.pidfds import have_ended, opened
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
-from tests.integration.runtime.groups import LIMIT_S, free_port, started
+from tests.integration.runtime.groups import LIMIT_S, free_port, started, until
 
 ROUNDS = 100
 OPTIONS = Options(secret="known to all", drain_timeout_s=0.5)
@@ -107,6 +112,77 @@ async def test_who_gives_up_while_dialing_leaves_the_dial_to_others(
     assert peers(b) == ["a"]
     await asyncio.wait([given_up])
     assert given_up.cancelled()
+
+
+async def test_a_dial_that_is_late_because_its_loop_stood_still_loses_no_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The peer uses the connection before the dial has had its turn to end.
+
+    With the first call that comes over it this worker may import a module: for seconds,
+    after which the time for the dial is up.
+    """
+    options = replace(OPTIONS, connect_timeout_s=0.5)
+    on_hello = Directory._on_answer  # noqa: SLF001
+
+    def on_slow_hello(self: Directory, *args: Any) -> None:
+        on_hello(self, *args)
+        time.sleep(2 * options.connect_timeout_s)
+
+    async with ProcessCluster(["b"], options=options) as a:
+        called = asyncio.create_task(a.peer("b").call(remote.add, 1))
+        with monkeypatch.context() as patch:
+            patch.setattr(Directory, "_on_answer", on_slow_hello)
+            async with asyncio.timeout(LIMIT_S):
+                assert await called == 2
+        (link,) = a.directory.links
+        assert await a.peer("b").call(remote.add, 2) == 3
+        assert a.directory.links == [link]
+
+
+async def test_nothing_is_sent_over_a_connection_that_its_dialer_may_not_take(
+    wired: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds another by then, or has given up; what was sent would be lost."""
+    a, b, _ = wired
+    held: list[tuple[FirstMessage, tuple[Any, ...]]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            FirstMessage, "on_message", lambda self, *rest: held.append((self, rest))
+        )
+        link = await a.directory.connect(a.directory.find("b"))
+        called = asyncio.create_task(b.peer("a").call(remote.add, 1))
+        await until(lambda: bool(held))
+        assert a.directory.find("b").link is link
+        assert b.directory.find("a").link is None
+        assert not called.done()
+    for first, message in held:
+        first.on_message(*message)
+    assert await called == 2
+    assert [len(worker.directory.links) for worker in (a, b)] == [1, 1]
+
+
+async def test_a_connection_that_was_never_used_says_nothing_of_its_dialer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is not the peer's: what the peer refers to stays."""
+    store = f"file://{tmp_path}/store"
+    options = replace(OPTIONS, lost_after_s=1.0, heartbeat_s=0.3)
+    one, other = (
+        Worker(name, rank=rank, world_size=2, rendezvous=store, options=options)
+        for rank, name in enumerate("ab")
+    )
+    async with started(one, other):
+        with monkeypatch.context() as patch:
+            patch.setattr(FirstMessage, "on_message", lambda *_: None)
+            link = await one.directory.connect(one.directory.find("b"))
+            await until(lambda: bool(other.directory.links))
+            (taken,) = other.directory.links
+            link.connection.fail(ConnectError("given up"))
+            async with asyncio.timeout(LIMIT_S):
+                await taken.connection.ended
+        assert other.counters.workers_lost == 0
+        assert await other.peer("a").call(remote.add, 1) == 2
 
 
 # --- restarts ------------------------------------------------------------------------

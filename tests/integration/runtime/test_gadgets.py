@@ -121,6 +121,8 @@ async def authenticated(server: Worker) -> AsyncIterator[Peer]:
         stream[1].write(prefix(FrameKind.HELLO, control=record.encode()))
         peer = Peer(stream, number)
         assert (await peer.read())[0] == FrameKind.HELLO
+        # Only a connection whose dialer has shown that it holds it is called over.
+        peer.send(prefix(FrameKind.ACK))
         yield peer
 
 

@@ -132,7 +132,7 @@ async def test_who_gives_up_waiting_is_gone_at_once(seat: Seat) -> None:
     start = asyncio.create_task(a.__aenter__())
     await asyncio.sleep(0.1)  # it waits for the other by now, or is on its way to
     start.cancel()
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(30):
         with pytest.raises(asyncio.CancelledError):
             await start
 
@@ -143,7 +143,7 @@ async def test_who_waits_for_a_store_to_be_hosted_can_give_up() -> None:
     start = asyncio.create_task(worker.__aenter__())
     await asyncio.sleep(0.1)
     start.cancel()
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(30):
         with pytest.raises(asyncio.CancelledError):
             await start
 

@@ -192,7 +192,7 @@ async def test_a_reference_to_a_lost_owner_fails_at_once(trio: Trio) -> None:
     rref = a.peer("b").remote(Counter)
     await rref.to_here()
     await b.shutdown(drain_timeout_s=0)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         while a.directory.find("b").link is not None:  # noqa: ASYNC110  (nothing tells)
             await asyncio.sleep(0)
     with pytest.raises(OwnerLostError, match="'b'"):
@@ -266,6 +266,6 @@ async def test_between_processes() -> None:
         assert (await rref).count == 3
         del rref
         await all_freed(a)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await a.peer("b").call(remote.counts) != NOTHING:  # noqa: ASYNC110  (nothing tells)
                 await asyncio.sleep(0.01)

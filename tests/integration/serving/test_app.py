@@ -111,7 +111,7 @@ async def test_a_client_that_leaves_cancels_the_remote_work(
 
     async with serving_app(app_with(group, handler)) as client:
         request = asyncio.create_task(client.get("/"))
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30):
             await group.watch.begun.wait()
             assert not group.watch.cancelled.is_set()
             request.cancel()  # closes the client's connection
@@ -146,7 +146,7 @@ async def test_the_deadline_is_504_and_travels(
     ):
         assert response.status == 504
         assert (await response.json())["error"] == "DeadlineExceededError"
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         await group.watch.cancelled.wait()
 
 

@@ -124,7 +124,7 @@ class TestEagerTask:
                 context = contextvars.copy_context()
                 noted, begun = asyncio.Event(), loop.create_future()
                 loop.call_soon(start, loop, context, noted, begun)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     assert await (await begun) == 7
                     await noted.wait()
 

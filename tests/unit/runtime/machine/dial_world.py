@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from asyncrpc.runtime.machine.pool import DUPLICATE, PeerConnection
+from asyncrpc.runtime.machine.pool import DUPLICATE, PeerConnection, PeerState
 
 INCARNATIONS = {"smaller": 1, "larger": 2}
 OTHER = {"smaller": "larger", "larger": "smaller"}
 TAKEN = "taken"
+PROOF = "proof"
 LOST = "lost"
 
 
@@ -29,7 +30,14 @@ class Side:
     attempt: int | None = None  # of the dial under way
     dialing: str = ""  # its connection, until that is answered or lost
     is_refused: bool = False  # the dial waits for the peer's own
-    came_up: bool = False  # since the dial began
+    awaits_proof: bool = False  # likewise, and has taken that
+    is_settled: bool = False  # something has become of it
+
+    @property
+    def link(self) -> str | None:
+        """The connection on which this side may send calls."""
+        is_open = self.machine.state is PeerState.OPEN
+        return self.machine.connection if is_open else None
 
 
 @dataclass
@@ -40,6 +48,7 @@ class World:
         attempts_max: dials in a row before a worker gives up.
         losses: how many connections may still break.
         agreed: the connection on which both have been at the same time.
+        used: what each side could send calls on.
         offences: what must not happen and did.
     """
 
@@ -51,6 +60,7 @@ class World:
     dialed: int = 0
     ended: frozenset[str] = frozenset()
     agreed: str = ""
+    used: dict[str, str | None] = field(default_factory=dict)
     offences: tuple[str, ...] = ()
 
     @classmethod
@@ -68,7 +78,7 @@ class World:
             (
                 *(getattr(side.machine, slot) for slot in PeerConnection.__slots__),
                 *(side.wants, side.attempt, side.dialing),
-                *(side.is_refused, side.came_up),
+                *(side.is_refused, side.awaits_proof, side.is_settled),
             )
             for side in self.sides.values()
         )
@@ -86,11 +96,11 @@ class World:
 
     def _events(self) -> Iterator[Callable[[World], None]]:
         for name, side in self.sides.items():
-            if side.wants and side.attempt is None and not side.machine.connection:
+            if side.wants and side.attempt is None and not side.link:
                 yield partial(World._want, name=name)
-            if side.is_refused and side.came_up:
+            if (side.is_refused or side.awaits_proof) and side.is_settled:
                 yield partial(World._go_on, name=name)
-            if side.is_refused and not side.came_up:
+            if side.is_refused and not side.is_settled:
                 yield partial(World._time_out, name=name)
         for connection, to in self.queues:
             yield partial(World._deliver, connection=connection, to=to)
@@ -108,25 +118,23 @@ class World:
 
     def _want(self, name: str) -> None:
         self.sides[name].wants -= 1
-        self.sides[name].came_up = False
         self._dial(name, 0)
 
     def _dial(self, name: str, attempt: int) -> None:
         side = self.sides[name]
-        side.machine.want(attempt)
-        side.attempt = attempt
+        side.attempt, side.is_settled = attempt, False
+        if not side.machine.want(attempt):
+            side.awaits_proof = True
+            return
         self.dialed += 1
         side.dialing = f"{name} {self.dialed}"
         self._send(side.dialing, OTHER[name], f"offer {attempt}")
 
     def _go_on(self, name: str) -> None:
-        """The peer's connection came up: done, unless it is gone again."""
+        """Something has become of the peer's connection: perhaps it is gone again."""
         side = self.sides[name]
-        side.is_refused = False
-        if side.machine.connection is not None:
-            side.attempt = None
-        else:
-            self._again(name)
+        side.is_refused = side.awaits_proof = False
+        self._again(name)
 
     def _time_out(self, name: str) -> None:
         """The peer's connection does not come up."""
@@ -137,7 +145,7 @@ class World:
     def _again(self, name: str) -> None:
         side = self.sides[name]
         attempt = (side.attempt or 0) + 1
-        if attempt < self.attempts_max:
+        if side.link is None and attempt < self.attempts_max:
             self._dial(name, attempt)
         else:
             side.attempt = None
@@ -148,21 +156,22 @@ class World:
         if not verdict.accept:
             self._send(connection, OTHER[name], DUPLICATE)
             return
-        self._open(name, connection, dialed=False)
+        self.sides[name].machine.on_open(connection, dialed=False)
         self._send(connection, OTHER[name], TAKEN)
         self._end(verdict.replaced, keep=False)
 
     def _on_answer(self, name: str, connection: str) -> None:
         side = self.sides[name]
-        side.attempt, side.dialing = None, ""
+        side.dialing = ""
         verdict = side.machine.on_answer(INCARNATIONS[OTHER[name]])
-        if verdict.accept:
-            self._open(name, connection, dialed=True)
-        self._end(verdict.replaced if verdict.accept else connection, keep=False)
-
-    def _open(self, name: str, connection: str, *, dialed: bool) -> None:
-        self.sides[name].machine.on_open(connection, dialed=dialed)
-        self.sides[name].came_up = True
+        if not verdict.accept:
+            self._end(connection, keep=False)
+            self._again(name)
+            return
+        side.attempt = None
+        side.machine.on_open(connection, dialed=True)
+        self._send(connection, OTHER[name], PROOF)
+        self._end(verdict.replaced, keep=False)
 
     # --- what the network does -------------------------------------------------------
 
@@ -178,8 +187,14 @@ class World:
         side = self.sides[to]
         if message == TAKEN:
             self._on_answer(to, connection)
+        elif message == PROOF:
+            side.is_settled |= side.machine.on_proven(connection)
         elif message == DUPLICATE:
-            side.is_refused, side.dialing = True, ""
+            side.dialing = ""
+            if side.machine.connection is None:
+                side.is_refused, side.is_settled = True, False
+            else:
+                self._again(to)
         elif message == LOST:
             self._on_lost(to, connection)
         else:
@@ -187,10 +202,14 @@ class World:
 
     def _on_lost(self, name: str, connection: str) -> None:
         side = self.sides[name]
-        side.machine.on_lost(connection)
+        side.is_settled |= side.machine.on_lost(connection)
         if connection == side.dialing:
             side.machine.on_dial_failed()
-            side.attempt, side.dialing = None, ""
+            side.dialing = ""
+            if side.machine.connection is None:
+                side.attempt = None
+            else:
+                self._again(name)
 
     def _break(self, connection: str, *, keep: bool) -> None:
         self.losses -= 1
@@ -208,7 +227,12 @@ class World:
             self._send(connection, name, LOST)
 
     def watch(self) -> None:
-        """Note what both hold, and whether they ever give it up."""
+        """Note what each may use and both hold, and whether they ever give it up."""
+        for name, side in self.sides.items():
+            before = self.used.get(name)
+            if before not in (None, side.link) and not self.broken:
+                self.offences += (f"{name} gave up {before} for {side.link}",)
+            self.used[name] = side.link
         held = {side.machine.connection for side in self.sides.values()}
         if self.agreed and not self.broken and held != {self.agreed}:
             self.offences += (f"{self.agreed} was given up for {held}",)

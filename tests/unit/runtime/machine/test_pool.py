@@ -44,10 +44,16 @@ class TestWithoutLosses:
         for end in ends_of(World.new(wants, attempts_max, losses=0)):
             assert held(end) == {end.agreed}
             assert end.agreed
+            assert {side.link for side in end.sides.values()} == {end.agreed}
+            assert not any(side.awaits_proof for side in end.sides.values())
 
-    def test_what_both_held_is_never_given_up(self) -> None:
+    @pytest.mark.parametrize("attempts_max", [2, 4])
+    def test_what_a_side_may_have_used_is_never_given_up(
+        self, attempts_max: int
+    ) -> None:
         """Calls may be under way on it, and would fail."""
-        for end in ends_of(World.new({"smaller": 2, "larger": 2}, 4, losses=0)):
+        wants = {"smaller": 2, "larger": 2}
+        for end in ends_of(World.new(wants, attempts_max, losses=0)):
             assert end.offences == ()
 
     @pytest.mark.parametrize("name", ["smaller", "larger"])
@@ -78,6 +84,8 @@ class TestWithALoss:
     ) -> None:
         for end in ends_of(World.new(wants, attempts_max, losses=1)):
             assert len(held(end)) == 1
+            assert len({side.link for side in end.sides.values()}) == 1
+            assert not any(side.awaits_proof for side in end.sides.values())
 
     @pytest.mark.parametrize("dialed_again", ["smaller", "larger"])
     def test_who_has_lost_it_gets_another(self, dialed_again: str) -> None:
@@ -112,7 +120,17 @@ class TestOneSide:
         machine.want()
         machine.on_open("theirs", dialed=False)
         machine.on_dial_failed()
+        assert machine.state is PeerState.TAKEN
+        assert machine.connection == "theirs"
+
+    def test_what_was_taken_is_open_once_something_has_come_over_it(self) -> None:
+        machine = PeerConnection[str](2)
+        machine.on_open("theirs", dialed=False)
+        assert not machine.want()
+        assert not machine.on_proven("another")
+        assert machine.on_proven("theirs")
         assert machine.state is PeerState.OPEN
+        assert not machine.on_proven("theirs")
 
     def test_only_the_loss_of_the_one_counts(self) -> None:
         machine = PeerConnection[str](1)
