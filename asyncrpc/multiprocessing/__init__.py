@@ -1,7 +1,9 @@
-"""Processes of one host, started and watched: `launch` and what it returns."""
+"""Processes of one host: started and watched, and a queue between them."""
 
 from asyncrpc.errors import ProcessFailedError
 from asyncrpc.multiprocessing.launcher import launch
 from asyncrpc.multiprocessing.processes import Processes
+from asyncrpc.multiprocessing.queue import Queue
+from asyncrpc.multiprocessing.spawning import spawn
 
-__all__ = ["ProcessFailedError", "Processes", "launch"]
+__all__ = ["ProcessFailedError", "Processes", "Queue", "launch", "spawn"]

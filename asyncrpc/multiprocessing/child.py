@@ -98,10 +98,10 @@ class _Terminated(SystemExit):
 def run_child(
     spec: ChildSpec,
     reports: ReportWriter,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
+    work: tuple[Callable[..., Any], tuple[Any, ...]],
 ) -> None:
     """Run `fn(rank, *args)` in this process, and report how it ended."""
+    fn, args = work
     _die_with_parent(by_kernel=spec.bound_to_thread)
     signal.signal(signal.SIGTERM, _raise_terminated)
     # A terminal sends Ctrl-C to every process; the parent alone decides what follows.

@@ -12,14 +12,17 @@ import multiprocessing
 import pickle
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from typing import Any, Final, Literal, TypeAlias, TypeVar, TypeVarTuple, overload
 
 import torch.multiprocessing  # noqa: F401  lets tensors in `args` travel as shared memory
 
 from asyncrpc.clock import Clock
 from asyncrpc.errors import UsageError
+from asyncrpc.multiprocessing.arguments import Arguments
 from asyncrpc.multiprocessing.child import ChildSpec, run_child
 from asyncrpc.multiprocessing.environment import (
     new_secret,
@@ -49,6 +52,7 @@ def launch(
     timeout_s: float | None = None,
     secret: str | None = None,
     host_store: bool = True,
+    daemon: bool = False,
     join: Literal[True] = True,
 ) -> list[T]: ...
 @overload
@@ -62,6 +66,7 @@ def launch(
     timeout_s: float | None = None,
     secret: str | None = None,
     host_store: bool = True,
+    daemon: bool = False,
     join: Literal[False],
 ) -> Processes[T]: ...
 @overload
@@ -75,6 +80,7 @@ def launch(
     timeout_s: float | None = None,
     secret: str | None = None,
     host_store: bool = True,
+    daemon: bool = False,
     join: Literal[True] = True,
 ) -> list[T]: ...
 @overload
@@ -88,6 +94,7 @@ def launch(
     timeout_s: float | None = None,
     secret: str | None = None,
     host_store: bool = True,
+    daemon: bool = False,
     join: Literal[False],
 ) -> Processes[T]: ...
 def launch(
@@ -100,6 +107,7 @@ def launch(
     timeout_s: float | None = None,
     secret: str | None = None,
     host_store: bool = True,
+    daemon: bool = False,
     join: bool = True,
 ) -> list[Any] | Processes[Any]:
     """Run `fn(rank, *args)` in each of `nprocs` new processes on this host.
@@ -113,7 +121,9 @@ def launch(
         fn: a function at the top level of a module, as it is sent by name.  A coroutine
             function runs on an event loop of its process.
         args: its arguments after the rank.  Tensors, and the parameters of modules, are
-            moved to shared memory, so all processes see what one writes to them.
+            moved to shared memory, with the gradients that they have, so all processes
+            see what one writes to them.  What has no gradient yet gets one of its own
+            in each process.
         nprocs: how many processes.
         method: how they start: `spawn`, or `forkserver`, which starts faster if
             `multiprocessing.set_forkserver_preload` was called.  `fork` is refused: it
@@ -124,6 +134,8 @@ def launch(
         secret: the cluster's secret; by default a new one, 256 random bits.
         host_store: serve the rendezvous store from here, on loopback.  Off, MASTER_ADDR
             and MASTER_PORT are left as they are.
+        daemon: stop the processes when this program ends, instead of waiting for them
+            then; they cannot start others.
         join: wait for the end; otherwise return at once, with a handle to wait on.
 
     Returns:
@@ -161,7 +173,12 @@ def launch(
         store_port=None if store is None else store.port,
     )
     processes: Processes[Any] = Processes(
-        _start_all(multiprocessing.get_context(method), specs, fn, args),
+        _start_all(
+            _starter(multiprocessing.get_context(method), daemon=daemon),
+            specs,
+            fn,
+            args,
+        ),
         Supervisor(nprocs, stop_at_s=stop_at_s),
         task=Task(getattr(fn, "__qualname__", repr(fn)), timeout_s),
         store=store,
@@ -207,8 +224,13 @@ def _specs(
     ]
 
 
+def _starter(context: BaseContext, *, daemon: bool) -> Callable[..., BaseProcess]:
+    # typeshed gives `Process` to the subclasses of BaseContext only
+    return partial(context.Process, daemon=daemon)  # type: ignore[attr-defined]
+
+
 def _start_all(
-    context: BaseContext,
+    starter: Callable[..., BaseProcess],
     specs: list[ChildSpec],
     fn: Callable[..., Any],
     args: tuple[Any, ...],
@@ -216,7 +238,7 @@ def _start_all(
     children: list[Child] = []
     try:
         for spec in specs:
-            children.append(_start(context, spec, fn, args))  # noqa: PERF401
+            children.append(_start(starter, spec, fn, args))  # noqa: PERF401
     except BaseException:  # those that run already must not be left behind
         for child in children:
             child.process.kill()
@@ -226,18 +248,22 @@ def _start_all(
 
 
 def _start(
-    context: BaseContext,
+    starter: Callable[..., BaseProcess],
     spec: ChildSpec,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> Child:
     reader, writer = connection.Pipe(duplex=False)
-    # typeshed gives `Process` to the subclasses of BaseContext only
-    process = context.Process(  # type: ignore[attr-defined]
-        target=run_child, args=(spec, writer, fn, args), name=f"rank{spec.rank}"
+    process = starter(
+        target=run_child,
+        args=(spec, writer, Arguments((fn, args))),
+        name=f"rank{spec.rank}",
     )
     try:
         process.start()
+    except UsageError:  # it has its own words
+        reader.close()
+        raise
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         reader.close()
         raise UsageError(

@@ -142,6 +142,35 @@ class Processes(Generic[T]):
         await self._ended()
         return self._results.result()
 
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until all processes have ended, or for so long.
+
+        Args:
+            timeout_s: seconds to wait at most; None is no limit.
+
+        Returns:
+            Whether all of them have ended; False: they go on.
+
+        Raises:
+            ProcessFailedError: a process failed, or `terminate` was called.  No process
+                runs any more.
+            DeadlineExceededError: the `timeout_s` of `launch` passed; likewise.
+            UsageError: called on a running event loop; use `wait_async` there.
+
+        Source: `join` of torch.multiprocessing.spawn's context, which has to be called
+        until it returns True.
+        """
+        refuse_on_loop("Processes.join", "await Processes.wait_async()")
+        try:
+            self._results.exception(timeout_s)
+        except TimeoutError:
+            return False
+        except KeyboardInterrupt:
+            self._stop_for_interrupt()
+            raise
+        self._results.result()
+        return True
+
     def terminate(self, grace_s: float = GRACE_S) -> None:
         """Ask all processes to end, and kill those that do not.
 

@@ -48,8 +48,9 @@ def share(value: Shareable) -> Shareable:
     uses it, and some seconds more.
 
     Args:
-        value: a dense tensor (any shape and dtype) in host memory, or a module, whose
-            parameters, buffers and gradients are moved.  They stay the same objects.
+        value: a dense tensor (any shape and dtype) in host memory, which is moved with
+            its gradient, or a module, whose parameters, buffers and gradients are.
+            They stay the same objects.
             What shares memory with a tensor from outside, such as a numpy array, does
             not any more.
 
@@ -107,17 +108,20 @@ def descriptor_of(storage: torch.UntypedStorage) -> int:
     return descriptor
 
 
-def storage_over(descriptor: int, key: bytes, nbytes: int) -> torch.UntypedStorage:
+def storage_over(
+    descriptor: int, key: bytes | None, nbytes: int
+) -> torch.UntypedStorage:
     """Return a storage over memory that another process shares.
 
     Args:
         descriptor: stays the caller's.
-        key: of the memory.
+        key: of the memory; None if it does not travel by reference between workers.
         nbytes: its length; the file must have it.
     """
     kind: Any = torch.UntypedStorage  # torch's own way has no type
     storage: torch.UntypedStorage = kind._new_shared_fd_cpu(descriptor, nbytes)  # noqa: SLF001
-    mark(storage, key)
+    if key is not None:
+        mark(storage, key)
     return storage
 
 
@@ -129,10 +133,14 @@ def users_of(storage: torch.UntypedStorage) -> int:
 
 def _tensors_of(value: torch.Tensor | nn.Module) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        yield value
+        yield from _with_gradient(value)
         return
-    for parameter in value.parameters():
-        yield parameter
-        if parameter.grad is not None:
-            yield parameter.grad
-    yield from value.buffers()
+    for tensor in (*value.parameters(), *value.buffers()):
+        yield from _with_gradient(tensor)
+
+
+def _with_gradient(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield tensor
+    # A tensor that is no leaf has none, and torch warns those who ask.
+    if tensor.is_leaf and tensor.grad is not None:
+        yield tensor.grad

@@ -1,0 +1,331 @@
+"""A queue between processes of one host: `Queue`.
+
+It is written from scratch rather than over `multiprocessing.Queue`, whose feeder thread
+is what deadlocks programs, loses items when a process ends early, and copies every
+tensor into memory made for it.  Here nothing runs in the background: an item is in
+shared memory when `put` returns.
+
+This module waits, and packs; `asyncrpc.shm.channel` is the queue.
+
+Source: multiprocessing.Queue for the names, torch.multiprocessing for what happens to
+tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import select
+from multiprocessing import reduction
+from queue import Empty, Full
+from typing import Any, Final, Generic, TypeVar, cast
+from weakref import WeakValueDictionary
+
+from asyncrpc.clock import Clock, Deadline
+from asyncrpc.errors import UsageError
+from asyncrpc.multiprocessing.packing import Known, Parcel, unpack
+from asyncrpc.multiprocessing.processes import refuse_on_loop
+from asyncrpc.shm.channel import ITEMS_POLL_S, ROOM_POLL_S, Channel, Ends
+
+T = TypeVar("T")
+
+ITEMS_DEFAULT: Final = 1024
+ITEMS_MAX: Final = 1 << 20  # half a KiB each
+MEMORY_BYTES_DEFAULT: Final = 1 << 30
+MEMORY_BYTES_MAX: Final = 1 << 38  # of addresses, each process uses 50 times as many
+_MEMORY_BYTES_MIN: Final = 1 << 20
+_MS_PER_S: Final = 1000
+
+
+class Queue(Generic[T]):
+    """Takes items from any process of this host to any other, in order.
+
+    Pass it to processes when they start: by the `args` of `launch` or `spawn`, or those
+    of a `multiprocessing.Process` that starts by `spawn` or `forkserver`.
+
+    Anything that pickle can handle may be put.  Tensors travel through shared memory:
+    they are copied once, by `put`; what `get` returns is that memory, writable, and
+    holds it until the last tensor over it is dropped.  A tensor that is in shared
+    memory already is not copied at all, and stays the same memory on both sides:
+    after `asyncrpc.share`, after `Tensor.share_memory_`, and after it came out of this
+    queue.  So sending a tensor back costs nothing and saves its sender the next copy's
+    memory.  Views of one storage stay so, gradients go along, and so do large numpy
+    arrays.
+
+    There is no thread and no process behind it.  An item is out of its producer's hands
+    when `put` returns: that may end at once, by SIGKILL even, and the item stays.  A
+    process that is killed takes along at most the item that it was getting; the others
+    go on, and get its memory.  Nothing is left in /dev/shm, ever: the memory has no
+    name, and ends with the last process that has the queue or a tensor from it.
+
+    Processes that share a queue trust each other, as those of one `launch` do: items
+    are pickles, which can run anything.
+
+    Args:
+        maxsize: items that may wait in it; at least 1.
+        memory_bytes: memory for tensors, and for pickles of more than some hundred
+            bytes: of what waits and of what was got and is still held.  It is taken
+            from the system as it is used.  If it is all in use, `put` waits until a
+            process drops tensors.
+
+    Raises:
+        UsageError: a limit makes no sense, or this system has no memfd_create(2).
+
+    Thread safety:
+        Any thread and any event loop may use it, but for `close`, which is for when
+        nobody does any more.
+
+    Example:
+        >>> def work(rank: int, tasks: Queue[Tensor], results: Queue[Tensor]) -> None:
+        ...     results.put(tasks.get() * rank)
+        >>> if __name__ == "__main__":
+        ...     tasks, results = Queue(), Queue()
+        ...     with launch(work, (tasks, results), nprocs=4, join=False):
+        ...         for batch in batches:
+        ...             tasks.put(batch)
+
+    Source: multiprocessing.Queue, with these differences: `put` waits by itself instead
+    of a thread, there is always a bound, there is nothing to join, `timeout_s` says its
+    unit, and there are `put_async` and `get_async`.
+    """
+
+    def __init__(
+        self, maxsize: int = ITEMS_DEFAULT, *, memory_bytes: int = MEMORY_BYTES_DEFAULT
+    ) -> None:
+        if not 1 <= maxsize <= ITEMS_MAX:
+            raise UsageError(
+                f"maxsize is {maxsize}; a queue has a bound, from 1 to {ITEMS_MAX:,}"
+            )
+        if not _MEMORY_BYTES_MIN <= memory_bytes <= MEMORY_BYTES_MAX:
+            raise UsageError(
+                f"memory_bytes is {memory_bytes:,}; it must be from "
+                f"{_MEMORY_BYTES_MIN:,} to {MEMORY_BYTES_MAX:,}"
+            )
+        self._use(Channel.create(memory_bytes, maxsize))
+
+    def _use(self, channel: Channel) -> None:
+        self._channel = channel
+        self._known: Known = WeakValueDictionary()
+        self._clock = Clock()
+
+    # --- putting ---------------------------------------------------------------------
+
+    def put(self, item: T, timeout_s: float | None = None) -> None:
+        """Put an item, and wait for room if need be.
+
+        Args:
+            item: is pickled, and its tensors are copied, before this returns.
+            timeout_s: seconds to wait at most; None is no limit.
+
+        Raises:
+            queue.Full: no room came in time; nothing was put.
+            UsageError: called on a running event loop, on a closed queue or in a forked
+                process; or a tensor is part of a graph, or larger than the queue.
+            Exception: what pickle raises; nothing was put.
+        """
+        refuse_on_loop("Queue.put", "await Queue.put_async() or Queue.put_nowait()")
+        parcel = self._pack(item)
+        deadline = self._deadline(timeout_s)
+        while not parcel.advance():
+            left_s = self._left_s(deadline)
+            if left_s <= 0:
+                raise Full
+            _wait(self._channel.ends.room, min(left_s, ROOM_POLL_S))
+
+    def put_nowait(self, item: T) -> None:
+        """Put an item if there is room.
+
+        Args:
+            item: see `put`.
+
+        Raises:
+            queue.Full: there is no room; nothing was put.
+            UsageError: see `put`.
+            Exception: what pickle raises; nothing was put.
+        """
+        if not self._pack(item).advance():
+            raise Full
+
+    async def put_async(self, item: T) -> None:
+        """Put an item, and wait for room if need be, without blocking the event loop.
+
+        Only the waiting is asynchronous: the copy of a tensor, about 0.2 ms a MiB, is
+        made on the loop.
+
+        Args:
+            item: see `put`; not to be changed until this returns.
+
+        Raises:
+            UsageError: see `put`.
+            Exception: what pickle raises; nothing was put.
+
+        Cancellation:
+            Nothing was put.
+        """
+        parcel = self._pack(item)
+        await asyncio.sleep(0)  # always a cancellation point
+        while not parcel.advance():
+            await _wait_async(self._channel.ends.room, ROOM_POLL_S)
+
+    def _pack(self, item: T) -> Parcel:
+        try:
+            return Parcel(item, self._channel, self._known)
+        except Exception as error:
+            error.add_note(
+                f"a {type(item).__qualname__} could not be put into a queue, because "
+                "it cannot be pickled"
+            )
+            raise
+
+    # --- getting ---------------------------------------------------------------------
+
+    def get(self, timeout_s: float | None = None) -> T:
+        """Take the oldest item, and wait for one if need be.
+
+        Args:
+            timeout_s: seconds to wait at most; None is no limit.
+
+        Returns:
+            The item; its tensors are in shared memory.
+
+        Raises:
+            queue.Empty: none came in time.
+            UsageError: called on a running event loop, on a closed queue or in a forked
+                process.
+            OSError: the item has tensors with descriptors, and this process can have no
+                more of those.  The item is still there.
+            Exception: what unpickling raises; the item is gone.
+        """
+        refuse_on_loop("Queue.get", "await Queue.get_async() or Queue.get_nowait()")
+        deadline = self._deadline(timeout_s)
+        while (taken := self._channel.take()) is None:
+            left_s = self._left_s(deadline)
+            if left_s <= 0:
+                raise Empty
+            _wait(self._channel.ends.items, min(left_s, ITEMS_POLL_S))
+        return cast("T", unpack(taken, self._channel, self._known))
+
+    def get_nowait(self) -> T:
+        """Take the oldest item if there is one.
+
+        Returns:
+            The item; its tensors are in shared memory.
+
+        Raises:
+            queue.Empty: there is none.
+            UsageError: the queue is closed, or this is a forked process.
+            OSError: see `get`.
+            Exception: what unpickling raises; the item is gone.
+        """
+        taken = self._channel.take()
+        if taken is None:
+            raise Empty
+        return cast("T", unpack(taken, self._channel, self._known))
+
+    async def get_async(self) -> T:
+        """Take the oldest item; wait for one without blocking the event loop.
+
+        Returns:
+            The item; its tensors are in shared memory.
+
+        Raises:
+            UsageError: the queue is closed, or this is a forked process.
+            OSError: see `get`.
+            Exception: what unpickling raises; the item is gone.
+
+        Cancellation:
+            No item is taken: there is no waiting between an item and its return.
+        """
+        await asyncio.sleep(0)  # always a cancellation point
+        while (taken := self._channel.take()) is None:
+            await _wait_async(self._channel.ends.items, ITEMS_POLL_S)
+        return cast("T", unpack(taken, self._channel, self._known))
+
+    # --- what it looks like ----------------------------------------------------------
+
+    def qsize(self) -> int:
+        """Return how many items wait; others may change that at any time."""
+        return len(self._channel)
+
+    def empty(self) -> bool:
+        """Tell whether no item waits; others may change that at any time."""
+        return not len(self._channel)
+
+    def full(self) -> bool:
+        """Tell whether `maxsize` items wait; others may change that at any time."""
+        return self._channel.is_full
+
+    def close(self) -> None:
+        """End this process's use of the queue, and close its descriptors.  Idempotent.
+
+        There is nothing to wait for: what was put is there for the others, and tensors
+        that came out of it stay.  Not to be called while another thread or coroutine of
+        this process waits in it.  Without it, the queue ends with its last reference.
+        """
+        self._channel.close()
+
+    # --- on its way to a new process -------------------------------------------------
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if multiprocessing.context.get_spawning_popen() is None:
+            raise UsageError(
+                "a queue can be passed to a process only when that starts: by the args "
+                "of asyncrpc.multiprocessing.launch or of multiprocessing.Process"
+            )
+        ends = self._channel.ends
+        sent = [reduction.DupFd(one) for one in _descriptors(ends)]
+        return _arrived, (sent, ends.limit_bytes, ends.items_max)
+
+    # --- time ------------------------------------------------------------------------
+
+    def _deadline(self, timeout_s: float | None) -> Deadline | None:
+        if timeout_s is None:
+            return None
+        return Deadline.after(timeout_s, self._clock.now_s())
+
+    def _left_s(self, deadline: Deadline | None) -> float:
+        if deadline is None:
+            return float("inf")
+        return deadline.remaining_s(self._clock.now_s())
+
+
+def _descriptors(ends: Ends) -> tuple[int, ...]:
+    return ends.memory, ends.items, ends.room, *ends.passage
+
+
+def _arrived(sent: list[Any], limit_bytes: int, items_max: int) -> Queue[Any]:
+    """Make the queue in the process that it was passed to."""
+    memory, items, room, sending, receiving = [one.detach() for one in sent]
+    queue: Queue[Any] = Queue.__new__(Queue)
+    queue._use(  # noqa: SLF001  its constructor would make another
+        Channel(Ends(memory, items, room, (sending, receiving), limit_bytes, items_max))
+    )
+    return queue
+
+
+def _wait(event: int, patience_s: float) -> None:
+    poll = select.poll()
+    poll.register(event, select.POLLIN)
+    poll.poll(patience_s * _MS_PER_S)
+
+
+async def _wait_async(event: int, patience_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    # A descriptor of our own: a loop has one reader for each.
+    own = os.dup(event)
+    try:
+        loop.add_reader(own, wake)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await ready
+    finally:
+        loop.remove_reader(own)
+        os.close(own)
