@@ -190,13 +190,6 @@ class Board:
                 return False
         return True
 
-    def late(self, number: int, stage: int) -> list[int]:
-        """Return the ranks that are not this far."""
-        wanted = 4 * number + stage
-        return [
-            rank for rank, at in enumerate(self._stages) if self._words[at] < wanted
-        ]
-
     def look(self, number: int, stage: int) -> bool:
         """Look for others for a moment; say whether every rank is this far."""
         wanted = 4 * number + stage

@@ -40,6 +40,7 @@ class Group:
     make one of those who are left.
 
     Attributes:
+        worker: as given.
         name: as given.
         members: names of the workers, by rank.
         rank: of this worker in the group.
@@ -77,7 +78,7 @@ class Group:
             NotStartedError: `worker` does not run.
         """
         worker.check_running()
-        self._worker = worker
+        self.worker = worker
         self.name = name
         self.members = _names(worker, members)
         self.timeout_s = timeout_s
@@ -91,6 +92,7 @@ class Group:
         self._opening: asyncio.Task[Path] | None = None
         self._turn = asyncio.Semaphore(RUNNING_MAX)
         self._points = self._matching.points
+        self._duplicates = 0
 
     def subgroup(self, ranks: Sequence[int], *, name: str = "") -> Group:
         """Make a group of some of these ranks; only they need to.
@@ -106,11 +108,44 @@ class Group:
             self._check_rank(rank, "a member")
         path = f"{self.name}/{name}" if name else f"{self.name}/"
         members = [self.members[rank] for rank in ranks]
-        return Group(self._worker, members, name=path, timeout_s=self.timeout_s)
+        return Group(self.worker, members, name=path, timeout_s=self.timeout_s)
+
+    def duplicate(self, *, name: str = "") -> Group:
+        """Make a group of the same ranks, whose collectives are matched by themselves.
+
+        So what a library sends does not get in between what you do.  Every rank has to
+        make its duplicates in the same order, or name them.
+
+        Args:
+            name: tells it apart from other groups of the same members; empty: it gets
+                a number.
+
+        Raises:
+            UsageError: there is one of this name.
+
+        Source: MPI_Comm_dup.
+        """
+        if not name:
+            self._duplicates += 1
+            name = f"#{self._duplicates}"
+        return self.subgroup(range(self.size), name=name)
+
+    def refuse(self, reason: str) -> None:
+        """Let the next collective fail, for all ranks: this one cannot take part.
+
+        Args:
+            reason: what happened, as in "rank 1 ('b') `reason`".
+
+        Raises:
+            CollectiveError: the group has failed before.
+        """
+        self._start_opening()
+        self._matching.refuse(reason)
 
     def close(self) -> None:
         """Leave the group: what is under way here fails, for all.  Idempotent."""
         self._service.close_group(self._matching)
+        self._path = self._opening = None  # the path has all memory that is shared
 
     async def __aenter__(self) -> Self:
         """Return the group, which is open already."""
@@ -143,8 +178,8 @@ class Group:
             dtype: of the elements.
 
         Returns:
-            An uninitialized tensor, contiguous, on the CPU.  Its memory is kept until
-            the group is closed.
+            An uninitialized tensor, contiguous, on the CPU.  Its memory is given back
+            some seconds after the group is closed and the last tensor over it gone.
 
         Raises:
             CollectiveError: it has failed for all ranks; see the class.
@@ -453,15 +488,13 @@ class Group:
     @asynccontextmanager
     async def _run(self, descriptor: Descriptor) -> AsyncIterator[tuple[Run, Path]]:
         """Run one collective: number it, watch it, and fail it for all if it fails."""
-        if self._opening is None:
-            opening = self._matching.begin(Descriptor("open"), None)
-            self._opening = self._worker.start_task(self._open(opening))
+        opening = self._start_opening()
         run = self._matching.begin(descriptor, self.timeout_s)
         try:
             async with self._turn:
                 path = self._path
                 if path is None:
-                    path = await asyncio.shield(self._opening)
+                    path = await asyncio.shield(opening)
                 yield run, path
         except asyncio.CancelledError:
             run.abandon("cancelled it")
@@ -473,6 +506,13 @@ class Group:
             raise
         finally:
             run.end()
+
+    def _start_opening(self) -> asyncio.Task[Path]:
+        """Begin the collective in which all agree on the way, if it has not begun."""
+        if self._opening is None:
+            run = self._matching.begin(Descriptor("open"), None)
+            self._opening = self.worker.start_task(self._open(run))
+        return self._opening
 
     async def _open(self, run: Run) -> Path:
         """Agree with the others on the way that all collectives take."""

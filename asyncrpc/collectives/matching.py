@@ -30,6 +30,8 @@ from asyncrpc.errors import (
     CollectiveTimeoutError,
     GroupChangedError,
     RankLostError,
+    RefusedError,
+    TransportError,
     WorkerLostError,
 )
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 # for something else learn of it, and none waits for ever.
 ASK_AFTER_S: Final = 1.0
 ANSWER_S: Final = 2.0  # for the others to say how far they are, at a timeout
+DIAL_AGAIN_AFTER_S: Final = (0.1, 0.5, 2.0)
 
 
 @dataclass(slots=True)
@@ -92,6 +95,23 @@ class Matching:
         run.watch(timeout_s)
         return run
 
+    def refuse(self, reason: str) -> None:
+        """Take the turn of the next collective, and let it fail for all.
+
+        Raises:
+            CollectiveError: everything has failed before.
+        """
+        number = self.operations.begun
+        lost = self._lost_for(number)
+        if lost is not None:
+            raise error_of(lost)
+        who = self.name_of(self.rank)
+        problem = f"collective {number} of {self.label} has failed: {who} {reason}"
+        names = (self.members[self.rank],)
+        self.fail(number, Failure(CollectiveError.code, problem, names))
+        operation, _ = self.operations.begin(Descriptor("refuse"))
+        self.operations.end(operation)
+
     def end(self, run: Run) -> None:
         """A collective has ended here, well or not."""
         self.operations.end(run.operation)
@@ -107,10 +127,12 @@ class Matching:
         tensors: list[torch.Tensor],
     ) -> Failure | None:
         """Take in a message, and say when it has been taken; or why it is not."""
-        failure = self._lost_for(number) or self.operations.refused(number)
+        failure = self._lost_for(number) or self.operations.failure_of(number)
+        if failure is None and self.operations.is_over(number):
+            return self._too_late(number, place.rank, descriptor)
         if failure is None and descriptor is not None:
             self.on_begun(number, place.rank, descriptor)
-            failure = self.operations.refused(number)
+            failure = self.operations.failure_of(number)
         if failure is not None:
             return failure
         arrival = Arrival(tensors, self.worker.loop.create_future())
@@ -118,6 +140,21 @@ class Matching:
         if operation is not None:
             self.runs[number].on_arrival(place)
         return await arrival.taken
+
+    def _too_late(
+        self, number: int, rank: int, descriptor: Descriptor | None
+    ) -> Failure:
+        """Return why nothing is taken from a rank for a collective that is over."""
+        theirs, ours = self.name_of(rank), self.name_of(self.rank)
+        what = "" if descriptor is None else f", and began {descriptor}"
+        return Failure(
+            CollectiveError.code,
+            f"the ranks do not agree on collective {number} of {self.label}: it is "
+            f"over at {ours}, which has begun {self.operations.begun}, and {theirs} "
+            f"sends to it{what}; all ranks have to begin the same ones in the same "
+            "order",
+            (self.members[rank], self.members[self.rank]),
+        )
 
     def on_begun(self, number: int, rank: int, descriptor: Descriptor) -> None:
         """Another rank says what it has begun."""
@@ -154,7 +191,8 @@ class Matching:
 
     def on_failed(self, number: int, failure: Failure) -> None:
         """Another rank says that a collective has failed."""
-        if self.operations.refused(number) is None:
+        operations = self.operations
+        if not operations.is_over(number) and operations.failure_of(number) is None:
             self.fail(number, failure, tell=False)
 
     def lose(self, failure: Failure, *, ended: int = 0, tell: bool = True) -> None:
@@ -209,7 +247,7 @@ class Matching:
                 continue
             link = self.worker.directory.link_to(name)
             if link is not None:
-                link.notify(SERVICE, method, value)
+                link.notify(SERVICE, method, value, at_once=True)
             elif not self.worker.is_draining:
                 self.worker.start_task(self._tell(name, method, value))
 
@@ -218,7 +256,7 @@ class Matching:
         name = self.members[rank]
         link = self.worker.directory.link_to(name)
         if link is not None:
-            link.notify(SERVICE, "woke", [self.id])
+            link.notify(SERVICE, "woke", [self.id], at_once=True)
         elif not self.worker.is_draining:
             self.worker.start_task(self._tell(name, "woke", [self.id]))
 
@@ -229,10 +267,10 @@ class Matching:
 
     async def _tell(self, name: str, method: str, value: list[Any]) -> None:
         try:
-            link = await self.worker.link_to(name)
+            link = await self._connect(name)
         except AsyncRpcError:
             return  # it is lost, which is told by others
-        link.notify(SERVICE, method, value)
+        link.notify(SERVICE, method, value, at_once=True)
 
     # --- who is late -----------------------------------------------------------------
 
@@ -286,11 +324,28 @@ class Matching:
         if link is not None:
             return link
         try:
-            return await self.worker.link_to(name)
+            return await self._connect(name)
         except AsyncRpcError as error:
             self.on_lost(name, str(error))
             assert self.lost is not None
             raise error_of(self.lost) from error
+
+    async def _connect(self, name: str) -> Link:
+        """Connect to a worker; again, if the connection broke while it was made.
+
+        That says nothing of the worker, and a group would end for it.
+        """
+        for pause_s in DIAL_AGAIN_AFTER_S:
+            try:
+                return await self.worker.link_to(name)
+            except WorkerLostError as error:
+                cause = error.__cause__
+                if not isinstance(cause, TransportError):  # no answer at all
+                    raise
+                if isinstance(cause, RefusedError) or self.lost is not None:
+                    raise
+            await asyncio.sleep(pause_s)
+        return await self.worker.link_to(name)
 
 
 class Run:

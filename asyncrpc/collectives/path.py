@@ -19,6 +19,7 @@ from asyncrpc.collectives.messages import MessagePath, play
 from asyncrpc.collectives.reductions import Reduction
 from asyncrpc.collectives.shared import SharedPath, shared_bytes
 from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.transport.address import Address
 
 _WORD_BYTES: Final = 8
 
@@ -94,9 +95,12 @@ async def open_path(run: Run) -> Path:
 
 
 def _is_willing(run: Run) -> bool:
-    """Say whether this rank may share memory at all."""
-    allowed = run.matching.worker.options.shared_memory_bytes > 0
-    return allowed and board.is_supported
+    """Say whether this rank may share memory at all, and can be given it."""
+    worker = run.matching.worker
+    if worker.options.shared_memory_bytes <= 0 or not board.is_supported:
+        return False
+    # Memory without a name is passed through Unix sockets only.
+    return any(Address.parse(one).scheme == "uds" for one in worker.addresses)
 
 
 def _board_memory(size: int) -> torch.Tensor | None:

@@ -18,6 +18,7 @@ from asyncrpc.errors import (
     AsyncRpcError,
     CollectiveError,
     CollectiveTimeoutError,
+    WorkerLostError,
 )
 
 if TYPE_CHECKING:
@@ -70,10 +71,17 @@ class Points:
                 failure = failure_in(await answer)
         except TimeoutError:
             raise self._late("send to", to, tag, timeout_s) from None
-        except AsyncRpcError as error:
+        except WorkerLostError as error:
             matching.on_lost(matching.members[to], str(error))
             self._check()
             raise
+        except AsyncRpcError as error:
+            name = matching.members[to]
+            raise CollectiveError(
+                f"a tensor could not be sent to {matching.name_of(to)} in "
+                f"{matching.label}: {error}",
+                ranks=(name,),
+            ) from error
         if failure is not None:
             raise error_of(failure)
 

@@ -67,11 +67,20 @@ def reduction_for(how: str, dtype: torch.dtype) -> Reduction:
         )
     array, tensor = _COMBINE[how]
     if dtype in _ARRAYS:
-        return Reduction(how, _with_out(array), is_array=True)
-    return Reduction(how, _with_out(tensor), is_array=False)
+        return Reduction(how, _of_arrays(array), is_array=True)
+    return Reduction(how, _of_tensors(tensor), is_array=False)
 
 
-def _with_out(function: Any) -> Combine:
+def _of_arrays(function: Any) -> Combine:
+    def combine(a: Any, b: Any, out: Any) -> None:
+        # Infinities and nans are results like others, as with tensors.
+        with np.errstate(all="ignore"):
+            function(a, b, out=out)
+
+    return combine
+
+
+def _of_tensors(function: Any) -> Combine:
     return lambda a, b, out: function(a, b, out=out)
 
 
@@ -86,7 +95,8 @@ _COMBINE: Final[Mapping[str, tuple[Any, Any]]] = {
     "bor": (np.bitwise_or, torch.bitwise_or),
     "bxor": (np.bitwise_xor, torch.bitwise_xor),
 }
-# Not float16, which numpy adds one by one.
+# Not float16, which numpy adds one by one: 64 KiB in 373 us, where torch takes 15 (and
+# 16 for bfloat16, which numpy does not have; 40 by way of float32).
 _ARRAYS: Final = frozenset(
     {
         torch.float32,

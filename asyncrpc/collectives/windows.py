@@ -180,8 +180,7 @@ class Windows:
             first, *rest = [one[low:high] for one in pieces]
             for one in rest:
                 by.combine(first, one, first)
-            if by.how == "avg":
-                by.finish(all_[0][low:high], board.size)
+            by.finish(all_[0][low:high], board.size)
             for one in rest:
                 copy(one, first)
         board.post_pieces(COMBINED, number, 1)
@@ -293,8 +292,7 @@ class _Combining:
             out = result if rank >= self._rank else total
             self._by.combine(total, value, out)
             total = out
-        if self._by.how == "avg":
-            self._by.finish(self._piece(self._tensor, turn), self._size)
+        self._by.finish(self._piece(self._tensor, turn), self._size)
 
     def give_result(self, turn: int) -> None:
         """Put a piece of our result into the window for all."""

@@ -1,6 +1,7 @@
 """Simulations: real workers on virtual time, and what chance a seed decides.
 
     python -m tests.simulation --scenario churn --seed 7     one run
+    python -m tests.simulation --scenario losses --seed 7    one of groups
     python -m tests.simulation --seeds 2000                  every scenario, many seeds
     python -m tests.simulation --sizes 125 250 500 1000      what a worker costs
 
@@ -16,8 +17,9 @@ import time
 from rich.console import Console
 from rich.progress import track
 
-from tests.simulation import sizes
-from tests.simulation.scenarios import SCENARIOS, SMALL, Result, play
+from tests.simulation import scenarios, sizes
+from tests.simulation.group_scenarios import PLANS, play_groups
+from tests.simulation.scenarios import SCENARIOS, SMALL, Result
 
 PROBLEMS_MAX = 20  # shown of one run
 FAILURES_MAX = 10  # shown of many
@@ -26,7 +28,7 @@ FAILURES_MAX = 10  # shown of many
 def main() -> int:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
-    parser.add_argument("--scenario", choices=sorted(SCENARIOS))
+    parser.add_argument("--scenario", choices=sorted([*SCENARIOS, *PLANS]))
     parser.add_argument("--seed", type=int, default=0, help="of one run, or the first")
     parser.add_argument("--workers", type=int, help="in place of the scenario's own")
     parser.add_argument("--seeds", type=int, help="run so many seeds")
@@ -35,15 +37,21 @@ def main() -> int:
     if given.sizes:
         return sizes.compare(given.sizes, given.seed)
     if given.seeds:
-        scenarios = [given.scenario] if given.scenario else list(SMALL)
-        return run_many(scenarios, range(given.seed, given.seed + given.seeds))
+        names = [given.scenario] if given.scenario else [*SMALL, *PLANS]
+        return run_many(names, range(given.seed, given.seed + given.seeds))
     return run_one(given.scenario or "churn", given.seed, given.workers)
+
+
+def play(scenario: str, seed: int, workers: int | None = None) -> Result:
+    """Run a scenario, of calls or of groups."""
+    run = play_groups if scenario in PLANS else scenarios.play
+    return run(scenario, seed, workers=workers)
 
 
 def run_one(scenario: str, seed: int, workers: int | None) -> int:
     """Run one scenario with one seed; return the exit status."""
     begun_s = time.monotonic()
-    result = play(scenario, seed, workers=workers)
+    result = play(scenario, seed, workers)
     world = result.world
     print(
         f"{scenario}, seed {seed}: {len(world.ledger.made):,} calls of "
@@ -57,13 +65,13 @@ def run_one(scenario: str, seed: int, workers: int | None) -> int:
     return 1 if result.problems else 0
 
 
-def run_many(scenarios: list[str], seeds: range) -> int:
+def run_many(names: list[str], seeds: range) -> int:
     """Run so many seeds, shared out among the scenarios; return the exit status."""
     failures: list[str] = []
     calls = 0
     console = Console(stderr=True, highlight=False)
     for seed in track(seeds, description="seeds", console=console):
-        scenario = scenarios[seed % len(scenarios)]
+        scenario = names[seed % len(names)]
         result = play(scenario, seed)
         calls += len(result.world.ledger.made)
         if result.problems:

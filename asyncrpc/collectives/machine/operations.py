@@ -182,17 +182,13 @@ class Operations(Generic[M]):
         arrived[place] = message
         return operation
 
-    def refused(self, number: int) -> Failure | None:
-        """Say why nothing is taken for a collective; None: it is."""
-        failure = self._failed.get(number)
-        if failure is None and number < self.begun and number not in self.running:
-            return Failure(
-                "collective",
-                f"collective {number} is over at this rank, which has begun "
-                f"{self.begun}",
-                (),
-            )
-        return failure
+    def failure_of(self, number: int) -> Failure | None:
+        """Say why a collective has failed; None: it has not, or long ago."""
+        return self._failed.get(number)
+
+    def is_over(self, number: int) -> bool:
+        """Say whether a collective has ended here, well or not."""
+        return number < self.begun and number not in self.running
 
     def fail(self, number: int, failure: Failure) -> Sequence[M]:
         """Let a collective fail; return the messages that wait for it no more."""

@@ -113,17 +113,6 @@ def tree_all_reduce(rank: int, size: int) -> Schedule:
     return tree_reduce(rank, size, 0) + tree_broadcast(rank, size, 0)
 
 
-def tree_gather(rank: int, size: int, root: int) -> Schedule:
-    """Bring block `r` of rank r, for every r, to `root`.  `size` blocks."""
-    me = _virtual(rank, root, size)
-    steps = [
-        Step(Kind.KEEP, _real(child, root, size), _branch(child, root=root, size=size))
-        for child in reversed(list(_children(me, size)))
-    ]
-    mine = _branch(me, root=root, size=size)
-    return tuple(steps) + _to_parent(rank, size, root, mine)
-
-
 def tree_scatter(rank: int, size: int, root: int) -> Schedule:
     """Bring block `r` of `root` to rank r, for every r.  `size` blocks."""
     me = _virtual(rank, root, size)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+import torch
 
 import asyncrpc
 from asyncrpc import Group, Options, Worker
@@ -79,6 +80,23 @@ async def ranks(way: str, request: pytest.FixtureRequest) -> AsyncIterator[Ranks
 async def test_the_way_is_what_this_test_believes(ranks: Ranks, way: str) -> None:
     wanted = SharedPath if way == "shared memory" else MessagePath
     assert set(await ranks.all(way_of, "which")) == {wanted.__name__}
+
+
+async def test_ranks_of_one_host_without_unix_sockets_send_messages() -> None:
+    async with ProcessCluster(["b"], transport="tcp", method="forkserver") as worker:
+        ranks = Ranks([worker], ["b"])
+        assert set(await ranks.all(way_of, "which")) == {MessagePath.__name__}
+
+
+async def test_overflow_is_no_warning() -> None:
+    """Infinities are results like others: pytest makes errors of warnings."""
+    async with Cluster(2) as workers:
+        groups = [Group(worker) for worker in workers]
+        most = torch.finfo(torch.float32).max
+        found = await asyncio.gather(
+            *(one.all_reduce(torch.full((5,), most)) for one in groups)
+        )
+        assert all(one.isinf().all() for one in found)
 
 
 @pytest.mark.slow

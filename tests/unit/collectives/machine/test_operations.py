@@ -36,16 +36,13 @@ class TestMessages:
         assert machine.arrive(0, Place(1, 0), "x") is operation
         assert operation.arrived == {Place(1, 0): "x"}
 
-    def test_one_for_a_collective_that_is_over_is_refused(
-        self, machine: Operations[str]
-    ) -> None:
+    def test_one_that_has_ended_is_over(self, machine: Operations[str]) -> None:
         operation, _ = machine.begin(SUM)
-        assert machine.refused(0) is None
+        assert not machine.is_over(0)
         machine.end(operation)
-        refused = machine.refused(0)
-        assert refused is not None
-        assert "over at this rank, which has begun 1" in refused.problem
-        assert machine.refused(1) is None
+        assert machine.is_over(0)
+        assert not machine.is_over(1)
+        assert machine.failure_of(0) is None
 
     @pytest.mark.parametrize("is_early", [True, False])
     def test_no_message_comes_twice(
@@ -121,14 +118,14 @@ class TestFailures:
         assert machine.fail(0, BROKEN) == ["x"]
         assert operation.failure == BROKEN
         assert operation.arrived == {}
-        assert machine.refused(0) == BROKEN
+        assert machine.failure_of(0) == BROKEN
 
     def test_one_that_has_not_begun_fails_when_it_does(
         self, machine: Operations[str]
     ) -> None:
         machine.arrive(0, Place(1, 0), "x")
         assert machine.fail(0, BROKEN) == ["x"]
-        assert machine.refused(0) == BROKEN
+        assert machine.failure_of(0) == BROKEN
         operation, _ = machine.begin(SUM)
         assert operation.failure == BROKEN
 
@@ -136,7 +133,7 @@ class TestFailures:
         operation, _ = machine.begin(SUM)
         machine.fail(0, BROKEN)
         machine.fail(0, Failure("collective", "another", ()))
-        assert operation.failure == machine.refused(0) == BROKEN
+        assert operation.failure == machine.failure_of(0) == BROKEN
 
     def test_the_next_one_is_not_concerned(self, machine: Operations[str]) -> None:
         machine.fail(0, BROKEN)
@@ -149,7 +146,6 @@ class TestFailures:
             operation, _ = machine.begin(SUM)
             machine.fail(number, BROKEN)
             machine.end(operation)
-        assert machine.refused(1) == BROKEN
-        forgotten = machine.refused(0)
-        assert forgotten is not None
-        assert "is over" in forgotten.problem
+        assert machine.failure_of(1) == BROKEN
+        assert machine.failure_of(0) is None
+        assert machine.is_over(0)

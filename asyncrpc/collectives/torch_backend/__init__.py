@@ -1,0 +1,109 @@
+"""asyncrpc as a backend of torch.distributed.
+
+    import asyncrpc.collectives.torch_backend
+    import torch.distributed as dist
+
+    dist.init_process_group("asyncrpc")  # as torchrun sets it; or rank=, world_size=
+
+The import registers it.  Each rank runs a worker on an event loop in a thread of its
+own; the ranks meet at torch's store, and the groups of `new_group` share that worker.
+No state of the process is kept here: torch's registry has the process groups, and these
+have the worker.
+
+Source: torch.distributed.Backend.register_backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # unlisted
+from torch.distributed.distributed_c10d import _get_default_group
+
+from asyncrpc.collectives.torch_backend.participant import Participant, StoreMeeting
+from asyncrpc.collectives.torch_backend.process_group import NAME, AsyncRpcProcessGroup
+from asyncrpc.collectives.torch_backend.work import error_for_torch
+from asyncrpc.errors import AsyncRpcError
+from asyncrpc.runtime.options import Options
+
+__all__ = ["AsyncRpcProcessGroup"]
+
+
+def _create(given: Any, options: Options | None) -> AsyncRpcProcessGroup:
+    """Make a process group; torch calls this at every rank that is in it.
+
+    Args:
+        given: torch's `_DistributedBackendOptions`.
+        options: of the worker, `pg_options` of `init_process_group`; None: defaults.
+
+    Raises:
+        DistBackendError: not all ranks have come, or some cannot be reached.
+        ValueError: an option is wrong.
+    """
+    try:
+        participant, ranks = _participant(given, options)
+        try:
+            return AsyncRpcProcessGroup(
+                participant,
+                ranks,
+                given.group_rank,
+                store=given.store,
+                name=given.group_id,
+                timeout=given.timeout,
+            )
+        finally:
+            participant.close_if_unused()
+    except AsyncRpcError as error:
+        raise error_for_torch(error) from error
+
+
+def _participant(
+    given: Any, options: Options | None
+) -> tuple[Participant, Sequence[int]]:
+    """Return the worker of a process group, and the ranks of the members with it.
+
+    It is that of the default process group, if that is asyncrpc's; else a new one.
+    """
+    members: Sequence[int] = given.global_ranks_in_group  # empty: all
+    if members and dist.is_initialized():
+        default = _get_default_group()
+        if isinstance(default, AsyncRpcProcessGroup) and default.participant.is_open:
+            if options is not None:
+                raise TypeError(
+                    "pg_options are those of the worker, which the process groups of "
+                    "a process share: give them to init_process_group"
+                )
+            return default.participant, members
+    return _start(given, options), range(given.group_size)
+
+
+def _start(given: Any, options: Options | None) -> Participant:
+    """Start a worker for this process; it meets the others at torch's store."""
+    if options is None:
+        options = Options()
+    if not isinstance(options, Options):
+        raise TypeError(
+            f"the backend {NAME!r} takes asyncrpc.Options as pg_options, and got a "
+            f"{type(options).__name__}"
+        )
+    rank, size = given.group_rank, given.group_size
+    # The same store may see several process groups, one after the other.
+    turn = given.store.add(f"asyncrpc/turn/{rank}", 1)
+    store = PrefixStore(f"asyncrpc/{turn}", given.store)
+    ranks = given.global_ranks_in_group or range(size)
+    return Participant(
+        StoreMeeting(lambda _timeout_s: store, rank, size),
+        [f"rank{one}" for one in ranks],
+        rank,
+        replace(
+            options,
+            membership="static",
+            rendezvous_timeout_s=given.timeout.total_seconds(),
+        ),
+    )
+
+
+dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])

@@ -1,0 +1,276 @@
+"""This process among the ranks: a worker, on an event loop in a thread of its own.
+
+The process groups of one process share it; it ends with the last of them, or with the
+process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import os
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from multiprocessing.util import Finalize
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from asyncrpc.collectives.group import Group
+from asyncrpc.collectives.service import CollectivesService
+from asyncrpc.collectives.torch_backend.work import CollectiveWork, destroyed
+from asyncrpc.errors import ClosedError, UsageError
+from asyncrpc.runtime.eager import eager_task
+from asyncrpc.runtime.hosting import LoopThread
+from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.runtime.membership.members import Member, Rendezvous
+from asyncrpc.runtime.membership.stores import StoreRendezvous
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.worker import Worker
+from asyncrpc.transport.address import Address
+
+# What is done on the loop; of a `recv` it returns the sender's rank.
+Doing: TypeAlias = Callable[[], Coroutine[Any, Any, int | None]]
+
+EXIT_S: Final = 1.0  # for what is under way when the process ends
+CANCEL_S: Final = 0.2  # for what is cancelled, which does not wait
+
+
+class RankWorker(Worker):
+    """A worker that has collectives, and nothing else."""
+
+    def _extend(self) -> None:
+        self.add_service(CollectivesService(self))
+
+
+class StoreMeeting(StoreRendezvous):
+    """A meeting at torch's store."""
+
+    async def leave(self, timeout_s: float) -> None:
+        """Wait until everyone has read; not while the interpreter ends.
+
+        Then no thread can be started; torch itself keeps the store for a moment.
+        """
+        with suppress(RuntimeError):
+            await super().leave(timeout_s)
+
+
+class Participant:
+    """The worker of one process, and what torch's threads ask of it.
+
+    Attributes:
+        names: of the workers, by their rank where they met.
+        worker: this process's.
+        thread: of its loop.
+    """
+
+    def __init__(
+        self, rendezvous: Rendezvous, names: Sequence[str], rank: int, options: Options
+    ) -> None:
+        """Start the worker, and meet the others; blocks.
+
+        Raises:
+            AsyncRpcError: not all have come, or some cannot be reached.
+        """
+        self.names = tuple(names)
+        self._pid = os.getpid()
+        self._drain_s = options.drain_timeout_s
+        self._groups: set[Group] = set()
+        self._works: set[CollectiveWork] = set()
+        self._tasks: dict[asyncio.Task[None], Group] = {}
+        self.worker = RankWorker(
+            names[rank],
+            rank=rank,
+            world_size=len(names),
+            rendezvous=rendezvous,
+            options=options,
+        )
+        self.thread = LoopThread(f"asyncrpc-{names[rank]}")
+        try:
+            self.thread.run(self._start())
+        except BaseException:
+            self.thread.stop()
+            raise
+        # After the thread's own, so that it is called before.  Processes of
+        # multiprocessing call finalizers of its own, and none of the interpreter's.
+        atexit.register(self._stop, EXIT_S)
+        self._finalizer = Finalize(None, self._stop, (EXIT_S,), exitpriority=0)
+        self.is_open = True
+
+    async def _start(self) -> None:
+        await self.worker.__aenter__()
+        try:
+            check_reach(self.worker.directory.members)
+        except BaseException:
+            await self.worker.shutdown(drain_timeout_s=0.0)
+            raise
+
+    # --- groups ----------------------------------------------------------------------
+
+    def open_group(
+        self, members: Sequence[str], name: str, timeout_s: float | None
+    ) -> Group:
+        """Make a group of some of the workers; `close_group` has to follow."""
+
+        def make() -> Group:
+            return Group(self.worker, members, name=name, timeout_s=timeout_s)
+
+        group = self.thread.do_at_once(make)
+        self._groups.add(group)
+        return group
+
+    def close_group(self, group: Group, *, drain: bool) -> None:
+        """Leave a group; with the last one the worker ends.  Idempotent.
+
+        Args:
+            group: of this worker.
+            drain: first wait for what is under way in it, at most for
+                `Options.drain_timeout_s`.
+        """
+        if group not in self._groups or not self._is_usable():
+            return
+        self._groups.remove(group)
+        drain_s = self._drain_s if drain else 0.0
+        if self._groups:
+            self.thread.run(self._close(group, drain_s))
+        else:
+            self._stop(drain_s)
+
+    async def _close(self, group: Group, drain_s: float) -> None:
+        await self._drain(group, drain_s)
+        group.close()
+
+    async def _drain(self, group: Group | None, limit_s: float) -> None:
+        """Wait for what is under way in a group, or in all, well or not."""
+        tasks = [task for task, its in self._tasks.items() if group in (None, its)]
+        if tasks and limit_s > 0:
+            await asyncio.wait(tasks, timeout=limit_s)
+
+    def close_if_unused(self) -> None:
+        """End the worker if it has no group."""
+        if not self._groups:
+            self._stop(0.0)
+
+    def _stop(self, drain_s: float) -> None:
+        """End the worker, and the thread of its loop."""
+        if not self._is_usable():
+            return
+        self.is_open = False
+        self._groups.clear()  # nothing begins from now on
+        atexit.unregister(self._stop)
+        self._finalizer.cancel()
+        try:
+            self.thread.run(self._end(drain_s))
+        finally:
+            self.thread.stop()
+            for work in tuple(self._works):  # nobody else will
+                work.end(destroyed(work.what))
+                work.tell()
+
+    async def _end(self, drain_s: float) -> None:
+        await self._drain(None, drain_s)
+        await self.worker.shutdown(drain_timeout_s=drain_s)  # what is left, fails
+        for task in tuple(self._tasks):
+            task.cancel()
+        await self._drain(None, CANCEL_S)
+
+    def _is_usable(self) -> bool:
+        """Say whether there is a loop: not after the end, and not in a fork."""
+        return self.is_open and os.getpid() == self._pid
+
+    # --- work ------------------------------------------------------------------------
+
+    def submit(
+        self, group: Group, what: str, tensors: list[torch.Tensor], doing: Doing
+    ) -> CollectiveWork:
+        """Begin something on the loop, after all that was submitted before.
+
+        Args:
+            group: in which it is.
+            what: its name, for errors.
+            tensors: that it fills.
+            doing: starts the coroutine that does it.
+
+        Raises:
+            DistBackendError: the group is closed.
+        """
+        work = CollectiveWork(what, tensors, self)
+        problem = self._problem(group)
+        if problem:
+            work.end(ClosedError(f"{what} cannot begin: {problem}"))
+            work.wait()
+        self._works.add(work)
+        try:
+            self.thread.loop.call_soon_threadsafe(self._begin, group, work, doing)
+        except RuntimeError:  # the loop has been closed just now
+            work.end(destroyed(what))
+        return work
+
+    def _problem(self, group: Group) -> str:
+        """Say why nothing can begin in a group; empty: it can."""
+        if group not in self._groups:
+            return "the process group has been destroyed"
+        if os.getpid() != self._pid:
+            return "this process is a fork of the one that made the process group"
+        return ""
+
+    def _begin(self, group: Group, work: CollectiveWork, doing: Doing) -> None:
+        # Its first step at once: that is when it takes its place among the collectives.
+        own = contextvars.Context()
+        task = eager_task(self.thread.loop, _do(work, doing), own)
+        if not task.done():
+            self._tasks[task] = group
+            task.add_done_callback(self._tasks.pop)
+
+    # --- what work asks --------------------------------------------------------------
+
+    def is_on_loop(self) -> bool:
+        """Say whether this is the loop's thread."""
+        return self.thread.is_here
+
+    def run_in_thread(self, job: Callable[[], None]) -> None:
+        """Run a function in a thread of the worker; called on the loop."""
+        self.worker.run_in_thread(job)
+
+    def forget(self, work: CollectiveWork) -> None:
+        """Work has ended."""
+        self._works.discard(work)
+
+
+async def _do(work: CollectiveWork, doing: Doing) -> None:
+    """Do it, and end the work with what comes of it: at once, not a turn later."""
+    try:
+        sender = await doing()
+    except asyncio.CancelledError:
+        work.end(destroyed(work.what))
+        raise
+    except BaseException as error:  # noqa: BLE001  (whoever waits for it raises it)
+        work.end(error)
+    else:
+        work.end(None, -1 if sender is None else sender)
+
+
+def check_reach(members: Iterable[Member], host_id: str = HOST_ID) -> None:
+    """Refuse a group in which some cannot be reached from here.
+
+    Raises:
+        UsageError: they are on other hosts, and have no secret to open a port with.
+    """
+    far = [
+        member.name
+        for member in members
+        if member.host_id not in ("", host_id)
+        and not any(map(_is_for_others, member.addresses))
+    ]
+    if far:
+        raise UsageError(
+            f"on other hosts, and listening to their own host only: {', '.join(far)}; "
+            "start every rank with the same secret, in ASYNCRPC_SECRET or "
+            "Options.secret"
+        )
+
+
+def _is_for_others(text: str) -> bool:
+    address = Address.parse(text)
+    return address.scheme != "uds" and not address.is_loopback

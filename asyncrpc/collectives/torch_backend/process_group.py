@@ -1,0 +1,328 @@
+"""torch's process group over a `Group`.
+
+Its functions begin a collective on the loop, and return at once; torch waits for what
+they return, or gives it to the program.  A call from torch's C++ code (DDP, functional
+collectives) comes by the same functions, under the same names.
+
+Source: torch/csrc/distributed/c10d/ProcessGroup.hpp and PyProcessGroup.hpp, versions
+2.9 to 2.13: the functions that torch calls, and what they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+
+from asyncrpc.collectives.torch_backend.filling import Filling, Tensors
+from asyncrpc.collectives.torch_backend.participant import Doing, Participant
+from asyncrpc.collectives.torch_backend.work import CollectiveWork
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+NAME: Final = "asyncrpc"
+
+_CPU: Final = torch.device("cpu")
+_NONE: Final = object()  # in place of torch's options: its defaults
+_NO_LIMIT: Final = timedelta(0)  # of options, no limit of their own: it is below 0
+
+
+# Torch's stubs say more ways to call its functions than torch itself uses.
+_Base: Any = dist.ProcessGroup
+
+
+class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
+    """The process group that `init_process_group("asyncrpc")` and `new_group` make.
+
+    Attributes:
+        participant: the worker behind it, which the groups of a process share.
+        group: of asyncrpc.
+
+    Source: torch.distributed.ProcessGroup.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        ranks: Sequence[int],
+        rank: int,
+        *,
+        store: Store,
+        name: str,
+        timeout: timedelta,
+    ) -> None:
+        """Make it; nothing is sent.
+
+        Args:
+            participant: the worker of this process.
+            ranks: of the members, among the workers that have met.
+            rank: of this process, among the members.
+            store: where they have met; torch asks for it.
+            name: torch's, unique, the same at all ranks.
+            timeout: of each collective.
+        """
+        super().__init__(rank, len(ranks))
+        self._store = store
+        self.participant = participant
+        members = [participant.names[one] for one in ranks]
+        self.group = participant.open_group(members, name, timeout.total_seconds())
+        self._filling = Filling(participant.worker, self.group)
+        self._name = name
+        self._description = "undefined"
+        self._coalesced: list[tuple[Tensors, Doing]] | None = None
+
+    # --- what it is ------------------------------------------------------------------
+
+    @property
+    def group_name(self) -> str:
+        """Torch's name of it."""
+        return self._name
+
+    def getGroupName(self) -> str:  # noqa: N802  (torch's name)
+        """Return torch's name of it."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_desc(self) -> str:
+        """What the program says it is for."""
+        return self._description
+
+    def getGroupDesc(self) -> str:  # noqa: N802  (torch's name)
+        """Return what the program says it is for."""
+        return self._description
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def name(self) -> str:
+        """Return the backend's name."""
+        return NAME
+
+    def getBackendName(self) -> str:  # noqa: N802  (torch's name)
+        """Return the backend's name."""
+        return NAME
+
+    _get_backend_name = name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [_CPU]
+
+    def _get_backend(self, device: torch.device) -> AsyncRpcProcessGroup:
+        return self
+
+    def get_group_store(self) -> Store:
+        """Return where the ranks have met."""
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Give the collectives that begin from now on another limit."""
+        self.group.timeout_s = timeout.total_seconds()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name!r}, {self.group}>"
+
+    # --- its end ---------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Leave, when what is under way here has ended.  Idempotent.
+
+        With the last process group the worker of this process ends.
+        """
+        self.participant.close_group(self.group, drain=True)
+
+    def abort(self) -> None:
+        """Leave at once: what is under way fails, for all.  Idempotent."""
+        self.participant.close_group(self.group, drain=False)
+
+    # --- reductions ------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any = _NONE) -> CollectiveWork | None:
+        """Reduce tensors in place, at all ranks."""
+        op = _operation(opts)
+        do = partial(self._filling.all_reduce, tensors, op)
+        return self._begin("all_reduce", tensors, opts, do)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Tensors, opts: Any) -> CollectiveWork | None:
+        """Reduce tensors, in place at one rank."""
+        root, op = opts.rootRank, opts.reduceOp
+        do = partial(self._filling.reduce, tensors, root, op)
+        return self._begin("reduce", tensors, opts, do)
+
+    def reduce_scatter(
+        self, outs: Tensors, tensors: Sequence[Tensors], opts: Any = _NONE
+    ) -> CollectiveWork | None:
+        """Leave this rank's part of the reduced tensors of each list in its `out`."""
+        do = partial(self._filling.reduce_scatter, outs, tensors, _operation(opts))
+        return self._begin("reduce_scatter", outs, opts, do)
+
+    def reduce_scatter_single(
+        self, out: torch.Tensor, tensor: torch.Tensor, opts: Any = _NONE
+    ) -> CollectiveWork | None:
+        """Do the same with one tensor that is cut in equal parts."""
+        return self.reduce_scatter_single_coalesced([out], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
+    ) -> CollectiveWork | None:
+        """Do that with several tensors."""
+        op = _operation(opts)
+        do = partial(self._filling.reduce_scatter_flat, outs, tensors, op)
+        return self._begin("reduce_scatter_tensor", outs, opts, do)
+
+    # --- moves -----------------------------------------------------------------------
+
+    def broadcast(self, tensors: Tensors, opts: Any = _NONE) -> CollectiveWork | None:
+        """Fill tensors with those of one rank."""
+        root = 0 if opts is _NONE else opts.rootRank
+        do = partial(self._filling.broadcast, tensors, root)
+        return self._begin("broadcast", tensors, opts, do)
+
+    def allgather(
+        self, outs: Sequence[Tensors], tensors: Tensors, opts: Any = _NONE
+    ) -> CollectiveWork | None:
+        """Fill, for each tensor, a list with those of all ranks."""
+        do = partial(self._filling.all_gather, outs, tensors)
+        return self._begin("all_gather", _flat(outs), opts, do)
+
+    def allgather_coalesced(
+        self, outs: Sequence[Tensors], tensors: Tensors, opts: Any = _NONE
+    ) -> CollectiveWork | None:
+        """Do the same where the lists are those of the ranks, one for each."""
+        by_tensor = [[its[n] for its in outs] for n in range(len(tensors))]
+        return self.allgather(by_tensor, tensors, opts)
+
+    def all_gather_single(
+        self, out: torch.Tensor, tensor: torch.Tensor, opts: Any = _NONE
+    ) -> CollectiveWork | None:
+        """Fill one tensor with those of all ranks, one after the other."""
+        return self.all_gather_single_coalesced([out], [tensor], opts)
+
+    def all_gather_single_coalesced(
+        self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
+    ) -> CollectiveWork | None:
+        """Do that with several tensors."""
+        do = partial(self._filling.all_gather_flat, outs, tensors)
+        return self._begin("all_gather_into_tensor", outs, opts, do)
+
+    def gather(
+        self, outs: Sequence[Tensors], tensors: Tensors, opts: Any
+    ) -> CollectiveWork | None:
+        """Fill a list at one rank with the tensors of all."""
+        do = partial(self._filling.gather, _flat(outs), tensors[0], opts.rootRank)
+        return self._begin("gather", _flat(outs), opts, do)
+
+    def scatter(
+        self, outs: Tensors, tensors: Sequence[Tensors], opts: Any
+    ) -> CollectiveWork | None:
+        """Fill a tensor with this rank's part of what one rank gives."""
+        given = tensors[0] if tensors else None
+        do = partial(self._filling.scatter, outs[0], given, opts.rootRank)
+        return self._begin("scatter", outs, opts, do)
+
+    def alltoall(
+        self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
+    ) -> CollectiveWork | None:
+        """Send each rank its tensor, and take one from each."""
+        do = partial(self._filling.all_to_all, outs, tensors)
+        return self._begin("all_to_all", outs, opts, do)
+
+    def all_to_all_single(
+        self,
+        out: torch.Tensor,
+        tensor: torch.Tensor,
+        out_rows: Sequence[int] = (),
+        rows: Sequence[int] = (),
+        opts: Any = _NONE,
+    ) -> CollectiveWork | None:
+        """Do the same with two tensors that are cut along their first dimension."""
+        do = partial(self._filling.all_to_all_flat, out, tensor, out_rows, rows)
+        return self._begin("all_to_all_single", [out], opts, do)
+
+    def barrier(self, opts: Any = _NONE) -> CollectiveWork | None:
+        """Wait for all ranks."""
+        return self._begin("barrier", (), opts, self._filling.barrier)
+
+    def monitored_barrier(
+        self,
+        timeout: timedelta | None = None,
+        wait_all_ranks: bool = False,  # noqa: FBT001, FBT002  (torch's signature)
+    ) -> None:
+        """Wait for all ranks, and say who does not come: as every barrier here does."""
+        opts = dist.BarrierOptions()
+        if timeout is not None:
+            opts.timeout = timeout
+        work = self.barrier(opts)
+        if work is not None:
+            work.wait()
+
+    # What they were called until version 2.12, and for a while still are.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # --- from one to one -------------------------------------------------------------
+
+    def send(self, tensors: Tensors, to: int, tag: int) -> CollectiveWork | None:
+        """Send tensors to a rank."""
+        do = partial(self._filling.send, tensors, to, tag)
+        return self._begin("send", tensors, _NONE, do)
+
+    def recv(self, tensors: Tensors, from_: int, tag: int) -> CollectiveWork | None:
+        """Fill tensors with those that a rank sends."""
+        do = partial(self._filling.recv, tensors, from_, tag)
+        return self._begin("recv", tensors, _NONE, do)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> CollectiveWork | None:
+        """Fill tensors with those that any rank sends."""
+        do = partial(self._filling.recv, tensors, None, tag)
+        return self._begin("recv", tensors, _NONE, do)
+
+    # --- several as one --------------------------------------------------------------
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """What is asked for from now on begins at `_end_coalescing`."""
+        if self._coalesced is not None:
+            raise RuntimeError("this process group is coalescing already")
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> CollectiveWork | None:
+        """Begin all that was asked for meanwhile; the work is that of all of it."""
+        asked, self._coalesced = self._coalesced or [], None
+        tensors = [one for its, _ in asked for one in its]
+        do = partial(self._filling.all_of, [doing for _, doing in asked])
+        return self._begin("coalesced", tensors, _NONE, do)
+
+    def _begin(
+        self, what: str, tensors: Tensors, opts: Any, doing: Doing
+    ) -> CollectiveWork | None:
+        """Begin something; return None if it begins later, with others."""
+        limit: timedelta | None = getattr(opts, "timeout", None)
+        if limit is not None and limit > _NO_LIMIT:
+            limit_s = limit.total_seconds()
+            doing = partial(self._filling.within, limit_s, doing)
+        if self._coalesced is not None:
+            self._coalesced.append((tensors, doing))
+            return None
+        return self.participant.submit(self.group, what, list(tensors), doing)
+
+
+def _operation(opts: Any) -> Any:
+    """Return the reduction that torch's options say; those of C++ code may say none."""
+    return dist.ReduceOp.SUM if opts is _NONE else opts.reduceOp
+
+
+def _flat(lists: Sequence[Tensors]) -> list[torch.Tensor]:
+    return [one for its in lists for one in its]

@@ -1,0 +1,216 @@
+"""What torch gets for each collective: waited for, asked, or turned into a future.
+
+It ends on the event loop; who waits for it is a thread of the program, or of torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+import torch
+from torch.distributed import DistBackendError, Work
+
+from asyncrpc.errors import AsyncRpcError, ClosedError, UsageError
+
+_NO_LIMIT: Final = timedelta(0)  # torch's default
+
+
+class Home(Protocol):
+    """Where work is under way."""
+
+    def is_on_loop(self) -> bool:
+        """Say whether this thread is the one in which work ends."""
+
+    def run_in_thread(self, job: Callable[[], None]) -> None:
+        """Run a function in another thread; called on the loop.
+
+        Raises:
+            AsyncRpcError: it is closing.
+        """
+
+    def forget(self, work: CollectiveWork) -> None:
+        """The work has ended, and whoever had to know does."""
+
+
+class CollectiveWork(Work):
+    """A collective under way, or several that were begun together.
+
+    Attributes:
+        what: its name, for errors.
+
+    Source: torch.distributed.Work.
+    """
+
+    def __init__(self, what: str, tensors: list[torch.Tensor], home: Home) -> None:
+        """Describe it.
+
+        Args:
+            what: its name.
+            tensors: that it fills, which are its result.
+            home: where it is under way.
+        """
+        super().__init__()
+        self.what = what
+        self._tensors = tensors
+        self._home = home
+        # A lock: the cheapest thing that one thread can wait for and another release.
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self._guard = threading.Lock()
+        self._is_done = False
+        self._is_told = False  # the future, too
+        self._error: BaseException | None = None
+        self._sender = -1
+        self._promise: torch.futures.Future[None] | None = None
+        self._future: torch.futures.Future[Any] | None = None
+
+    # --- ending, on the loop ---------------------------------------------------------
+
+    def end(self, error: BaseException | None, sender: int = -1) -> None:
+        """It has ended, well or not.  What comes later does not count.
+
+        Args:
+            error: why not; None: well.
+            sender: rank that the tensor has come from, of a `recv`.
+        """
+        with self._guard:
+            if self._is_done:
+                return
+            self._error = error
+            self._sender = sender
+            self._is_done = True
+            is_awaited = self._promise is not None
+        self._ended.release()
+        if not is_awaited:
+            self._home.forget(self)
+            return
+        # What is to be done then is the program's: it may wait for other work, and the
+        # loop must not.
+        try:
+            self._home.run_in_thread(self.tell)
+        except AsyncRpcError:
+            self.tell()
+
+    def tell(self) -> None:
+        """Complete the future; idempotent.  What is chained to it runs here."""
+        with self._guard:
+            promise, self._is_told = None if self._is_told else self._promise, True
+        if promise is not None:
+            promise.set_result(None)
+        self._home.forget(self)
+
+    # --- what torch asks -------------------------------------------------------------
+
+    def is_completed(self) -> bool:
+        """Say whether it has ended, well or not."""
+        return self._is_done
+
+    def is_success(self) -> bool:
+        """Say whether it has ended well."""
+        return self._is_done and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return what `wait` would raise; None: nothing, or it has not ended."""
+        return None if self._error is None else error_for_torch(self._error)
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        """Block this thread until it has ended.
+
+        Args:
+            timeout: how long at most; 0 is no limit.  The collective itself goes on.
+
+        Returns:
+            True.
+
+        Raises:
+            DistBackendError: it has failed; `__cause__` is asyncrpc's error, which
+                names the ranks to blame.
+            ValueError: an argument was wrong; nothing has begun.
+            RuntimeError: `timeout` has passed, or this is the event loop's own thread,
+                which would wait for itself.
+        """
+        if not self._is_done:
+            if self._home.is_on_loop():
+                raise RuntimeError(
+                    f"{self.what} cannot be waited for in the thread of asyncrpc's "
+                    "event loop, in which it ends"
+                )
+            limit_s = timeout.total_seconds() if timeout > _NO_LIMIT else -1
+            if not self._ended.acquire(timeout=limit_s):
+                raise RuntimeError(
+                    f"{self.what} has not ended in {limit_s:g} s; it goes on"
+                )
+            self._ended.release()  # others may wait, too
+        if self._error is not None:
+            raise error_for_torch(self._error) from self._error
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for it: tensors in host memory need nothing else."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that it fills.
+
+        Raises:
+            RuntimeError: it has not ended.
+            Exception: what `wait` raises.
+        """
+        if not self._is_done:
+            raise RuntimeError(f"{self.what} has not ended: wait for it first")
+        self.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Return the rank that a received tensor has come from; -1: it is no `recv`."""
+        return self._sender
+
+    _source_rank = source_rank  # torch.distributed.recv asks by this name
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the tensors.
+
+        What is chained to it runs in a thread, and may wait for other work.
+        """
+        with self._guard:
+            if self._future is None:
+                promise: torch.futures.Future[None] = torch.futures.Future()
+                # An exception that Python sets is a value to torch's C++ code; one that
+                # is raised in what is chained is an error to both.
+                self._future = promise.then(self._outcome)
+                self._promise = promise
+            future, is_late = self._future, self._is_done
+        if is_late:
+            self.tell()
+        return future
+
+    def _outcome(self, _promise: torch.futures.Future[None]) -> list[torch.Tensor]:
+        self.wait()
+        return self._tensors
+
+    def __repr__(self) -> str:
+        state = "under way"
+        if self._is_done:
+            state = "done" if self._error is None else f"failed: {self._error}"
+        return f"<{type(self).__name__} {self.what}, {state}>"
+
+
+def error_for_torch(error: BaseException) -> BaseException:
+    """Return what torch's users expect in place of an error of asyncrpc's.
+
+    Those that blame the caller are ValueErrors, the others DistBackendErrors, which are
+    RuntimeErrors.
+    """
+    if isinstance(error, UsageError):
+        return ValueError(str(error))
+    if isinstance(error, AsyncRpcError):
+        return DistBackendError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def destroyed(what: str) -> AsyncRpcError:
+    """Return the error of work that its process group does not survive."""
+    return ClosedError(f"the process group was destroyed here before {what} ended")
