@@ -314,7 +314,7 @@ async def group_of(
 
 async def all_released(workers: list[Worker]) -> None:
     """Wait until no worker knows of a context; its end goes from one to the next."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while any(open_contexts(one) for one in workers):
             for worker in workers[1:]:
                 await workers[0].peer(worker.name).call(int)

@@ -167,7 +167,7 @@ async def test_contexts_of_a_worker_that_ends_end_with_it() -> None:
             assert y.requires_grad
         assert open_contexts(c) >= 1
         await b.shutdown(drain_timeout_s=0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while open_contexts(c):
                 await a.peer("c").call(int)
         del keepers
@@ -216,7 +216,7 @@ def is_joined(opener: Worker, other: Worker) -> bool:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not is_so():  # noqa: ASYNC110  (nothing tells us)
             await asyncio.sleep(0.01)
 

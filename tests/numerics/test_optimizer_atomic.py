@@ -155,7 +155,7 @@ async def test_a_step_that_has_begun_is_completed_after_its_deadline() -> None:
         optimizer = await DistributedOptimizer(Gated, group.parameters, on="c")
         Gated.gate.clear()
         with pytest.raises(TimeoutError):
-            async with asyncrpc.deadline(0.2):
+            async with asyncrpc.deadline(2):
                 await step_on_ones(group, optimizer)
         Gated.gate.set()
         assert (await step_on_ones(group, optimizer)).is_applied  # after the first
@@ -164,7 +164,7 @@ async def test_a_step_that_has_begun_is_completed_after_its_deadline() -> None:
 
 async def test_an_owner_that_takes_too_long_puts_its_step_back() -> None:
     """It is given up while it runs in a thread there, which nothing interrupts."""
-    async with Cluster(3, options=asyncrpc.Options(rpc_timeout_s=0.5)) as workers:
+    async with Cluster(3, options=asyncrpc.Options(rpc_timeout_s=4.0)) as workers:
         with acting_as(workers[0]):
             group = await make(workers, "bc", Scale)
             optimizer = await DistributedOptimizer(Gated, group.parameters, on="c")

@@ -103,7 +103,7 @@ class Group:
 
     async def nothing_is_held(self, but: str = "") -> None:
         """Wait until no stage has anything of a step, nor a thread runs for one."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             for stage in self.pipe._stages:  # noqa: SLF001
                 if stage.owner_name() != but:
                     to = stage.owner_name()
@@ -211,7 +211,7 @@ async def test_a_slow_stage_has_no_more_than_two_inputs_waiting(schedule: str) -
             running = asyncio.create_task(group.step())
             await gate.reached.wait()
             first, slow, _ = group.pipe._stages  # noqa: SLF001
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while await asyncrpc.rpc_async("b", held, (first,)) < ahead:
                     pass
                 while await asyncrpc.rpc_async("c", waiting, (slow,)) < 2:
@@ -227,7 +227,7 @@ async def test_a_deadline_ends_a_step_everywhere(special: int) -> None:
     async with group_of(None, "gate", 2, special=special) as group, context():
         with Gate("gate") as gate:
             with pytest.raises(asyncrpc.DeadlineExceededError):
-                async with asyncrpc.deadline(0.2):
+                async with asyncrpc.deadline(3):
                     await group.step()
             assert gate.reached.is_set()
         await group.nothing_is_held()
@@ -302,7 +302,7 @@ async def test_the_driver_that_ends_in_mid_step_leaves_nothing() -> None:
             await group.workers[0].shutdown(drain_timeout_s=0)
             with pytest.raises(asyncrpc.AsyncRpcError):
                 await running
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while Graph.alive or any(
                 record.rref_id in stages
                 for one in group.workers[1:]

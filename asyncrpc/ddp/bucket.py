@@ -1,0 +1,99 @@
+"""`GradBucket`: what a communication hook is given.
+
+A bucket holds the gradients of some parameters, of one dtype and device, one after the
+other in one flat tensor, so that a hook has one tensor to reduce and compress.
+
+Source: torch.distributed.GradBucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from asyncrpc.ddp.buckets import view_as
+from asyncrpc.errors import UsageError
+
+
+class GradBucket:
+    """Gradients that are reduced together, as a communication hook sees them.
+
+    Source: torch.distributed.GradBucket, whose methods these are.
+    """
+
+    __slots__ = ("_buffer", "_index", "_is_last", "_offsets", "_parameters")
+
+    def __init__(
+        self,
+        index: int,
+        buffer: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        *,
+        is_last: bool,
+    ) -> None:
+        """Make a bucket; the reducer does.
+
+        Args:
+            index: of the bucket: they are reduced in this order.
+            buffer: `(elements,)`, the gradients one after the other.
+            parameters: whose they are, in the order of the buffer.
+            is_last: no bucket of this backward pass comes after it.
+
+        Raises:
+            UsageError: the buffer does not hold one element for each of the parameters.
+        """
+        self._index = index
+        self._parameters = list(parameters)
+        self._is_last = is_last
+        self._offsets = [0]
+        for parameter in self._parameters:
+            self._offsets.append(self._offsets[-1] + parameter.numel())
+        self._buffer = buffer
+        self.set_buffer(buffer)
+
+    def index(self) -> int:
+        """Return which bucket this is: 0 is reduced first."""
+        return self._index
+
+    def buffer(self) -> torch.Tensor:
+        """Return the gradients in one tensor `(elements,)`, which may be changed."""
+        return self._buffer
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return views of the buffer, each in the shape of its parameter."""
+        return [
+            view_as(self._buffer[start : start + parameter.numel()], parameter)
+            for start, parameter in zip(self._offsets, self._parameters, strict=False)
+        ]
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the parameters whose gradients these are, in the same order."""
+        return list(self._parameters)
+
+    def is_last(self) -> bool:
+        """Say whether no bucket of this backward pass comes after this one."""
+        return self._is_last
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Put another tensor in the place of the buffer: a hook that wraps one does.
+
+        Args:
+            buffer: `(elements,)`, of any dtype.
+
+        Raises:
+            UsageError: it has another number of elements.
+        """
+        if buffer.dim() != 1 or buffer.numel() != self._offsets[-1]:
+            raise UsageError(
+                f"a bucket's buffer is of shape ({self._offsets[-1]},), and this is "
+                f"of shape {tuple(buffer.shape)}"
+            )
+        self._buffer = buffer
+
+    def __repr__(self) -> str:
+        last = ", the last" if self._is_last else ""
+        return (
+            f"<GradBucket {self._index}{last}: {len(self._parameters)} parameters, "
+            f"{self._buffer.numel()} elements of {self._buffer.dtype}>"
+        )

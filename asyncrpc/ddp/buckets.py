@@ -1,0 +1,102 @@
+"""The memory of buckets: one tensor for all of them, which the group reduces in place.
+
+The gradients of a bucket lie side by side.  Each parameter has a view of its own, in
+the parameter's shape and strides, so that a kernel copies straight into it.
+
+Source: torch/csrc/distributed/c10d/reducer.cpp, `initialize_bucket_views`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+_ALIGN: Final = 64  # bytes: a cache line, and what vector instructions want
+
+
+class Buckets:
+    """Buckets, and where the gradients of their parameters go.
+
+    Attributes:
+        numbers: of the parameters in each bucket.
+        flats: `(elements,)` of each; None for a sparse gradient, which has no memory.
+        views: by number of the parameter, in its shape.
+    """
+
+    def __init__(
+        self,
+        numbers: Sequence[Sequence[int]],
+        parameters: Sequence[torch.Tensor],
+        is_sparse: Sequence[bool],
+        memory: torch.Tensor,
+    ) -> None:
+        """Cut the memory: uint8, at least `bytes_for` long."""
+        self.numbers = numbers
+        self.flats: list[torch.Tensor | None] = []
+        self.views: dict[int, torch.Tensor] = {}
+        at = 0
+        for bucket in numbers:
+            if is_sparse[bucket[0]]:
+                self.flats.append(None)
+                continue
+            dtype = parameters[bucket[0]].dtype
+            count = sum(parameters[number].numel() for number in bucket)
+            nbytes = count * dtype.itemsize
+            flat = memory[at : at + nbytes].view(dtype)
+            at += _aligned(nbytes)
+            self.flats.append(flat)
+            start = 0
+            for number in bucket:
+                end = start + parameters[number].numel()
+                self.views[number] = view_as(flat[start:end], parameters[number])
+                start = end
+
+    def holds(self, number: int, grad: torch.Tensor | None) -> bool:
+        """Say whether a gradient is the view of its parameter."""
+        view = self.views.get(number)
+        return (
+            view is not None
+            and grad is not None
+            and grad.data_ptr() == view.data_ptr()
+            and grad.dtype == view.dtype
+            and grad.stride() == view.stride()
+        )
+
+
+def bytes_for(parameters: Sequence[torch.Tensor], is_sparse: Sequence[bool]) -> int:
+    """Return how much memory is enough for these, in whatever buckets."""
+    return sum(
+        _aligned(parameter.nbytes) + _ALIGN
+        for parameter, sparse in zip(parameters, is_sparse, strict=True)
+        if not sparse
+    )
+
+
+def view_as(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a view of `flat`, all of it, in the shape of a parameter.
+
+    Where the parameter's elements lie side by side in another order (channels last,
+    say), so do those of the view: autograd keeps its gradients so.
+    """
+    if _is_dense(parameter):
+        return flat.as_strided(parameter.shape, parameter.stride())
+    return flat.view(parameter.shape)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Say whether each element has its own place, with none between them."""
+    expected = 1
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    for size, stride in sorted(sizes, key=lambda one: one[1]):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN

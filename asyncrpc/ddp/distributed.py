@@ -1,0 +1,377 @@
+"""`DistributedDataParallel`: a module that every rank has, and that stays the same.
+
+Source: torch.nn.parallel.DistributedDataParallel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Generator, Iterator, Sequence
+from typing import Any, Final, NamedTuple, NoReturn, Self
+
+import torch
+from torch import nn
+
+from asyncrpc.collectives import Group
+from asyncrpc.ddp.exchange import Exchange, Hook
+from asyncrpc.ddp.gradients import GradientOptions, Gradients, Learned
+from asyncrpc.ddp.initial import broadcast, verify
+from asyncrpc.ddp.joining import Join
+from asyncrpc.ddp.reducer import Reducer
+from asyncrpc.errors import UsageError
+
+BUCKET_CAP_MB: Final = 25.0  # MiB, as torch's
+FIRST_BUCKET_CAP_MB: Final = 1.0
+
+
+class DDPStatistics(NamedTuple):
+    """What has been reduced for a module at this rank.
+
+    Attributes:
+        passes: backward passes that have ended well.
+        buckets: how many there are.
+        bucket_bytes: of each.
+        communication_s: seconds in which they sent or received, or waited for others.
+        waited_s: seconds for which backward passes had nothing else to do than wait.
+    """
+
+    passes: int
+    buckets: int
+    bucket_bytes: tuple[int, ...]
+    communication_s: float
+    waited_s: float
+
+    @property
+    def hidden(self) -> float:
+        """The share of communication that passed while autograd ran: 0 to 1."""
+        if not self.communication_s:
+            return 0.0
+        return max(0.0, 1 - self.waited_s / self.communication_s)
+
+
+class DistributedDataParallel(nn.Module):
+    """A module whose gradients are the mean of those of all ranks.
+
+    Await it once, at every rank: the modules are compared, and then get the parameters
+    and buffers of rank 0.  Then train it with `await model.backward(loss)` in the place
+    of `loss.backward()`: gradients are reduced while autograd runs, in buckets.
+
+    `loss.backward()` works too, in a thread that is not the event loop's, and waits at
+    its end.
+
+    A backward pass that fails leaves no gradients (`.grad` is None) and fails at every
+    rank that has not ended it; the next one may go well, unless a rank is lost.
+
+    Attributes:
+        module: as given.
+        group: as given.
+
+    Example:
+        >>> model = await DistributedDataParallel(nn.Linear(8, 2), group)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> await model.backward(model(inputs).square().mean())
+        >>> optimizer.step()
+
+    Source: torch.nn.parallel.DistributedDataParallel; other than there gradients are
+    views of buckets unless that is turned off, buffers are broadcast after a backward
+    pass, not before a forward pass, and a parameter without a gradient is an error of
+    the pass in which it has none.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group,
+        *,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        bucket_cap_mb: float = BUCKET_CAP_MB,
+        first_bucket_cap_mb: float = FIRST_BUCKET_CAP_MB,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
+        ignored: Collection[str] = (),
+    ) -> None:
+        """Wrap the module; nothing is sent before it is awaited.
+
+        Args:
+            module: the same at every rank, on the CPU.
+            group: the ranks; the module gets one of its own, so that its collectives
+                do not meet yours.
+            broadcast_buffers: after each backward pass all ranks take the buffers
+                (running means, say) of rank 0.
+            init_sync: compare the modules, and take parameters and buffers of rank 0,
+                when this is awaited.
+            bucket_cap_mb: size of a bucket, in MiB: one is reduced when it is full.
+            first_bucket_cap_mb: of the first, in MiB; small, so that reducing begins
+                early.
+            find_unused_parameters: a pass may leave parameters out, other ones at
+                every rank; those that no rank uses keep the gradient that they have.
+            gradient_as_bucket_view: gradients lie in the buckets, so none is copied
+                back; `grad.detach_()` cannot be used then.  Off: each has memory of
+                its own, which stays the same over passes.
+            static_graph: every pass uses the same parameters in the same way, which
+                the first pass shows; so may some be unused, or be used in several
+                reentrant checkpoints.
+            ignored: names of parameters and buffers to leave alone.
+
+        Raises:
+            UsageError: no parameter needs a gradient, a size is not positive, a name is
+                unknown, or a parameter is not on the CPU.
+        """
+        super().__init__()
+        _check_sizes(bucket_cap_mb, first_bucket_cap_mb)
+        self.module = module
+        self.group = group
+        self._init_sync = init_sync
+        self._options = GradientOptions(
+            bucket_cap_mb,
+            first_bucket_cap_mb,
+            gradient_as_bucket_view,
+            find_unused_parameters,
+            static_graph,
+        )
+        parameters, buffers = _tensors_of(module, ignored)
+        self._named = {**parameters, **buffers}
+        gradients = Gradients(_learned(module, parameters), self._options)
+        self._gradients = gradients
+        exchange = Exchange(
+            group,
+            [one.parameter for one in gradients.learned],
+            list(buffers.values()) if broadcast_buffers else [],
+            gradients.nbytes,
+        )
+        self._reducer = Reducer(gradients, exchange)
+        self._is_ready = False
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Meet the other ranks; return this module."""
+        return self._meet().__await__()
+
+    async def _meet(self) -> Self:
+        group = self._reducer.exchange.group
+        if self._init_sync and not self._is_ready:
+            await verify(group, self._named, self._options._asdict())
+            await broadcast(group, list(self._named.values()), 0)
+        if not self._is_ready:
+            await self._reducer.exchange.enter()
+            self._is_ready = True
+            self._reducer.is_syncing = True
+        return self
+
+    # --- use -------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module on this rank's inputs; nothing is sent.
+
+        Raises:
+            UsageError: the module has not been awaited.
+        """
+        self._check_ready()
+        return self.module(*args, **kwargs)
+
+    async def backward(
+        self,
+        loss: torch.Tensor | Sequence[torch.Tensor],
+        gradient: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        *,
+        retain_graph: bool = False,
+    ) -> None:
+        """Compute the gradients of a loss, and reduce them over all ranks meanwhile.
+
+        Autograd runs in a thread: the event loop goes on.  Afterwards `.grad` of each
+        parameter has grown by the mean of what it has at all ranks.
+
+        Args:
+            loss: what to begin at: a scalar, or with `gradient` any shape; or several.
+            gradient: of each, in its shape; None: 1.
+            retain_graph: keep the graph for another pass.
+
+        Raises:
+            UsageError: a parameter got no gradient, or several; another pass runs; or
+                the module has not been awaited.
+            CollectiveError: the gradients could not be reduced; there are none.
+
+        Cancellation:
+            The pass is given up, for all ranks, and there are no gradients.  It ends
+            when autograd has come to the next parameter.
+
+        Source: torch.autograd.backward.
+        """
+        self._check_ready()
+        roots = [loss] if isinstance(loss, torch.Tensor) else list(loss)
+
+        def engine() -> None:
+            torch.autograd.backward(loss, gradient, retain_graph=retain_graph)
+
+        await self._reducer.backward(engine, roots)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Return a context in which backward passes only add to this rank's gradients.
+
+        The first pass after it reduces what has gathered.  Both forward and backward
+        pass belong into it.
+
+        Source: torch.nn.parallel.DistributedDataParallel.no_sync.
+        """
+        reducer = self._reducer
+        before, reducer.is_syncing = reducer.is_syncing, False
+        try:
+            yield
+        finally:
+            reducer.is_syncing = before
+
+    def join(
+        self,
+        *,
+        divide_by_initial_world_size: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """Return an async context for a loop that has not the same length at all ranks.
+
+        A rank that comes to its end takes part with zeros in the backward passes of
+        the others, until all have come there; then all get the parameters and buffers
+        of one that was there to the last.  Every rank has to use it.
+
+        Args:
+            divide_by_initial_world_size: the mean is over all ranks; else over those
+                that have inputs.
+            throw_on_early_termination: the first rank without inputs ends it for all,
+                with an error.
+
+        Example:
+            >>> async with model.join():
+            ...     for inputs in my_batches:
+            ...         await model.backward(model(inputs).mean())
+            ...         optimizer.step()
+
+        Source: torch.nn.parallel.DistributedDataParallel.join.
+        """
+        self._check_ready()
+        return Join(
+            self._reducer,
+            list(self._named.values()),
+            divides_by_all=divide_by_initial_world_size,
+            throws=throw_on_early_termination,
+        )
+
+    def register_comm_hook(self, state: object, hook: Hook) -> None:
+        """Let a hook reduce the buckets, in the place of a mean over all ranks.
+
+        Args:
+            state: its first argument; None: the group of this module, which a
+                `HookState` gets, too.
+            hook: `async def hook(state, bucket) -> Tensor`, called on the event loop
+                for one bucket after the other; what it returns, of `(elements,)`, are
+                the gradients.  Or one that returns a torch.futures.Future, as those of
+                torch.distributed.algorithms.ddp_comm_hooks: it is called in a thread.
+
+        Raises:
+            UsageError: there is a hook already, or a sparse gradient, which hooks
+                cannot reduce.
+
+        Source: torch.nn.parallel.DistributedDataParallel.register_comm_hook.
+        """
+        exchange = self._reducer.exchange
+        if exchange.hook is not None:
+            raise UsageError(
+                f"this module has the communication hook {exchange.hook!r} already; "
+                "there can be one"
+            )
+        if any(one.is_sparse for one in self._gradients.learned):
+            raise UsageError(
+                "a communication hook cannot reduce sparse gradients: use nn.Embedding "
+                "with sparse=False"
+            )
+        exchange.set_hook(state, hook)
+
+    def statistics(self) -> DDPStatistics:
+        """Return what has been reduced so far at this rank."""
+        reducer, learned = self._reducer, self._gradients.learned
+        sizes = tuple(
+            sum(learned[number].parameter.nbytes for number in bucket)
+            for bucket in self._gradients.numbers
+        )
+        return DDPStatistics(
+            reducer.passes,
+            len(sizes),
+            sizes,
+            reducer.communication_s,
+            reducer.waited_s,
+        )
+
+    def close(self) -> None:
+        """Let go of the module, which is as it was, and of its group.  Idempotent.
+
+        Called on the event loop.  Gradients that lie in buckets stay as they are.
+        """
+        self._reducer.close()
+        self._reducer.exchange.close()
+        self._is_ready = False
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse: a group cannot be saved.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "a DistributedDataParallel cannot be copied or pickled, as it belongs to a "
+            "group: save `model.module.state_dict()`, and wrap the module anew"
+        )
+
+    def _check_ready(self) -> None:
+        if not self._is_ready:
+            raise UsageError(
+                "await the module first, at every rank: `model = await "
+                "DistributedDataParallel(module, group)`"
+            )
+
+
+def _check_sizes(*sizes_mb: float) -> None:
+    for size_mb in sizes_mb:
+        if not size_mb > 0:
+            raise UsageError(f"a bucket of {size_mb} MiB: it needs a positive size")
+
+
+def _tensors_of(
+    module: nn.Module, ignored: Collection[str]
+) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
+    """Return the parameters and buffers of a module that are not ignored."""
+    parameters = dict(module.named_parameters())
+    buffers = dict(module.named_buffers())
+    unknown = sorted(set(ignored) - {*parameters, *buffers})
+    if unknown:
+        raise UsageError(f"the module has no parameter or buffer {unknown[0]!r}")
+    for name, tensor in {**parameters, **buffers}.items():
+        if tensor.device.type != "cpu" and name not in ignored:
+            raise UsageError(
+                f"{name!r} is on {tensor.device}, and has to be on the CPU"
+            )
+    return (
+        {name: one for name, one in parameters.items() if name not in ignored},
+        {name: one for name, one in buffers.items() if name not in ignored},
+    )
+
+
+def _learned(
+    module: nn.Module, parameters: dict[str, nn.Parameter]
+) -> Sequence[Learned]:
+    """Return the parameters that get gradients."""
+    sparse = {
+        id(one.weight)
+        for one in module.modules()
+        if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse
+    }
+    learned = [
+        Learned(name, parameter, id(parameter) in sparse)
+        for name, parameter in parameters.items()
+        if parameter.requires_grad
+    ]
+    if not learned:
+        raise UsageError(
+            "no parameter of the module needs a gradient, so there is nothing to "
+            "reduce: use the module itself"
+        )
+    return learned

@@ -1,0 +1,308 @@
+"""What is sent for one backward pass, in the order that is the same at every rank.
+
+    buffers     those of one rank, packed; they are put in place when the pass is over
+    buckets     reduced one after the other, each as soon as it is full
+    used        how many ranks have used each parameter, if that was asked for
+    order       in which gradients came, at one rank, if the buckets are to be rebuilt
+
+Communication hooks run here as well, one at a time: those that reduce more than once
+would else get in each other's way, as ranks match collectives by their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from asyncrpc.collectives import Group
+from asyncrpc.ddp.bucket import GradBucket
+from asyncrpc.ddp.hooks.states import bound
+from asyncrpc.ddp.own_group import OwnGroup
+from asyncrpc.ddp.passes import Backward, Terms
+from asyncrpc.ddp.threads import run_beside
+from asyncrpc.errors import CollectiveError, UsageError
+
+# `async def hook(state, bucket) -> Tensor`, or one of torch's, which returns a
+# torch.futures.Future, and says that its bucket is of another class.
+Hook: TypeAlias = Callable[[Any, Any], Any]
+
+
+class Exchange:
+    """What one rank sends and receives for a module.
+
+    Attributes:
+        group: the ranks, for this module alone; another one after a failure.
+        parameters: whose gradients are reduced.
+        buffers: of the module, which all ranks take from one.
+        hook: what reduces a bucket; None: the mean over all ranks.
+        join: asks before each pass who has an input for it; None: all have.
+        divides_by_all: the mean is over all ranks, not only those that have an input.
+    """
+
+    def __init__(
+        self,
+        base: Group,
+        parameters: Sequence[torch.Tensor],
+        buffers: Sequence[torch.Tensor],
+        nbytes: int,
+    ) -> None:
+        """Open a group for the module; nothing is sent.
+
+        Args:
+            base: the ranks.
+            parameters: see the class.
+            buffers: see the class.
+            nbytes: of memory for the buckets.
+        """
+        self.parameters = parameters
+        self.buffers = buffers
+        self.hook: Hook | None = None
+        self._state: object = None  # as it was registered
+        self._bound: Any = None  # and as the hook is given it
+        self.join: Callable[[], Awaitable[Sequence[int]]] | None = None
+        self.divides_by_all = True
+        self._nbytes = nbytes
+        self._memory: torch.Tensor | None = None
+        self._own = OwnGroup(base)
+        self.group = self._own.enter()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that everything runs on."""
+        return self.group.worker.loop
+
+    def set_hook(self, state: object, hook: Hook) -> None:
+        """Let a hook reduce the buckets."""
+        self.hook, self._state = hook, state
+        self._bound = bound(state, self.group, self.parameters)
+
+    # --- meeting the other ranks -----------------------------------------------------
+
+    @property
+    def terms(self) -> Terms | None:
+        """The terms of the next pass; None: the others have to be asked for them."""
+        if self._memory is None or self.join is not None:
+            return None
+        return self._terms(self._memory, range(self.group.size))
+
+    async def enter(self) -> Terms:
+        """Agree with the others on the terms of the next pass.
+
+        Raises:
+            CollectiveError: it has failed for all.
+        """
+        group = self._own.enter()
+        if group is not self.group:
+            self.group = group
+            if self.hook is not None:
+                self._bound = bound(self._state, self.group, self.parameters)
+        try:
+            present: Sequence[int] = range(self.group.size)
+            if self.join is not None:
+                present = await self.join()
+            if self._memory is None:
+                self._memory = await self.group.empty(self._nbytes, dtype=torch.uint8)
+        except BaseException:
+            self.leave()
+            raise
+        return self._terms(self._memory, present)
+
+    def _terms(self, memory: torch.Tensor, present: Sequence[int]) -> Terms:
+        ranks = self.group.size if self.divides_by_all else max(1, len(present))
+        return Terms(memory, 1 / ranks if self.hook is None else 1.0, present)
+
+    def leave(self) -> None:
+        """Give up the group and the memory; the next `enter` makes others."""
+        self._memory = None
+        self._own.leave("")
+
+    def close(self) -> None:
+        """Leave for good; called on the loop.  Idempotent."""
+        self._memory = None
+        self._own.close()
+
+    # --- one pass --------------------------------------------------------------------
+
+    def start(self, current: Backward) -> None:
+        """Run a pass in a task; from any thread."""
+        self.loop.call_soon_threadsafe(self._start, current)
+
+    def _start(self, current: Backward) -> None:
+        try:
+            task = self.group.worker.start_task(self.run(current))
+        except BaseException as error:  # noqa: BLE001  (the thread of the pass raises it)
+            current.end(error)
+            return
+        current.task = task
+        # One that is cancelled before it begins does nothing, not even end the pass.
+        task.add_done_callback(lambda _: self._end(current))
+
+    def _end(self, current: Backward) -> None:
+        if not current.is_ended:
+            self.refuse("gave up its backward pass")
+            current.end(CollectiveError("this backward pass has been given up"))
+
+    async def run(self, current: Backward) -> None:
+        """Reduce what a pass gathers; `current` ends, whatever happens."""
+        error: BaseException | None = None
+        try:
+            await self._run(current)
+        except asyncio.CancelledError:
+            why = f": {current.error}" if str(current.error) else ""
+            self.refuse(f"gave up its backward pass{why}")
+            error = CollectiveError("the worker has ended")  # if nobody gave it up
+            raise
+        except CollectiveError as problem:
+            error = problem
+        except Exception as problem:  # noqa: BLE001  (the thread of the pass raises it)
+            self.refuse(f"failed in its communication hook: {problem!r}")
+            error = problem
+        finally:
+            current.end(error)
+
+    async def _run(self, current: Backward) -> None:
+        with current.communicating():
+            buffers = await self._send_buffers(current.terms.root)
+        for bucket in range(len(current.results)):
+            await current.wait_full(bucket)
+            with current.communicating():
+                current.results[bucket] = await self._reduce(current, bucket)
+        await current.wait_over()
+        with current.communicating():
+            if current.used is not None:
+                await self.group.all_reduce(current.used)
+            if current.wants_order:
+                await self._send_order(current)
+        if buffers is not None:
+            unpack(buffers, self.buffers)
+
+    def refuse(self, reason: str) -> None:
+        """Let the others fail, who wait for this rank: it cannot go on."""
+        # The group may have failed before, which the others know then.
+        with contextlib.suppress(CollectiveError):
+            self.group.refuse(reason)
+
+    # --- buckets ---------------------------------------------------------------------
+
+    async def _reduce(self, current: Backward, bucket: int) -> torch.Tensor:
+        flat = current.buckets.flats[bucket]
+        if flat is None:
+            return await self._reduce_sparse(current, bucket)
+        if self.hook is None:
+            return await self.group.all_reduce(flat)
+        numbers = current.buckets.numbers[bucket]
+        what = GradBucket(
+            bucket,
+            flat,
+            [self.parameters[number] for number in numbers],
+            is_last=bucket == len(current.results) - 1,
+        )
+        result = await self._call(self.hook, what)
+        if not isinstance(result, torch.Tensor) or result.numel() != flat.numel():
+            what_came = (
+                f"a tensor of shape {tuple(result.shape)}"
+                if isinstance(result, torch.Tensor)
+                else f"a {type(result).__name__}"
+            )
+            raise UsageError(
+                f"the communication hook returned {what_came} for a bucket of "
+                f"{flat.numel()} elements; it has to return the reduced tensor, flat"
+            )
+        if result.data_ptr() != flat.data_ptr():
+            copy = functools.partial(flat.copy_, result.detach().view(-1))
+            await run_beside(copy, flat.nbytes)
+        return flat
+
+    async def _call(self, hook: Hook, bucket: GradBucket) -> Any:
+        """Run a hook of ours, or one that is made for torch's module."""
+        if is_coroutine_hook(hook):
+            return await hook(self._bound, bucket)
+        # It may compute, or wait, for as long as it likes.
+        run = self.group.worker.run_in_thread
+        found = await run(lambda: hook(self._bound, bucket))
+        if inspect.isawaitable(found):
+            found = await found
+        # What `then` returns is no torch.futures.Future, but of the class under it.
+        if isinstance(found, torch._C.Future):  # noqa: SLF001
+            found = await _result_of(found)
+        if isinstance(found, list | tuple) and len(found) == 1:
+            found = found[0]  # as some of torch's hooks give it
+        return found
+
+    async def _reduce_sparse(self, current: Backward, bucket: int) -> torch.Tensor:
+        """Add up sparse gradients, which have other elements at every rank."""
+        (number,) = current.buckets.numbers[bucket]
+        mine = current.sparse.pop(number)
+        indices = await self.group.all_gather(mine.indices())
+        values = await self.group.all_gather(mine.values())
+        # In the order of ranks, so that the sums are the same everywhere.
+        whole = torch.sparse_coo_tensor(
+            torch.cat(indices, 1), torch.cat(values), mine.shape, check_invariants=True
+        )
+        return whole.coalesce()
+
+    # --- what all take from one ------------------------------------------------------
+
+    async def _send_buffers(self, root: int) -> torch.Tensor | None:
+        if not self.buffers:
+            return None
+        packed = await self.group.broadcast(pack(self.buffers), root)
+        return None if self.group.rank == root else packed
+
+    async def _send_order(self, current: Backward) -> None:
+        count = len(self.parameters)
+        order = torch.zeros(count, dtype=torch.int64)
+        if self.group.rank == current.terms.root:
+            came = current.readiness.order
+            rest = set(range(count)) - set(came)
+            order = torch.tensor([*came, *sorted(rest, reverse=True)])
+        await self.group.broadcast(order, current.terms.root)
+        current.order = order.tolist()
+
+
+def is_coroutine_hook(hook: Hook) -> bool:
+    """Say whether a hook is a coroutine function."""
+    call = type(hook).__call__  # of an object that is called like a function
+    return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(call)
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the bytes of tensors, one after the other: uint8."""
+    return torch.cat(
+        [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    )
+
+
+def unpack(packed: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+    """Put what `pack` has made into tensors of the same dtypes and shapes."""
+    at = 0
+    for target in targets:
+        piece = packed[at : at + target.nbytes]
+        at += target.nbytes
+        # A dtype's view needs memory that begins where one of its elements could.
+        if piece.storage_offset() % target.element_size():
+            piece = piece.clone()
+        target.detach().copy_(piece.view(target.dtype).view(target.shape))
+
+
+async def _result_of(future: torch._C.Future[Any]) -> Any:
+    """Wait for one of torch's futures."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def on_done(_: torch._C.Future[Any]) -> None:
+        loop.call_soon_threadsafe(wake)
+
+    future.add_done_callback(on_done)
+    await done
+    return future.value()

@@ -1,0 +1,260 @@
+"""The gradients of a module: from its parameters into buckets, and back.
+
+It knows which parameters share a bucket, how often the gradient of each comes in a
+pass, and where it lies; not how buckets are reduced.
+
+Source: torch/csrc/distributed/c10d/reducer.cpp, whose division before the sum is kept,
+so that the results are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import torch
+
+from asyncrpc.ddp.buckets import Buckets, bytes_for
+from asyncrpc.ddp.machine import Item, Readiness, assign
+from asyncrpc.ddp.passes import Backward
+from asyncrpc.errors import UsageError
+
+_MIB: Final = 1 << 20
+
+
+class GradientOptions(NamedTuple):
+    """What `DistributedDataParallel` is given; see there."""
+
+    bucket_cap_mb: float
+    first_bucket_cap_mb: float
+    gradient_as_bucket_view: bool
+    find_unused_parameters: bool
+    static_graph: bool
+
+
+class Learned(NamedTuple):
+    """A parameter whose gradient is reduced.
+
+    Attributes:
+        name: in the module.
+        parameter: itself.
+        is_sparse: whether its gradients are.
+    """
+
+    name: str
+    parameter: torch.nn.Parameter
+    is_sparse: bool
+
+
+class Gradients:
+    """See the module.
+
+    Attributes:
+        learned: the parameters, by number.
+        numbers: of the parameters in each bucket.
+        nbytes: of memory that they need.
+        is_ordered: whether the buckets follow the order in which gradients come.
+    """
+
+    def __init__(self, learned: Sequence[Learned], options: GradientOptions) -> None:
+        self.learned = learned
+        self._options = options
+        self._parameters = [one.parameter for one in learned]
+        self._sparse = [one.is_sparse for one in learned]
+        self._items = [
+            Item(parameter.nbytes, (parameter.dtype, parameter.device), is_sparse)
+            for _, parameter, is_sparse in learned
+        ]
+        self.nbytes = bytes_for(self._parameters, self._sparse)
+        # Those that are used last get their gradients first.
+        self.numbers = self._assign(reversed(range(len(learned))))
+        self.is_ordered = False
+        self._uses = [1] * len(learned)
+        self._are_uses_known = not options.static_graph
+        self._unused: frozenset[int] = frozenset()  # by any rank, in a static graph
+        self._buckets: Buckets | None = None
+
+    @property
+    def finds_unused(self) -> bool:
+        """Whether the graph is searched for what autograd will not come to."""
+        return self._options.find_unused_parameters and not self._options.static_graph
+
+    @property
+    def asks_who_uses(self) -> bool:
+        """Whether it has to be found out in a pass which parameters are used."""
+        if self._options.static_graph:
+            return not self.is_ordered
+        return self.finds_unused
+
+    def text_of_missing(self, names: str) -> str:
+        """Say what to do where gradients have not come."""
+        if self._options.static_graph:
+            return (
+                f"the graph is not static: {names} got other gradients in this "
+                "backward pass than in the first; use find_unused_parameters=True in "
+                "place of static_graph=True"
+            )
+        return (
+            f"the loss does not depend on {names}, which got no gradient in this "
+            "backward pass; if that is meant, use find_unused_parameters=True"
+        )
+
+    # --- buckets ---------------------------------------------------------------------
+
+    def cut(self, memory: torch.Tensor) -> Buckets:
+        """Return the buckets, in this memory: uint8, `(nbytes,)`."""
+        if self._buckets is None:
+            self._buckets = Buckets(
+                self.numbers, self._parameters, self._sparse, memory
+            )
+        return self._buckets
+
+    def drop(self) -> None:
+        """Let go of all gradients, and of the memory."""
+        self._buckets = None
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def drop_views(self) -> None:
+        """Let go of the gradients that lie in buckets."""
+        for number in self._in_buckets():
+            self._parameters[number].grad = None
+
+    def readiness(self, buckets: Buckets) -> Readiness:
+        """Return what is expected of a pass."""
+        return Readiness(buckets.numbers, self._uses, is_held=not self._are_uses_known)
+
+    def _assign(self, order: Iterable[int]) -> list[list[int]]:
+        return assign(
+            self._items,
+            list(order),
+            first_cap_bytes=int(self._options.first_bucket_cap_mb * _MIB),
+            cap_bytes=int(self._options.bucket_cap_mb * _MIB),
+        )
+
+    # --- in --------------------------------------------------------------------------
+
+    def fill_unused(self, current: Backward) -> None:
+        """Fill in those that never come."""
+        for number, uses in enumerate(self._uses):
+            if not uses:
+                self.fill(current, number)
+
+    def fill_zeros(self, current: Backward) -> None:
+        """Fill in zeros for all."""
+        for flat in current.buckets.flats:
+            if flat is not None:
+                flat.zero_()
+        for number, (_, parameter, is_sparse) in enumerate(self.learned):
+            if is_sparse:
+                current.sparse[number] = _sparse_of(None, parameter, 1)
+
+    def fill(self, current: Backward, number: int) -> None:
+        """Put the gradient of a parameter into its bucket; zeros, if it has none."""
+        name, parameter, is_sparse = self.learned[number]
+        grad, scale = parameter.grad, current.terms.scale
+        if is_sparse:
+            current.sparse[number] = _sparse_of(grad, parameter, scale)
+            return
+        view = current.buckets.views[number]
+        with torch.no_grad():
+            if grad is None:
+                view.zero_()
+            elif current.buckets.holds(number, grad):
+                if scale != 1:
+                    view.mul_(scale)
+            elif grad.is_sparse:
+                raise UsageError(
+                    f"the gradient of {name!r} is sparse, which only those of "
+                    "nn.Embedding and nn.EmbeddingBag may be"
+                )
+            else:
+                if scale == 1:
+                    view.copy_(grad)
+                else:
+                    torch.mul(grad, scale, out=view)
+                if self._options.gradient_as_bucket_view:
+                    parameter.grad = view
+
+    # --- out -------------------------------------------------------------------------
+
+    def take(self, current: Backward) -> None:
+        """Let the parameters have what has been reduced."""
+        unused = self._unused
+        if current.used is not None:
+            counts = current.used.tolist()
+            unused = frozenset(one for one, count in enumerate(counts) if not count)
+            if self._options.static_graph:
+                self._unused = unused
+        with torch.no_grad():
+            for bucket, numbers in enumerate(current.buckets.numbers):
+                for number in numbers:
+                    # What nobody has used keeps the gradient that it has, or none.
+                    if number not in unused:
+                        self._take_one(current, bucket, number)
+
+    def _take_one(self, current: Backward, bucket: int, number: int) -> None:
+        parameter = self._parameters[number]
+        if self._sparse[number]:
+            parameter.grad = current.results[bucket]
+            return
+        if current.buckets.holds(number, parameter.grad):
+            return
+        view = current.buckets.views[number]
+        if self._options.gradient_as_bucket_view:
+            parameter.grad = view
+        elif parameter.grad is None:
+            parameter.grad = view.clone()
+        else:
+            parameter.grad.copy_(view)
+
+    def learn_uses(self, readiness: Readiness) -> None:
+        """Take it that gradients come as often from now on."""
+        if not self._are_uses_known:
+            self._uses = list(readiness.counts)
+            self._are_uses_known = True
+
+    def learn_order(self, order: Sequence[int], memory: torch.Tensor) -> None:
+        """Rebuild the buckets by the order in which gradients come."""
+        self.is_ordered = True
+        numbers = self._assign(order)
+        if numbers == self.numbers:
+            return
+        # Others get the places of these.
+        moved = {number: grad.clone() for number, grad in self._in_buckets().items()}
+        self.numbers = numbers
+        self._buckets = None
+        views = self.cut(memory).views
+        for number, grad in moved.items():
+            views[number].copy_(grad)
+            self._parameters[number].grad = views[number]
+
+    def _in_buckets(self) -> Mapping[int, torch.Tensor]:
+        """Return the gradients that are views of buckets."""
+        buckets = self._buckets
+        return {
+            number: parameter.grad
+            for number, parameter in enumerate(self._parameters)
+            if parameter.grad is not None
+            and buckets is not None
+            and buckets.holds(number, parameter.grad)
+        }
+
+
+def _sparse_of(
+    grad: torch.Tensor | None, parameter: torch.nn.Parameter, scale: float
+) -> torch.Tensor:
+    """Return a sparse gradient with every element once, of its own memory."""
+    if grad is None:
+        grad = torch.sparse_coo_tensor(
+            torch.empty((1, 0), dtype=torch.int64),
+            parameter.new_empty((0, *parameter.shape[1:])),
+            parameter.shape,
+            check_invariants=True,
+        )
+    if not grad.is_sparse:
+        raise UsageError(
+            "a module with sparse=True has a dense gradient: do not use its weight "
+            "elsewhere, or leave out sparse=True"
+        )
+    return (grad.detach() * scale).coalesce()

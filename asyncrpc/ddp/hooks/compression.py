@@ -1,0 +1,350 @@
+"""PowerSGD: gradients sent as products of two thin matrices.
+
+What is computed is in `low_rank`, what is kept from step to step in `memory`; here are
+the options, the counts, and what is saved.
+
+Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from asyncrpc.collectives import Group
+from asyncrpc.ddp.bucket import GradBucket
+from asyncrpc.ddp.hooks.low_rank import Plan, plan_for
+from asyncrpc.ddp.hooks.memory import BucketMemory
+from asyncrpc.ddp.hooks.plain import average
+from asyncrpc.ddp.hooks.states import HookState
+from asyncrpc.errors import UsageError
+
+logger = logging.getLogger("asyncrpc")
+
+_SEEDS: Final = 1_000_000_000  # as many as torch draws from
+_STARTS_MIN: Final = 2
+_OPTIONS: Final = (
+    "matrix_approximation_rank",
+    "start_powerSGD_iter",
+    "min_compression_rate",
+    "use_error_feedback",
+    "warm_start",
+    "orthogonalization_epsilon",
+    "batch_tensors_with_same_shape",
+    "compression_stats_logging_frequency",
+)
+_COUNTS: Final = (
+    "iter",
+    "total_numel_before_compression",
+    "total_numel_after_compression",
+    "next_stats_report",
+)
+
+
+class CompressionStats(NamedTuple):
+    """What compression has saved, over all steps that were compressed.
+
+    Attributes:
+        rate: elements before by elements after; 0 if nothing was compressed.
+        numel_before: elements of the gradients.
+        numel_after: elements that were summed over all ranks.
+    """
+
+    rate: float
+    numel_before: int
+    numel_after: int
+
+
+class PowerSGDState(HookState):
+    """The options of PowerSGD, and what it keeps from step to step for one module.
+
+    The first `start_powerSGD_iter` steps are not compressed.  All ranks make it with
+    the same options.  Its errors are those of one rank; all else is the same at all
+    ranks.  It is saved by pickle, or by `state_dict`; the group is left out.
+
+    If a hook fails or is cancelled, or a rank is lost, the ranks may keep different
+    things: load a state that was saved, or make a new one.
+
+    Attributes:
+        process_group: the ranks, as given; None: those of the module.
+        rng: draws the seeds of new Qs.
+        iter: steps that have been made.
+        next_stats_report: the step after which the rate is logged next.
+
+    Source: torch's `PowerSGDState`, whose options these are.  It has `p_memory_dict` as
+    well, of which no later step uses anything.
+    """
+
+    def __init__(
+        self,
+        process_group: Group | None,
+        matrix_approximation_rank: int = 1,
+        start_powerSGD_iter: int = 1_000,  # noqa: N803  torch's name
+        min_compression_rate: float = 2,
+        *,
+        use_error_feedback: bool = True,
+        warm_start: bool = True,
+        orthogonalization_epsilon: float = 0,
+        random_seed: int = 0,
+        compression_stats_logging_frequency: int = 10_000,
+        batch_tensors_with_same_shape: bool = False,
+    ) -> None:
+        """Make a state; the same at all ranks.
+
+        Args:
+            process_group: the ranks; None: those of the module it is registered with.
+            matrix_approximation_rank: columns of P and Q: the lower, the smaller is
+                what is sent.  Begin with 1, and double it.
+            start_powerSGD_iter: steps that are not compressed, for gradients are most
+                sensitive at the beginning; a tenth of all is a good start.
+            min_compression_rate: a gradient is compressed if it becomes smaller by
+                more than this.
+            use_error_feedback: keep what has not been sent, and add it to the next
+                gradient.  It takes the memory of the gradients once more.
+            warm_start: begin with the Qs of the step before.
+            orthogonalization_epsilon: is added to lengths that are divided by, for
+                gradients that may be all zero; not by `batched_powerSGD_hook`.
+            random_seed: of the first Qs.
+            compression_stats_logging_frequency: steps between two logs of the rate, of
+                level INFO.
+            batch_tensors_with_same_shape: multiply gradients of one shape together,
+                which takes the memory of a copy.
+
+        Raises:
+            UsageError: an option makes no sense; with `use_error_feedback` or
+                `warm_start`, `start_powerSGD_iter` has to be 2 or more, as the buckets
+                are cut anew after the first step.
+        """
+        super().__init__(process_group)
+        if matrix_approximation_rank < 1:
+            raise UsageError(
+                "matrix_approximation_rank is the number of columns, at least 1; got "
+                f"{matrix_approximation_rank}"
+            )
+        if (use_error_feedback or warm_start) and start_powerSGD_iter < _STARTS_MIN:
+            raise UsageError(
+                f"start_powerSGD_iter is {start_powerSGD_iter}; it has to be 2 or more "
+                "with use_error_feedback or warm_start, as the buckets are cut anew "
+                "after the first step"
+            )
+        self.matrix_approximation_rank = matrix_approximation_rank
+        self.start_powerSGD_iter = start_powerSGD_iter
+        self.min_compression_rate = min_compression_rate
+        self.use_error_feedback = use_error_feedback
+        self.warm_start = warm_start
+        self.orthogonalization_epsilon = orthogonalization_epsilon
+        self.batch_tensors_with_same_shape = batch_tensors_with_same_shape
+        self.compression_stats_logging_frequency = max(
+            1, compression_stats_logging_frequency
+        )
+        # The generator that torch's hook has: another would draw other seeds.
+        self.rng = np.random.RandomState(random_seed)
+        self.iter = 0
+        self.total_numel_before_compression = 0
+        self.total_numel_after_compression = 0
+        self.next_stats_report = 0
+        self._memory = BucketMemory()
+        self._warned_of_zeros = False
+
+    @property
+    def error_dict(self) -> dict[int, torch.Tensor]:
+        """What has not been sent, by index of the bucket.
+
+        `(elements,)`; `batched_powerSGD_hook` has more of them, which fill its square.
+        """
+        return self._memory.errors
+
+    @property
+    def q_memory_dict(self) -> dict[int, torch.Tensor]:
+        """The Qs of the next step, by index of the bucket.
+
+        Those of all matrices, one after the other; for `batched_powerSGD_hook` `(side,
+        rank)`.
+        """
+        return self._memory.qs
+
+    # --- counting --------------------------------------------------------------------
+
+    def maybe_increase_iter(self, bucket: GradBucket) -> None:
+        """Count a step, if the bucket is the last one."""
+        if bucket.is_last():
+            self.iter += 1
+            if self.iter == self.start_powerSGD_iter:
+                logger.info("PowerSGD compresses gradients after %d steps", self.iter)
+
+    def compression_stats(self) -> CompressionStats:
+        """Return what compression has saved until now."""
+        before = self.total_numel_before_compression
+        after = self.total_numel_after_compression
+        return CompressionStats(before / after if after else 0, before, after)
+
+    def count(self, bucket: GradBucket, before: int, after: int) -> None:
+        """Count elements before compression and after; log them now and then."""
+        self.total_numel_before_compression += before
+        self.total_numel_after_compression += after
+        if bucket.is_last() and self.iter >= self.next_stats_report:
+            stats = self.compression_stats()
+            logger.info(
+                "PowerSGD at step %d: %d elements before compression, %d after, rate "
+                "%.4g",
+                self.iter,
+                stats.numel_before,
+                stats.numel_after,
+                stats.rate,
+            )
+            self.next_stats_report = (
+                self.iter + self.compression_stats_logging_frequency
+            )
+
+    def warn_of_zeros(self, zeros: int) -> None:
+        """Say once that some columns could not be normalized."""
+        if zeros and not self._warned_of_zeros:
+            self._warned_of_zeros = True
+            logger.warning(
+                "PowerSGD: %d columns of zeros cannot be normalized, and stay; a small "
+                "orthogonalization_epsilon, as 1e-8, is made for this",
+                zeros,
+            )
+
+    # --- saving ----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the group: tensors and plain values, not copied.
+
+        `torch.load` reads it with `weights_only=True`.
+        """
+        drawn = self.rng.get_state(legacy=False)
+        return {
+            **{name: getattr(self, name) for name in (*_OPTIONS, *_COUNTS)},
+            "rng": {
+                "key": torch.from_numpy(drawn["state"]["key"].astype(np.int64)),
+                "pos": drawn["state"]["pos"],
+            },
+            "memory": self._memory.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what was saved, options included; group and module stay.
+
+        Args:
+            state: from `state_dict`; its tensors are used, and change.
+        """
+        for name in (*_OPTIONS, *_COUNTS):
+            setattr(self, name, state[name])
+        key, position = state["rng"]["key"], state["rng"]["pos"]
+        words = key.numpy().astype(np.uint32)
+        self.rng.set_state(("MT19937", words, position, 0, 0.0))
+        self._memory.load_state_dict(state["memory"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        logger.warning("a PowerSGDState is saved without its group")
+        return self.state_dict()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(None)  # type: ignore[misc]  # what is not saved is as if new
+        self.load_state_dict(state)
+        logger.warning(
+            "a PowerSGDState was loaded, without a group: that of the module it is "
+            "registered with is used, unless `process_group` is set"
+        )
+
+    async def average_errors(self) -> None:
+        """Make the errors of all ranks their mean; all ranks do so after the same step.
+
+        Steps depend on nothing but the mean.  So training goes on as it would have,
+        but for rounding, and the state of any one rank is that of all: it can be
+        loaded by as many ranks as there are then.
+
+        Raises:
+            CollectiveError: it has failed for all ranks; errors may differ then.
+            UsageError: there is no group yet.
+
+        Cancellation:
+            It fails for all ranks; errors may differ then.
+        """
+        for errors in (self._memory.errors, self._memory.loose_errors):
+            for key in sorted(errors):
+                await average(self.group, errors[key])
+
+    # --- steps, as the hooks make them -----------------------------------------------
+
+    def begin(self, bucket: GradBucket) -> Plan:
+        """Have what is kept by buckets as they are now; return what happens to one."""
+        memory, index = self._memory, bucket.index()
+        numbers = self.numbers_of(bucket.parameters())
+        for other in memory.stale(index, numbers):
+            theirs = [self.parameter(number) for number in memory.layouts[other]]
+            memory.loosen(other, theirs, self._plan_for(theirs))
+        memory.layouts[index] = numbers
+        return self._plan_for(bucket.parameters())
+
+    def _plan_for(self, parameters: Sequence[torch.Tensor]) -> Plan:
+        return _cached_plan(
+            tuple(one.shape for one in parameters),
+            self.matrix_approximation_rank,
+            self.min_compression_rate,
+            self.batch_tensors_with_same_shape,
+        )
+
+    def error_for(self, bucket: GradBucket, numel: int) -> torch.Tensor | None:
+        """Return what has not been sent of a bucket; None if it is lost.
+
+        Args:
+            bucket: begun.
+            numel: elements; more than those of the bucket fill a square.
+
+        Raises:
+            UsageError: what is kept is of another size.
+        """
+        if not self.use_error_feedback:
+            return None
+        return self._memory.error_for(
+            bucket.index(), bucket.parameters(), bucket.buffer(), numel
+        )
+
+    def qs_for(self, bucket: GradBucket, plan: Plan) -> torch.Tensor:
+        """Return the Qs that a step begins with, those that are missing drawn."""
+        index = bucket.index()
+        is_new = index not in self._memory.qs
+        qs, missing = self._memory.qs_for(index, plan, bucket.buffer())
+        # torch draws a seed for a bucket without matrices, too.
+        if missing or (is_new and not plan.batches):
+            self._draw(missing)
+        self._keep(index, qs)
+        return qs
+
+    def q_for(self, bucket: GradBucket, side: int, rank: int) -> torch.Tensor:
+        """Return the Q of a square, `(side, rank)`, that a step begins with."""
+        q = self._memory.qs.get(bucket.index())
+        if q is not None and q.shape == (side, rank):
+            q = q.to(bucket.buffer())
+        else:
+            q = bucket.buffer().new_empty(side, rank)
+            self._draw([q])
+        self._keep(bucket.index(), q)
+        return q
+
+    def _keep(self, index: int, qs: torch.Tensor) -> None:
+        if self.warm_start:
+            self._memory.qs[index] = qs
+
+    def _draw(self, targets: Sequence[torch.Tensor]) -> None:
+        """Fill tensors by chance, the same at all ranks, as torch's hook does."""
+        draw = torch.Generator().manual_seed(int(self.rng.randint(_SEEDS)))
+        for target in targets:
+            target.copy_(torch.randn(target.shape, dtype=target.dtype, generator=draw))
+
+
+@functools.lru_cache(maxsize=1024)  # buckets of a process; a plan takes 0.1 ms
+def _cached_plan(
+    shapes: tuple[torch.Size, ...],
+    rank: int,
+    rate_min: float,
+    batch: bool,  # noqa: FBT001  a key of the cache
+) -> Plan:
+    return plan_for(shapes, rank, rate_min, batch=batch)

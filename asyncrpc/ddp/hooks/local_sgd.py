@@ -1,0 +1,166 @@
+"""Post-local SGD: at first gradients of all ranks are averaged, then of some.
+
+After that the parameters have to be averaged over all ranks now and then, which
+`PostLocalSGDOptimizer` does.
+
+Source: torch/distributed/algorithms/ddp_comm_hooks/post_localSGD_hook.py; Lin et al.,
+"Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Any, Final
+
+import torch
+
+from asyncrpc.collectives import Group
+from asyncrpc.ddp.bucket import GradBucket
+from asyncrpc.ddp.hooks.plain import average
+from asyncrpc.ddp.hooks.states import HookState
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.links.host import HOST_ID
+
+logger = logging.getLogger("asyncrpc")
+
+_SAVED: Final = ("start_localSGD_iter", "post_local_gradient_allreduce", "iter")
+
+
+class PostLocalSGDState(HookState):
+    """When to stop averaging over all ranks, and what over then.
+
+    It is saved by pickle or by `state_dict`; the groups are left out.
+
+    Attributes:
+        process_group: all ranks, as given; None: those of the module.
+        subgroup: those that are averaged over later; None: the ranks of this host, for
+            which a group is made when it is needed.
+        start_localSGD_iter: steps whose gradients are averaged over all ranks.
+        post_local_gradient_allreduce: whether they are over `subgroup` then; else each
+            rank goes on with its own.
+        iter: steps that have been averaged over all ranks.
+
+    Source: torch's `PostLocalSGDState`.
+    """
+
+    def __init__(
+        self,
+        process_group: Group | None,
+        subgroup: Group | None,
+        start_localSGD_iter: int,  # noqa: N803  torch's name
+        *,
+        post_local_gradient_allreduce: bool = True,
+    ) -> None:
+        """Make a state; its options are the same at all ranks.
+
+        Args:
+            process_group: all ranks; None: those of the module it is registered with.
+            subgroup: the ranks that are averaged over later, this one among them; None:
+                those of this host.
+            start_localSGD_iter: steps whose gradients are averaged over all ranks.
+            post_local_gradient_allreduce: average over `subgroup` then.
+
+        Raises:
+            UsageError: `start_localSGD_iter` is negative.
+        """
+        super().__init__(process_group)
+        if start_localSGD_iter < 0:
+            raise UsageError(
+                "start_localSGD_iter is a number of steps, and got "
+                f"{start_localSGD_iter}"
+            )
+        self.subgroup = subgroup
+        self.start_localSGD_iter = start_localSGD_iter
+        self.post_local_gradient_allreduce = post_local_gradient_allreduce
+        self.iter = 0
+        self._had_subgroup = False
+        self._host_group: Group | None = None
+
+    def maybe_increase_iter(self, bucket: GradBucket) -> None:
+        """Count a step, if the bucket is the last one."""
+        if bucket.is_last():
+            self.iter += 1
+            if self.iter == self.start_localSGD_iter:
+                logger.info("local SGD begins after %d steps", self.iter)
+
+    async def local_group(self) -> Group:
+        """Return the ranks that are averaged over once all are not any more.
+
+        Raises:
+            CollectiveError: the ranks could not say which hosts they are on.
+            UsageError: there is no group yet; or the state was loaded, and its subgroup
+                has not been set again.
+
+        Cancellation:
+            It fails for all ranks.
+        """
+        if self.subgroup is not None:
+            return self.subgroup
+        if self._had_subgroup:
+            raise UsageError(
+                "this PostLocalSGDState was saved with a subgroup, which is no part of "
+                "what is saved: set `subgroup` again"
+            )
+        if self._host_group is None:
+            host = hashlib.blake2b(HOST_ID.encode()).digest()
+            hosts = await self.group.all_gather(torch.tensor(list(host)))
+            mine = hosts[self.group.rank]
+            here = [rank for rank, other in enumerate(hosts) if other.equal(mine)]
+            self._host_group = self.group.subgroup(here, name="local SGD")
+        return self._host_group
+
+    # --- saving ----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the groups: plain values."""
+        had = self._had_subgroup or self.subgroup is not None
+        return {**{name: getattr(self, name) for name in _SAVED}, "had_subgroup": had}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what was saved; groups and module stay."""
+        for name in _SAVED:
+            setattr(self, name, state[name])
+        self._had_subgroup = state["had_subgroup"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        logger.warning("a PostLocalSGDState is saved without its groups")
+        return self.state_dict()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(None, None, 0)  # type: ignore[misc]  # as if new, but for those
+        self.load_state_dict(state)
+        logger.warning(
+            "a PostLocalSGDState was loaded, without its groups: set `subgroup` again "
+            "if it had one, and `process_group` if that is not the module's"
+        )
+
+
+async def post_localSGD_hook(  # noqa: N802  torch's name
+    state: PostLocalSGDState, bucket: GradBucket
+) -> torch.Tensor:
+    """Reduce a bucket to its mean over all ranks at first, and over some later.
+
+    Args:
+        state: when, and which.
+        bucket: what is reduced, in place.
+
+    Returns:
+        The bucket's buffer.
+
+    Raises:
+        CollectiveError: it has failed for all ranks that take part.
+        UsageError: the state has no group.
+
+    Cancellation:
+        It fails for all ranks that take part; what is in the buffer is undefined.
+
+    Source: torch's `post_localSGD_hook`.
+    """
+    buffer = bucket.buffer()
+    if state.iter < state.start_localSGD_iter:
+        await average(state.group, buffer)
+        state.maybe_increase_iter(bucket)
+    elif state.post_local_gradient_allreduce:
+        await average(await state.local_group(), buffer)
+    return buffer

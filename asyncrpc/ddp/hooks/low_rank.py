@@ -1,0 +1,299 @@
+"""PowerSGD without communication: what is computed before, between and after the sums.
+
+A gradient M of n x m is sent as P, n x r, and Q, m x r, for a small rank r:
+
+    first()     P = M Q         Q has orthonormal columns; P is summed over all ranks
+    second()    Q = M^T P       P has, now; Q is summed over all ranks
+    finish()    M = P Q^T       with Q's mean; so M is about the mean of all M
+
+Gradients that would hardly get smaller are summed as they are, together with P: a
+bucket takes two collectives.  With error feedback, what M lacks is kept, and added to
+the gradient of the next step.
+
+`Layers` compresses each gradient of a bucket by itself, `Square` all of them as one
+square matrix.  Neither knows other ranks, the event loop, or where memory is kept.
+
+Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
+Distributed Optimization", NeurIPS 2019; torch/distributed/algorithms/ddp_comm_hooks/
+powerSGD_hook.py, whose order of operations is kept, so that results are equal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from asyncrpc.ddp.hooks.orthogonal import orthogonalize
+
+_STEP: Final = 1 << 16  # elements of a square that are restored at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A gradient that is compressed.
+
+    Attributes:
+        place: of its parameter in the bucket.
+        start: of its elements in the buffer.
+        rows: its first dimension.
+        columns: all others.
+        rank: columns of its P and Q.
+    """
+
+    place: int
+    start: int
+    rows: int
+    columns: int
+    rank: int
+
+    @property
+    def end(self) -> int:
+        """Where its elements end in the buffer."""
+        return self.start + self.rows * self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What happens to the gradients of a bucket.
+
+    Attributes:
+        batches: matrices of one shape that are multiplied together; P and Q of one
+            follow those of the one before.
+        plain: from where to where the buffer is summed as it is.
+        numel: elements of the buffer.
+    """
+
+    batches: tuple[tuple[Matrix, ...], ...]
+    plain: tuple[tuple[int, int], ...]
+    numel: int
+
+    @property
+    def matrices(self) -> Iterator[Matrix]:
+        """All that are compressed, in the order of their Ps and Qs."""
+        return itertools.chain.from_iterable(self.batches)
+
+    @property
+    def plain_numel(self) -> int:
+        """Elements that are summed as they are."""
+        return sum(end - start for start, end in self.plain)
+
+    @property
+    def p_numel(self) -> int:
+        """Elements of all Ps."""
+        return sum(one.rows * one.rank for one in self.matrices)
+
+    @property
+    def q_numel(self) -> int:
+        """Elements of all Qs."""
+        return sum(one.columns * one.rank for one in self.matrices)
+
+    @property
+    def sent_numel(self) -> int:
+        """Elements that are summed over all ranks."""
+        return self.plain_numel + self.p_numel + self.q_numel
+
+
+def plan_for(
+    shapes: Sequence[torch.Size], rank: int, rate_min: float, *, batch: bool
+) -> Plan:
+    """Decide which gradients are compressed.
+
+    Args:
+        shapes: of the gradients, in the order of the buffer.
+        rank: columns of P and Q, at most.
+        rate_min: a gradient is compressed if it becomes smaller by more than this.
+        batch: multiply matrices of one shape together.
+    """
+    by_shape: dict[tuple[int, int], list[Matrix]] = {}
+    plain: list[tuple[int, int]] = []
+    end = 0
+    for place, shape in enumerate(shapes):
+        start, end = end, end + shape.numel()
+        if start == end:
+            continue
+        rows = shape[0] if shape else 1
+        columns = shape.numel() // rows
+        matrix = Matrix(place, start, rows, columns, min(rows, columns, rank))
+        if (rows + columns) * matrix.rank * rate_min < rows * columns:
+            by_shape.setdefault((rows, columns), []).append(matrix)
+        elif plain and plain[-1][1] == start:
+            plain[-1] = (plain[-1][0], end)
+        else:
+            plain.append((start, end))
+    alike = [tuple(matrices) for matrices in by_shape.values()]
+    if not batch:
+        alike = [(matrix,) for matrices in alike for matrix in matrices]
+    return Plan(tuple(alike), tuple(plain), end)
+
+
+class Layers:
+    """One bucket, each gradient of which is compressed by itself.
+
+    Attributes:
+        sent: `(elements,)`, what is summed first: plain gradients, then all Ps.
+        qs: `(elements,)`, what is summed then: all Qs.
+        zeros: columns that could not be normalized.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        buffer: torch.Tensor,
+        qs: torch.Tensor,
+        error: torch.Tensor | None,
+        epsilon: float,
+    ) -> None:
+        """Begin.
+
+        Args:
+            plan: of the bucket.
+            buffer: `(elements,)`, the gradients, which are overwritten.
+            qs: `(elements,)`, all Qs, whose columns need not be orthonormal yet.
+            error: `(elements,)`, which becomes what the means lack; None: that is lost.
+            epsilon: of `orthogonalize`.
+        """
+        self._plan = plan
+        self._buffer = buffer
+        self._error = error
+        self._epsilon = epsilon
+        plain_numel = plan.plain_numel
+        self.sent = buffer.new_empty(plain_numel + plan.p_numel)
+        self.qs = qs
+        self.zeros = 0
+        self._ms = [self._matrices(batch) for batch in plan.batches]
+        shapes = [(len(one), one[0]) for one in plan.batches]
+        p_shapes = [(count, one.rows, one.rank) for count, one in shapes]
+        self._ps = cut(self.sent[plain_numel:], p_shapes)
+        self._qs = cut(qs, q_shapes(plan))
+
+    def _matrices(self, batch: Sequence[Matrix]) -> torch.Tensor:
+        """Return the gradients of a batch, `(count, rows, columns)`."""
+        found = [
+            self._buffer[one.start : one.end].view(one.rows, one.columns)
+            for one in batch
+        ]
+        # One alone stays where it is.
+        return torch.stack(found) if len(found) > 1 else found[0].unsqueeze(0)
+
+    def first(self) -> None:
+        """Find what is summed first."""
+        at = 0
+        for start, end in self._plan.plain:
+            self.sent[at : at + end - start].copy_(self._buffer[start:end])
+            at += end - start
+        for m, p, q in zip(self._ms, self._ps, self._qs, strict=True):
+            self.zeros += orthogonalize(q, self._epsilon)
+            torch.bmm(m, q, out=p)
+
+    def second(self) -> None:
+        """Find what is summed then."""
+        for m, p, q in zip(self._ms, self._ps, self._qs, strict=True):
+            self.zeros += orthogonalize(p, self._epsilon)
+            torch.bmm(m.transpose(1, 2), p, out=q)
+
+    def finish(self, size: int) -> None:
+        """Put the means over `size` ranks into the buffer."""
+        error = self._error
+        self.qs.div_(size)
+        at = 0
+        for start, end in self._plan.plain:
+            mean = self.sent[at : at + end - start].div_(size)
+            at += end - start
+            replace(self._buffer[start:end], mean, error, start)
+        for batch, m, p, q in zip(
+            self._plan.batches, self._ms, self._ps, self._qs, strict=True
+        ):
+            if len(batch) > 1:
+                means = torch.bmm(p, q.transpose(1, 2), out=m)
+                for one, mean in zip(batch, means, strict=True):
+                    part = self._buffer[one.start : one.end]
+                    replace(part, mean.view(-1), error, one.start)
+            elif error is None:
+                torch.bmm(p, q.transpose(1, 2), out=m)  # which is in the buffer
+            else:
+                start, end = batch[0].start, batch[0].end
+                error[start:end].copy_(self._buffer[start:end])
+                torch.bmm(p, q.transpose(1, 2), out=m)
+                error[start:end].sub_(self._buffer[start:end])
+
+
+def q_shapes(plan: Plan) -> list[tuple[int, int, int]]:
+    """Return the shapes of the Qs of each batch, `(count, columns, rank)`."""
+    return [(len(one), one[0].columns, one[0].rank) for one in plan.batches]
+
+
+def cut(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Return views of a flat tensor, one after the other."""
+    parts: tuple[torch.Tensor, ...] = flat.split([math.prod(one) for one in shapes])  # type: ignore[no-untyped-call]  # torch has none for it
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def replace(
+    part: torch.Tensor, mean: torch.Tensor, error: torch.Tensor | None, start: int
+) -> None:
+    """Put a mean in the place of a part of a buffer, and note what it lacks there."""
+    if error is not None:
+        torch.sub(part, mean, out=error[start : start + len(part)])
+    part.copy_(mean)
+
+
+class Square:
+    """One bucket, all gradients of which are compressed as one square matrix.
+
+    Attributes:
+        p: `(side, rank)`, what is summed first.
+        q: `(side, rank)`, what is summed then.
+        zeros: columns that could not be normalized.
+    """
+
+    def __init__(
+        self, buffer: torch.Tensor, padded: torch.Tensor, q: torch.Tensor
+    ) -> None:
+        """Begin.
+
+        Args:
+            buffer: `(elements,)`, which gets the means.
+            padded: `(side * side,)`, the gradients; it becomes what their means lack.
+                It may be the buffer itself: then that is lost.
+            q: `(side, rank)`, whose columns need not be orthonormal yet.
+        """
+        self._buffer = buffer
+        self._padded = padded
+        self._matrix = padded.view(len(q), len(q))
+        self.p = torch.empty_like(q)
+        self.q = q
+        self.zeros = 0
+
+    def first(self) -> None:
+        """Find P."""
+        self.zeros += orthogonalize(self.q.unsqueeze(0))
+        torch.mm(self._matrix, self.q, out=self.p)
+
+    def second(self) -> None:
+        """Find Q."""
+        self.zeros += orthogonalize(self.p.unsqueeze(0))
+        torch.mm(self._matrix.t(), self.p, out=self.q)
+
+    def finish(self, size: int) -> None:
+        """Put the means over `size` ranks into the buffer."""
+        self.q.div_(size)
+        side = len(self.q)
+        is_apart = self._padded.data_ptr() != self._buffer.data_ptr()
+        rows = max(1, _STEP // side)
+        for low in range(0, side, rows):
+            means = torch.mm(self.p[low : low + rows], self.q.t()).view(-1)
+            start = low * side
+            if is_apart:
+                self._padded[start : start + len(means)].sub_(means)
+            part = self._buffer[start : start + len(means)]
+            part.copy_(means[: len(part)])
+
+
+def side_of(numel: int) -> int:
+    """Return the side of the smallest square that has room for so many elements."""
+    return math.isqrt(numel - 1) + 1 if numel else 0

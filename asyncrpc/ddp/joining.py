@@ -1,0 +1,96 @@
+"""Uneven inputs: ranks that have no more take part in what the others still do.
+
+Source: torch.nn.parallel.DistributedDataParallel.join, torch.distributed.algorithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from asyncrpc.ddp.exchange import Exchange
+from asyncrpc.ddp.initial import broadcast
+from asyncrpc.ddp.reducer import Reducer
+from asyncrpc.errors import UsageError
+
+
+class Join:
+    """An async context: a rank that leaves it goes on with those that are within."""
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        state: Sequence[torch.Tensor],
+        *,
+        divides_by_all: bool,
+        throws: bool,
+    ) -> None:
+        self._reducer = reducer
+        self._exchange: Exchange = reducer.exchange
+        self._state = state
+        self._divides_by_all = divides_by_all
+        self._throws = throws
+        self._last = 0  # the rank whose parameters have seen every step
+
+    async def __aenter__(self) -> Self:
+        """Ask before each pass, from now on, who takes part."""
+        if self._exchange.join is not None:
+            raise UsageError("this module is within a `join` already")
+        self._exchange.join = self._present
+        self._exchange.divides_by_all = self._divides_by_all
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Go on with the others, until nobody has an input left."""
+        exchange = self._exchange
+        try:
+            if error is None:
+                await self._shadow()
+            else:
+                exchange.refuse(f"left its `join` with {error!r}")
+                exchange.leave()
+        finally:
+            exchange.join = None
+            exchange.divides_by_all = True
+
+    async def _shadow(self) -> None:
+        exchange = self._exchange
+        exchange.join = self._others
+        while True:
+            terms = await exchange.enter()
+            if not terms.present:
+                break
+            await self._reducer.shadow(terms)
+        # Those who left early have not made the last steps.
+        await broadcast(exchange.group, self._state, self._last)
+
+    async def _present(self) -> Sequence[int]:
+        return await self._count(is_here=True)
+
+    async def _others(self) -> Sequence[int]:
+        return await self._count(is_here=False)
+
+    async def _count(self, *, is_here: bool) -> Sequence[int]:
+        """Return the ranks that have an input."""
+        group = self._exchange.group
+        here = torch.zeros(group.size, dtype=torch.int32)
+        here[group.rank] = is_here
+        await group.all_reduce(here)
+        present = here.nonzero().flatten().tolist()
+        if present:
+            self._last = present[0]
+        if self._throws and 0 < len(present) < group.size:
+            gone = next(rank for rank in range(group.size) if rank not in present)
+            raise UsageError(
+                f"rank {gone} ({group.members[gone]!r}) has no more inputs, and "
+                "throw_on_early_termination=True"
+            )
+        return present

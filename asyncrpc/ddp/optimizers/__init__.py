@@ -1,0 +1,1 @@
+"""Optimizers that share out their state, or average parameters, over ranks."""

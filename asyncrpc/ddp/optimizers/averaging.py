@@ -1,0 +1,315 @@
+"""Means of parameters over ranks, now and then: what local SGD does between its steps.
+
+All parameters of an averaging are one tensor, in memory that the group shares, so that
+it is reduced in place.  They are changed when that has gone well as a whole: a rank
+where it fails keeps its own.
+
+Source: torch/distributed/algorithms/model_averaging/averagers.py and
+hierarchical_model_averager.py; Lin et al., "Don't Use Large Mini-Batches, Use Local
+SGD", ICLR 2020; Lin et al., 2020, on hierarchies.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from asyncrpc.collectives import Group
+from asyncrpc.ddp.initial import verify
+from asyncrpc.ddp.own_group import OwnGroup, reason_for
+from asyncrpc.ddp.threads import run_beside
+from asyncrpc.errors import UsageError
+
+logger = logging.getLogger("asyncrpc")
+
+Averaged: TypeAlias = Iterable[torch.Tensor] | Iterable[Mapping[str, Any]]
+
+
+class ModelAverager(ABC):
+    """Decides at each step whether parameters are averaged, and over which ranks.
+
+    Attributes:
+        group: as given.
+        step: how many there have been.
+
+    Source: torch's `ModelAverager`.
+    """
+
+    def __init__(self, group: Group) -> None:
+        """Begin at step 0.
+
+        Args:
+            group: all ranks; every rank makes its averagers in the same order.
+        """
+        self.group = group
+        self.step = 0
+
+    @abstractmethod
+    def _due(self) -> _Mean | None:
+        """Return what averages at this step; None: nothing does."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the group, on the event loop.  Idempotent."""
+
+    async def average_parameters(self, params: Averaged) -> None:
+        """Average parameters over ranks, if that is due, and count a step.
+
+        Args:
+            params: parameters, or groups of them as optimizers have; those without a
+                gradient are left out.  All ranks that average have to have the same.
+
+        Raises:
+            UsageError: ranks have other parameters than the first of them, or a
+                parameter has no numbers that can be averaged.
+            CollectiveError: it has failed for all ranks that have not ended it.
+
+            In both cases this rank's parameters and `step` are as they were.
+
+        Cancellation:
+            It fails for all ranks that have not ended it, likewise.
+        """
+        mean = self._due()
+        if mean is not None:
+            await mean.take(_with_gradients(params))
+        self.step += 1
+
+
+class PeriodicModelAverager(ModelAverager):
+    """Averages over all ranks every few steps, when a warm-up is over.
+
+    Attributes:
+        period: steps from one averaging to the next.
+        warmup_steps: steps before the first.
+
+    Example:
+        >>> averager = PeriodicModelAverager(group, period=4, warmup_steps=100)
+        >>> for inputs in batches:
+        ...     ...  # forward, backward, a step of the optimizer
+        ...     await averager.average_parameters(model.parameters())
+
+    Source: torch's `PeriodicModelAverager`.
+    """
+
+    def __init__(self, group: Group, period: int, *, warmup_steps: int = 0) -> None:
+        """Begin at step 0; nothing is sent.
+
+        Args:
+            group: the ranks.
+            period: steps from one averaging to the next; the same at all ranks.
+            warmup_steps: steps without averaging before that; as in the
+                `start_localSGD_iter` of the communication hook.
+
+        Raises:
+            UsageError: `period` is not positive, or `warmup_steps` negative.
+        """
+        super().__init__(group)
+        _check_warmup(warmup_steps)
+        if period < 1:
+            raise UsageError(f"`period` is a positive number of steps, not {period}")
+        if period == 1:
+            _warn_of_period_1()
+        self.period = period
+        self.warmup_steps = warmup_steps
+        self._mean = _Mean(OwnGroup(group))
+
+    def _due(self) -> _Mean | None:
+        after = self.step - self.warmup_steps
+        return self._mean if after >= 0 and after % self.period == 0 else None
+
+    def close(self) -> None:
+        """Let go of the group, on the event loop.  Idempotent."""
+        self._mean.own.close()
+
+
+class HierarchicalModelAverager(ModelAverager):
+    """Averages over few ranks often, and over more ranks less often.
+
+    At a step that several periods divide, the longest of them counts.
+
+    Attributes:
+        period_group_size_dict: as given.
+        warmup_steps: steps before the first averaging.
+
+    Example:
+        >>> averager = HierarchicalModelAverager(  # of 16 ranks
+        ...     group, {4: 8, 16: 16}, warmup_steps=100
+        ... )
+
+    Source: torch's `HierarchicalModelAverager`.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        period_group_size_dict: Mapping[int, int],
+        *,
+        warmup_steps: int = 0,
+    ) -> None:
+        """Begin at step 0; nothing is sent.
+
+        Args:
+            group: all ranks.
+            period_group_size_dict: number of ranks by period, in steps; longer periods
+                have more ranks, and the longest has all.  Neighbours by rank average
+                together: of 8 ranks by 4, ranks 0 to 3 and 4 to 7.
+            warmup_steps: steps without averaging before that.
+
+        Raises:
+            UsageError: there is no period; periods or sizes are not positive, or do not
+                grow; a size does not divide that of the group; the last is not all; or
+                `warmup_steps` is negative.
+        """
+        super().__init__(group)
+        _check_warmup(warmup_steps)
+        _check_levels(period_group_size_dict, group.size)
+        self.period_group_size_dict = dict(period_group_size_dict)
+        self.warmup_steps = warmup_steps
+        self._means = {
+            period: _Mean(OwnGroup(group, _block(group, size)))
+            for period, size in period_group_size_dict.items()
+        }
+
+    def _due(self) -> _Mean | None:
+        if self.step < self.warmup_steps:
+            return None
+        for period in reversed(self._means):
+            if self.step % period == 0:
+                return self._means[period]
+        return None
+
+    def close(self) -> None:
+        """Let go of all groups, on the event loop.  Idempotent."""
+        for mean in self._means.values():
+            mean.own.close()
+
+
+class _Mean:
+    """Averages over one group of ranks.
+
+    Attributes:
+        own: the ranks.
+    """
+
+    def __init__(self, own: OwnGroup) -> None:
+        self.own = own
+        self._memory: torch.Tensor | None = None  # of the group, kept for the next one
+
+    async def take(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Replace parameters by their means over the ranks."""
+        group = self.own.enter()
+        try:
+            await self._take(group, parameters)
+        except BaseException as error:
+            self._memory = None  # another rank may write to it still
+            self.own.leave(reason_for("an averaging of parameters", error))
+            raise
+
+    async def _take(self, group: Group, parameters: Sequence[torch.Tensor]) -> None:
+        names = {f"parameter {n}": one for n, one in enumerate(parameters)}
+        try:
+            await verify(group, names, {})
+        except UsageError as error:
+            raise UsageError(
+                f"the parameters with a gradient are averaged: {error}"
+            ) from error
+        if not parameters:
+            return
+        dtype = _dtype_of(parameters)
+        numel = sum(one.numel() for one in parameters)
+        memory = self._memory
+        if memory is None or memory.dtype != dtype or memory.numel() != numel:
+            self._memory = None
+            memory = await group.empty(numel, dtype=dtype)
+        # Divided before, as torch does: a sum that would be too large for the dtype is
+        # not made, and over two ranks the bits are torch's.
+        fill = functools.partial(_fill, memory, parameters, group.size)
+        await run_beside(fill, memory.nbytes)
+        await group.all_reduce(memory)
+        empty = functools.partial(_empty, memory, parameters)
+        await run_beside(empty, memory.nbytes)
+        self._memory = memory
+
+
+def _fill(
+    memory: torch.Tensor, parameters: Sequence[torch.Tensor], divisor: int
+) -> None:
+    for part, parameter in _parts(memory, parameters):
+        part.copy_(parameter.detach())
+    memory.div_(divisor)
+
+
+def _empty(memory: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
+    for part, parameter in _parts(memory, parameters):
+        parameter.detach().copy_(part)
+
+
+def _parts(
+    memory: torch.Tensor, parameters: Sequence[torch.Tensor]
+) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the part of the memory for each parameter, in its shape."""
+    end = 0
+    for parameter in parameters:
+        start, end = end, end + parameter.numel()
+        yield memory[start:end].view(parameter.shape), parameter
+
+
+def _with_gradients(params: Averaged) -> list[torch.Tensor]:
+    """Return the parameters that have gradients, of groups too."""
+    found: list[torch.Tensor] = []
+    for one in params:
+        found += [one] if isinstance(one, torch.Tensor) else one["params"]
+    return [one for one in found if one.grad is not None]
+
+
+def _dtype_of(parameters: Sequence[torch.Tensor]) -> torch.dtype:
+    """Return the dtype in which parameters are added: the widest of theirs."""
+    dtypes = [one.dtype for one in parameters]
+    for number, dtype in enumerate(dtypes):
+        if not (dtype.is_floating_point or dtype.is_complex):
+            raise UsageError(
+                f"parameter {number} is of {dtype}, which has no means: leave it out"
+            )
+    return functools.reduce(torch.promote_types, dtypes)
+
+
+def _block(group: Group, size: int) -> Sequence[int]:
+    """Return the ranks that average with this one, `size` at a time."""
+    first = group.rank - group.rank % size
+    return range(first, first + size)
+
+
+def _check_warmup(warmup_steps: int) -> None:
+    if warmup_steps < 0:
+        raise UsageError(f"`warmup_steps` is a number of steps, not {warmup_steps}")
+
+
+def _check_levels(levels: Mapping[int, int], ranks: int) -> None:
+    if not levels:
+        raise UsageError("`period_group_size_dict` has no period: give at least one")
+    periods, sizes = list(levels), list(levels.values())
+    for what, numbers in (("period", periods), ("size", sizes)):
+        if numbers[0] < 1 or numbers != sorted(set(numbers)):
+            raise UsageError(
+                f"each {what} of `period_group_size_dict` is more than the one before, "
+                f"and positive, not {numbers}"
+            )
+    if sizes[-1] != ranks or any(ranks % size for size in sizes):
+        raise UsageError(
+            f"sizes in `period_group_size_dict` divide the number of ranks, {ranks}, "
+            f"and the last is that number; got {sizes}"
+        )
+    if periods[-1] == 1:
+        _warn_of_period_1()
+
+
+def _warn_of_period_1() -> None:
+    logger.warning(
+        "parameters that are averaged at every step cost as much as gradients do: use "
+        "DistributedDataParallel without averaging"
+    )

@@ -1,0 +1,89 @@
+"""The step of an optimizer of torch's, within one that is a coroutine.
+
+torch calls hooks around a step that it takes for a plain function, so it would call
+those that come after a step before a coroutine has begun: they are called here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+from asyncrpc.ddp.threads import in_thread
+from asyncrpc.errors import UsageError
+
+# It computes the loss and its gradients, and returns the loss; plain, or a coroutine.
+Closure: TypeAlias = Callable[[], Any]
+
+
+def call_hooks_before(
+    optimizer: torch.optim.Optimizer, closure: Closure | None
+) -> Closure | None:
+    """Call what was registered with `register_step_pre_hook`.
+
+    Returns:
+        The closure, which a hook may replace.
+
+    Raises:
+        UsageError: a hook returned something else than arguments.
+    """
+    args, kwargs = _arguments(optimizer, closure)
+    hooks: dict[int, Any] = optimizer._optimizer_step_pre_hooks  # noqa: SLF001  (as torch's own step does)
+    for hook in hooks.values():
+        changed = hook(optimizer, args, kwargs)
+        if changed is None:
+            continue
+        if not isinstance(changed, tuple) or len(changed) != 2:  # noqa: PLR2004
+            raise UsageError(
+                f"a hook before a step returns None, or arguments and keyword "
+                f"arguments; {hook!r} returned {changed!r}"
+            )
+        args, kwargs = changed
+    return args[1] if len(args) > 1 else kwargs.get("closure")
+
+
+def call_hooks_after(optimizer: torch.optim.Optimizer, closure: Closure | None) -> None:
+    """Call what was registered with `register_step_post_hook`."""
+    args, kwargs = _arguments(optimizer, closure)
+    hooks: dict[int, Any] = optimizer._optimizer_step_post_hooks  # noqa: SLF001  (likewise)
+    for hook in hooks.values():
+        hook(optimizer, args, kwargs)
+
+
+def _arguments(
+    optimizer: torch.optim.Optimizer, closure: Closure | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((optimizer,) if closure is None else (optimizer, closure)), {}
+
+
+async def step_in_thread(
+    optimizer: torch.optim.Optimizer, closure: Closure | None
+) -> Any:
+    """Step one of torch's optimizers in a thread; when this ends, it has ended.
+
+    Args:
+        optimizer: whose `step` is called.
+        closure: a coroutine function is called before the step, once; another one is
+            for the optimizer.
+
+    Returns:
+        What the coroutine returned, or else the step.
+
+    Raises:
+        Exception: what the closure or the optimizer raises.
+
+    Cancellation:
+        It waits until the thread has ended, as that changes parameters.
+    """
+    step: Callable[..., Any] = optimizer.step
+    if closure is None:
+        return await in_thread(step)
+    call = type(closure).__call__  # of an object that is called like a function
+    if not any(map(inspect.iscoroutinefunction, (closure, call))):
+        return await in_thread(lambda: step(closure))
+    loss = await closure()
+    await in_thread(step)
+    return loss

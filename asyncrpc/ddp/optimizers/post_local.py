@@ -1,0 +1,180 @@
+"""`PostLocalSGDOptimizer`: each rank steps by itself, and parameters are averaged.
+
+Source: torch/distributed/optim/post_localSGD_optimizer.py; Lin et al., "Don't Use Large
+Mini-Batches, Use Local SGD", ICLR 2020.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any, Final, NoReturn
+
+import torch
+
+from asyncrpc.ddp.optimizers.averaging import ModelAverager
+from asyncrpc.ddp.optimizers.local_step import Closure, step_in_thread
+from asyncrpc.errors import UsageError
+
+logger = logging.getLogger("asyncrpc")
+
+# Where torch keeps hooks: they are those of the optimizer within.
+_HOOKS: Final = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+
+
+class PostLocalSGDOptimizer(torch.optim.Optimizer):
+    """An optimizer of this rank, after whose steps parameters are averaged.
+
+    Groups, options, state and hooks are those of the optimizer within, so torch's
+    schedulers take it for any other.
+
+    Attributes:
+        optim: the optimizer within, as given.
+        averager: as given.
+
+    Example:
+        >>> state = PostLocalSGDState(None, None, start_localSGD_iter=100)
+        >>> model.register_comm_hook(state, post_localSGD_hook)
+        >>> optimizer = PostLocalSGDOptimizer(
+        ...     torch.optim.SGD(model.parameters(), lr=0.01),
+        ...     PeriodicModelAverager(group, period=4, warmup_steps=100),
+        ... )
+        >>> await optimizer.step()
+
+    Source: torch's `PostLocalSGDOptimizer`.
+    """
+
+    def __init__(self, optim: torch.optim.Optimizer, averager: ModelAverager) -> None:
+        """Put an optimizer and an averager together; nothing is sent.
+
+        Args:
+            optim: of this rank's parameters; one of torch's, or alike.
+            averager: says when parameters are averaged, and over which ranks.
+
+        Raises:
+            UsageError: the step of `optim` is a coroutine, so it keeps ranks together
+                itself.
+        """
+        # torch's constructor would make groups and state of its own.
+        if inspect.iscoroutinefunction(type(optim).step):
+            raise UsageError(
+                f"a {type(optim).__name__} keeps the parameters of all ranks together, "
+                "so they need no averaging; use one or the other"
+            )
+        self.optim = optim
+        self.averager = averager
+        for name in _HOOKS:
+            setattr(self, name, getattr(optim, name))
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]  # a variable there
+        """Groups of parameters and their options."""
+        return self.optim.param_groups
+
+    @property
+    def defaults(self) -> Any:  # type: ignore[override]  # likewise
+        """Options of groups that do not have them."""
+        return self.optim.defaults
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]  # likewise
+        """What the optimizer keeps for each parameter."""
+        return self.optim.state
+
+    def __repr__(self) -> str:
+        return repr(self.optim)
+
+    async def step(  # type: ignore[override]  # it waits for others
+        self, closure: Closure | None = None
+    ) -> Any:
+        """Step this rank's parameters, in a thread; then average them, if that is due.
+
+        Args:
+            closure: computes the loss and its gradients.  A coroutine function is
+                called once, before the step; another one by the optimizer, in its
+                thread, as often as that likes.
+
+        Returns:
+            What `closure` returned, or what the optimizer made of it.
+
+        Raises:
+            UsageError: ranks have other parameters with gradients than the first.
+            CollectiveError: the averaging has failed for all ranks that have not ended
+                it.
+            Exception: what the optimizer or `closure` raises.
+
+            If the averaging failed, this rank has made its step, and its parameters are
+            its own; `await optimizer.averager.average_parameters(
+            optimizer.param_groups)` at every rank tries again.
+
+        Cancellation:
+            The optimizer's own step is ended first; then an averaging fails for all
+            ranks that have not ended it.
+
+        Source: torch's `PostLocalSGDOptimizer.step`.
+        """
+        loss = await step_in_thread(self.optim, closure)
+        await self.averager.average_parameters(self.optim.param_groups)
+        return loss
+
+    # Else torch wraps it in a plain function, which calls hooks before it has ended.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002  (torch's signature)
+        """Take the gradients away, or set them to zero.
+
+        Args:
+            set_to_none: take them away.
+        """
+        self.optim.zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take in one more group of parameters.
+
+        Args:
+            param_group: `params`, and options.
+
+        Raises:
+            Exception: what the optimizer within raises.
+        """
+        self.optim.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer, and as `step` that of the averager."""
+        return {**self.optim.state_dict(), "step": self.averager.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up a state, and go on at its step.
+
+        Args:
+            state_dict: what `state_dict` returned, here or of torch's.  Without `step`
+                the averager begins anew, with a warning in the log.
+
+        Raises:
+            Exception: what the optimizer within raises.
+        """
+        self.optim.load_state_dict(state_dict)
+        if "step" not in state_dict:
+            logger.warning(
+                "the state that is loaded has no `step`: the averager begins at 0, "
+                "with its warm-up"
+            )
+        self.averager.step = state_dict.get("step", 0)
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse: a group cannot be saved.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "a PostLocalSGDOptimizer cannot be copied or pickled, as its averager "
+            "belongs to a group: save its `state_dict()`"
+        )

@@ -1,0 +1,168 @@
+"""An optimizer's state, taken apart into those of ranks, and put together again.
+
+torch numbers parameters group by group.  A rank's optimizer numbers its own; what is
+saved has the numbers of all, which here are called places.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch.utils import _pytree as pytree
+
+from asyncrpc.errors import OptimizerError, UsageError
+
+State: TypeAlias = dict[str, Any]
+
+OF_PARAMETERS: Final = frozenset(("params", "param_names"))  # no options of a group
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a group, without its parameters."""
+    return {name: group[name] for name in group if name not in OF_PARAMETERS}
+
+
+def renumbered(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return copies of groups, with places for parameters."""
+    found = []
+    place = 0
+    for group in groups:
+        after = place + len(group["params"])
+        options = {name: group[name] for name in group if name != "params"}
+        places = list(range(place, after))
+        found.append({**copy.deepcopy(options), "params": places})
+        place = after
+    return found
+
+
+def copied(
+    optimizer: torch.optim.Optimizer, places: Sequence[int]
+) -> dict[int, dict[str, Any]]:
+    """Return a copy of the state of an optimizer.
+
+    Args:
+        optimizer: of one rank's parameters.
+        places: of these among all.
+
+    Returns:
+        What it keeps for each parameter, by their places.
+
+    Raises:
+        UsageError: it keeps something that is no parameter's.
+    """
+    return {
+        place: pytree.tree_map_only(torch.Tensor, lambda one: one.clone(), value)
+        for place, value in _by_places(optimizer, places)
+    }
+
+
+def to_bytes(optimizer: torch.optim.Optimizer, places: Sequence[int]) -> torch.Tensor:
+    """Return the state of an optimizer as `from_bytes` reads it: uint8.
+
+    Raises:
+        UsageError: it keeps something that is no parameter's.
+    """
+    buffer = io.BytesIO()
+    torch.save(
+        {
+            place: pytree.tree_map_only(torch.Tensor, _alone, value)
+            for place, value in _by_places(optimizer, places)
+        },
+        buffer,
+    )
+    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+
+
+def from_bytes(saved: torch.Tensor, who: str) -> dict[int, dict[str, Any]]:
+    """Return what `to_bytes` was given; nothing that it holds is run.
+
+    Args:
+        saved: by `to_bytes`.
+        who: the rank that it is of, for errors.
+
+    Raises:
+        OptimizerError: there is something in it that only running code could make.
+    """
+    try:
+        found: dict[int, dict[str, Any]] = torch.load(
+            io.BytesIO(saved.numpy().tobytes()), weights_only=True
+        )
+    except pickle.UnpicklingError as error:
+        raise OptimizerError(
+            f"the state of {who} has other values than tensors, numbers, texts and "
+            f"containers of these, which are not taken from another rank: {error}"
+        ) from error
+    return found
+
+
+def part_of(
+    state: Mapping[str, Any], sizes: Sequence[int], places: Sequence[int]
+) -> State:
+    """Return a copy of one rank's part of a state.
+
+    Args:
+        state: of all parameters.
+        sizes: how many parameters each group has.
+        places: of the rank's parameters.
+
+    Raises:
+        UsageError: the state is of others.
+    """
+    _check_fits(state, sizes)
+    number_of = {place: number for number, place in enumerate(places)}
+    groups = []
+    place = 0
+    for saved, size in zip(state["param_groups"], sizes, strict=True):
+        after = place + size
+        params = [number_of[at] for at in range(place, after) if at in number_of]
+        groups.append({**copy.deepcopy(options_of(saved)), "params": params})
+        place = after
+    own = {
+        number: pytree.tree_map_only(
+            torch.Tensor, lambda one: one.detach().clone(), state["state"][place]
+        )
+        for place, number in number_of.items()
+        if place in state["state"]
+    }
+    return {"state": own, "param_groups": groups}
+
+
+def _check_fits(state: Mapping[str, Any], sizes: Sequence[int]) -> None:
+    try:
+        saved = [len(group["params"]) for group in state["param_groups"]]
+        places = set(state["state"])
+    except (KeyError, TypeError) as error:
+        raise UsageError(
+            f"this is no state of an optimizer, it has no {error}; give what "
+            "state_dict() returned, here or from torch's optimizer"
+        ) from error
+    if saved != list(sizes) or not places <= set(range(sum(sizes))):
+        raise UsageError(
+            f"the state is of groups of {saved} parameters, and the optimizer has "
+            f"groups of {list(sizes)}"
+        )
+
+
+def _by_places(
+    optimizer: torch.optim.Optimizer, places: Sequence[int]
+) -> list[tuple[int, Any]]:
+    found = []
+    for number, value in optimizer.state_dict()["state"].items():
+        if type(number) is not int:
+            raise UsageError(
+                f"the optimizer keeps {number!r}, which belongs to no parameter, so it "
+                "cannot be brought together"
+            )
+        found.append((places[number], value))
+    return found
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory holds nothing else, as all of that is saved."""
+    is_alone = tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if is_alone else tensor.clone()

@@ -1,0 +1,271 @@
+"""Parameters that are shared out among ranks, and how all get those of each.
+
+Each parameter belongs to one rank, its owner, which alone changes it.  Then every owner
+sends what it has: what is small in one collective for all owners, the rest by
+broadcasts of one owner after the other, in pieces.  A piece that lies in one stretch of
+memory, a large parameter or a bucket, is sent from there, and received where it
+belongs.
+
+Measured on one host, for all owners together: 64 KiB over 2 ranks take 0.3 ms gathered
+and 0.9 ms by broadcasts; 40 MiB 39 ms gathered, with a copy out of what came, and
+19 ms by broadcasts, which need no memory besides.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+from torch.autograd.graph import increment_version
+
+from asyncrpc.collectives import Group
+from asyncrpc.ddp.exchange import pack, unpack
+from asyncrpc.ddp.threads import run_beside
+
+_GATHERED_BYTES: Final = 1 << 20  # of all owners together, in one collective
+_ALONE_BYTES: Final = 1 << 20  # a parameter of more is sent from where it lies
+_PACKED_BYTES: Final = 16 << 20  # of parameters that are packed together
+_ALIGN: Final = 64  # bytes, of parameters in a bucket
+
+
+class Partition:
+    """Who owns what: the largest first, each to the rank that has least so far.
+
+    Attributes:
+        loads: elements that each rank owns.
+
+    Source: torch/distributed/optim/zero_redundancy_optimizer.py; it comes to the same.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.loads = [0] * size
+
+    def add(self, numels: Sequence[int]) -> list[int]:
+        """Share out the parameters of one more group.
+
+        Args:
+            numels: elements of each.
+
+        Returns:
+            The owner of each.
+        """
+        owners = [0] * len(numels)
+        for place in sorted(range(len(numels)), key=lambda at: -numels[at]):
+            owner = self.loads.index(min(self.loads))
+            owners[place] = owner
+            self.loads[owner] += numels[place]
+        return owners
+
+
+class Piece:
+    """Parameters of one owner that are sent together.
+
+    Attributes:
+        root: the owner.
+        parameters: what is sent.
+        nbytes: of it.
+    """
+
+    def __init__(
+        self,
+        root: int,
+        parameters: Sequence[torch.Tensor],
+        bucket: torch.Tensor | None = None,
+    ) -> None:
+        """Describe it.
+
+        Args:
+            root: the owner.
+            parameters: what is sent.
+            bucket: the memory in which they lie, uint8; None: each has its own.
+        """
+        self.root = root
+        self.parameters = parameters
+        self._bucket = bucket
+        self.nbytes = (
+            sum(one.nbytes for one in parameters) if bucket is None else bucket.nbytes
+        )
+
+    def memory(self) -> torch.Tensor | None:
+        """Return the memory in which all of it lies, uint8; None: there is none."""
+        if self._bucket is not None:
+            return self._bucket
+        if len(self.parameters) == 1 and self.parameters[0].is_contiguous():
+            return self.parameters[0].detach().view(-1).view(torch.uint8)
+        return None
+
+    def packed(self) -> torch.Tensor:
+        """Return its bytes, which may be a copy."""
+        memory = self.memory()
+        return pack(self.parameters) if memory is None else memory
+
+    def take(self, received: torch.Tensor) -> None:
+        """Put what has come in place."""
+        memory = self.memory()
+        if memory is None:
+            unpack(received, self.parameters)
+            return
+        if received.data_ptr() != memory.data_ptr():
+            memory.copy_(received)
+        # A graph that was made with the values before must not go backward now.
+        increment_version(self.parameters)
+
+
+class Shards:
+    """The parameters of all ranks, as one rank has them.
+
+    Those without a gradient that require none are not sent: no owner changes them.
+    """
+
+    def __init__(self, rank: int, size: int, *, as_views: bool) -> None:
+        """Begin without parameters.
+
+        Args:
+            rank: of this worker.
+            size: number of ranks.
+            as_views: let the parameters of each owner lie in one bucket.
+        """
+        self._rank = rank
+        self._as_views = as_views
+        self._owned: list[list[torch.Tensor]] = [[] for _ in range(size)]
+        self._pieces: list[list[Piece]] = [[] for _ in range(size)]
+        self._buckets: list[torch.Tensor] = []
+        # What the pieces were made for: whether each is sent, and where it lies then.
+        self._made_for: list[tuple[bool, int]] = []
+
+    def add(self, parameters: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
+        """Take in parameters, and their owners; `refresh` has to follow."""
+        for parameter, owner in zip(parameters, owners, strict=True):
+            self._owned[owner].append(parameter)
+
+    def refresh(self) -> bool:
+        """Look at the parameters again.
+
+        Returns:
+            Whether others are sent than before, so that ranks have to agree.
+        """
+        before = [was_sent for was_sent, _ in self._made_for]
+        if self._made_for != self._look():
+            if self._as_views:
+                self._make_buckets()
+            else:
+                self._pieces = [
+                    [Piece(root, some) for some in _portions(_sent(owned))]
+                    for root, owned in enumerate(self._owned)
+                ]
+            self._made_for = self._look()
+        return before != [one for one, _ in self._made_for]
+
+    def _look(self) -> list[tuple[bool, int]]:
+        return [
+            (is_sent(one), one.data_ptr() if self._as_views else 0)
+            for owned in self._owned
+            for one in owned
+        ]
+
+    def _make_buckets(self) -> None:
+        """Move parameters into one stretch of memory for each owner."""
+        old = [
+            range(one.data_ptr(), one.data_ptr() + one.nbytes) for one in self._buckets
+        ]
+        buckets = []
+        for root, owned in enumerate(self._owned):
+            parameters = _sent(owned)
+            places = list(_places(parameters))
+            bucket = torch.zeros(places[-1], dtype=torch.uint8)
+            for parameter, start in zip(parameters, places, strict=False):
+                part = bucket[start : start + parameter.nbytes]
+                view = part.view(parameter.dtype).view(parameter.shape)
+                view.copy_(parameter.detach())
+                parameter.data = view
+            for parameter in owned:
+                if not is_sent(parameter) and any(
+                    parameter.data_ptr() in memory for memory in old
+                ):
+                    parameter.data = parameter.detach().clone()
+            buckets.append(bucket)
+            self._pieces[root] = [Piece(root, parameters, bucket)] if parameters else []
+        self._buckets = buckets
+
+    # --- sending ---------------------------------------------------------------------
+
+    async def synchronize(self, group: Group) -> None:
+        """Give every rank the parameters of each owner.
+
+        Raises:
+            CollectiveError: it has failed for all ranks; some parameters may be those
+                of their owners, others not, or only in part.
+
+        Cancellation:
+            It fails for all ranks, likewise.
+        """
+        pieces = [piece for owned in self._pieces for piece in owned]
+        if sum(piece.nbytes for piece in pieces) <= _GATHERED_BYTES:
+            await self._gather(group)
+            return
+        for piece in pieces:
+            await self._broadcast(group, piece)
+
+    async def _gather(self, group: Group) -> None:
+        mine = self._pieces[self._rank]
+        packed = [piece.packed() for piece in mine]
+        nothing = torch.empty(0, dtype=torch.uint8)
+        found = await group.all_gather(torch.cat(packed) if packed else nothing)
+        for owned, received in zip(self._pieces, found, strict=True):
+            if owned is not mine:
+                sizes = [piece.nbytes for piece in owned]
+                parts = received.split(sizes)  # type: ignore[no-untyped-call]  # torch's
+                for piece, part in zip(owned, parts, strict=True):
+                    piece.take(part)
+
+    async def _broadcast(self, group: Group, piece: Piece) -> None:
+        memory = piece.memory()
+        copied_bytes = 0 if memory is not None else piece.nbytes
+        if piece.root == self._rank:
+            packed = await run_beside(piece.packed, copied_bytes)
+            await group.broadcast(packed, piece.root)
+            return
+        if memory is None:
+            memory = torch.empty(piece.nbytes, dtype=torch.uint8)
+        await group.broadcast(memory, piece.root)
+        await run_beside(functools.partial(piece.take, memory), copied_bytes)
+
+
+def is_sent(parameter: torch.Tensor) -> bool:
+    """Say whether an owner may change a parameter.
+
+    torch's optimizers also apply a gradient that was left when one was frozen.
+    """
+    return parameter.requires_grad or parameter.grad is not None
+
+
+def _sent(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the parameters that are sent, and hold anything."""
+    return [one for one in parameters if is_sent(one) and one.numel()]
+
+
+def _portions(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Cut parameters into those that are sent together."""
+    alone = [[one] for one in parameters if one.nbytes >= _ALONE_BYTES]
+    together: list[list[torch.Tensor]] = []
+    nbytes = _PACKED_BYTES
+    for parameter in parameters:
+        if parameter.nbytes >= _ALONE_BYTES:
+            continue
+        if nbytes + parameter.nbytes > _PACKED_BYTES:
+            together.append([])
+            nbytes = 0
+        together[-1].append(parameter)
+        nbytes += parameter.nbytes
+    return [*alone, *together]
+
+
+def _places(parameters: Sequence[torch.Tensor]) -> Iterator[int]:
+    """Yield where in a bucket each parameter begins, and last where the bucket ends."""
+    end = 0
+    for parameter in parameters:
+        yield end
+        end += -(-parameter.nbytes // _ALIGN) * _ALIGN
+    yield end

@@ -1,0 +1,518 @@
+"""`ZeroRedundancyOptimizer`: each rank steps a share of the parameters.
+
+An optimizer of the user's class runs at every rank, over the parameters that this rank
+owns, so the memory for its state is shared out.  After its step every rank gets the
+parameters of all owners.  Options are in the groups of all parameters, which a program
+and its schedulers change, and are copied to the rank's own before a step and back
+after it.
+
+Source: torch/distributed/optim/zero_redundancy_optimizer.py; Rajbhandari et al., "ZeRO:
+Memory Optimizations Toward Training Trillion Parameter Models", 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, NoReturn, TypeAlias
+
+import torch
+
+from asyncrpc.collectives import Group
+from asyncrpc.ddp.initial import verify
+from asyncrpc.ddp.optimizers.local_step import (
+    Closure,
+    call_hooks_after,
+    call_hooks_before,
+    step_in_thread,
+)
+from asyncrpc.ddp.optimizers.sharded_state import (
+    OF_PARAMETERS,
+    State,
+    copied,
+    from_bytes,
+    options_of,
+    part_of,
+    renumbered,
+    to_bytes,
+)
+from asyncrpc.ddp.optimizers.shards import Partition, Shards, is_sent
+from asyncrpc.ddp.own_group import OwnGroup, reason_for
+from asyncrpc.ddp.threads import in_thread
+from asyncrpc.errors import OptimizerError, UsageError
+
+Params: TypeAlias = (
+    Iterable[torch.Tensor]
+    | Iterable[dict[str, Any]]
+    | Iterable[tuple[str, torch.Tensor]]
+)
+
+# Options of a group that can be compared by what they look like.
+_PLAIN: Final = (bool, int, float, str, tuple, type(None))
+
+
+class ZeroRedundancyOptimizer(torch.optim.Optimizer):
+    """An optimizer whose state is shared out among the ranks of a group.
+
+    Every rank makes one of the same parameters; each parameter is owned by one rank,
+    which keeps its state and steps it, and sends it to all.  It expects that all ranks
+    have the same gradients, as after `DistributedDataParallel`, and gives what the
+    optimizer of one rank would, to the last bit, if that treats each parameter by
+    itself.  Those of torch do, but for LBFGS.
+
+    torch's schedulers take it for any optimizer; `param_groups` and `zero_grad` are of
+    all parameters, `state` is this rank's.
+
+    Should a step fail, parameters may differ between ranks: then `step` and
+    `consolidate_state_dict` refuse until `synchronize` has ended or a state has been
+    loaded.  While all ranks are there, nothing is lost: each owner has its share.
+
+    Attributes:
+        group: as given.
+        optim: the optimizer of this rank's share.
+
+    Example:
+        >>> optimizer = ZeroRedundancyOptimizer(
+        ...     model.parameters(), torch.optim.AdamW, group, lr=0.01
+        ... )
+        >>> await model.backward(model(inputs).square().mean())
+        >>> await optimizer.step()
+
+    Source: torch.distributed.optim.ZeroRedundancyOptimizer, whose partition this is.
+    Parameters of several dtypes are allowed here; `overlap_with_ddp` is not there.
+    """
+
+    optim: torch.optim.Optimizer
+
+    def __init__(
+        self,
+        params: Params,
+        optimizer_class: type[torch.optim.Optimizer],
+        group: Group,
+        *,
+        parameters_as_bucket_view: bool = False,
+        **defaults: Any,
+    ) -> None:
+        """Share out the parameters; nothing is sent before the first step.
+
+        Args:
+            params: tensors, pairs of names and tensors, or groups of them with options:
+                dense, on the CPU, the same at every rank.
+            optimizer_class: makes the optimizer of each rank's share.
+            group: the ranks; the optimizer gets one of its own, so that its collectives
+                do not meet yours.
+            parameters_as_bucket_view: let the parameters of each owner lie in one
+                stretch of memory, from which they are sent without a copy.
+            **defaults: options of groups that do not have them, for `optimizer_class`.
+
+        Raises:
+            UsageError: a parameter is sparse, not on the CPU, or there twice.
+            Exception: what torch's optimizers raise for such parameters and options.
+        """
+        self.group = group
+        self._is_made = False
+        super().__init__(params, defaults)
+        self._partition = Partition(group.size)
+        self._owners = [self._share(added["params"]) for added in self.param_groups]
+        self._shards = Shards(
+            group.rank, group.size, as_views=parameters_as_bucket_view
+        )
+        self.optim = optimizer_class(
+            [self._part(index) for index in range(len(self.param_groups))], **defaults
+        )
+        self.defaults = self.optim.defaults
+        self._take_options()
+        for added, owners in zip(self.param_groups, self._owners, strict=True):
+            self._shards.add(added["params"], owners)
+        self._shards.refresh()
+        self._own = OwnGroup(group)
+        self._is_met = False  # whether all ranks have the same parameters and options
+        self._running = ""  # what is under way
+        self._torn = ""  # what did not end, so that ranks may differ
+        self._whole: State | None = None
+        self._is_made = True
+
+    def _share(self, parameters: list[torch.Tensor]) -> list[int]:
+        return self._partition.add([one.numel() for one in parameters])
+
+    def _part(self, index: int) -> dict[str, Any]:
+        """Return a group with the parameters of this rank only."""
+        whole = self.param_groups[index]
+        pairs = zip(whole["params"], self._owners[index], strict=True)
+        params = [one for one, owner in pairs if owner == self.group.rank]
+        return {**options_of(whole), "params": params}
+
+    @property
+    def state(self) -> Any:
+        """State of the parameters that this rank owns."""
+        return self.optim.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        # torch's constructor sets it, before there is an optimizer that has one.
+        del value
+
+    # --- steps -----------------------------------------------------------------------
+
+    async def step(  # type: ignore[override]  # it waits for others
+        self, closure: Closure | None = None
+    ) -> Any:
+        """Step this rank's parameters, in a thread, and then get those of all ranks.
+
+        Args:
+            closure: computes the loss and its gradients.  A coroutine function is
+                called once, before the step; another one by the optimizer, in its
+                thread, as often as that likes.
+
+        Returns:
+            What `closure` returned, or what the optimizer made of it.
+
+        Raises:
+            UsageError: ranks have other parameters or options than rank 0, which is
+                looked at before the first step, and when they have changed: nothing has
+                changed.  Or another step is under way.
+            OptimizerError: an earlier step has failed; see the class.
+            CollectiveError: it has failed for all ranks that have not ended it; this
+                rank's parameters have been stepped.  If a rank is lost, its state is,
+                too: load a checkpoint in a new group.
+            Exception: what the optimizer or `closure` raised; the other ranks get a
+                CollectiveError.
+
+        Cancellation:
+            The optimizer's own step is ended first.  The others get a CollectiveError.
+
+        Source: torch's `ZeroRedundancyOptimizer.step`.
+        """
+        async with self._together("step") as group:
+            closure = call_hooks_before(self, closure)
+            await self._meet(group)
+            self._whole = None
+            self._torn = "step"
+            self._give_options()
+            loss = await step_in_thread(self.optim, closure)
+            self._take_options()
+            await self._shards.synchronize(group)
+            self._torn = ""
+        call_hooks_after(self, closure)
+        return loss
+
+    # Else torch wraps it in a plain function, which calls hooks before it has ended.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    async def synchronize(self) -> None:
+        """Give every rank the parameters of each owner; all ranks have to call it.
+
+        After a step that failed this makes all ranks the same again.  A share whose
+        owner did not come to step it is then that of the step before.
+
+        Raises:
+            UsageError: ranks have other parameters or options than rank 0, or call
+                something else; or a step is under way.
+            CollectiveError: it has failed for all ranks that have not ended it; call
+                it again, unless a rank is lost.
+
+        Cancellation:
+            It fails for all ranks, likewise.
+        """
+        async with self._together("synchronize", repairs=True) as group:
+            self._is_met = False
+            await self._meet(group)
+            self._torn = self._torn or "synchronize"
+            await self._shards.synchronize(group)
+            self._torn = ""
+
+    @asynccontextmanager
+    async def _together(
+        self, what: str, *, repairs: bool = False
+    ) -> AsyncIterator[Group]:
+        """Do something with all ranks; if it fails here, then for all."""
+        if self._running:
+            raise UsageError(
+                f"`{self._running}` of this optimizer is under way: await it first"
+            )
+        if self._torn and not repairs:
+            raise OptimizerError(
+                f"the last `{self._torn}` did not end, so parameters may differ "
+                "between ranks: `await optimizer.synchronize()` at every rank, or load "
+                "a checkpoint"
+            )
+        self._running = what
+        try:
+            yield self._own.renew() if repairs else self._own.enter()
+        except BaseException as error:
+            self._is_met = False
+            self._own.leave(reason_for(f"its `{what}`", error))
+            raise
+        finally:
+            self._running = ""
+
+    async def _meet(self, group: Group) -> None:
+        """Compare parameters and options, if that has not been done.
+
+        Raises:
+            UsageError: a rank has others than rank 0.
+        """
+        has_changed = self._shards.refresh()
+        if self._is_met and not has_changed:
+            return
+        try:
+            await verify(group, self._named(), self._described())
+        except UsageError as error:
+            raise UsageError(
+                "a ZeroRedundancyOptimizer shares out the parameters of one module: "
+                f"{error}"
+            ) from error
+        self._is_met = True
+
+    def _named(self) -> dict[str, torch.Tensor]:
+        named: dict[str, torch.Tensor] = {}
+        for index, group in enumerate(self.param_groups):
+            names = group.get("param_names") or [
+                f"parameter {place} of group {index}"
+                for place in range(len(group["params"]))
+            ]
+            named.update(zip(names, group["params"], strict=True))
+        return named
+
+    def _described(self) -> dict[str, object]:
+        kind = type(self.optim)
+        described: dict[str, object] = {
+            "the optimizer": f"{kind.__module__}.{kind.__qualname__}",
+            "what is called": self._running,
+        }
+        for index, group in enumerate(self.param_groups):
+            for option in sorted(options_of(group)):
+                if isinstance(group[option], _PLAIN):
+                    described[f"{option} of group {index}"] = group[option]
+        for name, one in self._named().items():
+            if not one.requires_grad and is_sent(one):
+                described[f"the gradient of {name}"] = "there, though it is frozen"
+        return described
+
+    # --- groups of parameters --------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take in one more group of parameters; at every rank, before the next step.
+
+        Args:
+            param_group: `params`, and options; the same at every rank.
+
+        Raises:
+            UsageError: a parameter is sparse, not on the CPU, or there twice; or a step
+                is under way.
+            Exception: what torch's optimizers raise.  Nothing has changed.
+        """
+        param_group = _listed(param_group)
+        if not self._is_made:  # torch's constructor calls it
+            super().add_param_group(param_group)
+            return
+        if self._running:
+            raise UsageError(f"`{self._running}` is under way: await it first")
+        super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        before = list(self._partition.loads)
+        try:
+            self._owners.append(self._share(added["params"]))
+            self.optim.add_param_group(self._part(-1))
+        except BaseException:
+            self.param_groups.pop()
+            del self._owners[len(self.param_groups) :]
+            self._partition.loads = before
+            raise
+        self._take_options()
+        self._shards.add(added["params"], self._owners[-1])
+        self._shards.refresh()
+        self._is_met = False
+        self._whole = None
+
+    def _give_options(self) -> None:
+        for own, whole in zip(self.optim.param_groups, self.param_groups, strict=True):
+            own.update(options_of(whole))
+
+    def _take_options(self) -> None:
+        for own, whole in zip(self.optim.param_groups, self.param_groups, strict=True):
+            whole.update(options_of(own))
+
+    # --- state -----------------------------------------------------------------------
+
+    async def consolidate_state_dict(self, to: int = 0) -> None:
+        """Bring the states of all ranks together at one; all ranks have to call it.
+
+        One share after the other is sent, so a rank has no more than its own and one
+        other; but `to` has all, until the next step.
+
+        Args:
+            to: the rank whose `state_dict` can be called then.
+
+        Raises:
+            UsageError: there is no such rank; the optimizer keeps something that is no
+                parameter's; ranks have other parameters or options than rank 0; or a
+                step is under way.
+            OptimizerError: a step has failed, see the class; or a rank's state has
+                other values than tensors, numbers, texts and containers of these.
+            CollectiveError: it has failed for all ranks that have not ended it.  No
+                parameter and no state has changed.
+
+        Cancellation:
+            It fails for all ranks, likewise.
+
+        Source: torch's `ZeroRedundancyOptimizer.consolidate_state_dict`.
+        """
+        if not 0 <= to < self.group.size:
+            raise UsageError(
+                f"`to` is rank {to}, of a group with ranks 0 to {self.group.size - 1}"
+            )
+        async with self._together("consolidate_state_dict") as group:
+            await self._meet(group)
+            self._whole = None
+            self._give_options()
+            state = await self._gather_states(group, to)
+            if self.group.rank == to:
+                self._whole = {
+                    "state": {place: state[place] for place in sorted(state)},
+                    "param_groups": renumbered(self.param_groups),
+                }
+
+    async def _gather_states(self, group: Group, to: int) -> dict[int, Any]:
+        """Return at `to` what all ranks keep for parameters, by their places."""
+        nothing = torch.empty(0, dtype=torch.uint8)
+        places = self._places()
+        if group.rank == to:
+            state = await in_thread(lambda: copied(self.optim, places))
+            mine = nothing
+        else:
+            state = {}
+            mine = await in_thread(lambda: to_bytes(self.optim, places))
+        for rank in range(group.size):
+            if rank == to:
+                continue
+            found = await group.gather(mine if rank == group.rank else nothing, to)
+            if rank == group.rank:
+                mine = nothing
+            if found is not None:
+                who = f"rank {rank} ({group.members[rank]!r})"
+                came = found[rank]
+                state |= await in_thread(
+                    lambda came=came, who=who: from_bytes(came, who)  # type: ignore[misc]  # a default is how a lambda keeps a value
+                )
+        return state
+
+    def _places(self) -> list[int]:
+        """Return where among all parameters those of this rank are."""
+        owners = [owner for listed in self._owners for owner in listed]
+        return [at for at, owner in enumerate(owners) if owner == self.group.rank]
+
+    def state_dict(self) -> State:
+        """Return the state of all ranks, in the form of the optimizer of one.
+
+        torch's optimizer of the same class loads it, and so does this one, over any
+        number of ranks.
+
+        Returns:
+            What `consolidate_state_dict` brought here; tensors are copies.
+
+        Raises:
+            UsageError: it is not here: it was brought elsewhere, or a step has been
+                made since.
+
+        Source: torch's `ZeroRedundancyOptimizer.state_dict`, which may return that of
+        an earlier step.
+        """
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        if self._whole is None:
+            rank = self.group.rank
+            raise UsageError(
+                f"the whole state is not at rank {rank}: after the last step, `await "
+                f"optimizer.consolidate_state_dict(to={rank})` at every rank"
+            )
+        whole: State = {
+            "state": dict(self._whole["state"]),
+            "param_groups": [dict(one) for one in self._whole["param_groups"]],
+        }
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, whole)
+            whole = whole if changed is None else changed
+        return whole
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take up this rank's share of a state; every rank loads the same.
+
+        Parameters are not part of it: load those of the module, at every rank.  After
+        that, a step that failed before does not matter any more.
+
+        Args:
+            state_dict: what `state_dict` returned, here or of torch's optimizer.  It is
+                copied, and stays as it is.
+
+        Raises:
+            UsageError: it is of other groups of parameters; or a step is under way.
+                Nothing has changed.
+
+        Source: torch's `ZeroRedundancyOptimizer.load_state_dict`.
+        """
+        if self._running:
+            raise UsageError(f"`{self._running}` is under way: await it first")
+        whole = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, whole)
+            whole = whole if changed is None else changed
+        sizes = [len(group["params"]) for group in self.param_groups]
+        self.optim.load_state_dict(part_of(whole, sizes, self._places()))
+        for own, group in zip(self.optim.param_groups, self.param_groups, strict=True):
+            kept = {name: group[name] for name in group.keys() & OF_PARAMETERS}
+            group.clear()
+            group.update(options_of(own), **kept)
+        self._torn = ""
+        self._is_met = False
+        self._whole = None
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    # --- the end ---------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the group, on the event loop.  Idempotent.
+
+        Parameters and state stay.
+        """
+        self._own.close()
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse: a group cannot be saved.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "a ZeroRedundancyOptimizer cannot be copied or pickled, as it belongs to a "
+            "group: consolidate its state, and save its `state_dict()`"
+        )
+
+
+def _listed(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a group whose parameters are a list, and such as can be sent.
+
+    Raises:
+        UsageError: a parameter is sparse, not on the CPU, or there twice.
+    """
+    params = group["params"]
+    if isinstance(params, torch.Tensor | set):  # torch knows what to do with these
+        return group
+    params = list(params)
+    seen: set[int] = set()
+    for place, given in enumerate(params):
+        parameter = given[1] if isinstance(given, tuple) else given
+        if not isinstance(parameter, torch.Tensor):
+            continue  # which torch refuses
+        if parameter.layout is not torch.strided:
+            raise UsageError(f"parameter {place} of a group is sparse; make it dense")
+        if parameter.device.type != "cpu":
+            raise UsageError(
+                f"parameter {place} of a group is on {str(parameter.device)!r}, and "
+                "has to be on the CPU"
+            )
+        if id(parameter) in seen:
+            raise UsageError(f"parameter {place} of a group is in it twice")
+        seen.add(id(parameter))
+    return {**group, "params": params}

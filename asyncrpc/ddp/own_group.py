@@ -1,0 +1,125 @@
+"""A group that a part of the package has for itself, and makes anew after a failure.
+
+Ranks match collectives by their order.  A rank that fails in the middle of several
+begins none of the rest, while another may wait in one of them: so the group is left,
+which tells the others, and the next one has another name.  Each rank that fails makes
+that one; so they meet again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Sequence
+from typing import Final
+
+from asyncrpc.collectives import Group
+from asyncrpc.errors import CollectiveError, UsageError
+
+_OPEN: Final = 2  # groups: the home, and the one in use
+
+
+class OwnGroup:
+    """Ranks of a group, whose collectives do not meet those of others."""
+
+    def __init__(self, base: Group, ranks: Sequence[int] | None = None) -> None:
+        """Prepare it; nothing is sent.
+
+        Args:
+            base: what the ranks are of.  All of them have to make their `OwnGroup`s of
+                it in the same order.
+            ranks: those that take part, this one among them; None: all.
+        """
+        # Nothing is ever sent in this one: names of those that are used begin with its.
+        self._home = base.duplicate()
+        self._ranks = range(base.size) if ranks is None else ranks
+        self._open = [self._home]
+        self._serial = 0
+        self._has_left = False  # a group, and not come into the next one
+        self._finalizer = weakref.finalize(
+            self, _close_later, base.worker.loop, self._open
+        )
+        self._finalizer.atexit = False
+        self._open_next()
+
+    def enter(self) -> Group:
+        """Return the group.
+
+        Raises:
+            UsageError: this has been closed, or its worker has ended.
+        """
+        if not self._finalizer.alive:
+            raise UsageError("it has been closed, and has no group: make another one")
+        self._has_left = False
+        return self._open_next()
+
+    def renew(self) -> Group:
+        """Return a new group; every rank calls it, wherever it has failed before.
+
+        So a rank that has not noticed a failure of others meets them as well.
+
+        Raises:
+            UsageError: this has been closed, or its worker has ended.
+        """
+        self.leave("")
+        return self.enter()
+
+    def leave(self, reason: str) -> None:
+        """Give up the group: what others do in it fails, and the next one is new.
+
+        Once is enough, until `enter`: what fails within something else that fails is
+        one failure, as it is for the others, who have to come into the same next group.
+
+        Args:
+            reason: what happened, as in "rank 1 ('b') `reason`"; empty: the group has
+                failed already, and said why.
+        """
+        if self._has_left or len(self._open) < _OPEN:
+            return
+        group = self._open.pop()
+        self._has_left = True
+        if reason:
+            with contextlib.suppress(CollectiveError):  # it has failed before
+                group.refuse(reason)
+        group.close()
+        # It is open from now on, so that `close` is seen by those who come into it.
+        with contextlib.suppress(UsageError):  # the worker has ended
+            self._open_next()
+
+    def close(self) -> None:
+        """Leave for good; called on the loop.  Idempotent."""
+        self._finalizer.detach()
+        _close(self._open)
+
+    def _open_next(self) -> Group:
+        if len(self._open) < _OPEN:
+            name = f"#{self._serial + 1}"
+            self._open.append(self._home.subgroup(self._ranks, name=name))
+            self._serial += 1
+        return self._open[-1]
+
+
+def reason_for(what: str, error: BaseException) -> str:
+    """Say why a rank leaves; empty if the group has said it.
+
+    Args:
+        what: it was in, as in "failed in `what`".
+        error: that it failed with.
+    """
+    if isinstance(error, CollectiveError):
+        return ""
+    if isinstance(error, asyncio.CancelledError):
+        return f"cancelled {what}"
+    return f"failed in {what}: {error!r}"
+
+
+def _close(groups: list[Group]) -> None:
+    while groups:
+        groups.pop().close()
+
+
+def _close_later(loop: asyncio.AbstractEventLoop, groups: list[Group]) -> None:
+    # The loop may be gone, with the worker and all of its groups.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_close, groups)

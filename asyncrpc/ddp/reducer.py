@@ -1,0 +1,340 @@
+"""Backward passes of one module, whose gradients are reduced while autograd runs.
+
+Autograd says when a gradient is there, in the thread that runs it.  The gradient goes
+into its bucket; a full bucket is reduced by the event loop while autograd goes on.
+When it is done, its thread waits for what is left.
+
+A pass that fails leaves no gradients, and the memory of the buckets is given up:
+another rank may still write to it.  The ranks meet anew for the next pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import torch
+from torch.autograd import Variable
+
+from asyncrpc.ddp.exchange import Exchange
+from asyncrpc.ddp.gradients import Gradients
+from asyncrpc.ddp.machine import Readiness
+from asyncrpc.ddp.passes import Backward, Terms
+from asyncrpc.ddp.threads import in_thread
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.calls.futures import refuse_on_loop
+
+_NAMED_MAX: Final = 5  # parameters that an error names
+
+
+class Reducer:
+    """See the module.
+
+    Attributes:
+        exchange: with the other ranks.
+        is_syncing: whether backward passes reduce anything.
+        passes: that have ended well.
+        communication_s: seconds in which they had a bucket reduced.
+        waited_s: seconds for which they had nothing else to do than wait for that.
+    """
+
+    def __init__(self, gradients: Gradients, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.is_syncing = True
+        self.passes = 0
+        self.communication_s = 0.0
+        self.waited_s = 0.0
+        self._gradients = gradients
+        self._loop = exchange.loop
+        self._current: Backward | None = None
+        self._is_entering = False
+        self._lock = threading.Lock()  # devices have threads of their own
+        self._hooks = [
+            one.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                _notice(weakref.ref(self), number)
+            )
+            for number, one in enumerate(gradients.learned)
+        ]
+
+    def close(self) -> None:
+        """Let go of the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    # --- passes that are awaited -----------------------------------------------------
+
+    async def backward(
+        self, engine: Callable[[], None], roots: Sequence[torch.Tensor]
+    ) -> None:
+        """Run autograd in a thread, and reduce the gradients.
+
+        Args:
+            engine: runs it.
+            roots: what it begins at.
+
+        Raises:
+            UsageError: another pass runs, or a parameter has no gradient.
+            CollectiveError: the gradients could not be reduced; there are none.
+        """
+        if not self.is_syncing:
+            await in_thread(engine)
+            return
+        if self._current is not None or self._is_entering:
+            raise UsageError(
+                "a backward pass of this module is under way: await it first"
+            )
+        self._is_entering = True
+        try:
+            terms = await self.exchange.enter()
+        finally:
+            self._is_entering = False
+        current = self._begin(terms, is_plain=False)
+
+        def run() -> None:
+            try:
+                if self._gradients.finds_unused:
+                    self._skip_unused(current, roots)
+                engine()
+            except BaseException as error:
+                self._give_up(current, error)
+                raise
+            self.end(current)
+
+        # The worker starts more threads when all wait, which these do for each other.
+        ended = self.exchange.group.worker.run_in_thread(run)
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            current.give_up(asyncio.CancelledError())
+            while not ended.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([ended])
+            ended.exception()
+            raise
+
+    # --- passes that autograd begins -------------------------------------------------
+
+    def on_gradient(self, number: int) -> None:
+        """Take in a gradient; called by the thread that runs autograd.
+
+        Raises:
+            UsageError: this thread runs the event loop, or the gradient has come
+                before in this pass.
+            CollectiveError: what has been reduced so far has failed.
+        """
+        if not self.is_syncing:
+            return
+        current = self._current or self._begin_plain()
+        try:
+            current.check()
+            with self._lock:
+                self._arrive(current, number)
+        except BaseException as error:
+            if current.is_plain:
+                self._give_up(current, error)
+            raise
+
+    def _begin_plain(self) -> Backward:
+        refuse_on_loop("loss.backward()", "`await module.backward(loss)`", self._loop)
+        terms = self.exchange.terms
+        if terms is None:
+            entering = asyncio.run_coroutine_threadsafe(
+                self.exchange.enter(), self._loop
+            )
+            terms = entering.result()
+        current = self._begin(terms, is_plain=True)
+        # Called by this thread when autograd has ended; torch's own DDP is called so.
+        # If autograd raises, it is dropped, uncalled.
+        ending = _Ending(self, current)
+        weakref.finalize(ending, _abandon, weakref.ref(self), current)
+        Variable._execution_engine.queue_callback(ending.run)  # noqa: SLF001
+        return current
+
+    def is_current(self, current: Backward) -> bool:
+        """Say whether a pass is the one that is under way."""
+        return self._current is current
+
+    def abandon(self, current: Backward) -> None:
+        """Give up a pass, if it is still under way; called on the loop."""
+        if self._current is not current or current.task is None:
+            return
+        current.give_up(UsageError("autograd has raised in it"))
+        current.task.add_done_callback(lambda _: self._forget(current))
+
+    def _forget(self, current: Backward) -> None:
+        if self._current is current:
+            self._current = None
+            self._gradients.drop()
+            self.exchange.leave()
+
+    # --- one pass --------------------------------------------------------------------
+
+    def _begin(self, terms: Terms, *, is_plain: bool) -> Backward:
+        gradients = self._gradients
+        buckets = gradients.cut(terms.memory)
+        current = Backward(
+            self._loop,
+            buckets,
+            gradients.readiness(buckets),
+            terms,
+            is_plain=is_plain,
+        )
+        current.wants_order = not gradients.is_ordered
+        if gradients.asks_who_uses:
+            current.used = torch.zeros(len(gradients.learned), dtype=torch.int32)
+        self._current = current
+        gradients.fill_unused(current)
+        self.exchange.start(current)
+        return current
+
+    def _skip_unused(self, current: Backward, roots: Sequence[torch.Tensor]) -> None:
+        """Take as complete what autograd will not come to, so that nothing waits."""
+        reached = _reached_from(roots)
+        for number, learned in enumerate(self._gradients.learned):
+            if id(learned.parameter) not in reached:
+                self._complete(current, number)
+
+    def _arrive(self, current: Backward, number: int) -> None:
+        readiness = current.readiness
+        if not readiness.is_expected(number):
+            name = self._gradients.learned[number].name
+            raise UsageError(
+                f"the gradient of {name!r} came more often in one backward pass than "
+                "it should (torch.utils.checkpoint with use_reentrant=True does "
+                "that); use use_reentrant=False there, or static_graph=True and "
+                "`await module.backward(loss)` here"
+            )
+        if readiness.arrive(number):
+            self._complete(current, number)
+
+    def _complete(self, current: Backward, number: int) -> None:
+        """Put a gradient that is all there into its bucket."""
+        self._gradients.fill(current, number)
+        before = current.readiness.reduced
+        full = current.readiness.ready(number)
+        if full > before:
+            current.tell(full)
+
+    def end(self, current: Backward) -> None:
+        """Autograd has ended: wait for the others, and take what has been reduced."""
+        try:
+            with self._lock:
+                self._release(current)
+            waited_s = current.finish()
+            self._gradients.take(current)
+            self._gradients.learn_uses(current.readiness)
+            if current.order is not None:
+                self._gradients.learn_order(current.order, current.terms.memory)
+        except BaseException as error:
+            self._give_up(current, error)
+            raise
+        self._current = None
+        self.passes += 1
+        self.waited_s += waited_s
+        self.communication_s += current.communication_s
+
+    def _release(self, current: Backward) -> None:
+        """Complete what was held back, and what has not come."""
+        readiness, gradients = current.readiness, self._gradients
+        for number in readiness.release():
+            self._complete(current, number)
+        missing = readiness.missing()
+        if missing and not gradients.asks_who_uses:
+            names = [repr(gradients.learned[one].name) for one in missing]
+            text = ", ".join(names[:_NAMED_MAX])
+            if len(names) > _NAMED_MAX:
+                text += f" and {len(names) - _NAMED_MAX} more"
+            raise UsageError(gradients.text_of_missing(text))
+        for number in missing:
+            self._complete(current, number)
+        if current.used is not None:
+            current.used[readiness.order] = 1
+
+    def _give_up(self, current: Backward, error: BaseException) -> None:
+        """End a pass that has failed here, or elsewhere; no gradient is left of it."""
+        current.give_up(error)
+        current.wait_ended()
+        self._gradients.drop()
+        self._current = None
+        self._loop.call_soon_threadsafe(self.exchange.leave)
+
+    # --- without data ----------------------------------------------------------------
+
+    async def shadow(self, terms: Terms) -> None:
+        """Take part in a pass of others, with zeros.
+
+        Raises:
+            CollectiveError: it has failed.
+        """
+        gradients = self._gradients
+        buckets = gradients.cut(terms.memory)
+        nothing = Readiness(buckets.numbers, [0] * len(gradients.learned))
+        current = Backward(self._loop, buckets, nothing, terms, is_plain=False)
+        current.wants_order = not gradients.is_ordered
+        if gradients.asks_who_uses:
+            current.used = torch.zeros(len(gradients.learned), dtype=torch.int32)
+        gradients.fill_zeros(current)
+        current.on_over()
+        try:
+            await self.exchange.run(current)
+            current.check()
+        except BaseException:
+            gradients.drop()
+            self.exchange.leave()
+            raise
+        gradients.drop_views()
+        if current.order is not None:
+            gradients.learn_order(current.order, terms.memory)
+
+
+class _Ending:
+    """What autograd calls at the end of a pass."""
+
+    def __init__(self, reducer: Reducer, current: Backward) -> None:
+        self._end = functools.partial(reducer.end, current)
+
+    def run(self) -> None:
+        self._end()
+
+
+def _abandon(reducer: weakref.ref[Reducer], current: Backward) -> None:
+    found = reducer()
+    if found is not None and found.is_current(current):
+        # The loop may be gone, and the other ranks with it.
+        with contextlib.suppress(RuntimeError):
+            found.exchange.loop.call_soon_threadsafe(found.abandon, current)
+
+
+def _notice(
+    reducer: weakref.ref[Reducer], number: int
+) -> Callable[[torch.Tensor], None]:
+    """Return what autograd calls for a parameter; it keeps no module alive."""
+
+    def on_gradient(_: torch.Tensor) -> None:
+        found = reducer()
+        if found is not None:
+            found.on_gradient(number)
+
+    return on_gradient
+
+
+def _reached_from(roots: Iterable[torch.Tensor]) -> set[int]:
+    """Return the ids of the parameters that autograd will come to."""
+    nodes = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen = set(nodes)
+    reached = {id(root) for root in roots}
+    while nodes:
+        node = nodes.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            reached.add(id(variable))
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return reached
