@@ -8,6 +8,7 @@ inside an aiohttp application.
 from asyncrpc import (
     autograd,
     collectives,
+    ddp,
     errors,
     functions,
     multiprocessing,
@@ -153,6 +154,7 @@ __all__ = [
     "cancelled",
     "collectives",
     "current_worker",
+    "ddp",
     "deadline",
     "errors",
     "expose",

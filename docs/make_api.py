@@ -55,8 +55,14 @@ PARTS: Final[tuple[tuple[str, str, str], ...]] = (
     ("Distributed autograd", "asyncrpc.autograd", ""),
     ("Distributed optimizers", "asyncrpc.optim", ""),
     ("Remote modules", "asyncrpc.nn", ""),
+    ("Collectives", "asyncrpc", "Group"),
+    ("Data parallel training", "asyncrpc.ddp", ""),
     ("Workers in an aiohttp application", "asyncrpc.serving", ""),
-    ("Processes of one host", "asyncrpc.multiprocessing", "launch Processes"),
+    (
+        "Processes of one host",
+        "asyncrpc.multiprocessing",
+        "launch Processes spawn Queue",
+    ),
 )
 
 # Members to list of classes that have others for the runtime's own use, too.

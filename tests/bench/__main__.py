@@ -1,6 +1,6 @@
 """How does asyncrpc compare with torch.distributed.rpc, on this machine, now?
 
-    $ make bench                      # everything, side by side: under six minutes
+    $ make bench                      # everything, side by side: twelve minutes
     $ make bench ONLY=call,rref       # workloads whose names contain one of these
     $ make bench ONLY=transport       # one of the scripts bench_*.py instead
     $ python -m tests.bench --quick   # one start of each side
@@ -39,11 +39,15 @@ SCRIPTS: Final = sorted(
 )
 
 
+# Scripts that compare with torch; the others look into what is here.
+BESIDE_TORCH: Final = ("collectives", "ddp", "queue")
+
+
 def chosen(only: str) -> tuple[list[str], list[str]]:
     """Return the workloads and the scripts that a filter names."""
     words = [word for word in only.split(",") if word]
     if not words:
-        return list(WORKLOADS), []
+        return list(WORKLOADS), list(BESIDE_TORCH)
     if set(words) <= set(SCRIPTS):  # `call_path` is a script, not what has `call` in it
         return [], words
 
@@ -133,7 +137,7 @@ def main() -> int:
             options.json.write_text(json.dumps(written, indent=2) + "\n", "utf-8")
         if options.plot:
             draw(written, options.plot)
-    for script in scripts:
+    for script in scripts if not options.source else ():
         say(f"bench_{script}.py")
         subprocess.run(
             [sys.executable, "-m", f"tests.bench.bench_{script}"], check=False
