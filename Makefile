@@ -16,7 +16,7 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test check fmt lint type arch unit property sim sim-nightly chaos \
 	integration mutants numerics programs conformance docs kills examples soak bench fuzz \
-	clean
+	test-tpu test-xla clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,40 @@ test: $(STAMP) ## Run all tests: about an hour, on loopback, without a GPU
 	$(PYTEST) -n auto --maxprocesses 4 --dist worksteal \
 		$(call tests,unit property fuzz simulation numerics docs)
 	$(PYTEST) $(call tests,integration chaos conformance examples)
+
+# Accelerators' runtimes replace parts of torch, or need another one: each has an
+# environment of its own.  Both run on the CPU here, by PJRT.
+DEVICE_TESTS = tests/integration/devices
+TPU := .venv-tpu
+XLA := .venv-xla
+TPU_PLUGIN = $(TPU)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
+
+test-tpu: $(TPU)/.stamp ## Test devices on TorchTPU, over a PJRT plugin for the CPU: 1.6 GB
+	TPU_SKIP_MDS_QUERY=1 TPU_LIBRARY_PATH="$$(echo $(CURDIR)/$(TPU_PLUGIN))" \
+		ASYNCRPC_TEST_DEVICE=tpu $(TPU)/bin/python -m pytest -q \
+		-W 'ignore:<TorchTpu/Performance/TcMalloc/>' \
+		-W 'ignore:The .grad attribute of a Tensor that is not a leaf' $(DEVICE_TESTS)
+
+# Without its libraries for a real TPU, which are most of it and are not used.
+$(TPU)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TPU)
+	$(TPU)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e '.[dev]'
+	$(TPU)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		torch-tpu==0.2.0 xla-cpu-pjrt==0.0.1 \
+		absl-py frozendict immutabledict portpicker psutil pyzmq
+	touch $@
+
+test-xla: $(XLA)/.stamp ## Test devices on torch_xla and torch 2.9, by PJRT on the CPU: 7 GB
+	PJRT_DEVICE=CPU ASYNCRPC_TEST_DEVICE=xla \
+		$(XLA)/bin/python -m pytest -q $(DEVICE_TESTS)
+
+$(XLA)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(XLA)
+	grep -v '^torch==' constraints.txt > $(XLA)/constraints.txt
+	$(XLA)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c $(XLA)/constraints.txt torch==2.9.0 torch-xla==2.9.0 -e '.[dev]'
+	touch $@
 
 check: lint type arch ## Lint, types, contracts
 
@@ -116,6 +150,6 @@ fuzz: $(STAMP) ## Fuzz the decoders; TARGETS="values" EXECUTIONS=100000
 		$(RUN) -m tests.fuzz $$target --executions $(EXECUTIONS) || exit 1; done
 
 clean: ## Remove what was made, .venv too
-	rm -rf $(VENV) build dist *.egg-info .fuzz .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(VENV) $(TPU) $(XLA) build dist *.egg-info .fuzz .hypothesis .import_linter_cache .mypy_cache \
 		.pytest_cache .ruff_cache
 	find asyncrpc examples tests -name __pycache__ -type d -prune -exec rm -rf {} +

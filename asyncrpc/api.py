@@ -26,7 +26,11 @@ from asyncrpc.rref.service import RRefService
 from asyncrpc.runtime.calls.context import current_worker, current_worker_var
 from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
 from asyncrpc.runtime.membership.rendezvous import Rendezvous
-from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
+from asyncrpc.runtime.options import (
+    UNSET,
+    Options,
+    options_within,
+)
 
 
 class Worker(runtime.Worker):
@@ -241,7 +245,7 @@ def rpc_async(
     Source: torch.distributed.rpc.rpc_async.
     """
     worker = current_worker()
-    options = PLAIN if timeout is UNSET else CallOptions(timeout_s=timeout)
+    options = options_within(timeout)
     return worker.start_call(
         _name(worker, to), func, args, kwargs, options=options, with_site=True
     )
@@ -307,7 +311,7 @@ def remote(
     """
     worker = current_worker()
     rref: RRef[Any] = worker.start_remote(
-        _name(worker, to), func, args, kwargs, timeout_s=timeout
+        _name(worker, to), func, args, kwargs, options=options_within(timeout)
     )
     return rref
 

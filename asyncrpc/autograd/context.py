@@ -7,7 +7,8 @@ that runs for a call joins its caller's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
@@ -16,7 +17,14 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 
 from asyncrpc.autograd.engine import Flow, Keeping, is_apart
-from asyncrpc.autograd.functions import CrossingId, Received, Region, following, total
+from asyncrpc.autograd.functions import (
+    CrossingId,
+    Received,
+    Region,
+    edge_of,
+    following,
+    total,
+)
 from asyncrpc.autograd.machine import LocalPass, Wave
 from asyncrpc.errors import AutogradError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
@@ -72,10 +80,20 @@ class Sent:
     Attributes:
         edges: where the gradient of each tensor enters.
         to: who has them.
+        devices: where each is; None: all are in host memory.
     """
 
     edges: list[GradientEdge]
     to: WorkerId
+    devices: list[str] | None = None
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor], to: WorkerId) -> Self:
+        """Take note of tensors as they are now."""
+        edges = [edge_of(tensor) for tensor in tensors]
+        if all(tensor.is_cpu for tensor in tensors):
+            return cls(edges, to)
+        return cls(edges, to, [str(tensor.device) for tensor in tensors])
 
 
 class ContextState:
@@ -86,7 +104,6 @@ class ContextState:
         creator: the worker that opened it, whose name may not be known.
         sent: where gradients for what was sent enter, by message.
         peers: workers that messages of this context went to or came from.
-        gradients: gathered and committed, by leaf tensor.
         passes: backward passes under way.
         ended: passes that are over, and whether they succeeded.
         tensors_sent: how many, in all messages.
@@ -98,12 +115,14 @@ class ContextState:
     region_class: ClassVar[type[Region]] = Region
 
     __slots__ = (
+        "_committed",
+        "_later",
+        "_lock",
         "_pass_ended",
         "creator",
         "ended",
         "foreseen",
         "foresees",
-        "gradients",
         "id",
         "passes",
         "peers",
@@ -116,13 +135,16 @@ class ContextState:
         self.creator = creator
         self.sent: dict[MessageId, Sent] = {}
         self.peers: set[WorkerId] = set()
-        self.gradients: dict[torch.Tensor, torch.Tensor] = {}
         self.passes: dict[PassId, Pass] = {}
         self.ended: dict[PassId, bool] = {}
         self.tensors_sent = 0
         self.foreseen = self.region_class()
         self.foresees = False
         self._pass_ended = asyncio.Event()
+        self._committed: dict[torch.Tensor, torch.Tensor] = {}
+        # On devices that the loop must not use: added up by whoever looks at them.
+        self._later: list[dict[torch.Tensor, torch.Tensor]] = []
+        self._lock = threading.Lock()
 
     def note_sent(self, message: MessageId, sent: Sent) -> None:
         """Take note of what a message takes out of the graph."""
@@ -170,11 +192,42 @@ class ContextState:
             self._pass_ended.clear()
             await self._pass_ended.wait()
 
-    def commit(self, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
-        """Add the gradients of a pass that has succeeded everywhere."""
+    def commit(
+        self, gradients: dict[torch.Tensor, torch.Tensor], *, defers: bool = False
+    ) -> None:
+        """Add the gradients of a pass that has succeeded everywhere.
+
+        Args:
+            gradients: by leaf tensor.
+            defers: whether not to use a device for it now.
+        """
+        if defers and any(
+            key in self._committed and not one.is_cpu for key, one in gradients.items()
+        ):
+            self._later.append(gradients)
+        else:
+            self._add(gradients)
+
+    def _add(self, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
         for parameter, gradient in gradients.items():
-            have = self.gradients.get(parameter)
-            self.gradients[parameter] = total(have, gradient)
+            have = self._committed.get(parameter)
+            self._committed[parameter] = total(have, gradient)
+
+    @property
+    def is_added_up(self) -> bool:
+        """Whether `gradients` has nothing to add up."""
+        return not self._later
+
+    @property
+    def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        """What has been gathered and committed, by leaf tensor.
+
+        Thread safety: from any thread.
+        """
+        with self._lock:
+            while self._later:
+                self._add(self._later.pop(0))
+        return self._committed
 
 
 class Pass:

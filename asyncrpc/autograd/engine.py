@@ -35,6 +35,7 @@ from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 from asyncrpc.autograd.functions import Received, Region, following, leaves_of, total
 from asyncrpc.autograd.machine import Segment
 from asyncrpc.autograd.pace import SMALL, SMALL_NUMEL
+from asyncrpc.errors import NoGradientPathError, UsageError
 
 Gradients = dict[torch.Tensor, torch.Tensor]
 Leaving = dict[Received, torch.Tensor]
@@ -125,7 +126,7 @@ class Run:
         if any(one._backward_hooks or one.numel() > SMALL_NUMEL for one in parameters):  # noqa: SLF001
             return None
         (node, _), gradient = next(iter(self.entering.items()))
-        if gradient.numel() > SMALL_NUMEL:
+        if gradient.numel() > SMALL_NUMEL or not gradient.is_cpu:
             return None
         return (
             type(node),
@@ -135,6 +136,42 @@ class Run:
             len(self.received),
             *map(id, parameters),
         )
+
+
+def root_gradients(
+    roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
+) -> list[torch.Tensor]:
+    """Return the gradient that each root of a pass starts with.
+
+    Raises:
+        UsageError: a root or a gradient is none, or does not fit.
+        NoGradientPathError: a root requires no gradient.
+    """
+    if not roots:
+        raise UsageError("backward needs at least one root")
+    if gradients is not None and len(gradients) != len(roots):
+        raise UsageError(f"{len(gradients)} gradients for {len(roots)} roots")
+    found: list[torch.Tensor] = []
+    for index, root in enumerate(roots):
+        if not isinstance(root, torch.Tensor):
+            raise UsageError(f"root {index} is a {type(root).__name__}, not a tensor")
+        if not root.requires_grad:
+            raise NoGradientPathError(
+                f"root {index} of shape {tuple(root.shape)} does not require a gradient"
+            )
+        gradient = None if gradients is None else gradients[index]
+        if gradient is None and (root.numel() != 1 or root.is_complex()):
+            raise UsageError(
+                f"root {index} of shape {tuple(root.shape)} is no real scalar: give "
+                "its gradient (gradients=[...])"
+            )
+        if gradient is not None and gradient.shape != root.shape:
+            raise UsageError(
+                f"root {index} has shape {tuple(root.shape)}, and its gradient "
+                f"{tuple(gradient.shape)}"
+            )
+        found.append(torch.ones_like(root) if gradient is None else gradient)
+    return found
 
 
 def prepare(
@@ -209,7 +246,7 @@ def _run(run: Run) -> None:
             warnings.filterwarnings("ignore", message="Using backward.. with create_gr")
         borders = [stack.enter_context(_Border(node)) for node in segment.cuts]
         # What torch.autograd.backward calls, without what it does before, which takes
-        # as long as a short run: its checks are of what users give (`_root_gradients`).
+        # as long as a short run: its checks are of what users give (`root_gradients`).
         _engine_run_backward(
             tuple(edges),
             tuple(run.entering.values()),

@@ -102,7 +102,8 @@ class Recv(torch.autograd.Function):
         """Return the tensor; `anchor` requires a gradient, so the output does."""
         ctx.received = received
         ctx.set_materialize_grads(value=False)
-        return tensor.detach()
+        # `data` asks nothing of the tensor's device, which another thread may use now.
+        return tensor.detach() if tensor.is_cpu else tensor.data
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:
@@ -147,8 +148,29 @@ for _method in ("_register_hook_dict", "register_hook", "register_prehook"):
     _note_hooks(_method)
 
 
+class _Probe(torch.autograd.Function):
+    """Leads to the node of a tensor without an operation on its device."""
+
+    @staticmethod
+    def forward(ctx: Any, _tensor: torch.Tensor) -> torch.Tensor:
+        """Return something that depends on the tensor."""
+        _ = ctx
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> None:
+        """Never run."""
+
+
 def edge_of(tensor: torch.Tensor) -> GradientEdge:
     """Return where a gradient of `tensor` enters its graph."""
+    if not tensor.is_cpu:
+        with torch.enable_grad():
+            probe: torch.Tensor = _Probe.apply(tensor)  # type: ignore[no-untyped-call]
+        assert probe.grad_fn is not None  # the tensor requires a gradient
+        node, number = probe.grad_fn.next_functions[0]
+        assert node is not None
+        return GradientEdge(node, number, ownership_token=probe.grad_fn)
     if tensor.layout is not torch.strided:
         # torch looks for it behind a view, which sparse tensors do not have.
         with torch.enable_grad():

@@ -54,6 +54,7 @@ class Runner:
             kind is not None
             and self._pace.is_short(kind)
             and not self._worker.pool.runs_here
+            and not self._worker.pool.takes_turns
             and self._lock.acquire(blocking=False)
         )
 

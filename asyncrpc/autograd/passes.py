@@ -29,7 +29,14 @@ from typing import Any, Final
 import torch
 
 from asyncrpc.autograd.context import Context, ContextState, Pass, PassId, Sent
-from asyncrpc.autograd.engine import Engine, Keeping, Leaving, Run, prepare
+from asyncrpc.autograd.engine import (
+    Engine,
+    Keeping,
+    Leaving,
+    Run,
+    prepare,
+    root_gradients,
+)
 from asyncrpc.autograd.functions import (
     CrossingId,
     Received,
@@ -38,6 +45,7 @@ from asyncrpc.autograd.functions import (
     received_as,
 )
 from asyncrpc.autograd.pace import Runner
+from asyncrpc.autograd.placing import at_their_devices, on_devices_of
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -47,11 +55,10 @@ from asyncrpc.errors import (
     CallError,
     InvalidContextError,
     MalformedError,
-    NoGradientPathError,
     RemoteError,
-    UsageError,
 )
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
+from asyncrpc.runtime.devices.maps import TO_HOST
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
 
@@ -114,7 +121,8 @@ class Passes:
     ) -> None:
         """Run a pass from local roots; see `asyncrpc.autograd.backward`."""
         state = self.state(context)
-        given = _root_gradients(roots, gradients)
+        check = partial(root_gradients, roots, gradients)
+        given = await on_devices_of(self.worker, roots, check)
         ids = context.id, (int(self.worker.incarnation), self._next())
         one = state.join_pass(ids[1], self.worker.name, keeping)
         limit = asyncio.timeout_at(None if deadline is None else deadline.at_s)
@@ -182,7 +190,7 @@ class Passes:
         if state is None or one is None:
             return
         if commit:
-            state.commit(one.flow.staged)
+            state.commit(one.flow.staged, defers=self.worker.pool.takes_turns)
         else:
             one.abort(_ABORTED)
         # The way the requests took, so those whom only others know learn of it too; on
@@ -217,6 +225,7 @@ class Passes:
                 )
         everything = one.machine.unsettled if is_new and one.is_fast else ()
         one.take_part(one.machine.want([*coming, *arrived, *everything]))
+        gradients = await at_their_devices(self.worker, state, arrived, gradients)
         if history is not None:
             gradients = self._with_history(link, gradients, history)
         one.enter(dict(zip(arrived, gradients, strict=True)))
@@ -274,7 +283,11 @@ class Passes:
             later = [leaf for leaf in one.new if leaf not in ready]
             self._send(one, later, [], {})
         starts = [(one.edges[key], one.arrived.pop(key)) for key in segment.starts]
-        run = prepare(segment, starts, one.region, one.flow, one.keeping)
+        entering = [gradient for _, gradient in starts if gradient is not None]
+        prepared = partial(
+            prepare, segment, starts, one.region, one.flow, one.keeping
+        )  # which may add gradients up
+        run = await on_devices_of(self.worker, entering, prepared)
         leaving = run.straight_through()
         if leaving is None:
             leaving = await self._run(run)
@@ -345,8 +358,8 @@ class Passes:
         if not having:
             return None
         message = MessageId(self.worker.incarnation, self._next())
-        edges = [edge_of(gradient) for _, gradient in having]
-        state.note_sent(message, Sent(edges, peer))
+        sent = Sent.of([gradient for _, gradient in having], peer)
+        state.note_sent(message, sent)
         return [message.serial, *(index for index, _ in having)]
 
     def _with_history(
@@ -395,7 +408,8 @@ class Passes:
     def _request_over(
         self, one: Pass, link: Link, method: str, value: list[Any]
     ) -> None:
-        call = link.request_service(SERVICE, method, value)
+        # Gradients go by the host: who gets one knows where the tensor was.
+        call = link.request_service(SERVICE, method, value, device_map=TO_HOST)
         call.add_done_callback(partial(self._on_answer, one))
 
     def _on_answer(self, one: Pass, call: asyncio.Future[Any]) -> None:
@@ -540,37 +554,6 @@ def _by_sender(received: Iterable[Received]) -> dict[WorkerId, list[Received]]:
     for one in received:
         grouped.setdefault(one.sender, []).append(one)
     return grouped
-
-
-def _root_gradients(
-    roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
-) -> list[torch.Tensor]:
-    """Check the roots; return the gradient that each starts with."""
-    if not roots:
-        raise UsageError("backward needs at least one root")
-    if gradients is not None and len(gradients) != len(roots):
-        raise UsageError(f"{len(gradients)} gradients for {len(roots)} roots")
-    found: list[torch.Tensor] = []
-    for index, root in enumerate(roots):
-        if not isinstance(root, torch.Tensor):
-            raise UsageError(f"root {index} is a {type(root).__name__}, not a tensor")
-        if not root.requires_grad:
-            raise NoGradientPathError(
-                f"root {index} of shape {tuple(root.shape)} does not require a gradient"
-            )
-        gradient = None if gradients is None else gradients[index]
-        if gradient is None and (root.numel() != 1 or root.is_complex()):
-            raise UsageError(
-                f"root {index} of shape {tuple(root.shape)} is no real scalar: give "
-                "its gradient (gradients=[...])"
-            )
-        if gradient is not None and gradient.shape != root.shape:
-            raise UsageError(
-                f"root {index} has shape {tuple(root.shape)}, and its gradient "
-                f"{tuple(gradient.shape)}"
-            )
-        found.append(torch.ones_like(root) if gradient is None else gradient)
-    return found
 
 
 def read_ids(ids: Sequence[Any]) -> Ids:

@@ -22,7 +22,7 @@ from asyncrpc.autograd.context import (
     Sent,
     current_context_var,
 )
-from asyncrpc.autograd.functions import CrossingId, Received, edge_of
+from asyncrpc.autograd.functions import CrossingId, Received
 from asyncrpc.autograd.passes import SERVICE, Passes, read_ids
 from asyncrpc.errors import AsyncRpcError, InvalidContextError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
@@ -116,7 +116,11 @@ class AutogradService(Passes):
                 f"autograd context {context_id} has ended on worker "
                 f"{self.worker.name!r}"
             )
-        return {} if state is None else state.gradients
+        if state is None:
+            return {}
+        if state.is_added_up:
+            return state.gradients
+        return await self.worker.run_in_thread(lambda: state.gradients)
 
     def context_ids(self) -> list[ContextId]:
         """Return the ids of the contexts that this worker knows of."""
@@ -144,8 +148,7 @@ class AutogradService(Passes):
         if tensors:
             message = MessageId(self.worker.incarnation, self._next())
             serial = message.serial
-            edges = [edge_of(tensor) for tensor in tensors]
-            state.note_sent(message, Sent(edges, link.peer))
+            state.note_sent(message, Sent.of(tensors, link.peer))
             if not state.foresees:
                 self._foresee_soon(state)
         if link.peer in state.peers:

@@ -17,6 +17,7 @@ from asyncrpc.collectives.matching import Run
 from asyncrpc.collectives.path import Path, open_path
 from asyncrpc.collectives.reductions import reduction_for
 from asyncrpc.collectives.service import CollectivesService
+from asyncrpc.collectives.tensors import Hosted, Parts
 from asyncrpc.collectives.words import SERVICE
 from asyncrpc.errors import CollectiveError, GroupChangedError, UsageError
 
@@ -214,7 +215,7 @@ class Group:
         """Combine the tensors of all ranks, and leave the result at every rank.
 
         Args:
-            tensor: any shape, the same at all ranks, dense, in host memory; it is
+            tensor: any shape, the same at all ranks, dense, on any device; it is
                 overwritten.
             op: `sum`, `avg`, `product`, `min`, `max`, `band`, `bor` or `bxor`.
 
@@ -230,8 +231,11 @@ class Group:
         """
         shapes.check(tensor)
         by = reduction_for(op, tensor.dtype)
-        async with self._run(_describe("all_reduce", tensor, op)) as (run, path):
-            with shapes.flat(tensor) as flat:
+        async with (
+            self._run(_describe("all_reduce", tensor, op)) as (run, path),
+            Hosted(self.worker.devices, tensor) as host,
+        ):
+            with shapes.flat(host) as flat:
                 await path.all_reduce(run, flat, by)
         return tensor
 
@@ -258,8 +262,12 @@ class Group:
         self._check_rank(root, "root")
         shapes.check(tensor)
         by = reduction_for(op, tensor.dtype)
-        async with self._run(_describe("reduce", tensor, op, root)) as (run, path):
-            with shapes.flat(tensor, write=self.rank == root) as flat:
+        write = self.rank == root
+        async with (
+            self._run(_describe("reduce", tensor, op, root)) as (run, path),
+            Hosted(self.worker.devices, tensor, write=write) as host,
+        ):
+            with shapes.flat(host, write=write) as flat:
                 await path.reduce(run, flat, by, root)
         return tensor
 
@@ -283,8 +291,12 @@ class Group:
         """
         self._check_rank(root, "root")
         shapes.check(tensor)
-        async with self._run(_describe("broadcast", tensor, "", root)) as (run, path):
-            with shapes.flat(tensor, write=self.rank != root) as flat:
+        write = self.rank != root
+        async with (
+            self._run(_describe("broadcast", tensor, "", root)) as (run, path),
+            Hosted(self.worker.devices, tensor, write=write) as host,
+        ):
+            with shapes.flat(host, write=write) as flat:
                 await path.broadcast(run, flat, root)
         return tensor
 
@@ -307,8 +319,9 @@ class Group:
         shapes.check(tensor)
         descriptor = Descriptor("all_gather", dtype=str(tensor.dtype))
         async with self._run(descriptor) as (run, path):
-            mine = shapes.copy(tensor)
-            return await path.all_gather(run, mine)
+            (mine,) = await self._copies([tensor])
+            found = await path.all_gather(run, mine)
+        return await shapes.put_like(self.worker.devices, found, tensor)
 
     async def gather(
         self, tensor: torch.Tensor, root: int
@@ -333,12 +346,18 @@ class Group:
         shapes.check(tensor)
         descriptor = Descriptor("gather", dtype=str(tensor.dtype), root=root)
         async with self._run(descriptor) as (run, path):
-            mine = shapes.copy(tensor)
+            (mine,) = await self._copies([tensor])
             found = await path.gather(run, mine, root)
-        return found if self.rank == root else None
+        if self.rank != root:
+            return None
+        return await shapes.put_like(self.worker.devices, found, tensor)
 
     async def scatter(
-        self, tensors: Sequence[torch.Tensor] | None, root: int
+        self,
+        tensors: Sequence[torch.Tensor] | None,
+        root: int,
+        *,
+        device: str | None = None,
     ) -> torch.Tensor:
         """Return this rank's part of what one rank gives.
 
@@ -346,6 +365,7 @@ class Group:
             tensors: at `root` one for each rank, of any shapes and dtypes; elsewhere
                 None.
             root: the rank that gives them.
+            device: where the result is to be; None: in host memory.
 
         Returns:
             A tensor of its own.
@@ -358,16 +378,20 @@ class Group:
             It fails for all ranks; the next one can be used.
         """
         self._check_rank(root, "root")
-        parts = None
+        given = None
         if self.rank == root:
-            parts = [shapes.copy(one) for one in self._one_each(tensors, "scatter")]
+            given = shapes.one_each(tensors, "scatter", self.size)
         elif tensors is not None:
             raise UsageError(
                 f"scatter takes tensors at its root, rank {root}; this is rank "
                 f"{self.rank}: give None"
             )
         async with self._run(Descriptor("scatter", root=root)) as (run, path):
-            return await path.scatter(run, parts, root)
+            parts = None if given is None else await self._copies(given)
+            found = await path.scatter(run, parts, root)
+        if device is None:
+            return found
+        return (await self.worker.devices.placed({0: (found, device)}))[0]
 
     async def reduce_scatter(
         self, tensors: torch.Tensor | Sequence[torch.Tensor], op: str = "sum"
@@ -389,17 +413,18 @@ class Group:
         Cancellation:
             It fails for all ranks; the next one can be used.
         """
-        parts = self._parts(tensors, "reduce_scatter")
-        dtype = parts[0].dtype
+        parts = Parts(tensors, "reduce_scatter", self.size)
+        devices, dtype = self.worker.devices, parts.like.dtype
         by = reduction_for(op, dtype)
-        if any(part.dtype is not dtype for part in parts):
+        if len(parts.dtypes) > 1:
             raise UsageError("reduce_scatter takes tensors of one dtype")
-        numels = tuple(part.numel() for part in parts)
-        descriptor = Descriptor("reduce_scatter", op, str(dtype), numels)
+        descriptor = Descriptor("reduce_scatter", op, str(dtype), parts.numels)
         async with self._run(descriptor) as (run, path):
-            flats = [shapes.packed(part).view(-1) for part in parts]
-            result = await path.reduce_scatter(run, flats, by)
-        return result.view(parts[self.rank].shape)
+            hosts = await parts.on_host(devices)
+            flats = [shapes.packed(part).view(-1) for part in hosts]
+            flat = await path.reduce_scatter(run, flats, by)
+        shaped = flat.view(parts.shapes[self.rank])
+        return (await shapes.put_like(devices, [shaped], parts.like))[0]
 
     async def all_to_all(
         self, tensors: torch.Tensor | Sequence[torch.Tensor]
@@ -420,10 +445,12 @@ class Group:
         Cancellation:
             It fails for all ranks; the next one can be used.
         """
-        parts = self._parts(tensors, "all_to_all")
-        descriptor = Descriptor("all_to_all", dtype=str(parts[0].dtype))
+        devices, parts = self.worker.devices, Parts(tensors, "all_to_all", self.size)
+        descriptor = Descriptor("all_to_all", dtype=str(parts.like.dtype))
         async with self._run(descriptor) as (run, path):
-            return await path.all_to_all(run, [shapes.copy(p) for p in parts])
+            given = [shapes.copy(one) for one in await parts.on_host(devices)]
+            found = await path.all_to_all(run, given)
+        return await shapes.put_like(devices, found, parts.like)
 
     # --- from one to one -------------------------------------------------------------
 
@@ -446,7 +473,8 @@ class Group:
         """
         self._check_rank(to, "the receiver")
         shapes.check(tensor)
-        await self._points.send(tensor.detach(), to, tag, self.timeout_s)
+        (host,) = await self.worker.devices.copies_of([tensor])
+        await self._points.send(host.detach(), to, tag, self.timeout_s)
 
     async def recv(
         self,
@@ -480,10 +508,21 @@ class Group:
             raise CollectiveError(
                 f"{shapes.text(found)} came, and `out` is {shapes.text(out)}"
             )
-        out.detach().copy_(found)
+        if out.is_cpu:
+            out.detach().copy_(found)
+        else:
+            await self.worker.devices.write(out, found)
         return out
 
     # --- parts -----------------------------------------------------------------------
+
+    async def _copies(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return copies in contiguous host memory, which nobody else has."""
+        hosts = await self.worker.devices.copies_of(tensors)
+        return [
+            shapes.copy(tensor) if tensor.is_cpu else shapes.packed(host)
+            for tensor, host in zip(tensors, hosts, strict=True)
+        ]
 
     @asynccontextmanager
     async def _run(self, descriptor: Descriptor) -> AsyncIterator[tuple[Run, Path]]:
@@ -532,33 +571,6 @@ class Group:
             raise UsageError(
                 f"{what} is rank {rank}, of a group with ranks 0 to {self.size - 1}"
             )
-
-    def _one_each(
-        self, tensors: Sequence[torch.Tensor] | None, operation: str
-    ) -> Sequence[torch.Tensor]:
-        count = 0 if tensors is None else len(tensors)
-        if tensors is None or count != self.size:
-            raise UsageError(
-                f"{operation} needs one tensor for each of the {self.size} ranks, "
-                f"and got {count}"
-            )
-        for tensor in tensors:
-            shapes.check(tensor)
-        return tensors
-
-    def _parts(
-        self, tensors: torch.Tensor | Sequence[torch.Tensor], operation: str
-    ) -> Sequence[torch.Tensor]:
-        if not isinstance(tensors, torch.Tensor):
-            return self._one_each(tensors, operation)
-        shapes.check(tensors)
-        rows = len(tensors) if tensors.dim() else 0
-        if not tensors.dim() or rows % self.size:
-            raise UsageError(
-                f"{operation} cuts {shapes.text(tensors)} along its first dimension, "
-                f"which is not divisible by the {self.size} ranks; give a list"
-            )
-        return shapes.cut(tensors.detach(), self.size)
 
 
 def _names(worker: Worker, members: Sequence[str | int] | None) -> tuple[str, ...]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
 from asyncrpc.errors import UsageError
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.devices.staging import Devices
 
 
 def check(tensor: torch.Tensor) -> None:
     """Refuse what no collective can move.
 
     Raises:
-        UsageError: it is no dense tensor in host memory.
+        UsageError: it is no dense tensor, or has no memory.
     """
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(
@@ -29,11 +33,49 @@ def check(tensor: torch.Tensor) -> None:
         raise UsageError(
             f"a collective takes dense tensors, and got a {kind} one: convert it first"
         )
-    if not tensor.is_cpu:
-        raise UsageError(
-            f"a collective takes tensors in host memory, and got one on "
-            f"{str(tensor.device)!r}: move it first"
-        )
+    if tensor.is_meta:
+        raise UsageError("a collective takes tensors with elements, and got a meta one")
+
+
+class Hosted:
+    """A tensor as one of the host: itself, or a copy that is written back.
+
+    `async with Hosted(worker.devices, tensor) as host`; what is written to `host` is in
+    the tensor when the block has ended well.
+    """
+
+    __slots__ = ("_devices", "_host", "_tensor", "_write")
+
+    def __init__(
+        self, devices: Devices, tensor: torch.Tensor, *, write: bool = True
+    ) -> None:
+        self._devices = devices
+        self._tensor = self._host = tensor
+        self._write = write
+
+    async def __aenter__(self) -> torch.Tensor:
+        """Copy the tensor, if it is on a device."""
+        if not self._tensor.is_cpu:
+            (self._host,) = await self._devices.copies_of([self._tensor])
+        return self._host
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Copy it back."""
+        if kind is None and self._write and self._host is not self._tensor:
+            await self._devices.write(self._tensor, self._host)
+
+
+async def put_like(
+    devices: Devices, found: Sequence[torch.Tensor], like: torch.Tensor
+) -> list[torch.Tensor]:
+    """Put tensors of the host where another is."""
+    if like.is_cpu:
+        return list(found)
+    where = str(like.device)
+    placed = await devices.placed(
+        {index: (tensor, where) for index, tensor in enumerate(found)}
+    )
+    return [placed[index] for index in range(len(found))]
 
 
 def text(tensor: torch.Tensor) -> str:
@@ -56,6 +98,79 @@ def cut(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
     """Cut a tensor along its first dimension into parts of the same length."""
     length = len(tensor) // count
     return [tensor[part * length : (part + 1) * length] for part in range(count)]
+
+
+class Parts:
+    """Tensors that are one for each rank, or one that is cut into them.
+
+    Attributes:
+        like: the first tensor that was given.
+        numels: of each.
+        shapes: of each.
+    """
+
+    def __init__(
+        self,
+        tensors: torch.Tensor | Sequence[torch.Tensor],
+        operation: str,
+        size: int,
+    ) -> None:
+        """Take tensors.
+
+        Raises:
+            UsageError: they are not one for each rank, or one that can be cut; or no
+                collective can move one of them.
+        """
+        self._size = size
+        self._whole: torch.Tensor | None = None
+        self._each: Sequence[torch.Tensor] = ()
+        if isinstance(tensors, torch.Tensor):
+            check(tensors)
+            rows = len(tensors) if tensors.dim() else 0
+            if not tensors.dim() or rows % size:
+                raise UsageError(
+                    f"{operation} cuts {text(tensors)} along its first dimension, "
+                    f"which is not divisible by the {size} ranks; give a list"
+                )
+            self._whole = self.like = tensors
+            self.numels = (tensors.numel() // size,) * size
+            self.shapes = [(rows // size, *tensors.shape[1:])] * size
+        else:
+            self._each = one_each(tensors, operation, size)
+            self.like = self._each[0]
+            self.numels = tuple(one.numel() for one in self._each)
+            self.shapes = [tuple(one.shape) for one in self._each]
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Of all of them."""
+        return {one.dtype for one in self._each or (self.like,)}
+
+    async def on_host(self, devices: Devices) -> list[torch.Tensor]:
+        """Return them in host memory, copied if they are not there."""
+        if self._whole is None:
+            return await devices.copies_of(self._each)
+        (whole,) = await devices.copies_of([self._whole])
+        return cut(whole.detach(), self._size)
+
+
+def one_each(
+    tensors: Sequence[torch.Tensor] | None, operation: str, size: int
+) -> Sequence[torch.Tensor]:
+    """Return tensors that are one for each rank.
+
+    Raises:
+        UsageError: they are not, or no collective can move one of them.
+    """
+    count = 0 if tensors is None else len(tensors)
+    if tensors is None or count != size:
+        raise UsageError(
+            f"{operation} needs one tensor for each of the {size} ranks, and got "
+            f"{count}"
+        )
+    for tensor in tensors:
+        check(tensor)
+    return tensors
 
 
 def split(flat: torch.Tensor, size: int) -> list[torch.Tensor]:

@@ -50,10 +50,11 @@ def create(
             f"{name} made a {type(module).__name__}; a RemoteModule needs a class or "
             "function that returns a torch.nn.Module"
         )
-    if device == "cpu":
+    where = current_worker().devices.require(device)
+    if where == "cpu":
         return module
     try:
-        return module.to(torch.device(device))
+        return module.to(where)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UsageError(
             f"worker {current_worker().name!r} cannot put a module on {device!r}: "
@@ -151,14 +152,23 @@ async def load_state(
     return await _in_thread(load)
 
 
-async def run_method(
+async def run_method(  # noqa: PLR0917  (travels in a call)
     rref: RRef[nn.Module],
     device: str,
     name: str,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    stays: bool = False,  # noqa: FBT001, FBT002  (travels in a call)
 ) -> Any:
     """Run a plain method of a module on a device: values go there first, and back.
+
+    Args:
+        rref: to the module.
+        device: where it is.
+        name: of the method.
+        args: of the method.
+        kwargs: likewise.
+        stays: leave the result on the device: the caller has a device map for it.
 
     Raises:
         RejectedError: the policy does not allow it.
@@ -178,13 +188,16 @@ async def run_method(
             f"{type(module).__name__}.{name} is a coroutine function; on {device!r} "
             "methods run in a thread, which also moves their tensors: make it plain"
         )
-    placed = torch.device(device)
+    devices = current_worker().devices
 
     def run() -> Any:
+        placed = devices.require(device)
         here, named = pytree.tree_map_only(
             torch.Tensor, lambda value: value.to(placed), (tuple(args), dict(kwargs))
         )
         result = method(*here, **named)
+        if stays:
+            return result
         return pytree.tree_map_only(torch.Tensor, lambda value: value.cpu(), result)
 
     return await _in_thread(run)

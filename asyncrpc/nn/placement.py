@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from asyncrpc.errors import UsageError
+from asyncrpc.runtime.devices.names import CPU, DeviceName
 
-_FORM: Final = re.compile(
-    r"(?P<worker>[^/\s]+)(?:/(?P<device>[a-z][a-z_0-9]*(?::[0-9]+)?))?"
-)
+_FORM: Final = re.compile(r"(?P<worker>[^/\s]+)(?:/(?P<device>[^/\s]+))?")
 _RANK: Final = re.compile(r"(?:rank:)?(?P<rank>[0-9]+)")
 
 
@@ -48,7 +47,7 @@ class Placement:
                 f"remote device {text!r} is not understood; write 'worker', "
                 "'worker/device' or 'rank/device', such as 'ps/cpu' or '0/cuda:1'"
             )
-        return cls(found["worker"], found["device"] or "cpu")
+        return cls(found["worker"], str(DeviceName.parse(found["device"] or CPU)))
 
     @property
     def rank(self) -> int | None:

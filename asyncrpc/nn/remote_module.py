@@ -147,7 +147,8 @@ class RemoteModule:
         """Start the module's forward pass; return its future.
 
         Inside an autograd context the result is differentiable.  On a device, tensors
-        are moved there, and the results back to the host's memory.
+        are moved there, and the results back to the host's memory; or, if this worker
+        has a device map for the owner (`Options.device_maps`), to where that says.
 
         Args:
             *args: of the module.
@@ -457,7 +458,9 @@ class RemoteModule:
         """Start a method of the module, in one round trip."""
         if self._device == "cpu":
             return getattr(self._rref.rpc_async(), name)(*args, **kwargs)  # type: ignore[no-any-return]
-        return self._call(owner.run_method, self._device, name, args, kwargs)
+        options = _worker_of(self._rref).options
+        stays = options.device_map_to(self._rref.owner_name()) is not None
+        return self._call(owner.run_method, self._device, name, args, kwargs, stays)
 
     def _call(self, function: Callable[..., Any], *args: Any) -> CallFuture[Any]:
         """Start a function on the owner, with the module's reference."""

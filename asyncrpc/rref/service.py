@@ -30,7 +30,7 @@ from asyncrpc.runtime.calls.destination import Destination, put
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
-from asyncrpc.runtime.options import UNSET
+from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, options_within
 from asyncrpc.runtime.worker import Worker
 
 
@@ -108,8 +108,9 @@ class RRefService(Travel, OwnedValues):
         shared.check()
         target = ["=", *handle.rref_id, name]
         values = (list(args), dict(kwargs))
+        options = options_within(timeout_s)
         return self.start_remote(
-            shared.owner.name, target, values, timeout_s, keep=handle
+            shared.owner.name, target, values, options=options, keep=handle
         )
 
     async def backward(
@@ -125,8 +126,8 @@ class RRefService(Travel, OwnedValues):
         to: str,
         target: str | list[Any] | None,
         values: tuple[list[Any], dict[str, Any]],
-        timeout_s: Any = UNSET,
         *,
+        options: CallOptions = PLAIN,
         keep: Any = None,
     ) -> RRef[Any]:
         """Start a call whose result stays on the callee; return the handle at once."""
@@ -136,14 +137,13 @@ class RRefService(Travel, OwnedValues):
         self._notes.append((self._created if shared.is_here else self._made, shared))
         name = target[-1] if isinstance(target, list) else target or "a callable"
         call = self.worker.new_call(name.rpartition(":")[2], to, kind="remote")
+        call.options = options
         call.add_done_callback(_Keep(keep))
         shared.call = call
         handle = self.handle_class._make(self.whole, shared)
         meta = {"r": list(rref_id), **self.worker.meta_here()}
         self.worker.on_loop_thread(
-            lambda: self._begin_remote(
-                shared, call, target, values, timeout_s, keep, meta
-            )
+            lambda: self._begin_remote(shared, call, target, values, keep, meta)
         )
         return handle
 
@@ -153,7 +153,6 @@ class RRefService(Travel, OwnedValues):
         call: CallFuture[Any],
         target: Any,
         values: Any,
-        timeout_s: Any,
         of: RRef[Any] | None,
         meta: dict[str, Any],
     ) -> None:
@@ -173,7 +172,7 @@ class RRefService(Travel, OwnedValues):
                 call,
                 target,
                 values,
-                timeout_s=timeout_s,
+                timeout_s=call.options.timeout_s,
                 meta=meta,
                 on_link=partial(self._bind, shared, of),
             )

@@ -23,6 +23,7 @@ from asyncrpc.transport.abc import Listener
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.credit import InboundCredit
+    from asyncrpc.runtime.devices.staging import Devices
     from asyncrpc.runtime.links.watching import Watch
     from asyncrpc.runtime.membership.ending import Ending, Outlook
     from asyncrpc.runtime.membership.members import Rendezvous
@@ -47,6 +48,7 @@ class Closing(CallStarter):
     """The part of a `Worker` that ends it."""
 
     active: int
+    devices: Devices
     ending: Ending
     pool: ThreadPool
     watch: Watch
@@ -262,6 +264,7 @@ class Closing(CallStarter):
     async def _close_threads(self, most_s: float) -> None:
         self.receive_pool.close()
         left = await self.pool.close(most_s)
+        left += await self.devices.close(most_s)
         if left:
             logger.warning(
                 "worker %r: these threads run on, their functions do not end: %s",

@@ -16,6 +16,7 @@ from asyncrpc.ids import Incarnation, WorkerId
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.links.link import Link
+    from asyncrpc.runtime.options import CallOptions
 
 OnGradient = Callable[[torch.Tensor], torch.Tensor]
 
@@ -105,7 +106,8 @@ class References(Protocol):
         to: str,
         target: str | None,
         values: tuple[list[Any], dict[str, Any]],
-        timeout_s: Any,
+        *,
+        options: CallOptions,
     ) -> Any:
         """Start a call whose result stays on the callee; return the reference."""
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 import torch
 
 from asyncrpc.errors import UsageError
+from asyncrpc.runtime.devices.maps import DeviceMap
+from asyncrpc.runtime.devices.names import DeviceName
 from asyncrpc.serde import Compression, Policy, compression_named
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.tls import Tls
@@ -44,24 +46,36 @@ class CallOptions:
             `asyncrpc.idempotent`.
         codec: what makes the payloads of arguments and result smaller, such as
             `"zstd"` or `"bf16"`; empty: nothing; None: what `Options.codecs` says.
+        device_map: from devices of this worker to devices of the callee, where the
+            arguments' tensors go; results come back the other way.  None: what
+            `Options.device_maps` says.
     """
 
     timeout_s: Any = UNSET
     out: torch.Tensor | None = None
     codec: str | None = None
     idempotent: bool = False
+    device_map: Mapping[Any, Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could never work.
 
         Raises:
-            UsageError: there is no such codec, or its package is not installed.
+            UsageError: there is no such codec, or its package is not installed; or the
+                device map is none.
         """
         if self.codec:
             compression_named(self.codec)
+        if self.device_map is not None:
+            DeviceMap.parse(self.device_map)
 
 
 PLAIN: Final = CallOptions()
+
+
+def options_within(timeout_s: Any) -> CallOptions:
+    """Return options that say no more than a time, in seconds; `UNSET`: not even it."""
+    return PLAIN if timeout_s is UNSET else CallOptions(timeout_s=timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +128,14 @@ class Options:
             it, for payloads to come; 0 keeps none.
         codecs: names of peers, or `"*"` for all others, and the codec of calls to
             them that name none; see `CallOptions.codec`.
+        devices: the devices of this worker, such as `("cuda",)` or `("xla:0",)`: peers'
+            tensors may be put there, and it is an error if one is not there at start.
+            None: every one that this process has anyway, but for those of torch_xla.
+        device_maps: names of peers, or `"*"` for all others, and the device map of
+            calls to them that have none; see `CallOptions.device_map`.
+        takes_turns: whether plain functions, backward passes, optimizer steps and
+            copies from and to devices run one at a time, as torch_xla needs it.
+            None: if one of `devices` is an XLA device.
         bulk_lanes: connections to a peer for payloads over 64 KiB, opened by the first
             of them; 0: they share that of small messages.  None: 2 on TCP to
             another host, else 1.
@@ -152,6 +174,9 @@ class Options:
     stream_bytes_max: int = 32 << 20
     receive_pool_bytes: int = 512 << 20
     codecs: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[str, ...] | None = None
+    device_maps: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
+    takes_turns: bool | None = None
     bulk_lanes: int | None = None
     spin: str | float = "adaptive"
     shared_memory_bytes: int = 1 << 30
@@ -185,10 +210,27 @@ class Options:
         _check_times(self.handshake_timeout_s, self.rpc_timeout_s)
         for peer in self.codecs:
             self.compression_to(peer)
+        for peer in self.device_maps:
+            self.device_map_to(peer)
+        _ = self.device_names
 
     def compression_to(self, peer: str) -> Compression | None:
         """Return the codec of calls to a peer that name none."""
         return compression_named(self.codecs.get(peer, self.codecs.get("*", "")))
+
+    def device_map_to(self, peer: str) -> DeviceMap | None:
+        """Return the device map of calls to a peer that have none of their own."""
+        given = self.device_maps.get(peer, self.device_maps.get("*"))
+        if not given:
+            return None
+        return DeviceMap.parse(given, f"the device map for {peer!r}")
+
+    @property
+    def device_names(self) -> tuple[DeviceName, ...] | None:
+        """The devices of this worker; None: those that the process has."""
+        if self.devices is None:
+            return None
+        return tuple(map(DeviceName.parse, self.devices))
 
     @property
     def secret_bytes(self) -> bytes | None:

@@ -6,6 +6,9 @@ between workers, however deep, never waits for a thread that waits for it.  Func
 may also wait for what asyncrpc does not see (an event set by another call, say): when
 none of the running ones ends for `STALL_S` while others queue, one more thread starts.
 
+A pool that *takes turns* runs one function at a time, whatever its thread: for devices
+that only one thread may use.  A thread that waits for a call gives its turn away.
+
 Results go back to the event loop in batches: one wake-up for all that finished before
 the loop looked.
 """
@@ -36,13 +39,25 @@ class ThreadPool:
     Attributes:
         unfinished: jobs that have not ended, as the loop knows.
         runs_here: whether jobs run on the loop itself: so it is in a simulation.
+        takes_turns: whether only one job runs at a time, of all pools with its lock.
     """
 
     runs_here: ClassVar[bool] = False
 
-    def __init__(self, name: str, limit: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        turn: threading.Lock | None = None,
+        settle: Callable[[], None] | None = None,
+    ) -> None:
         self._name = name
-        self._limit = limit
+        self._limit = limit if turn is None else 1
+        self.takes_turns = turn is not None
+        self._turn = turn
+        self._settle = settle  # what a turn ends with
         self._loop = loop
         self._lock = threading.Lock()
         self._thread_ended = threading.Condition(self._lock)
@@ -81,6 +96,8 @@ class ThreadPool:
         with self._lock:
             if len(self._threads) - self._blocked < self._limit:
                 self._start_thread()
+        if self.takes_turns:  # one that waits for what we cannot see keeps its turn
+            return
         if self.unfinished > len(self._threads) and self._stall_timer is None:
             self._ended_before = self._ended
             self._stall_timer = self._loop.call_later(STALL_S, self._on_stall_timer)
@@ -98,9 +115,13 @@ class ThreadPool:
             self._blocked += 1
             if not self._jobs.empty():
                 self._start_thread()
+        if self._turn is not None:
+            self._turn.release()
         try:
             yield
         finally:
+            if self._turn is not None:
+                self._turn.acquire()
             with self._lock:
                 self._blocked -= 1
 
@@ -151,7 +172,13 @@ class ThreadPool:
             while (work := self._next()) is not None:
                 job, done = work
                 try:
-                    self._report(done, job(), None)
+                    if self._turn is not None:
+                        with self._turn:
+                            result = self._take_turn(job)
+                    else:
+                        result = job()
+                    self._report(done, result, None)
+                    del result
                 except BaseException as error:  # noqa: BLE001  (the caller gets it)
                     self._report(done, None, error)
                 del work, job, done  # hold nothing of the call while idle
@@ -159,6 +186,13 @@ class ThreadPool:
             with self._lock:
                 self._threads.discard(threading.current_thread())
                 self._thread_ended.notify_all()
+
+    def _take_turn(self, job: Job) -> Any:
+        try:
+            return job()
+        finally:
+            if self._settle is not None:
+                self._settle()
 
     def _next(self) -> tuple[Job, Done] | None:
         """Wait for a job; None tells the thread to end."""

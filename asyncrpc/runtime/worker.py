@@ -34,6 +34,9 @@ from asyncrpc.runtime.calls.inbound import Mode, Target
 from asyncrpc.runtime.calls.peer import Peer
 from asyncrpc.runtime.closing import Closing
 from asyncrpc.runtime.counters import Counters
+from asyncrpc.runtime.devices.backends import backend_of
+from asyncrpc.runtime.devices.staging import Devices
+from asyncrpc.runtime.devices.turns import TURN
 from asyncrpc.runtime.extensions import (
     Propagator,
     References,
@@ -173,6 +176,7 @@ class Worker(Closing):
         )
         self.context = contextvars.Context()
         self.context.run(current_worker_var.set, self)
+        self.devices = Devices(self)
         self.directory = Directory(self)
         self.barriers = Barrier(self)
         self.add_service(self.barriers)
@@ -186,9 +190,10 @@ class Worker(Closing):
         self._extend()
         unpacked_bytes_max = self.options.limits.unpacked_bytes_max
         limits = Limits(unpacked_bytes_max=unpacked_bytes_max)
-        self.codec = Codec(self.functions, self.references, limits)
+        self.codec = Codec(self.functions, self.references, limits, self.devices)
         self.codec.shared = self.memory.regions
         try:
+            await self.devices.start()
             await self._listen()
             limit_s = self.options.rendezvous_timeout_s
             await self.membership.enter(self._rendezvous, limit_s)
@@ -214,7 +219,19 @@ class Worker(Closing):
 
     def _make_pool(self) -> ThreadPool:
         """Return the threads for plain functions; a simulation has others."""
-        return ThreadPool(self.name, self.options.threads, self.loop)
+        options = self.options
+        types = {device.type for device in options.device_names or ()}
+        exclusive = [one for one in map(backend_of, types) if one.is_exclusive]
+        takes_turns = options.takes_turns
+        if takes_turns is None:
+            takes_turns = bool(exclusive)
+        return ThreadPool(
+            self.name,
+            options.threads,
+            self.loop,
+            turn=TURN if takes_turns else None,
+            settle=exclusive[0].settle if exclusive else None,
+        )
 
     def _extend(self) -> None:
         """Add references, autograd and what else is built on calls; see `asyncrpc`."""
@@ -457,8 +474,10 @@ class Worker(Closing):
         if not self.active:
             self._idle.set()
 
-    def run_in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Run `job` in a thread of the pool; called on the loop."""
+    def run_in_thread(
+        self, job: Callable[[], T], pool: ThreadPool | None = None
+    ) -> asyncio.Future[T]:
+        """Run `job` in a thread of a pool, the worker's if None; called on the loop."""
         done: asyncio.Future[T] = self.loop.create_future()
 
         def finish(result: Any, error: BaseException | None) -> None:
@@ -469,7 +488,7 @@ class Worker(Closing):
             else:
                 done.set_result(result)
 
-        self.pool.submit(job, finish)
+        (pool or self.pool).submit(job, finish)
         return done
 
     def add_service(self, service: Service) -> None:

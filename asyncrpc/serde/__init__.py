@@ -18,21 +18,33 @@ from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
 from asyncrpc.serde.quick import UNREAD
 from asyncrpc.serde.shared import SharedStorages, share
-from asyncrpc.serde.staging import HostStager, Stager
+from asyncrpc.serde.staging import (
+    Copy,
+    HostStager,
+    Landing,
+    Staged,
+    Stager,
+    is_staged,
+    is_unprepared,
+    stage,
+)
 from asyncrpc.serde.values import Codec, Encoded
 
 __all__ = [
     "UNREAD",
     "Codec",
     "Compression",
+    "Copy",
     "Encoded",
     "FunctionTable",
     "Hooks",
     "HostStager",
+    "Landing",
     "Limits",
     "Parcel",
     "Policy",
     "SharedStorages",
+    "Staged",
     "Stager",
     "compression_for_answer",
     "compression_named",
@@ -40,7 +52,10 @@ __all__ = [
     "describe_exception",
     "expose",
     "is_packed",
+    "is_staged",
+    "is_unprepared",
     "rebuild_exception",
     "share",
+    "stage",
     "unreadable",
 ]

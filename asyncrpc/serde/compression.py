@@ -35,7 +35,7 @@ from asyncrpc.serde.casts import CASTS, Cast, Harmed
 from asyncrpc.serde.tensors import DTYPES
 from asyncrpc.serde.unsendable import Unsendable
 
-PACKED: Final = 1 << 30
+PACKED: Final = kinds.PACKED
 _PACKED_IN_BYTE: Final = PACKED >> 24
 _KEEP: Final = "keep"
 

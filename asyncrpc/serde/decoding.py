@@ -24,8 +24,8 @@ from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.plain import FROM_TREE
 from asyncrpc.serde.policy import Limits, Policy
 from asyncrpc.serde.shared import SharedStorages
-from asyncrpc.serde.staging import Stager
-from asyncrpc.serde.tensors import TensorReader
+from asyncrpc.serde.staging import Staged
+from asyncrpc.serde.tensors import DEVICE_AT, TensorReader
 
 OnGradient = Callable[[torch.Tensor], torch.Tensor]
 
@@ -44,6 +44,7 @@ class Decoder:
         "_limits",
         "_objects",
         "_on_gradient",
+        "_placed",
         "_tensors",
         "shared",
     )
@@ -54,13 +55,13 @@ class Decoder:
         functions: FunctionTable,
         hooks: Hooks | None,
         limits: Limits,
-        stager: Stager,
     ) -> None:
         self._functions = functions
         self._hooks = hooks
         self._limits = limits
         self._objects: list[Any] = []
-        self._tensors = TensorReader(buffers, stager, limits.dimensions_max)
+        self._tensors = TensorReader(buffers, limits.dimensions_max)
+        self._placed = buffers.tensors if isinstance(buffers, Staged) else {}
         self.shared: SharedStorages | None = None
         self._depth = 0
         self._on_gradient: OnGradient | None = None
@@ -75,7 +76,7 @@ class Decoder:
                 f" {self._limits.control_bytes_max} are taken"
             )
         header = int.from_bytes(control[: kinds.LENGTH_BYTES], "little")
-        table_stop = kinds.LENGTH_BYTES + (header & ~kinds.ROOT_IS_TUPLE)
+        table_stop = kinds.LENGTH_BYTES + (header & ~kinds.FLAGS)
         if table_stop > size_bytes:
             raise DecodeError(f"a table ends at byte {table_stop} of {size_bytes}")
         if table_stop > kinds.LENGTH_BYTES:
@@ -129,6 +130,15 @@ class Decoder:
             self._objects.append(reader(self, entry))
 
     def _tensor(self, entry: list[Any]) -> torch.Tensor:
+        if self._placed:
+            tensor = self._placed.get(len(self._objects))
+            if tensor is not None:
+                return self._finished(tensor, entry[1])
+        if len(entry) > DEVICE_AT:
+            raise DecodeError(
+                f"a tensor from device {entry[DEVICE_AT]!r:.40} arrived where only the"
+                " host's can be taken; have the sender send tensor.cpu()"
+            )
         return self._finished(self._tensors.read(entry), entry[1])
 
     def _shared(self, entry: list[Any]) -> torch.Tensor:

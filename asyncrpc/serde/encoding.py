@@ -111,6 +111,10 @@ class Encoder:
         if not self.table:
             return flags.to_bytes(4, "little") + tree
         self._tensors.finish(self.table)
+        if self.outbox.copies:
+            flags |= kinds.STAGED
+            if not self.outbox.buffers:  # empty tensors; only payloads are looked at
+                self.outbox.add(memoryview(b"\0"))
         table: bytes = msgpack.Packer().pack(self.table)
         if len(table) > self._limits.control_bytes_max:
             return table  # over the limit whatever comes after it

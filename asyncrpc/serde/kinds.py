@@ -2,10 +2,11 @@
 
 A control part is three things in a row: a little-endian u32, the length of the table
 (its highest bit says that the tree's root is a tuple: calls have one, and it saves 1.5
-us); the *table*, a msgpack array with one entry per object that has identity or power
-(tensors, functions, pickles, references); and the *tree*, one msgpack value.  In the
-tree an object is an ExtType REFERENCE, the index of its entry; the same index twice is
-the same object twice.  Entries refer only to entries before them.
+us; another, that tensors are to be put on devices before it is read); the *table*, a
+msgpack array with one entry per object that has identity or power (tensors, functions,
+pickles, references); and the *tree*, one msgpack value.  In the tree an object is an
+ExtType REFERENCE, the index of its entry; the same index twice is the same object
+twice.  Entries refer only to entries before them.
 
 Every other ExtType is plain: it rebuilds a value and can do nothing else.  So a user's
 own `msgpack.ExtType` inside an argument, say one that a web client sent, can at worst
@@ -21,6 +22,9 @@ from typing import Final
 
 LENGTH_BYTES: Final = 4
 ROOT_IS_TUPLE: Final = 1 << 31
+PACKED: Final = 1 << 30  # what follows is as `compression` says
+STAGED: Final = 1 << 29
+FLAGS: Final = ROOT_IS_TUPLE | STAGED
 FLAT: Final = bytes(LENGTH_BYTES)  # the length of a table that is not there
 FLAT_TUPLE: Final = ROOT_IS_TUPLE.to_bytes(LENGTH_BYTES, "little")
 

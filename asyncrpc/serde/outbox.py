@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from asyncrpc.serde.staging import Copy
 
 # A block type per power of two, sliced to size: ctypes keeps every array type it has
 # ever made, so a type per length would leak.  0.6 us a view, for any dtype; the way
@@ -24,13 +27,15 @@ class Outbox:
     Attributes:
         buffers: C-contiguous views in format `B`; each keeps its memory alive.
         bytes_copied: bytes that were gathered in user space to make them contiguous.
+        copies: what is to be copied from devices into some of the buffers.
     """
 
-    __slots__ = ("buffers", "bytes_copied")
+    __slots__ = ("buffers", "bytes_copied", "copies")
 
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []
         self.bytes_copied = 0
+        self.copies: list[Copy] = []
 
     def add(self, view: memoryview) -> int:
         """Append a buffer and return its index."""

@@ -1,60 +1,166 @@
 """The seam for devices: where device memory becomes host memory and back.
 
-Serde moves host bytes only.  `asyncrpc.devices` implements `Stager` for CUDA and XLA; a
-worker without one has `HostStager`.
+Serde moves host bytes only, and never waits.  A tensor on a device is sent as a buffer
+of the host that somebody fills before it leaves: `Encoded.copies` says which.  The
+other way, tensors that are to be on a device are put there before the message is read:
+`Landing` says which, and `Staged` brings them to the decoder.
+
+`asyncrpc.runtime.devices` is the somebody.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import msgpack
 import torch
 
 from asyncrpc.errors import DecodeError, EncodeError, Outcome
+from asyncrpc.serde import kinds
+from asyncrpc.serde.policy import Limits
+from asyncrpc.serde.tensors import DEVICE_AT, TensorReader
+
+if TYPE_CHECKING:
+    from asyncrpc.serde.values import Encoded
+
+_STAGED_IN_BYTE: Final = kinds.STAGED >> 24
+_UNPREPARED_IN_BYTE: Final = (kinds.STAGED | kinds.PACKED) >> 24
+
+
+class Copy(NamedTuple):
+    """A tensor whose bytes are still to come to the host.
+
+    Attributes:
+        source: on a device.
+        target: in host memory, of the same shape and dtype, contiguous or as dense as
+            the source; nothing is in it yet.
+        mark: when the source is ready, in words of its device.
+    """
+
+    source: torch.Tensor
+    target: torch.Tensor
+    mark: Any = None
 
 
 class Stager(Protocol):
-    """Copies tensors between devices and the host."""
+    """Says where tensors of devices go on the host."""
 
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return `tensor` (any shape) in host memory, complete when this returns.
+    def to_host(self, tensor: torch.Tensor) -> Copy:
+        """Return where `tensor` (any shape, on a device) is to be copied; do not wait.
 
         Raises:
             EncodeError: this worker has no way to the tensor's device.
         """
         ...
 
-    def to_device(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
-        """Return `tensor` (any shape, in host memory) on `device`.
-
-        Args:
-            tensor: received; nobody else holds it.
-            device: where the sender had it, as text: `"cuda:1"`.
-
-        Raises:
-            DecodeError: this worker has no such device.
-        """
-        ...
-
 
 class HostStager:
-    """The stager of a worker without devices: the host is all there is."""
+    """The stager of a codec without devices: the host is all there is."""
 
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a host tensor as it is; refuse any other."""
-        if tensor.is_cpu:
-            return tensor
+    def to_host(self, tensor: torch.Tensor) -> Copy:
+        """Refuse."""
         raise EncodeError(
-            f"a tensor on device {str(tensor.device)!r} cannot be sent by this worker;"
-            " send tensor.cpu(), or give the worker a stager for that device",
+            f"a tensor on device {str(tensor.device)!r} cannot be sent from here;"
+            " send tensor.cpu()",
             outcome=Outcome.NOT_EXECUTED,
         )
 
-    def to_device(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
-        """Return the tensor if `device` is the host; refuse any other."""
-        if device == "cpu":
-            return tensor
-        raise DecodeError(
-            f"a tensor from device {device!r} arrived and this worker has no stager for"
-            " it; have the sender send tensor.cpu(), or map the device"
-        )
+
+class Staged(list[memoryview]):
+    """The buffers of a message whose tensors are where they are to be.
+
+    Attributes:
+        tensors: by the index of their entry, those that came for a device.
+    """
+
+    def __init__(
+        self, buffers: Sequence[memoryview], tensors: dict[int, torch.Tensor]
+    ) -> None:
+        super().__init__(buffers)
+        self.tensors = tensors
+
+
+def is_staged(control: bytes | memoryview) -> bool:
+    """Tell whether tensors of a message have to be put on devices before it is read."""
+    return len(control) >= kinds.LENGTH_BYTES and bool(control[3] & _STAGED_IN_BYTE)
+
+
+def is_unprepared(control: bytes | memoryview) -> bool:
+    """Tell whether a message is packed, or `is_staged`."""
+    return len(control) >= kinds.LENGTH_BYTES and bool(control[3] & _UNPREPARED_IN_BYTE)
+
+
+def stage(encoded: Encoded) -> None:
+    """Have the receiver look where the tensors of a message are to be."""
+    control = encoded.control
+    header = int.from_bytes(control[: kinds.LENGTH_BYTES], "little")
+    if header & ~kinds.FLAGS == 0:
+        return  # there is no object in it
+    header |= kinds.STAGED
+    rest = control[kinds.LENGTH_BYTES :]
+    encoded.control = header.to_bytes(kinds.LENGTH_BYTES, "little") + rest
+    if not encoded.buffers:
+        encoded.buffers = [memoryview(b"\0")]
+
+
+class Landing:
+    """The tensors of one message, and where each is to be.
+
+    Attributes:
+        wanted: by the index of their entry: a tensor in host memory, and a device.
+    """
+
+    def __init__(
+        self,
+        control: bytes | memoryview,
+        buffers: Sequence[memoryview],
+        limits: Limits,
+        device_of: Callable[[str], str],
+    ) -> None:
+        """Read the table of a message that `is_staged`; trusts nothing.
+
+        Args:
+            control: of the message.
+            buffers: of the message.
+            limits: of what is taken.
+            device_of: where a tensor is to be that came from a device, `"cpu"` among
+                them.
+
+        Raises:
+            DecodeError: it is no message, or a tensor reaches outside of its buffer.
+        """
+        reader = TensorReader(buffers, limits.dimensions_max)
+        self.wanted: dict[int, tuple[torch.Tensor, str]] = {}
+        try:
+            for index, entry in enumerate(_table(control, limits)):
+                if entry[0] != kinds.ENTRY_TENSOR or entry[1] & kinds.META:
+                    continue
+                came_from = str(entry[DEVICE_AT]) if len(entry) > DEVICE_AT else "cpu"
+                device = device_of(came_from)
+                if device != "cpu" or came_from != "cpu":
+                    self.wanted[index] = reader.read(entry), device
+        except DecodeError:
+            raise
+        except Exception as error:
+            raise DecodeError(
+                f"what arrived is no value: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _table(control: bytes | memoryview, limits: Limits) -> list[Any]:
+    view = memoryview(control)
+    header = int.from_bytes(view[: kinds.LENGTH_BYTES], "little")
+    stop = kinds.LENGTH_BYTES + (header & ~kinds.FLAGS)
+    if stop > view.nbytes or stop > limits.control_bytes_max:
+        raise DecodeError(f"a table ends at byte {stop} of {view.nbytes}")
+    if stop == kinds.LENGTH_BYTES:
+        return []
+    table = msgpack.unpackb(
+        view[kinds.LENGTH_BYTES : stop],
+        strict_map_key=False,
+        unicode_errors="surrogatepass",
+    )
+    if type(table) is not list or len(table) > limits.objects_max:
+        raise DecodeError("the table of a message is no list, or too long")
+    return table

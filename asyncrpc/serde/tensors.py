@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -32,7 +32,9 @@ from asyncrpc.serde.kinds import (
 )
 from asyncrpc.serde.outbox import Outbox, view_memory
 from asyncrpc.serde.spans import Span, clusters, reach, span_of
-from asyncrpc.serde.staging import Stager
+
+if TYPE_CHECKING:
+    from asyncrpc.serde.staging import Stager
 
 Entry = list[Any]
 
@@ -67,6 +69,7 @@ _NUMPY: Final[dict[str, tuple[np.dtype[Any], torch.dtype | None]]] = {
     if name not in _QUANTIZED
 }
 _UINT8: Final = np.dtype("uint8")
+DEVICE_AT: Final = 7  # in an entry, if the tensor was not in host memory
 SIZE_MAX: Final = 1 << 62  # of a dimension, an offset or a stride: fits torch's int64
 # Whether two views with holes share an element is found out with a byte per element;
 # above this many we do not ask, and send them as if they did.
@@ -128,7 +131,9 @@ class TensorWriter:
             table[item.index] = [*self._entry(item, NO_BUFFER), 0, strides]
             return
         device = str(tensor.device)
-        item.tensor = self._stager.to_host(tensor)
+        copy = self._stager.to_host(tensor)
+        self._outbox.copies.append(copy)
+        item.tensor = copy.target
         self._place_alone(table, item)
         entry = table[item.index]
         if len(entry) == 5:  # noqa: PLR2004 - contiguous
@@ -269,18 +274,15 @@ def shared_entry(tensor: torch.Tensor, flags: int, buffer: int) -> Entry:
 class TensorReader:
     """Makes tensors over the received buffers of one message."""
 
-    __slots__ = ("_bases", "_buffers", "_dimensions_max", "_stager")
+    __slots__ = ("_bases", "_buffers", "_dimensions_max")
 
-    def __init__(
-        self, buffers: Sequence[memoryview], stager: Stager, dimensions_max: int
-    ) -> None:
+    def __init__(self, buffers: Sequence[memoryview], dimensions_max: int) -> None:
         self._buffers = buffers
-        self._stager = stager
         self._dimensions_max = dimensions_max
         self._bases: dict[int, torch.Tensor] = {}
 
     def read(self, entry: Entry) -> torch.Tensor:
-        """Return the tensor of an entry, without a gradient.
+        """Return the tensor of an entry, in host memory, without a gradient.
 
         Raises:
             DecodeError: the entry is no tensor's, or reaches outside its buffer.
@@ -338,7 +340,7 @@ class TensorReader:
 
     def _strided(self, entry: Entry) -> torch.Tensor:
         flags, name, shape, index, *rest = entry[1:]
-        offset, strides, device = (rest + [0, None, None][len(rest) :])[:3]
+        offset, strides = (rest + [0, None][len(rest) :])[:2]
         dtype = _dtype(name)
         if flags & META:
             self._check_shape(shape)
@@ -352,11 +354,9 @@ class TensorReader:
             self._check_shape(shape)
             if 0 not in shape:
                 raise DecodeError(f"no bytes arrived for shape {shape}")
-            tensor = torch.empty(shape, dtype=dtype)
-        else:
-            strides = _dense(shape) if strides is None else strides
-            tensor = self._over(index, dtype, shape, strides, offset)
-        return tensor if device is None else self._stager.to_device(tensor, device)
+            return torch.empty(shape, dtype=dtype)
+        strides = _dense(shape) if strides is None else strides
+        return self._over(index, dtype, shape, strides, offset)
 
     def _over(
         self,

@@ -21,7 +21,7 @@ from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
 from asyncrpc.serde.quick import UNREAD, Quick
 from asyncrpc.serde.shared import SharedStorages
-from asyncrpc.serde.staging import HostStager, Stager
+from asyncrpc.serde.staging import Copy, HostStager, Stager
 from asyncrpc.serde.unsendable import TooDeep, Unsendable, path_to
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
@@ -40,6 +40,7 @@ class Encoded:
             in which `Codec.decode` reports theirs.
         bytes_copied: bytes that had to be gathered in user space.
         shared: storages that travel by reference, by key; None if there are none.
+        copies: what is to be copied from devices into `buffers` before they are sent.
     """
 
     control: bytes
@@ -47,6 +48,7 @@ class Encoded:
     gradient_tensors: list[torch.Tensor]
     bytes_copied: int
     shared: dict[bytes, torch.UntypedStorage] | None = field(default=None, kw_only=True)
+    copies: Sequence[Copy] = field(default=(), kw_only=True)
 
     @property
     def payload_bytes(self) -> int:
@@ -130,6 +132,7 @@ class Codec:
             encoder.gradient_tensors,
             outbox.bytes_copied,
             shared=_storages_of(encoder),
+            copies=outbox.copies,
         )
 
     def encode_for(
@@ -155,7 +158,12 @@ class Codec:
         shared = _storages_of(encoder)
         if not outbox.buffers or shared:  # what refers to memory goes as it is
             return Encoded(
-                control, outbox.buffers, gradient_tensors, copied, shared=shared
+                control,
+                outbox.buffers,
+                gradient_tensors,
+                copied,
+                shared=shared,
+                copies=outbox.copies,
             )
         try:
             plan = packing.Plan(compression, encoder.table, encoder.objects)
@@ -163,7 +171,14 @@ class Codec:
         except Unsendable as error:
             raise _at_its_path(error, value, labels) from error
         return Unpacked(
-            control, outbox.buffers, gradient_tensors, copied, plan, value, labels
+            control,
+            outbox.buffers,
+            gradient_tensors,
+            copied,
+            plan,
+            value,
+            labels,
+            copies=outbox.copies,
         )
 
     def _check_packed(self, value: Any, size_bytes: int) -> None:
@@ -245,7 +260,7 @@ class Codec:
         """
         if packing.is_packed(control):
             control, buffers = self.open(control, buffers).unpack()
-        decoder = Decoder(buffers, self.functions, self.hooks, self.limits, self.stager)
+        decoder = Decoder(buffers, self.functions, self.hooks, self.limits)
         decoder.shared = self.shared
         try:
             return decoder.decode(memoryview(control), on_gradient)

@@ -27,6 +27,7 @@ from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef, made
 from asyncrpc.compat.rpc.turns import turn_at
 from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.options import options_within
 
 __all__ = [
     "AllGatherStates",
@@ -218,7 +219,8 @@ def remote(
     def start() -> Any:
         deadline_var.set(None)
         limit_s = agent.limit_s(timeout)
-        return agent.worker.start_remote(name, func, given, named, timeout_s=limit_s)
+        options = options_within(limit_s)
+        return agent.worker.start_remote(name, func, given, named, options=options)
 
     waits = not agent.cannot_fail(func, given, named)
     make = functools.partial(made, agent, timeout=timeout, waits=waits)

@@ -163,6 +163,10 @@ def start_agent(
         options=Options(
             threads=rpc_backend_options.num_worker_threads,
             membership="static" if world_size else "dynamic",
+            device_maps={
+                peer: {str(one): str(other) for one, other in devices.items()}
+                for peer, devices in rpc_backend_options.device_maps.items()
+            },
             drain_timeout_s=_DRAIN_S,
         ),
     )

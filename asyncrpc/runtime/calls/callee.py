@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch.autograd import profiler
 
 from asyncrpc.clock import Deadline
@@ -26,7 +27,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target, mode_of
-from asyncrpc.runtime.calls.packing import PACK_HERE_BYTES_MAX
+from asyncrpc.runtime.calls.preparing import PACK_HERE_BYTES_MAX
 from asyncrpc.runtime.calls.profiling import show_function
 from asyncrpc.runtime.extensions import Refused
 from asyncrpc.runtime.links.core import CODEC, NO_META, LinkCore
@@ -263,11 +264,15 @@ class CalleeSide(LinkCore):
             references.fulfil(inbound.rref_id, value)
             value = None
         compression = None
-        if CODEC in inbound.meta:
-            compression = compression_for_answer(inbound.meta[CODEC])
         encode = self._encode
-        if compression is not None:
-            encode = functools.partial(self._encode, compression=compression)
+        if inbound.meta:
+            if CODEC in inbound.meta:
+                compression = compression_for_answer(inbound.meta[CODEC])
+            encode = functools.partial(
+                self._encode,
+                compression=compression,
+                device_map=inbound.device_map_back,
+            )
         try:
             encoded, pins, meta = inbound.in_context(encode, value)
         except AsyncRpcError as error:
@@ -299,11 +304,20 @@ class CalleeSide(LinkCore):
             if error is not None:
                 self.answer_error(inbound, error)
 
-        if encoded.payload_bytes > PACK_HERE_BYTES_MAX:
-            with contextlib.suppress(RejectedError):  # closing: there are no threads
-                self.worker.pool.submit(encoded.pack, finish)
+        def pack(error: BaseException | None = None) -> None:
+            if error is not None:
+                finish(None, error)
                 return
-        finish(encoded.pack(), None)
+            if encoded.payload_bytes > PACK_HERE_BYTES_MAX:
+                with contextlib.suppress(RejectedError):  # closing: no threads
+                    self.worker.pool.submit(encoded.pack, finish)
+                    return
+            finish(encoded.pack(), None)
+
+        if encoded.copies:
+            self.worker.devices.fill(encoded.copies, pack)
+        else:
+            pack()
 
     def answer_error(
         self,
@@ -334,10 +348,37 @@ class CalleeSide(LinkCore):
             return
         if isinstance(error, CallError) and not error.function:
             error.function, error.to = inbound.function_name, self.worker.name
-        tree = describe_exception(
-            error, self.codec, worker=self.worker.name, pid=self.worker.pid
+        describe = functools.partial(
+            describe_exception,
+            error,
+            self.codec,
+            worker=self.worker.name,
+            pid=self.worker.pid,
         )
+        if not self.worker.pool.takes_turns or not _holds_device_tensor(error):
+            self._send_error(inbound, describe(), items, outcome)
+            return
+
+        def on_described(tree: Any, problem: BaseException | None) -> None:
+            if self.served.get(inbound.call_id) is inbound:
+                if problem is not None:
+                    tree = describe_exception(
+                        problem,
+                        self.codec,
+                        worker=self.worker.name,
+                        pid=self.worker.pid,
+                    )
+                self._send_error(inbound, tree, items, outcome)
+
+        inbound.task = None  # it ends now; a cancel need not wait for it
+        self.worker.pool.submit(describe, on_described)  # its text shows the tensor
+
+    def _send_error(
+        self, inbound: InboundCall, tree: Any, items: int, outcome: Outcome
+    ) -> None:
         encoded = self.codec.encode(tree)
+        if encoded.copies:
+            self._fetch(encoded)
         meta = None if outcome is Outcome.EXECUTED else {"o": outcome.name}
         self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items)
 
@@ -353,7 +394,8 @@ class CalleeSide(LinkCore):
         Raises:
             EncodeError: the item cannot travel.
         """
-        encoded, pins, meta = inbound.in_context(self._encode, value)
+        encode = functools.partial(self._encode, device_map=inbound.device_map_back)
+        encoded, pins, meta = inbound.in_context(encode, value)
         self.connection.send(
             FrameKind.STREAM_ITEM,
             inbound.call_id,
@@ -423,7 +465,7 @@ class CalleeSide(LinkCore):
     def _on_cancel(self, _flags: int, call_id: int, aux: int, *_rest: object) -> None:
         # A cancel may overtake its request, whose payload is still on its way.
         is_arriving = self.connection.forget_transfer(FrameKind.REQUEST, call_id)
-        if not is_arriving and not self.unpacking.cancel(call_id):
+        if not is_arriving and not self.preparing.cancel(call_id):
             inbound = self.served.get(call_id)
             if inbound is not None:
                 inbound.cancel()
@@ -487,3 +529,7 @@ class CalleeSide(LinkCore):
         except CallError as error:
             raise MalformedError(f"a notice that cannot be read: {error}") from error
         service.on_notice(self.link, str(record[1]), value)
+
+
+def _holds_device_tensor(error: BaseException) -> bool:
+    return any(isinstance(one, torch.Tensor) and not one.is_cpu for one in error.args)

@@ -1,4 +1,4 @@
-"""The caller's side of a link: calls out, answers in.
+"""The caller's side of a link: calls out; their answers are in `answers`.
 
 Everything here runs on the event loop, and nothing waits: who does, waits for a future.
 """
@@ -21,20 +21,21 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls import streams
+from asyncrpc.runtime.calls.answers import Answers
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.holding import HeldBack
-from asyncrpc.runtime.calls.packing import PACK_HERE_BYTES_MAX
-from asyncrpc.runtime.links.core import CODEC, NO_META, CommonArguments, LinkCore
-from asyncrpc.runtime.options import PLAIN
+from asyncrpc.runtime.calls.preparing import PACK_HERE_BYTES_MAX
+from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
+from asyncrpc.runtime.links.core import CODEC, NO_META, CommonArguments
+from asyncrpc.runtime.options import PLAIN, CallOptions
 from asyncrpc.serde import (
     Compression,
     Encoded,
     compression_named,
-    rebuild_exception,
 )
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind, prefix
-from asyncrpc.wire.messages import Meta, pack_head, unpack_head
+from asyncrpc.wire.messages import Meta, pack_head
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.links.connection import Connection
@@ -48,7 +49,7 @@ _REQUEST: Final = int(FrameKind.REQUEST)  # an enum's member takes 0.1 us to fin
 _LABELS: Final = ("args", "kwargs")  # how errors name the parts of a request
 
 
-class CallerSide(LinkCore):
+class CallerSide(Answers):
     """What this worker asks of the peer."""
 
     def __init__(self, worker: Worker, peer: WorkerId, connection: Connection) -> None:
@@ -81,12 +82,15 @@ class CallerSide(LinkCore):
             RejectedError: the peer is shutting down.  Nothing was sent.
         """
         budget_ns = self._budget_ns(call, deadline)
-        if call.options is not PLAIN or self.compression is not None:
+        if call.options is not PLAIN or not self.is_plain:
+            meta = self._map_devices(call, call.options, meta)
             compression = self._compression_of(call)
             if compression is not None:
                 self._pack_and_send(call, target, value, deadline, meta, compression)
                 return
-        encoded, call.pins, meta = self._encode(list(value), meta, _LABELS)
+        encoded, call.pins, meta = self._encode(
+            list(value), meta, _LABELS, None, call.device_map
+        )
         self._send_request(call, target, encoded, budget_ns, deadline, meta)
 
     def start_common(
@@ -100,12 +104,30 @@ class CallerSide(LinkCore):
     ) -> None:
         """Send a call whose arguments go to other peers, too; else as `start`."""
         budget_ns = self._budget_ns(call, deadline)
+        meta = self._map_devices(call, call.options, meta)
         compression = self._compression_of(call)
         if compression is not None:
             self._pack_and_send(call, target, common, deadline, meta, compression)
             return
-        encoded, call.pins, meta = self._encode_common(common, _LABELS, meta)
+        encoded, call.pins, meta = self._encode_common(
+            common, _LABELS, meta, None, call.device_map
+        )
         self._send_request(call, target, encoded, budget_ns, deadline, meta)
+
+    def _map_devices(
+        self,
+        call: CallFuture[Any] | streams.Inflow,
+        options: CallOptions,
+        meta: dict[str, Any] | None,
+    ) -> dict[str, Any] | None:
+        """Note the device map of a call, if it has one, and say it in its meta."""
+        device_map = self.device_map
+        if options.device_map is not None:
+            device_map = DeviceMap.parse(options.device_map)
+        if device_map is None:
+            return meta
+        call.device_map = device_map
+        return {**(meta or NO_META), DEVICES: device_map.wire}
 
     def _compression_of(self, call: CallFuture[Any]) -> Compression | None:
         codec = call.options.codec
@@ -127,16 +149,16 @@ class CallerSide(LinkCore):
         meta = {**(meta or NO_META), CODEC: compression.name}
         common = value if isinstance(value, CommonArguments) else CommonArguments(value)
         encoded, call.pins, meta = self._encode_common(
-            common, _LABELS, meta, compression
+            common, _LABELS, meta, compression, call.device_map
         )
 
         def send(packed: Encoded) -> None:
             budget_ns = self._budget_ns(call, deadline)
             self._send_request(call, target, packed, budget_ns, deadline, meta)
 
-        if encoded.payload_bytes > PACK_HERE_BYTES_MAX:
+        if encoded.payload_bytes > PACK_HERE_BYTES_MAX or encoded.copies:
             pack = partial(common.packed, self.worker, compression.name, encoded)
-            packing = self._pack_in_thread(call, pack, send, deadline)
+            packing = self._pack_in_thread(call, encoded, pack, send, deadline)
             call.begun = self.worker.start_task(packing)
             return
         try:
@@ -148,6 +170,7 @@ class CallerSide(LinkCore):
     async def _pack_in_thread(
         self,
         call: CallFuture[Any],
+        encoded: Encoded,
         pack: Callable[[], Awaitable[Encoded]],
         send: Callable[[Encoded], None],
         deadline: Deadline | None,
@@ -156,6 +179,8 @@ class CallerSide(LinkCore):
         self.worker.beginning += 1
         try:
             async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
+                if encoded.copies:
+                    await self.worker.devices.fetched(encoded.copies)
                 packed = await pack()
             call.begun = None
             if self.is_lost:
@@ -298,9 +323,17 @@ class CallerSide(LinkCore):
         self.connection.send(FrameKind.CANCEL, call.call_id, aux=call.request_bytes)
 
     def request_service(
-        self, service: str, method: str, value: Any, *, deadline: Deadline | None = None
+        self,
+        service: str,
+        method: str,
+        value: Any,
+        *,
+        deadline: Deadline | None = None,
+        device_map: DeviceMap | None = None,
     ) -> CallFuture[Any]:
         """Send a message to a part of the peer; the future holds its answer.
+
+        Its tensors go where `device_map` says, and those of the answer by its inverse.
 
         Raises:
             EncodeError: the value cannot travel.  Nothing was sent.
@@ -313,7 +346,11 @@ class CallerSide(LinkCore):
             call.fail(self._lost_error(name, Outcome.NOT_EXECUTED))
             return call
         budget_ns = self._budget_ns(call, deadline)
-        encoded, call.pins, _ = self._encode(value, None)
+        call.device_map = device_map
+        encoded, call.pins, _ = self._encode(value, None, device_map=call.device_map)
+        head: list[Any] = [service, method]
+        if call.device_map is not None:
+            head.append({DEVICES: call.device_map.wire})
         call.call_id = self.pending.open(call)
         call.link = self.link
         if deadline is not None:
@@ -323,7 +360,7 @@ class CallerSide(LinkCore):
             FrameKind.SERVICE,
             call.call_id,
             aux=budget_ns,
-            head=pack_head([service, method]),
+            head=pack_head(head),
             control=encoded.control,
             buffers=encoded.buffers,
             on_sent=None if call.pins is None else call.pins.on_sent,
@@ -355,13 +392,18 @@ class CallerSide(LinkCore):
         value: tuple[list[Any], dict[str, Any]],
         deadline: Deadline | None,
         meta: dict[str, Any] | None = None,
+        *,
+        options: CallOptions,
     ) -> None:
         """Ask for a stream; its items arrive in `inflow`.
 
         Raises:
             EncodeError: an argument cannot travel.  Nothing was sent.
         """
-        encoded, inflow.pins, meta = self._encode(list(value), meta, _LABELS)
+        meta = self._map_devices(inflow, options, meta)
+        encoded, inflow.pins, meta = self._encode(
+            list(value), meta, _LABELS, None, inflow.device_map
+        )
         inflow.call_id = self.pending.open(inflow)
         nbytes = sum(one.nbytes for one in encoded.buffers)
         if nbytes > FREE_BYTES_MAX:
@@ -458,142 +500,3 @@ class CallerSide(LinkCore):
         # Only now: packing may have refused.
         self._sent_names[target] = number, pack_head([number])
         return head
-
-    def _on_response(
-        self,
-        _flags: int,
-        call_id: int,
-        _aux: int,
-        head: bytes,
-        control: bytes,
-        buffers: list[memoryview],
-    ) -> None:
-        call = self.pending.take(call_id)
-        meta = self._answer_meta(head)
-        if not isinstance(call, CallFuture):
-            self._discard(control, buffers, meta)
-            return
-        call.settle()
-        self._release_pins(call, meta)
-        if buffers:
-            stats = call.stats
-            stats.bytes_copied += self.connection.message_bytes_copied
-            for buffer in buffers:
-                stats.bytes_received += buffer.nbytes
-        try:
-            value, loans = self._decode(control, buffers, meta)
-        except CallError as error:
-            error.function, error.to = call.function, call.to
-            error.outcome = Outcome.EXECUTED
-            call.fail(error)
-            return
-        if call.destination is None:
-            call.succeed(value)
-        else:
-            call.destination.deliver(call, value, buffers)
-        self._take_over(loans)
-
-    def _on_error(
-        self,
-        _flags: int,
-        call_id: int,
-        aux: int,
-        head: bytes,
-        control: bytes,
-        buffers: list[memoryview],
-    ) -> None:
-        call = self.pending.get(call_id)
-        meta = self._answer_meta(head)
-        if call is None:
-            self.pending.take(call_id)  # refuses an answer that the peer made up
-            self._take_back(meta)
-            return
-        call.settle()
-        self._release_pins(call, meta)
-        try:
-            tree = self.codec.decode(control, buffers)
-            error: CallError = rebuild_exception(
-                tree, self.worker.functions, function=call.function, to=call.to
-            )
-            error.outcome = Outcome.__members__.get(meta.get("o", ""), error.outcome)
-        except CallError as undecodable:
-            undecodable.function, undecodable.to = call.function, call.to
-            error = undecodable
-        if isinstance(call, CallFuture):
-            self.pending.take(call_id)
-            call.fail(error)
-        else:
-            call.on_error(error, aux)
-            self._end_if_whole(call)
-
-    def _on_stream_item(
-        self,
-        _flags: int,
-        call_id: int,
-        _aux: int,
-        head: bytes,
-        control: bytes,
-        buffers: list[memoryview],
-    ) -> None:
-        inflow = self.pending.get(call_id)
-        if not isinstance(inflow, streams.Inflow):
-            return
-        record = unpack_head(head)
-        meta = record[1] if len(record) > 1 and record[1] else NO_META
-        try:
-            value, loans = self._decode(control, buffers, meta)
-        except CallError as error:
-            self.cancel(inflow)
-            inflow.on_error(error, 0)
-            return
-        inflow.on_item(int(record[0]), value)
-        self._end_if_whole(inflow)
-        self._take_over(loans)
-
-    def _on_stream_end(
-        self, _flags: int, call_id: int, aux: int, head: bytes, *_rest: object
-    ) -> None:
-        inflow = self.pending.get(call_id)
-        if not isinstance(inflow, streams.Inflow):
-            self.pending.take(call_id)  # refuses an answer that the peer made up
-            return
-        self._release_pins(inflow, self._answer_meta(head))
-        inflow.on_end(aux)
-        self._end_if_whole(inflow)
-
-    def _end_if_whole(self, inflow: streams.Inflow) -> None:
-        """Forget a stream once its end and every item are in: the end may overtake."""
-        if inflow.is_whole:
-            self.pending.take(inflow.call_id)
-
-    def _release_pins(self, call: CallFuture[Any] | streams.Inflow, meta: Meta) -> None:
-        """The answer is here: the request need not be kept up any more."""
-        if call.pins is not None:
-            call.pins.release(list(meta.get("l", ())))
-            call.pins = None
-
-    def _take_back(self, meta: Meta) -> None:
-        """Take back the loans of a request that has been given up meanwhile."""
-        references = self.worker.references
-        if references is not None and "l" in meta:
-            references.take_back(self.peer.incarnation, meta["l"])
-
-    def _discard(self, control: bytes, buffers: list[memoryview], meta: Meta) -> None:
-        """Take an answer nobody waits for: what it lends must be given back."""
-        self._take_back(meta)
-        if self.worker.references is None:
-            return
-        try:
-            value, loans = self._decode(control, buffers, meta)
-        except CallError:
-            return
-        del value
-        self._take_over(loans)
-
-    def _lost_error(self, function: str, outcome: Outcome) -> WorkerLostError:
-        return WorkerLostError(
-            f"the worker is gone: {self.lost_because}",
-            function=function,
-            to=self.peer.name,
-            outcome=outcome,
-        )

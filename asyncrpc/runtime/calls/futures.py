@@ -16,6 +16,7 @@ from asyncrpc.runtime.options import PLAIN, CallOptions
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.destination import Destination
+    from asyncrpc.runtime.devices.maps import DeviceMap
     from asyncrpc.runtime.links.link import Link
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     begun: asyncio.Task[None] | None = None  # what connects, if that is under way
     options: CallOptions = PLAIN
     destination: Destination | None = None  # what the result is received into
+    device_map: DeviceMap | None = None  # of the arguments; results come back by it
     _stats: CallStats | None = None
 
     def __init__(

@@ -28,6 +28,7 @@ from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
 from asyncrpc.runtime.calls.cheap import is_cheap
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
 from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 
 if TYPE_CHECKING:
     from torch.autograd import profiler
@@ -191,6 +192,13 @@ class InboundCall:
         if current_call_var.get() is self:
             return function(value)
         return self.context.run(function, value)
+
+    @property
+    def device_map_back(self) -> DeviceMap | None:
+        """Where results go, by what came with the call; None: where they were."""
+        if DEVICES not in self.meta:
+            return None
+        return DeviceMap.from_wire(self.meta[DEVICES]).inverse()
 
     @property
     def function_name(self) -> str:

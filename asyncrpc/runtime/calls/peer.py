@@ -139,9 +139,8 @@ class Peer:
         Source: torch.distributed.rpc.remote.
         """
         self._refuse_out("remote", "`await rref.to_here(out=...)`")
-        limit_s = self._options.timeout_s
         return self._worker.start_remote(
-            self.name, function, args, kwargs, timeout_s=limit_s
+            self.name, function, args, kwargs, options=self._options
         )
 
     @overload
@@ -204,7 +203,9 @@ class Peer:
         items = streams.consume(
             link,
             inflow,
-            lambda limit: link.start_stream(inflow, target, values, limit, meta),
+            lambda limit: link.start_stream(
+                inflow, target, values, limit, meta, options=self._options
+            ),
             deadline,
         )
         try:

@@ -368,7 +368,7 @@ class CallStarter:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        timeout_s: Any = UNSET,
+        options: CallOptions = PLAIN,
     ) -> Any:
         """Start a call whose result stays on the callee; return the reference to it.
 
@@ -385,7 +385,7 @@ class CallStarter:
             target, values = self.describe(function, args, named)
         else:
             (target, _), values = self._describe_anew(function, args, named)
-        return self.references.start_remote(to, target, values, timeout_s)
+        return self.references.start_remote(to, target, values, options=options)
 
     def target(self, name: str) -> Target:
         """Return what a peer may call by this name.

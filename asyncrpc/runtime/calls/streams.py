@@ -18,6 +18,7 @@ from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target
 
 if TYPE_CHECKING:
     from asyncrpc.clock import Deadline
+    from asyncrpc.runtime.devices.maps import DeviceMap
     from asyncrpc.runtime.links.link import Link
 
 _END: Final = object()
@@ -74,6 +75,7 @@ class Inflow:
         self.call_id = 0
         self.request_bytes = 0  # of its buffers, if they are many: see `credit`
         self.pins: Any = None
+        self.device_map: DeviceMap | None = None  # items come back by it
         self._items: dict[int, Any] = {}
         self._next = 0  # serial of the item to be taken next
         self._end: int | None = None  # how many items there are in all

@@ -15,10 +15,13 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.credit import LinkCredit
 from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.holding import hold
 from asyncrpc.runtime.calls.inbound import InboundCall
-from asyncrpc.runtime.calls.packing import Unpacking
+from asyncrpc.runtime.calls.preparing import Preparing
+from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap
 from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
-from asyncrpc.serde import UNREAD, Compression, Encoded
+from asyncrpc.serde import UNREAD, Compression, Encoded, stage
+from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import Meta, unpack_head
 
 if TYPE_CHECKING:
@@ -86,7 +89,9 @@ class LinkCore:
         self.codec = worker.codec
         self.unreturned = worker.memory.leases.dead  # places of peers, to be given back
         self.compression = worker.options.compression_to(peer.name)
-        self.unpacking = Unpacking(self.link)
+        self.device_map = worker.options.device_map_to(peer.name)
+        self.is_plain = self.compression is None and self.device_map is None
+        self.preparing = Preparing(self.link)
         self.credit = LinkCredit(self.link, worker.inbound_credit)
 
     @property
@@ -100,10 +105,12 @@ class LinkCore:
         meta: dict[str, Any] | None = None,
         labels: Sequence[str] = (),
         compression: Compression | None = None,
+        device_map: DeviceMap | None = None,
     ) -> tuple[Encoded, Pins | None, dict[str, Any] | None]:
         """Encode a value for the peer; let references and propagators take part.
 
-        With a codec, what is returned has still to be packed.
+        With a codec, what is returned has still to be packed.  A device map matters
+        only if tensors of the host's memory go to devices by it.
         """
         if self.unreturned:  # before the message, whose sender may need the room
             self.worker.memory.leases.give_back()
@@ -123,6 +130,11 @@ class LinkCore:
                 pins = references.end_encode(sent=sent)
         if encoded.shared:
             self._refer(encoded, pins)
+        if device_map is not None and device_map.takes_host:
+            stage(encoded)
+            self.may_be_overtaken = True
+        if encoded.copies and compression is None:
+            self._fetch(encoded)
         if encoded.bytes_copied:
             self.connection.bytes_gathered += encoded.bytes_copied
         return encoded, pins, self._propagate(encoded, meta)
@@ -135,6 +147,11 @@ class LinkCore:
             if pins is not None:
                 pins.undo()
             raise
+        self.may_be_overtaken = True
+
+    def _fetch(self, encoded: Encoded) -> None:
+        """Send a message only when its bytes have come from the devices."""
+        self.worker.devices.fetch(self.link, encoded, hold(encoded))
         self.may_be_overtaken = True
 
     def _encode_values(
@@ -150,11 +167,15 @@ class LinkCore:
         labels: Sequence[str],
         meta: dict[str, Any] | None = None,
         compression: Compression | None = None,
+        device_map: DeviceMap | None = None,
     ) -> tuple[Encoded, Pins | None, dict[str, Any] | None]:
         """Encode for one of several peers, or take what was encoded for another.
 
         References are counted per receiver: with one in it, nothing is in common.
         """
+        if device_map is not None and device_map.takes_host:
+            value = list(common.value)
+            return self._encode(value, meta, labels, compression, device_map)
         codec = "" if compression is None else compression.name
         encoded = common.encodings.get(codec)
         if encoded is not None:  # what was gathered is counted where it was done
@@ -162,9 +183,25 @@ class LinkCore:
             return replace(encoded, bytes_copied=0), None, meta
         value = list(common.value)
         encoded, pins, meta = self._encode(value, meta, labels, compression)
-        if pins is None and not encoded.shared:
+        if pins is None and not encoded.shared and not encoded.copies:
             common.encodings[codec] = encoded
         return encoded, pins, meta
+
+    def device_map_of(self, kind: int, call_id: int, head: bytes) -> DeviceMap:
+        """Return where the tensors of a message from the peer are to be.
+
+        Raises:
+            MalformedError: it says so, and what it says is no map.
+        """
+        if kind in (FrameKind.REQUEST, FrameKind.SERVICE):
+            record = unpack_head(head)
+            meta = record[-1] if len(record) > 1 else None
+            if type(meta) is dict and DEVICES in meta:
+                return DeviceMap.from_wire(meta[DEVICES])
+            return IDENTITY
+        call = self.pending.get(call_id)
+        device_map = None if call is None else call.device_map
+        return IDENTITY if device_map is None else device_map.inverse()
 
     def _propagate(
         self, encoded: Encoded, meta: dict[str, Any] | None

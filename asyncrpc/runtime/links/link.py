@@ -15,7 +15,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.callee import CalleeSide
 from asyncrpc.runtime.calls.caller import CallerSide
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.serde import is_packed
+from asyncrpc.serde import is_unprepared
 from asyncrpc.wire.frames import FrameKind
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ class Link(CallerSide, CalleeSide):
         handler = self._handlers.get(kind)
         if handler is None:
             raise MalformedError(f"a {FrameKind(kind).name} on an open connection")
-        if buffers and is_packed(control):
+        if buffers and is_unprepared(control):
             if kind == FrameKind.REQUEST:
                 self.credit.on_arrived(call_id, buffers)
             deliver = functools.partial(handler, flags, call_id, aux, head)
-            self.unpacking.take(
+            self.preparing.take(
                 kind, call_id, control, buffers, head=head, deliver=deliver
             )
             return

@@ -38,12 +38,9 @@ from asyncrpc.errors import (
     RejectedError,
 )
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.holding import HeldBack
-from asyncrpc.serde import describe_exception
+from asyncrpc.runtime.calls.holding import HeldBack, fail_held, hold
 from asyncrpc.serde.shared import KEY_BYTES, descriptor_of, storage_over, users_of
 from asyncrpc.transport.descriptors import TOKEN_BYTES, send_descriptor
-from asyncrpc.wire.frames import FrameKind
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.links.link import Link
@@ -107,7 +104,7 @@ class Regions:
         at_peer = self._at_peers.setdefault(link, set())
         missing = [key for key in shared if key not in at_peer]
         if missing:
-            held = encoded.buffers = HeldBack(encoded.buffers)
+            held = hold(encoded)
             self._worker.start_task(self._confirm(link, missing, held))
 
     def find(self, key: bytes) -> torch.UntypedStorage:
@@ -147,12 +144,7 @@ class Regions:
                 f"shared memory could not be passed to {link.peer.name!r}: {error}",
                 outcome=Outcome.NOT_EXECUTED,
             )
-            kind, call_id = held.key
-            if link.connection.drop(kind, call_id):  # unless the caller has given it up
-                _return_credit(link, kind, call_id)
-                _fail(link, held.key, problem)
-            elif kind == FrameKind.REQUEST and link.credit.withdraw(call_id):
-                _fail(link, held.key, problem)
+            fail_held(link, held, problem)
             return
         held.release()
 
@@ -287,41 +279,6 @@ class Regions:
             self._sweeping = None
         self._storages.clear()
         self._at_peers.clear()
-
-
-def _return_credit(link: Link, kind: int, call_id: int) -> None:
-    """Nothing of a message will be sent: give back the credit that it has taken."""
-    call = link.pending.get(call_id) if kind == FrameKind.REQUEST else None
-    if call is not None and call.request_bytes:
-        link.return_credit(call)
-
-
-def _fail(link: Link, key: tuple[int, int], error: EncodeError) -> None:
-    """Tell whoever waits for a message, or for its answer, that it was not sent."""
-    kind, call_id = key
-    if kind not in (FrameKind.REQUEST, FrameKind.SERVICE):
-        inbound = link.served.get(call_id)
-        if inbound is not None:  # a stream: it cannot go on without this item
-            inbound.cancel()
-        tree = describe_exception(
-            error, link.codec, worker=link.worker.name, pid=link.worker.pid
-        )
-        control = link.codec.encode(tree).control
-        link.connection.send(FrameKind.ERROR, call_id, control=control)
-        return
-    call = link.pending.get(call_id)
-    if call is None:  # given up meanwhile
-        return
-    link.pending.take(call_id)
-    call.settle()
-    if call.pins is not None:
-        call.pins.undo()
-    error.to = link.peer.name
-    if isinstance(call, CallFuture):
-        error.function = call.function
-        call.fail(error)
-    else:
-        call.on_error(error, 0)
 
 
 def _list(value: Any) -> list[Any]:

@@ -132,18 +132,6 @@ async def test_a_method_is_run_by_its_name_too() -> None:
             await module.run_method("decipher")
 
 
-async def test_methods_of_a_module_on_a_device_move_their_tensors() -> None:
-    """Taken with the only device there always is."""
-    async with three_workers():
-        made = RemoteModule("b", Codec)
-        module = RemoteModule.init_from_module_rref("b/cpu:0", made.module_rref)
-        encoder = await module.typed(Encoder)
-        assert (await encoder.encode(X, scale=3.0)).tolist() == [0.0, 6.0, 12.0]
-        assert (await encoder(X)).tolist() == [1.0, 3.0, 5.0]
-        with pytest.raises(UsageError, match=r"Codec\.where is a coroutine function"):
-            await encoder.where()
-
-
 # --- what is refused -----------------------------------------------------------------
 
 

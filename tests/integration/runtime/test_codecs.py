@@ -22,7 +22,7 @@ from asyncrpc import (
     UsageError,
     Worker,
 )
-from asyncrpc.runtime.calls import packing
+from asyncrpc.runtime.calls import preparing
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from asyncrpc.wire.reader import ReaderLimits
@@ -172,7 +172,7 @@ async def test_what_a_payload_may_become_is_limited_at_both_ends() -> None:
         assert torch.equal(await a.peer("b").call(remote.echo, zeros), zeros)
 
 
-async def test_a_deadline_covers_the_packing(trio: Trio) -> None:
+async def test_a_deadline_covers_the_preparing(trio: Trio) -> None:
     late = trio[0].peer("b").using(codec="zstd", timeout_s=1e-6)
     with pytest.raises(DeadlineExceededError) as raised:
         await late.call(remote.echo, payload(4 * MIB))
@@ -198,14 +198,14 @@ async def test_a_call_cancelled_while_it_is_unpacked_does_not_run(
 ) -> None:
     a, b, c = trio
     begun, go_on = asyncio.Event(), threading.Event()
-    loop, unpacked = asyncio.get_running_loop(), packing._unpacked  # noqa: SLF001
+    loop, unpacked = asyncio.get_running_loop(), preparing._unpacked  # noqa: SLF001
 
     def slowly(parcel: Any) -> Any:
         loop.call_soon_threadsafe(begun.set)
         go_on.wait(10)
         return unpacked(parcel)
 
-    monkeypatch.setattr(packing, "_unpacked", slowly)
+    monkeypatch.setattr(preparing, "_unpacked", slowly)
     kept = a.peer("b").remote(remote.Counter)
     lent = a.peer("c").remote(remote.Counter)
     await kept.rpc_async().get()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrpc.errors import DecodeError, EncodeError, Outcome, RejectedError
-from asyncrpc.serde import Codec, FunctionTable, HostStager, Policy, kinds
+from asyncrpc.errors import DecodeError, EncodeError, RejectedError
+from asyncrpc.serde import kinds
 from asyncrpc.serde.tensors import DTYPES
 from tests.unit.serde.loopback import STRICT, TRUSTED, received, round_trip, sent_bytes
 
@@ -307,28 +307,6 @@ def test_subclasses_go_by_pickle() -> None:
     assert isinstance(back, torch.nn.UninitializedParameter)
 
 
-class Elsewhere:
-    """A stager of a device that is the host in disguise."""
-
-    def __init__(self) -> None:
-        self.devices: list[str] = []
-
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.ones(tensor.shape)
-
-    def to_device(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
-        self.devices.append(device)
-        return tensor
-
-
-def test_a_host_has_no_way_to_a_device() -> None:
-    tensor = torch.ones(2)
-    assert HostStager().to_host(tensor) is tensor
-    with pytest.raises(EncodeError, match=r"tensor\.cpu\(\)") as caught:
-        HostStager().to_host(torch.empty(2, device="meta"))
-    assert caught.value.outcome is Outcome.NOT_EXECUTED
-
-
 # --- sparse and quantized ------------------------------------------------------------
 
 pytestmark = pytest.mark.filterwarnings(
@@ -564,14 +542,3 @@ def test_sparse_indices_outside_of_the_tensor_are_refused() -> None:
     np.frombuffer(buffers[0], np.int64)[0] = 1 << 40
     with pytest.raises(DecodeError):
         STRICT.decode(encoded.control, buffers)
-
-
-def test_an_unknown_device_needs_a_stager() -> None:
-    entry = [kinds.ENTRY_TENSOR, 0, "float32", [16], 0, 0, None, "cuda:1"]
-    control, buffers = crafted(entry)
-    stager = Elsewhere()
-    codec = Codec(FunctionTable(Policy.STRICT), stager=stager)
-    assert codec.decode(control, buffers).shape == (16,)
-    assert stager.devices == ["cuda:1"]
-    with pytest.raises(DecodeError, match="cuda:1"):
-        STRICT.decode(control, buffers)

@@ -1,8 +1,8 @@
-"""Messages that arrive packed by a codec: unpacked in threads, then delivered.
+"""Messages that must be prepared before they are read: unpacked, or put on devices.
 
-To whoever takes messages, a packed one is one that arrives a little later, as one with
-a large payload is.  The other direction is in `caller` and `callee`: an encoded message
-is packed in a thread and then sent.
+Both are done in threads.  To whoever takes messages, such a one is one that arrives a
+little later, as one with a large payload is.  The other direction is in `caller` and
+`callee`: an encoded message is packed in a thread and then sent.
 """
 
 from __future__ import annotations
@@ -11,9 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncrpc.errors import DecodeError, RejectedError, RemoteProtocolError
+import torch
+
+from asyncrpc.errors import (
+    CallError,
+    DecodeError,
+    MalformedError,
+    RejectedError,
+    RemoteProtocolError,
+)
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.serde import Parcel, unreadable
+from asyncrpc.serde import (
+    Landing,
+    Parcel,
+    Staged,
+    is_packed,
+    is_staged,
+    unreadable,
+)
 from asyncrpc.wire.frames import FrameKind
 
 if TYPE_CHECKING:
@@ -32,7 +47,7 @@ Deliver = Callable[[bytes, list[memoryview]], None]
 
 @dataclass(slots=True)
 class _Arrival:
-    """A packed message, and what it cost."""
+    """A message that is being prepared, and what it cost."""
 
     kind: int
     call_id: int
@@ -42,8 +57,8 @@ class _Arrival:
     deliver: Deliver
 
 
-class Unpacking:
-    """The messages of one link that are being unpacked."""
+class Preparing:
+    """The messages of one link that are being prepared."""
 
     __slots__ = ("_cancelled", "_count", "_link", "_requests")
 
@@ -63,7 +78,7 @@ class Unpacking:
         head: bytes,
         deliver: Deliver,
     ) -> None:
-        """Take a packed message; deliver it once it is unpacked, or cannot be.
+        """Take a message; deliver it once it is prepared, or cannot be.
 
         Args:
             kind: of the message.
@@ -72,13 +87,17 @@ class Unpacking:
             buffers: as they arrived.
             head: of the message.
             deliver: is given the control part and the buffers as they were before they
-                were packed; if they cannot be had, a control part that says why.
+                were packed, and with the tensors for devices there (`serde.Staged`); if
+                that cannot be, a control part that says why.
 
         Raises:
             RemoteProtocolError: it is delivered at once, and should not have come.
         """
         arrived_bytes = sum(buffer.nbytes for buffer in buffers)
         arrival = _Arrival(kind, call_id, head, arrived_bytes, 0, deliver)
+        if not is_packed(control):
+            self._place(arrival, control, buffers)
+            return
         try:
             parcel = self._link.codec.open(control, buffers)
         except DecodeError as error:
@@ -86,7 +105,7 @@ class Unpacking:
             return
         arrival.copied_bytes += parcel.unpacked_bytes
         if not self._send_to_thread(parcel, arrival):
-            self._deliver(arrival, *_unpacked(parcel))
+            self._place(arrival, *_unpacked(parcel))
 
     def cancel(self, call_id: int) -> bool:
         """Do not deliver a request, but take what it brings; say if there is one."""
@@ -101,7 +120,6 @@ class Unpacking:
             return False
 
         def done(result: Any, error: BaseException | None) -> None:
-            self._count -= 1
             if error is not None:  # no memory, say
                 result = unreadable(f"{type(error).__name__}: {error}"), []
             self._on_unpacked(arrival, *result)
@@ -110,16 +128,67 @@ class Unpacking:
             self._link.worker.pool.submit(lambda: _unpacked(parcel), done)
         except RejectedError:  # the worker is closing, and has no threads
             return False
+        self._note(arrival)
+        return True
+
+    def _note(self, arrival: _Arrival) -> None:
+        """A message is in threads from now on."""
         # Later the connection no longer knows what of this message it has copied.
         arrival.copied_bytes += self._link.connection.message_bytes_copied
         self._count += 1
         if arrival.kind == FrameKind.REQUEST:
             self._requests.add(arrival.call_id)
-        return True
 
     def _on_unpacked(
         self, arrival: _Arrival, control: bytes, buffers: list[memoryview]
     ) -> None:
+        if is_staged(control) and not self._link.is_lost:
+            self._put(arrival, control, buffers)
+        else:
+            self._end(arrival, control, buffers)
+
+    # --- on devices ------------------------------------------------------------------
+
+    def _place(
+        self, arrival: _Arrival, control: bytes, buffers: list[memoryview]
+    ) -> None:
+        """Deliver a message, once its tensors are on their devices if it has any."""
+        if not is_staged(control):
+            self._deliver(arrival, control, buffers)
+        elif self._count >= self._link.worker.options.inbound_calls_max:
+            self._deliver(arrival, unreadable("too many messages for devices"), [])
+        else:
+            self._note(arrival)
+            self._put(arrival, control, buffers)
+
+    def _put(
+        self, arrival: _Arrival, control: bytes, buffers: list[memoryview]
+    ) -> None:
+        """Have the tensors of a message put on devices."""
+        link = self._link
+        limits = link.codec.limits
+        try:
+            device_map = link.device_map_of(arrival.kind, arrival.call_id, arrival.head)
+            landing = Landing(control, buffers, limits, device_map.target)
+        except (DecodeError, MalformedError) as error:
+            self._end(arrival, unreadable(str(error)), [])
+            return
+
+        def done(tensors: dict[int, torch.Tensor], error: BaseException | None) -> None:
+            if error is not None:
+                self._end(arrival, unreadable(_problem(error)), [])
+            else:
+                self._end(arrival, control, Staged(buffers, tensors))
+
+        link.worker.devices.place(landing.wanted, done)
+
+    # --- handing on ------------------------------------------------------------------
+
+    def _end(
+        self, arrival: _Arrival, control: bytes, buffers: list[memoryview]
+    ) -> None:
+        """Deliver a message that was in threads, unless it is of no use any more."""
+        self._count -= 1
         call_id = arrival.call_id
         is_cancelled = False
         if arrival.kind == FrameKind.REQUEST:
@@ -155,3 +224,9 @@ def _unpacked(parcel: Parcel) -> tuple[bytes, list[memoryview]]:
     except DecodeError as error:
         return unreadable(error.problem), []
     return bytes(control), buffers
+
+
+def _problem(error: BaseException) -> str:
+    if isinstance(error, CallError):
+        return error.problem
+    return f"{type(error).__name__}: {error}"

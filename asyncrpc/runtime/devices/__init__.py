@@ -1,0 +1,1 @@
+"""Devices of a worker: names, maps, and copies between device and host memory."""

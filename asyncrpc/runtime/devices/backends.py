@@ -1,0 +1,152 @@
+"""What a type of device can do: one class each.  Imported when used, and not before.
+
+All methods but `mark` and `empty` run in a thread of the device, see `staging`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from asyncrpc.serde import Copy
+
+
+class Backend:
+    """A type of device whose tensors are complete when an operation returns.
+
+    Also of what torch can be told of: TorchTPU's `tpu`, and any other device that
+    takes the place of `PrivateUse1`.
+
+    Attributes:
+        type: as torch names it.
+        threads: how many copies go on at once, per device.
+        is_exclusive: whether only one thread may use the device at a time, for whatever
+            it does.
+        spoilt: dtypes that it takes, and does not give back as they were.
+    """
+
+    threads = 2
+    is_exclusive = False
+    spoilt: frozenset[torch.dtype] = frozenset()
+
+    def __init__(self, type_: str) -> None:
+        self.type = type_
+
+    def count(self) -> int:
+        """Return how many devices of the type this process has."""
+        module = getattr(torch, self.type, None)
+        if module is None:
+            return 0
+        if hasattr(module, "is_available") and not module.is_available():
+            return 0
+        return int(module.device_count())
+
+    def empty(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return memory on the host that a tensor of the device can be copied to."""
+        return torch.empty_strided(
+            tensor.shape, _dense_strides(tensor), dtype=tensor.dtype
+        )
+
+    def mark(self, tensor: torch.Tensor) -> Any:
+        """Return what says when the tensor is ready, as of now."""
+        _ = tensor
+
+    def to_host(self, copies: Sequence[Copy]) -> None:
+        """Fill the targets; complete when this returns."""
+        with torch.no_grad():
+            for copy in copies:
+                copy.target.copy_(copy.source.detach())
+
+    def to_device(
+        self, tensors: Sequence[torch.Tensor], index: int
+    ) -> list[torch.Tensor]:
+        """Return copies of host tensors on a device; ready for whoever gets them.
+
+        Raises:
+            TypeError: it does not hold a dtype.
+        """
+        for tensor in tensors:
+            if tensor.dtype in self.spoilt:
+                raise TypeError(f"{self.type} does not keep {tensor.dtype}")
+        return [tensor.to(f"{self.type}:{index}") for tensor in tensors]
+
+    def settle(self) -> None:
+        """End a turn at the device: leave nothing that others could stumble over."""
+
+    def write(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Fill tensors of a device with those of the host; complete at the return."""
+        with torch.no_grad():
+            for target, source in pairs:
+                target.copy_(source)
+
+
+class Tpu(Backend):
+    """TorchTPU: eager, and safe to use from several threads."""
+
+    def count(self) -> int:
+        """Return how many TPUs this process has."""
+        # It counts the devices of PCI, of which there may be none: under the plugin of
+        # a CPU, say, it has one all the same.
+        module = getattr(torch, "tpu", None)
+        return 0 if module is None else max(int(torch.accelerator.device_count()), 1)
+
+
+class Xla(Backend):
+    """torch_xla: lazy, and not to be used by two threads at a time."""
+
+    threads = 1
+    is_exclusive = True
+    spoilt = frozenset({torch.complex128})  # torch_xla 2.9 loses the imaginary parts
+
+    def count(self) -> int:
+        """Return how many XLA devices this process can use."""
+        runtime = importlib.import_module("torch_xla.runtime")
+        return int(runtime.addressable_runtime_device_count())
+
+    def settle(self) -> None:
+        """Begin to compute all that is pending.
+
+        Even to ask a tensor for its shape is not safe while another thread does this,
+        and after it, it is.
+        """
+        xla = sys.modules.get("torch_xla")
+        if xla is not None:
+            xla.sync()
+
+
+_BUILT_IN: dict[str, type[Backend]] = {"tpu": Tpu, "xla": Xla}
+
+
+def backend_of(type_: str) -> Backend:
+    """Return what knows a type of device."""
+    return _BUILT_IN.get(type_, Backend)(type_)
+
+
+def is_loaded(type_: str) -> bool:
+    """Say whether this process has what devices of a type need, without importing it.
+
+    A peer's message must not be what makes a process import an accelerator's runtime.
+    """
+    if type_ == "xla":
+        return "torch_xla" in sys.modules
+    return getattr(torch, type_, None) is not None and type_ not in _NO_DEVICES
+
+
+_NO_DEVICES = frozenset({"cpu", "meta"})
+
+
+def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a dense copy: as the tensor's, if it has no holes."""
+    shape, strides = tensor.shape, tensor.stride()
+    order = list(range(len(shape) - 1, -1, -1))
+    if not tensor.is_contiguous() and all(strides):
+        order.sort(key=lambda at: strides[at])
+    dense, step = [0] * len(shape), 1
+    for at in order:
+        dense[at] = step
+        step *= max(shape[at], 1)
+    return tuple(dense)

@@ -1,0 +1,66 @@
+"""What devices are called: `"cuda:1"`, read by our own rules.
+
+torch reads only the types that it has been told of, and takes `"tpu:1"` for `"tpu:0"`
+where there is one device; here a name is a name, and whether the device exists is asked
+of its backend.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from asyncrpc.errors import UsageError
+
+_FORM: Final = re.compile(r"(?P<type>[a-z][a-z_0-9]*)(?::(?P<index>[0-9]{1,4}))?")
+CPU: Final = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceName:
+    """A device of some worker.
+
+    Attributes:
+        type: as torch names it: `cpu`, `cuda`, `xla`, `tpu`.
+        index: from 0; None: all of the type, or the first, as the place has it.
+    """
+
+    type: str
+    index: int | None = None
+
+    @classmethod
+    def parse(cls, name: Any) -> DeviceName:
+        """Read `"cuda:1"`, `"cuda"`, a `torch.device`, or 1 for `"cuda:1"`.
+
+        Raises:
+            UsageError: it is none of them.
+
+        Source: torch.device, which takes these too.
+        """
+        if type(name) is int and name >= 0:
+            return cls("cuda", name)
+        text = str(name)
+        found = _FORM.fullmatch(text)
+        if found is None:
+            raise UsageError(
+                f"device {text!r} is not understood; write 'type' or 'type:index', "
+                "such as 'cpu', 'cuda:1' or 'xla:0'"
+            )
+        index = None if found["index"] is None else int(found["index"])
+        if found["type"] == CPU and index:
+            raise UsageError(f"there is one cpu, and no {text!r}")
+        return cls(found["type"], None if found["type"] == CPU else index)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the host's memory."""
+        return self.type == CPU
+
+    @property
+    def whole(self) -> str:
+        """Its name with an index, as tensors have it; 0 if it has none."""
+        return CPU if self.is_cpu else f"{self.type}:{self.index or 0}"
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"

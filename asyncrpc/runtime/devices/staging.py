@@ -1,0 +1,408 @@
+"""The devices of one worker: copies to the host and from it, in threads.
+
+A message with tensors on devices is encoded at once, over host memory that is filled
+meanwhile; it leaves when that is done.  One that comes for devices is read when its
+tensors are there.  Both look to the rest of the runtime like a message that is large.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    DecodeError,
+    EncodeError,
+    Outcome,
+    RejectedError,
+    UsageError,
+)
+from asyncrpc.runtime.calls.holding import HeldBack, fail_held
+from asyncrpc.runtime.devices.backends import Backend, backend_of, is_loaded
+from asyncrpc.runtime.devices.names import CPU, DeviceName
+from asyncrpc.runtime.threads import ThreadPool
+from asyncrpc.serde import Copy
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.links.link import Link
+    from asyncrpc.runtime.worker import Worker
+    from asyncrpc.serde import Encoded
+
+Placed = dict[int, torch.Tensor]
+Wanted = dict[int, tuple[torch.Tensor, str]]  # in host memory, and where it is to be
+
+
+class Devices:
+    """A `serde.Stager`, and what fills and empties the memory that it names."""
+
+    def __init__(self, worker: Worker) -> None:
+        options = worker.options
+        self._worker = worker
+        self._backends: dict[str, Backend] = {}
+        self._pools: dict[str, ThreadPool] = {}
+        self._counts: dict[str, int] = {}
+        self._declared = options.device_names
+
+    # --- which there are -------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Find the devices that the worker was told to use.
+
+        Raises:
+            UsageError: one of them is not there.
+
+        Cancellation:
+            The thread that looks goes on.
+        """
+        for name in self._declared or ():
+            backend = self._backend(name.type)
+            if not name.is_cpu:
+                pool = self._pool(backend, name.index or 0)
+                await self._in(pool, self._counted(backend))
+                if self._absence(backend, name.index or 0):
+                    here = ", ".join(map(str, self._found()))
+                    raise UsageError(f"Options.devices has {name}, and here are {here}")
+
+    def _found(self) -> list[DeviceName]:
+        """Return the devices that are known to be in this process, `cpu` first."""
+        found = [DeviceName(CPU)]
+        for type_, count in self._counts.items():
+            found += (DeviceName(type_, at) for at in range(count))
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """The devices that are known to be this worker's, `cpu` first."""
+        return [str(device) for device in self._found() if self._is_allowed(device)]
+
+    def require(self, name: str) -> str:
+        """Return the name of a device of this worker as torch is to be given it.
+
+        To be called in a thread of the worker: it may have to ask the device.
+
+        Raises:
+            UsageError: it is none, or this worker does not have it.
+        """
+        device = DeviceName.parse(name)
+        if device.is_cpu:
+            return CPU
+        if not self._is_allowed(device):
+            raise UsageError(
+                f"worker {self._worker.name!r} has no device {device}: "
+                f"{self._undeclared(device.type)}"
+            )
+        backend = self._backend(device.type)
+        self._counted(backend)()
+        problem = self._absence(backend, device.index or 0)
+        if problem:
+            raise UsageError(problem)
+        return device.whole
+
+    def _is_allowed(self, device: DeviceName) -> bool:
+        if device.is_cpu:
+            return True
+        if self._declared is None:
+            return (
+                is_loaded(device.type) and not self._backend(device.type).is_exclusive
+            )
+        return any(
+            one.type == device.type and one.index in (None, device.index or 0)
+            for one in self._declared
+        )
+
+    def _backend(self, type_: str) -> Backend:
+        found = self._backends.get(type_)
+        if found is None:
+            found = self._backends[type_] = backend_of(type_)
+        return found
+
+    def _counted(self, backend: Backend) -> Callable[[], None]:
+        """Return what finds out how many devices there are, in a thread of theirs."""
+
+        def count() -> None:
+            if backend.type not in self._counts:
+                self._counts[backend.type] = backend.count()
+
+        return count
+
+    def _absence(self, backend: Backend, index: int) -> str:
+        """Say why a device cannot be had; nothing if it can."""
+        count = self._counts.get(backend.type, 0)
+        if index < count:
+            return ""
+        return (
+            f"worker {self._worker.name!r} has no device {backend.type}:{index}; it "
+            f"has {', '.join(self.names)}"
+        )
+
+    def _pool(self, backend: Backend, index: int) -> ThreadPool:
+        """Return the threads of a device."""
+        worker = self._worker
+        if backend.is_exclusive or worker.pool.takes_turns:
+            return worker.pool  # whatever uses the device takes turns there
+        name = f"{backend.type}:{index}"
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = ThreadPool(f"{worker.name}-{name}", backend.threads, worker.loop)
+            self._pools[name] = pool
+        return pool
+
+    async def _in(self, pool: ThreadPool, job: Callable[[], Any]) -> Any:
+        return await self._worker.run_in_thread(job, pool)
+
+    # --- to the host -----------------------------------------------------------------
+
+    def to_host(self, tensor: torch.Tensor) -> Copy:
+        """Return where a tensor's bytes are to go; see `serde.Stager`."""
+        device = tensor.device
+        if not self._is_allowed(DeviceName(device.type, device.index)):
+            raise EncodeError(
+                f"a tensor on device {str(device)!r} cannot be sent by worker "
+                f"{self._worker.name!r}: {self._undeclared(device.type)}",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        backend = self._backend(device.type)
+        if tensor.dtype in backend.spoilt:
+            raise EncodeError(
+                f"a tensor of {tensor.dtype} on {device} cannot be sent: "
+                f"{device.type} does not keep that dtype",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        return Copy(tensor, backend.empty(tensor), backend.mark(tensor))
+
+    def _undeclared(self, type_: str) -> str:
+        if self._declared is None:
+            return f'a worker that uses it has Options(devices=("{type_}",))'
+        mine = ", ".join(map(str, self._declared)) or "none"
+        return f"its Options.devices are {mine}"
+
+    def fetch(self, link: Link, encoded: Encoded, held: HeldBack) -> None:
+        """Fill what a message needs, then let it go."""
+
+        def done(error: AsyncRpcError | None) -> None:
+            if error is None:
+                held.release()
+            else:
+                fail_held(link, held, error)
+
+        self.fill(encoded.copies, done)
+
+    async def fetched(self, copies: Sequence[Copy]) -> None:
+        """Wait until host memory has been filled.
+
+        Raises:
+            EncodeError: a tensor cannot leave its device.
+
+        Cancellation:
+            The threads go on.
+        """
+        ended = self._worker.loop.create_future()
+
+        def done(error: AsyncRpcError | None) -> None:
+            if ended.done():
+                return
+            if error is None:
+                ended.set_result(None)
+            else:
+                ended.set_exception(error)
+
+        self.fill(copies, done)
+        await ended
+
+    def fill(
+        self, copies: Iterable[Copy], done: Callable[[AsyncRpcError | None], None]
+    ) -> None:
+        """Copy tensors to the host, then say so, or what went wrong."""
+        groups: dict[tuple[str, int], list[Copy]] = {}
+        for copy in copies:
+            device = copy.source.device
+            groups.setdefault((device.type, device.index or 0), []).append(copy)
+
+        def ended(error: BaseException | None) -> None:
+            done(_unsendable(error))
+
+        together = _Together(len(groups), ended)
+        for (type_, index), group in groups.items():
+            backend = self._backend(type_)
+            job = partial(backend.to_host, group)
+            self._submit(self._pool(backend, index), job, together.on_done)
+
+    @staticmethod
+    def _submit(
+        pool: ThreadPool,
+        job: Callable[[], Any],
+        done: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        try:
+            pool.submit(job, done)
+        except RejectedError as error:  # the worker is closing
+            done(None, error)
+
+    async def copies_of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return copies of tensors in host memory, and those that are there already.
+
+        Raises:
+            EncodeError: a tensor cannot leave its device.
+
+        Cancellation:
+            The threads go on.
+        """
+        copies = {
+            index: self.to_host(tensor)
+            for index, tensor in enumerate(tensors)
+            if not tensor.is_cpu
+        }
+        if copies:
+            await self.fetched(list(copies.values()))
+        return [
+            copies[index].target if index in copies else tensor
+            for index, tensor in enumerate(tensors)
+        ]
+
+    # --- from the host ---------------------------------------------------------------
+
+    async def write(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Fill a tensor of a device with one of the host, of the same shape.
+
+        Cancellation:
+            The thread goes on.
+        """
+        device = target.device
+        backend = self._backend(device.type)
+        pool = self._pool(backend, device.index or 0)
+        await self._in(pool, partial(backend.write, [(target, source)]))
+
+    async def placed(self, wanted: Wanted) -> Placed:
+        """Put tensors of the host where they are to be.
+
+        Raises:
+            DecodeError: a device is not here, or does not take the tensor.
+
+        Cancellation:
+            The threads go on.
+        """
+        ended = self._worker.loop.create_future()
+
+        def done(tensors: Placed, error: BaseException | None) -> None:
+            if ended.done():
+                return
+            if error is None:
+                ended.set_result(tensors)
+            else:
+                ended.set_exception(error)
+
+        self.place(wanted, done)
+        found: Placed = await ended
+        return found
+
+    def place(
+        self, wanted: Wanted, done: Callable[[Placed, BaseException | None], None]
+    ) -> None:
+        """Put tensors of the host where they are to be, then hand them over."""
+        placed: Placed = {}
+        groups: dict[DeviceName, list[int]] = {}
+        for index, (tensor, where) in wanted.items():
+            if where == CPU:
+                placed[index] = tensor
+            else:
+                try:
+                    device = DeviceName.parse(where)
+                except UsageError as error:
+                    done({}, error)
+                    return
+                groups.setdefault(device, []).append(index)
+        if not groups:
+            done(placed, None)
+            return
+        together = _Together(len(groups), lambda error: done(placed, error))
+        for device, indices in groups.items():
+            self._place_on(device, indices, wanted, placed, together)
+
+    def _place_on(
+        self,
+        device: DeviceName,
+        indices: list[int],
+        wanted: Wanted,
+        placed: Placed,
+        together: _Together,
+    ) -> None:
+        if not self._is_allowed(device):
+            problem = (
+                f"worker {self._worker.name!r} has no device {device}: "
+                f"{self._undeclared(device.type)}; send tensor.cpu(), or map the device"
+            )
+            together.on_done(None, DecodeError(problem))
+            return
+        backend, at = self._backend(device.type), device.index or 0
+        count = self._counted(backend)
+
+        def job() -> None:
+            count()
+            problem = self._absence(backend, at)
+            if problem:
+                raise DecodeError(f"{problem}; send tensor.cpu(), or map the device")
+            tensors = [wanted[index][0] for index in indices]
+            placed.update(
+                zip(indices, _put(backend, tensors, at), strict=True),
+            )
+
+        self._submit(self._pool(backend, at), job, together.on_done)
+
+    async def close(self, timeout_s: float) -> list[str]:
+        """Let the threads end; return the names of those that have not in time.
+
+        Cancellation:
+            They end by themselves.
+        """
+        pools = list(self._pools.values())
+        left = await asyncio.gather(*(pool.close(timeout_s) for pool in pools))
+        return [name for names in left for name in names]
+
+
+class _Together:
+    """Counts what has to end; tells once, of the first error if there is one."""
+
+    def __init__(
+        self, count: int, done: Callable[[BaseException | None], None]
+    ) -> None:
+        self._left = count
+        self._done = done
+        self._error: BaseException | None = None
+
+    def on_done(self, _result: object, error: BaseException | None) -> None:
+        """One has ended."""
+        self._error = self._error or error
+        self._left -= 1
+        if not self._left:
+            self._done(self._error)
+
+
+def _put(
+    backend: Backend, tensors: list[torch.Tensor], index: int
+) -> list[torch.Tensor]:
+    try:
+        return backend.to_device(tensors, index)
+    except (RuntimeError, TypeError, ValueError) as error:
+        what = ", ".join(sorted({_described(tensor) for tensor in tensors})[:4])
+        raise DecodeError(
+            f"{what} could not be put on {backend.type}:{index}: {error}"
+        ) from error
+
+
+def _described(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"a tensor of {dtype} and shape {tuple(tensor.shape)}"
+
+
+def _unsendable(error: BaseException | None) -> AsyncRpcError | None:
+    if error is None or isinstance(error, AsyncRpcError):
+        return error
+    return EncodeError(
+        f"a tensor could not leave its device: {type(error).__name__}: {error}",
+        outcome=Outcome.NOT_EXECUTED,
+    )

@@ -1,0 +1,53 @@
+"""Two workers with devices, and hands that use them where they may be used."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from asyncrpc import Worker
+from asyncrpc.testing import Cluster, acting_as, fake_device
+from tests.integration.devices.accelerators import (
+    TAKES_TURNS,
+    Hands,
+    options,
+    set_up,
+)
+
+Pair = tuple[Worker, Worker]
+
+
+@pytest.fixture(params=TAKES_TURNS, ids=lambda one: "turns" if one else "threads")
+def takes_turns(request: pytest.FixtureRequest) -> bool:
+    chosen: bool = request.param
+    return chosen
+
+
+@pytest.fixture
+def ledger(takes_turns: bool) -> Iterator[fake_device.Ledger | None]:  # noqa: FBT001
+    """Who used the devices; where they take turns, no two at once, nor the loop."""
+    found = set_up()
+    if found is None:
+        yield None
+        return
+    found.clear()
+    yield found
+    if takes_turns:
+        assert found.overlaps == []
+        assert found.on_loop == []
+
+
+@pytest.fixture
+async def pair(
+    ledger: fake_device.Ledger | None,
+    takes_turns: bool,  # noqa: FBT001
+) -> AsyncIterator[Pair]:
+    async with Cluster(2, options=options(takes_turns=takes_turns)) as (a, b):
+        with acting_as(a):
+            yield a, b
+
+
+@pytest.fixture
+def hands(pair: Pair) -> Hands:
+    return Hands(pair[0])

@@ -1,0 +1,109 @@
+"""What the tests of devices call on other workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import torch
+
+import asyncrpc
+from asyncrpc import devices
+from asyncrpc.autograd import get_gradients
+
+
+def where(*tensors: torch.Tensor) -> list[str]:
+    return [str(one.device) for one in tensors]
+
+
+def double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 2
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def zeros(shape: list[int], device: str) -> torch.Tensor:
+    return torch.zeros(shape, device=device)
+
+
+async def fetched(reference: Any) -> torch.Tensor:
+    found: torch.Tensor = await reference.to_here()
+    return found
+
+
+async def double_awaited(tensor: torch.Tensor) -> torch.Tensor:
+    return await devices.run(double, tensor)
+
+
+@asyncrpc.async_execution
+def double_elsewhere(to: str, tensor: torch.Tensor) -> Any:
+    return asyncrpc.current_worker().start_call(to, double, (tensor,))
+
+
+def double_there(to: str, tensor: torch.Tensor) -> Any:
+    """Call on, and block this thread meanwhile."""
+    there = asyncrpc.current_worker().start_call(to, double, (tensor,)).wait()
+    return there + tensor
+
+
+def raising(tensor: torch.Tensor) -> None:
+    raise ValueError("cannot", tensor)
+
+
+def slow(tensor: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.3)
+    return tensor
+
+
+def counting(tensor: torch.Tensor, count: int) -> Iterator[torch.Tensor]:
+    for number in range(count):
+        yield tensor + number
+
+
+async def counting_awaited(
+    tensor: torch.Tensor, count: int
+) -> AsyncIterator[torch.Tensor]:
+    for _ in range(count):
+        yield tensor
+
+
+class Table:
+    """A value that stays on its worker, with a tensor on a device."""
+
+    def __init__(self, device: str) -> None:
+        self._rows = torch.arange(6.0).view(3, 2).to(device)
+
+    def rows(self) -> torch.Tensor:
+        return self._rows
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._rows = self._rows + tensor
+        return self._rows
+
+
+class Layer(torch.nn.Module):
+    """Weights that are the same wherever they are made."""
+
+    def __init__(self, device: str, seed: int = 1, width: int = 4) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        weight = torch.randn(width, width, generator=generator)
+        self.weight = torch.nn.Parameter(weight.to(device))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.relu(inputs @ self.weight)
+
+    def weights(self) -> torch.Tensor:
+        return self.weight.detach().cpu()
+
+    async def weight_reference(self) -> Any:
+        return asyncrpc.RRef(self.weight)
+
+    def gradient(self, context_id: list[int]) -> torch.Tensor | None:
+        """Return the gradient that an autograd context has for the weight."""
+        service: Any = asyncrpc.current_worker().service("autograd")
+        found = get_gradients(service.context_of(context_id)).get(self.weight)
+        return None if found is None else found.cpu()

@@ -1,0 +1,353 @@
+"""Tensors on devices go into calls and come out of them as others do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc import DecodeError, EncodeError, Options, Outcome, RemoteError, Worker
+from asyncrpc.serde.tensors import DTYPES
+from asyncrpc.testing import Cluster, acting_as
+from tests.integration.devices import remote
+from tests.integration.devices.accelerators import IS_FAKE, TYPE, Hands, options, set_up
+from tests.integration.runtime.groups import until
+
+Pair = tuple[Worker, Worker]
+
+HOME = f"{TYPE}:0"
+X = torch.arange(12.0).view(3, 4)
+
+STRIDED = {
+    name: dtype for name, dtype in DTYPES.items() if not name.startswith(("q", "bits"))
+}
+
+needs_two = pytest.mark.skipif(not IS_FAKE, reason="there is one such device here")
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    plain = tensor.contiguous()
+    return bytes(plain.view(-1).view(torch.uint8).tolist()) if plain.numel() else b""
+
+
+async def test_a_tensor_arrives_on_its_device_and_comes_back(
+    pair: Pair, hands: Hands
+) -> None:
+    there = pair[0].peer("b")
+    given = await hands.put(X)
+    assert await there.call(remote.where, given) == [HOME]
+    found = await there.call(remote.double, given)
+    assert str(found.device) == HOME
+    assert torch.equal(await hands.take(found), X * 2)
+
+
+async def test_it_may_lie_anywhere_in_a_value(pair: Pair, hands: Hands) -> None:
+    given = await hands.put(X)
+    value = {"a": [given, X, (given, 3)], "b": given}
+    found = await pair[0].peer("b").call(remote.same, value)
+    assert found["a"][0] is found["b"]
+    assert found["a"][2] == (found["b"], 3)
+    assert str(found["b"].device) == HOME
+    assert found["a"][1].is_cpu
+    assert torch.equal(found["a"][1], X)
+    assert torch.equal(await hands.take(found["b"]), X)
+
+
+@pytest.mark.parametrize("size", [1, 200, 70_000, 5_000_000])
+async def test_of_any_size(pair: Pair, hands: Hands, size: int) -> None:
+    x = torch.arange(size, dtype=torch.float32)
+    found = await pair[0].peer("b").call(remote.double, await hands.put(x))
+    assert torch.equal(await hands.take(found), x * 2)
+
+
+def _lying() -> dict[str, torch.Tensor]:
+    base = torch.arange(24.0).view(2, 3, 4)
+    return {
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(2.5),
+        "transposed": base.transpose(0, 2),
+        "stepped": base[:, ::2],
+        "expanded": torch.ones(1, 3).expand(4, 3),
+        "channels last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    }
+
+
+@pytest.mark.parametrize("name", list(_lying()))
+async def test_however_it_lies(pair: Pair, hands: Hands, name: str) -> None:
+    x = _lying()[name]
+
+    def there() -> torch.Tensor:
+        return x.to(HOME)  # as it lies; of some devices all is contiguous
+
+    found = await pair[0].peer("b").call(remote.same, await hands.do(there))
+    assert found.shape == x.shape
+    assert torch.equal(await hands.take(found), x)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("name", sorted(STRIDED))
+async def test_every_dtype_comes_back_bit_for_bit_or_is_refused(
+    pair: Pair, hands: Hands, name: str
+) -> None:
+    dtype, there = STRIDED[name], pair[0].peer("b")
+    raw = torch.arange(64, dtype=torch.uint8)
+    x = (raw % 2).to(dtype) if dtype is torch.bool else raw.view(dtype)
+    try:
+        given = await hands.put(x)
+        holds = bits(await hands.take(given)) == bits(x)
+    except (RuntimeError, TypeError, NotImplementedError):
+        holds = False
+    if holds:
+        found = await there.call(remote.same, given)
+        assert found.dtype is dtype
+        assert bits(await hands.take(found)) == bits(x)
+    else:
+        with pytest.raises(DecodeError, match=rf"tensor of {name} .* on {HOME}"):
+            await there.using(device_map={"cpu": HOME}).call(remote.same, x)
+
+
+async def test_many_at_once(pair: Pair, hands: Hands) -> None:
+    there = pair[0].peer("b")
+    given = [await hands.put(X + number) for number in range(20)]
+    found = await asyncio.gather(*(there.call(remote.double, one) for one in given))
+    for number, one in enumerate(found):
+        assert torch.equal(await hands.take(one), (X + number) * 2)
+
+
+async def test_coroutine_functions_take_them_too(pair: Pair, hands: Hands) -> None:
+    found = await pair[0].peer("b").call(remote.double_awaited, await hands.put(X))
+    assert torch.equal(await hands.take(found), X * 2)
+
+
+async def test_functions_may_call_on(pair: Pair, hands: Hands) -> None:
+    """Back to the first worker, awaited and blocking: nobody waits for a turn."""
+    there = pair[0].peer("b")
+    given = await hands.put(X)
+    found = await there.call(remote.double_elsewhere, "a", given)
+    assert torch.equal(await hands.take(found), X * 2)
+    found = await there.call(remote.double_there, "a", given)
+    assert torch.equal(await hands.take(found), X * 3)
+
+
+async def test_an_error_may_hold_one(pair: Pair, hands: Hands) -> None:
+    given = await hands.put(X)
+    with pytest.raises(RemoteError) as caught:
+        await pair[0].peer("b").call(remote.raising, given)
+    error = caught.value
+    assert isinstance(error, ValueError)
+    assert "cannot" in await hands.do(lambda: str(error))
+
+
+async def test_streams(pair: Pair, hands: Hands) -> None:
+    given = await hands.put(X)
+    stream = pair[0].peer("b").stream(remote.counting, given, 5)
+    found = [item async for item in stream]
+    for number, one in enumerate(found):
+        assert str(one.device) == HOME
+        assert torch.equal(await hands.take(one), X + number)
+    again = pair[0].peer("b").stream(remote.counting_awaited, given, 3)
+    assert len([item async for item in again]) == 3
+
+
+async def test_references(pair: Pair, hands: Hands) -> None:
+    table = pair[0].peer("b").remote(remote.Table, HOME)
+    rows = torch.arange(6.0).view(3, 2)
+    found = await table.rpc_async().rows()
+    assert str(found.device) == HOME
+    assert torch.equal(await hands.take(found), rows)
+    moved = await table.rpc_async().add(await hands.put(torch.ones(2)))
+    assert torch.equal(await hands.take(moved), rows + 1)
+    kept = table.remote().rows()
+    assert torch.equal(await hands.take(await kept.to_here()), rows + 1)
+    mine = asyncrpc.RRef(await hands.put(X))
+    found = await pair[0].peer("b").call(remote.fetched, mine)
+    assert torch.equal(await hands.take(found), X)
+
+
+async def test_groups(pair: Pair, hands: Hands) -> None:
+    given = await hands.put(X)
+    for one in await pair[0].group(["a", "b"]).call(remote.double, given):
+        assert torch.equal(await hands.take(one), X * 2)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "bf16"])
+async def test_codecs(pair: Pair, hands: Hands, codec: str) -> None:
+    for size in (16, 1 << 20):
+        x = torch.ones(size)
+        there = pair[0].peer("b").using(codec=codec)
+        found = await there.call(remote.double, await hands.put(x))
+        assert str(found.device) == HOME
+        assert torch.equal(await hands.take(found), x * 2)
+
+
+async def test_a_call_is_cancelled_while_its_tensor_is_on_its_way(
+    pair: Pair, hands: Hands
+) -> None:
+    a, b = pair
+    given = await hands.put(torch.ones(4_000_000))
+    for after_s in (0.0, 0.001, 0.005, 0.02):
+        call = a.start_call("b", remote.slow, (given,))
+        await asyncio.sleep(after_s)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    found = await a.peer("b").call(remote.double, given)
+    assert torch.equal(await hands.take(found), torch.full((4_000_000,), 2.0))
+    await until(lambda: not b.active)
+
+
+async def test_a_deadline_passes_while_a_device_is_busy(
+    pair: Pair, hands: Hands
+) -> None:
+    given = await hands.put(X)
+    with pytest.raises(asyncrpc.DeadlineExceededError):
+        await pair[0].peer("b").using(timeout_s=0.05).call(remote.slow, given)
+    found = await pair[0].peer("b").call(remote.double, given)
+    assert torch.equal(await hands.take(found), X * 2)
+
+
+# --- device maps ---------------------------------------------------------------------
+
+
+@needs_two
+async def test_a_map_of_one_call(pair: Pair, hands: Hands) -> None:
+    given = await hands.put(X)
+    there = pair[0].peer("b").using(device_map={HOME: f"{TYPE}:1"})
+    assert await there.call(remote.where, given, X) == [f"{TYPE}:1", "cpu"]
+    found = await there.call(remote.double, given)
+    assert str(found.device) == HOME
+    assert torch.equal(await hands.take(found), X * 2)
+    items = [one async for one in there.stream(remote.counting, given, 2)]
+    assert [str(one.device) for one in items] == [HOME, HOME]
+    kept = there.remote(remote.same, given)
+    assert str((await kept.to_here()).device) == f"{TYPE}:1"  # its own way back
+
+
+async def test_a_map_to_the_host_and_from_it(pair: Pair, hands: Hands) -> None:
+    given = await hands.put(X)
+    to_host = pair[0].peer("b").using(device_map={HOME: "cpu"})
+    assert await to_host.call(remote.where, given) == ["cpu"]
+    found = await to_host.call(remote.double, given)
+    assert str(found.device) == HOME
+    assert torch.equal(await hands.take(found), X * 2)
+    from_host = pair[0].peer("b").using(device_map={"cpu": TYPE})
+    assert await from_host.call(remote.where, X, X[0].t()) == [HOME, HOME]
+    found = await from_host.call(remote.double, X)
+    assert torch.equal(found, X * 2)
+    squeezed = from_host.using(codec="zstd")
+    assert await squeezed.call(remote.where, torch.zeros(1 << 20)) == [HOME]
+
+
+@needs_two
+async def test_maps_of_a_worker() -> None:
+    set_up()
+    maps = {"b": {0: "cpu"}, "*": {HOME: f"{TYPE}:1", f"{TYPE}:1": HOME}}
+    given = X.to(HOME)
+    chosen = options(takes_turns=False, device_maps=maps)
+    async with Cluster(3, options=chosen) as (a, _, _):
+        with acting_as(a):
+            assert await a.peer("b").call(remote.where, given) == [HOME]
+            assert await a.peer("c").call(remote.where, given) == [f"{TYPE}:1"]
+            found = await a.peer("c").call(remote.double, given)
+            assert str(found.device) == HOME
+            table = a.peer("c").remote(remote.Table, HOME)
+            assert str((await table.rpc_async().rows()).device) == f"{TYPE}:1"
+            whole = await a.peer("c").remote(remote.zeros, [2], HOME).to_here()
+            assert str(whole.device) == f"{TYPE}:1"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"cuda:0": "cpu", "cuda:1": "cpu"},
+            r"cuda:0 and cuda:1 to cpu.*not come back",
+        ),
+        ({"cuda:0": "GPU"}, "'GPU' is not understood"),
+        ({"cuda 0": "cpu"}, "'cuda 0' is not understood"),
+        ({-1: "cpu"}, "'-1' is not understood"),
+        ({"cuda": "cpu", "cuda:0": "xla:0"}, "cuda:0 to cpu and to xla:0"),
+    ],
+)
+def test_maps_that_are_none(given: dict[Any, str], words: str) -> None:
+    with pytest.raises(asyncrpc.UsageError, match=words):
+        Options(device_maps={"b": given})
+
+
+# --- devices that are not there ------------------------------------------------------
+
+
+async def test_a_device_that_the_callee_lacks(pair: Pair, hands: Hands) -> None:
+    given = await hands.put(X)
+    there = pair[0].peer("b")
+    for device, words in (
+        (f"{TYPE}:7", rf"'b' has no device {TYPE}:7; it has cpu, {TYPE}:0"),
+        ("abacus:0", r"'b' has no device abacus:0: its Options.devices are "),
+    ):
+        with pytest.raises(DecodeError, match=words) as caught:
+            await there.using(device_map={HOME: device}).call(remote.double, given)
+        assert caught.value.outcome is Outcome.NOT_EXECUTED
+        assert "map the device" in str(caught.value)
+    assert await there.call(remote.where, given) == [HOME]
+
+
+async def test_a_result_that_the_caller_cannot_place(pair: Pair, hands: Hands) -> None:
+    """The function has run; the error is the caller's own."""
+    given = await hands.put(X)
+    there = pair[0].peer("b").using(device_map={"abacus:3": HOME})
+    with pytest.raises(DecodeError, match="'a' has no device abacus:3") as caught:
+        await there.call(remote.double, given)
+    assert caught.value.outcome is Outcome.EXECUTED
+
+
+async def test_a_worker_without_devices() -> None:
+    set_up()
+    chosen = Options(devices=())
+    given = torch.ones(2).to(HOME) if IS_FAKE else torch.ones(2)
+    async with Cluster(2, options=chosen) as (a, _):
+        if IS_FAKE:
+            with pytest.raises(EncodeError, match=r"its Options.devices are none"):
+                await a.peer("b").call(remote.double, given)
+        there = a.peer("b").using(device_map={"cpu": HOME})
+        with pytest.raises(DecodeError, match=rf"'b' has no device {HOME}"):
+            await there.call(remote.double, torch.ones(2))
+
+
+async def test_a_device_that_a_worker_is_told_of_and_lacks() -> None:
+    set_up()
+    worker = Worker("a", rendezvous={}, options=Options(devices=(f"{TYPE}:9",)))
+    words = rf"Options.devices has {TYPE}:9, and here are cpu, {TYPE}:0"
+    with pytest.raises(asyncrpc.UsageError, match=words):
+        async with worker:
+            pass
+
+
+# --- the loop ------------------------------------------------------------------------
+
+
+async def test_the_loop_goes_on_while_tensors_move(pair: Pair, hands: Hands) -> None:
+    """The least of several longest gaps: others may have the core at any time."""
+    given = await hands.put(torch.ones(16 << 20))  # 64 MiB
+    there = pair[0].peer("b")
+    longest: list[float] = []
+
+    async def beat() -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.0005)
+            now = time.perf_counter()
+            longest[-1] = max(longest[-1], now - last)
+            last = now
+
+    for _ in range(6):
+        longest.append(0.0)
+        beating = asyncio.create_task(beat())
+        await there.call(remote.same, given)
+        beating.cancel()
+        if longest[-1] < 0.02:
+            return
+    pytest.fail(f"the loop stood still for {min(longest) * 1e3:.0f} ms")

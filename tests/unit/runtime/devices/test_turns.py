@@ -1,0 +1,123 @@
+"""A pool that takes turns runs one function at a time, and never waits for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from asyncrpc.devices import turn
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.threads import ThreadPool
+
+
+class Watch:
+    """Counts who is inside."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.most = 0
+
+    def work(self) -> None:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        time.sleep(0.005)
+        self.inside -= 1
+
+
+@asynccontextmanager
+async def pools(
+    count: int, settle: Callable[[], None] | None = None
+) -> AsyncIterator[list[ThreadPool]]:
+    loop, lock = asyncio.get_running_loop(), threading.Lock()
+    made = [
+        ThreadPool(f"t{at}", 4, loop, turn=lock, settle=settle) for at in range(count)
+    ]
+    yield made
+    for pool in made:
+        assert await pool.close(5.0) == []
+
+
+def start(pool: ThreadPool, job: Callable[[], Any]) -> asyncio.Future[Any]:
+    done = asyncio.get_running_loop().create_future()
+
+    def finish(result: Any, error: BaseException | None) -> None:
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    pool.submit(job, finish)
+    return done
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_one_at_a_time(count: int) -> None:
+    watch = Watch()
+    async with pools(count) as made:
+        jobs = [start(pool, watch.work) for pool in made for _ in range(10)]
+        await asyncio.gather(*jobs)
+    assert watch.most == 1
+
+
+async def test_who_waits_for_others_lets_them_in() -> None:
+    """To any depth; and is alone again afterwards."""
+    watch, loop = Watch(), asyncio.get_running_loop()
+    async with pools(2) as made:
+
+        def nested(depth: int) -> int:
+            watch.work()
+            if depth:
+                pool = made[depth % 2]
+                inner = asyncio.run_coroutine_threadsafe(
+                    _started(pool, lambda: nested(depth - 1)), loop
+                )
+                with made[0].blocked(), made[1].blocked():
+                    inner.result()
+            watch.work()
+            return depth
+
+        found = await asyncio.gather(
+            *(start(made[at % 2], lambda: nested(6)) for at in range(3))
+        )
+        assert found == [6, 6, 6]
+    assert watch.most == 1
+
+
+async def _started(pool: ThreadPool, job: Callable[[], Any]) -> Any:
+    return await start(pool, job)
+
+
+async def test_a_turn_is_settled_however_it_ends() -> None:
+    settled: list[str] = []
+    async with pools(1, lambda: settled.append("settled")) as (pool,):
+        await start(pool, lambda: settled.append("job"))
+        with pytest.raises(ZeroDivisionError):
+            await start(pool, lambda: 1 / 0)
+    assert settled == ["job", "settled", "settled"]
+
+
+async def test_a_turn_is_not_for_an_event_loop() -> None:
+    with pytest.raises(UsageError, match=r"asyncrpc\.devices\.run"), turn():
+        pass
+
+
+def test_threads_of_the_program_have_turns_too() -> None:
+    watch = Watch()
+
+    def use() -> None:
+        for _ in range(5):
+            with turn():
+                watch.work()
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert watch.most == 1
