@@ -1,5 +1,7 @@
 """The memory of buckets: one tensor for all of them, which the group reduces in place.
 
+It is the host's, also where the parameters are on devices.
+
 The gradients of a bucket lie side by side.  Each parameter has a view of its own, in
 the parameter's shape and strides, so that a kernel copies straight into it.
 
@@ -59,6 +61,7 @@ class Buckets:
         return (
             view is not None
             and grad is not None
+            and grad.is_cpu
             and grad.data_ptr() == view.data_ptr()
             and grad.dtype == view.dtype
             and grad.stride() == view.stride()

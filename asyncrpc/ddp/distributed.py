@@ -95,7 +95,8 @@ class DistributedDataParallel(nn.Module):
         """Wrap the module; nothing is sent before it is awaited.
 
         Args:
-            module: the same at every rank, on the CPU.
+            module: the same at every rank, on any device.  Gradients of a device are
+                reduced in host memory, where hooks get them.
             group: the ranks; the module gets one of its own, so that its collectives
                 do not meet yours.
             broadcast_buffers: after each backward pass all ranks take the buffers
@@ -108,8 +109,8 @@ class DistributedDataParallel(nn.Module):
             find_unused_parameters: a pass may leave parameters out, other ones at
                 every rank; those that no rank uses keep the gradient that they have.
             gradient_as_bucket_view: gradients lie in the buckets, so none is copied
-                back; `grad.detach_()` cannot be used then.  Off: each has memory of
-                its own, which stays the same over passes.
+                back; `grad.detach_()` cannot be used then.  Off, or on a device: each
+                has memory of its own, which stays the same over passes.
             static_graph: every pass uses the same parameters in the same way, which
                 the first pass shows; so may some be unused, or be used in several
                 reentrant checkpoints.
@@ -117,7 +118,7 @@ class DistributedDataParallel(nn.Module):
 
         Raises:
             UsageError: no parameter needs a gradient, a size is not positive, a name is
-                unknown, or a parameter is not on the CPU.
+                unknown, or a parameter has no values.
         """
         super().__init__()
         _check_sizes(bucket_cap_mb, first_bucket_cap_mb)
@@ -345,10 +346,8 @@ def _tensors_of(
     if unknown:
         raise UsageError(f"the module has no parameter or buffer {unknown[0]!r}")
     for name, tensor in {**parameters, **buffers}.items():
-        if tensor.device.type != "cpu" and name not in ignored:
-            raise UsageError(
-                f"{name!r} is on {tensor.device}, and has to be on the CPU"
-            )
+        if tensor.is_meta and name not in ignored:
+            raise UsageError(f"{name!r} is on {tensor.device}, where it has no values")
     return (
         {name: one for name, one in parameters.items() if name not in ignored},
         {name: one for name, one in buffers.items() if name not in ignored},

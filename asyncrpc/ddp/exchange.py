@@ -16,7 +16,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ from asyncrpc.errors import CollectiveError, UsageError
 # `async def hook(state, bucket) -> Tensor`, or one of torch's, which returns a
 # torch.futures.Future, and says that its bucket is of another class.
 Hook: TypeAlias = Callable[[Any, Any], Any]
+T = TypeVar("T")
 
 
 class Exchange:
@@ -180,7 +181,7 @@ class Exchange:
             if current.wants_order:
                 await self._send_order(current)
         if buffers is not None:
-            unpack(buffers, self.buffers)
+            await self._computed(lambda: unpack(buffers, self.buffers))
 
     def refuse(self, reason: str) -> None:
         """Let the others fail, who wait for this rank: it cannot go on."""
@@ -252,8 +253,15 @@ class Exchange:
     async def _send_buffers(self, root: int) -> torch.Tensor | None:
         if not self.buffers:
             return None
-        packed = await self.group.broadcast(pack(self.buffers), root)
+        mine = await self._computed(lambda: pack(self.buffers))
+        packed = await self.group.broadcast(mine, root)
         return None if self.group.rank == root else packed
+
+    async def _computed(self, job: Callable[[], T]) -> T:
+        """Do something to the buffers, in a thread if they are on a device."""
+        if all(one.is_cpu for one in self.buffers):
+            return job()
+        return await self.group.worker.run_in_thread(job)
 
     async def _send_order(self, current: Backward) -> None:
         count = len(self.parameters)
@@ -273,9 +281,12 @@ def is_coroutine_hook(hook: Hook) -> bool:
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the bytes of tensors, one after the other: uint8."""
+    """Return the bytes of tensors, one after the other: uint8, in host memory."""
     return torch.cat(
-        [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+        [
+            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            for tensor in tensors
+        ]
     )
 
 

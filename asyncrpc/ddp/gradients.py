@@ -134,6 +134,10 @@ class Gradients:
 
     # --- in --------------------------------------------------------------------------
 
+    def is_lazy(self, number: int) -> bool:
+        """Say whether a gradient is only computed when it is looked at."""
+        return self._parameters[number].device.type == "xla"
+
     def fill_unused(self, current: Backward) -> None:
         """Fill in those that never come."""
         for number, uses in enumerate(self._uses):
@@ -168,6 +172,10 @@ class Gradients:
                     f"the gradient of {name!r} is sparse, which only those of "
                     "nn.Embedding and nn.EmbeddingBag may be"
                 )
+            elif not grad.is_cpu:
+                view.copy_(grad)
+                if scale != 1:
+                    view.mul_(scale)
             else:
                 if scale == 1:
                     view.copy_(grad)
@@ -201,10 +209,10 @@ class Gradients:
         if current.buckets.holds(number, parameter.grad):
             return
         view = current.buckets.views[number]
-        if self._options.gradient_as_bucket_view:
+        if self._options.gradient_as_bucket_view and parameter.is_cpu:
             parameter.grad = view
         elif parameter.grad is None:
-            parameter.grad = view.clone()
+            parameter.grad = view.clone().to(parameter.device)
         else:
             parameter.grad.copy_(view)
 

@@ -10,14 +10,16 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from asyncrpc.clock import now_s
 from asyncrpc.ddp.buckets import Buckets
 from asyncrpc.ddp.machine import Readiness
-from asyncrpc.runtime.calls.futures import thread_blocked
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.worker import Worker
 
 
 class Terms(NamedTuple):
@@ -55,13 +57,15 @@ class Backward:
         wants_order: whether the order in which gradients come is to be known.
         order: that of rank `root`, in the end.
         sparse: gradients by number of their parameter.
+        late: numbers of gradients that are there, and are put into their buckets when
+            autograd has ended: those of devices that compute when they are asked to.
         error: why it has failed.
         communication_s: seconds in which something was sent or received.
     """
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        worker: Worker,
         buckets: Buckets,
         readiness: Readiness,
         terms: Terms,
@@ -77,10 +81,12 @@ class Backward:
         self.wants_order = False
         self.order: list[int] | None = None
         self.sparse: dict[int, torch.Tensor] = {}
+        self.late: list[int] = []
         self.error: BaseException | None = None
         self.communication_s = 0.0
         self.task: asyncio.Task[None] | None = None
-        self._loop = loop
+        self._loop = worker.loop
+        self._pool = worker.pool
         self._full = readiness.reduced  # buckets, as the loop knows
         self._is_over = False  # the thread has nothing more to add, as the loop knows
         self._waiter: asyncio.Future[None] | None = None
@@ -109,7 +115,7 @@ class Backward:
 
     def wait_ended(self) -> None:
         """Wait until nothing is sent or received for it any more."""
-        with thread_blocked():
+        with self._pool.blocked():
             self._done.wait()
 
     def give_up(self, error: BaseException) -> None:

@@ -25,7 +25,7 @@ from asyncrpc.ddp.exchange import Exchange
 from asyncrpc.ddp.gradients import Gradients
 from asyncrpc.ddp.machine import Readiness
 from asyncrpc.ddp.passes import Backward, Terms
-from asyncrpc.ddp.threads import in_thread
+from asyncrpc.ddp.threads import to_its_end
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.calls.futures import refuse_on_loop
 
@@ -81,8 +81,9 @@ class Reducer:
             UsageError: another pass runs, or a parameter has no gradient.
             CollectiveError: the gradients could not be reduced; there are none.
         """
+        worker = self.exchange.group.worker
         if not self.is_syncing:
-            await in_thread(engine)
+            await to_its_end(worker.run_in_thread(engine))
             return
         if self._current is not None or self._is_entering:
             raise UsageError(
@@ -106,16 +107,8 @@ class Reducer:
             self.end(current)
 
         # The worker starts more threads when all wait, which these do for each other.
-        ended = self.exchange.group.worker.run_in_thread(run)
-        try:
-            await asyncio.shield(ended)
-        except asyncio.CancelledError:
-            current.give_up(asyncio.CancelledError())
-            while not ended.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([ended])
-            ended.exception()
-            raise
+        ended = worker.run_in_thread(run)
+        await to_its_end(ended, lambda: current.give_up(asyncio.CancelledError()))
 
     # --- passes that autograd begins -------------------------------------------------
 
@@ -141,6 +134,11 @@ class Reducer:
 
     def _begin_plain(self) -> Backward:
         refuse_on_loop("loss.backward()", "`await module.backward(loss)`", self._loop)
+        if self.exchange.group.worker.pool.takes_turns:
+            raise UsageError(
+                "loss.backward() of a module on a device that takes turns would keep "
+                "its turn while it waits: use `await module.backward(loss)`"
+            )
         terms = self.exchange.terms
         if terms is None:
             entering = asyncio.run_coroutine_threadsafe(
@@ -178,7 +176,7 @@ class Reducer:
         gradients = self._gradients
         buckets = gradients.cut(terms.memory)
         current = Backward(
-            self._loop,
+            self.exchange.group.worker,
             buckets,
             gradients.readiness(buckets),
             terms,
@@ -210,7 +208,10 @@ class Reducer:
                 "`await module.backward(loss)` here"
             )
         if readiness.arrive(number):
-            self._complete(current, number)
+            if self._gradients.is_lazy(number):
+                current.late.append(number)
+            else:
+                self._complete(current, number)
 
     def _complete(self, current: Backward, number: int) -> None:
         """Put a gradient that is all there into its bucket."""
@@ -224,6 +225,7 @@ class Reducer:
         """Autograd has ended: wait for the others, and take what has been reduced."""
         try:
             with self._lock:
+                self._complete_late(current)
                 self._release(current)
             waited_s = current.finish()
             self._gradients.take(current)
@@ -237,6 +239,13 @@ class Reducer:
         self.passes += 1
         self.waited_s += waited_s
         self.communication_s += current.communication_s
+
+    def _complete_late(self, current: Backward) -> None:
+        """Have a device compute all of its gradients at once, then take them."""
+        if current.late:
+            self.exchange.group.worker.pool.settle()
+        for number in current.late:
+            self._complete(current, number)
 
     def _release(self, current: Backward) -> None:
         """Complete what was held back, and what has not come."""
@@ -274,7 +283,8 @@ class Reducer:
         gradients = self._gradients
         buckets = gradients.cut(terms.memory)
         nothing = Readiness(buckets.numbers, [0] * len(gradients.learned))
-        current = Backward(self._loop, buckets, nothing, terms, is_plain=False)
+        worker = self.exchange.group.worker
+        current = Backward(worker, buckets, nothing, terms, is_plain=False)
         current.wants_order = not gradients.is_ordered
         if gradients.asks_who_uses:
             current.used = torch.zeros(len(gradients.learned), dtype=torch.int32)

@@ -31,12 +31,32 @@ async def in_thread(job: Callable[[], T]) -> T:
         Exception: what `job` raises.
 
     Cancellation:
-        It waits until `job` has ended, as that writes to tensors which others use next.
+        See `to_its_end`.
     """
-    running = asyncio.ensure_future(asyncio.to_thread(job))
+    return await to_its_end(asyncio.ensure_future(asyncio.to_thread(job)))
+
+
+async def to_its_end(
+    running: asyncio.Future[T], on_cancel: Callable[[], None] | None = None
+) -> T:
+    """Wait for what runs in a thread; when this ends, it has ended.
+
+    Args:
+        running: it.
+        on_cancel: called first if this is cancelled.
+
+    Raises:
+        Exception: what it raises.
+
+    Cancellation:
+        It waits until `running` has ended, which writes to tensors that others use
+        next.
+    """
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
+        if on_cancel is not None:
+            on_cancel()
         while not running.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([running])

@@ -42,12 +42,17 @@ class Placement:
             UsageError: it is none of them.
         """
         found = _FORM.fullmatch(text) if isinstance(text, str) else None
+        problem = UsageError(
+            f"remote device {text!r} is not understood; write 'worker', "
+            "'worker/device' or 'rank/device', such as 'ps/cpu' or '0/cuda:1'"
+        )
         if found is None:
-            raise UsageError(
-                f"remote device {text!r} is not understood; write 'worker', "
-                "'worker/device' or 'rank/device', such as 'ps/cpu' or '0/cuda:1'"
-            )
-        return cls(found["worker"], str(DeviceName.parse(found["device"] or CPU)))
+            raise problem
+        try:
+            device = DeviceName.parse(found["device"] or CPU)
+        except UsageError:
+            raise problem from None
+        return cls(found["worker"], str(device))
 
     @property
     def rank(self) -> int | None:

@@ -187,12 +187,16 @@ class ThreadPool:
                 self._threads.discard(threading.current_thread())
                 self._thread_ended.notify_all()
 
+    def settle(self) -> None:
+        """Do what a turn ends with; called by who has it."""
+        if self._settle is not None:
+            self._settle()
+
     def _take_turn(self, job: Job) -> Any:
         try:
             return job()
         finally:
-            if self._settle is not None:
-                self._settle()
+            self.settle()
 
     def _next(self) -> tuple[Job, Done] | None:
         """Wait for a job; None tells the thread to end."""

@@ -134,7 +134,7 @@ class Decoder:
             tensor = self._placed.get(len(self._objects))
             if tensor is not None:
                 return self._finished(tensor, entry[1])
-        if len(entry) > DEVICE_AT:
+        if len(entry) > DEVICE_AT and entry[DEVICE_AT] != "cpu":
             raise DecodeError(
                 f"a tensor from device {entry[DEVICE_AT]!r:.40} arrived where only the"
                 " host's can be taken; have the sender send tensor.cpu()"

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
+import torch
 
 from asyncrpc import Worker
 from asyncrpc.testing import Cluster, acting_as, fake_device
+from tests.integration.collectives.conftest import kept_for_life  # noqa: F401
 from tests.integration.devices.accelerators import (
+    IS_FAKE,
     TAKES_TURNS,
+    TYPE,
     Hands,
     options,
     set_up,
 )
 
 Pair = tuple[Worker, Worker]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def engine_kept_for_life() -> None:
+    """Have torch start its thread for the device before a test looks for leaks."""
+    set_up()
+    if IS_FAKE:
+        leaf = torch.ones(1, device=f"{TYPE}:0").requires_grad_()
+        look: Any = leaf.register_hook
+        look(lambda _: threading.current_thread() and None)
+        (leaf * 2).sum().backward()  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture(params=TAKES_TURNS, ids=lambda one: "turns" if one else "threads")

@@ -1,0 +1,226 @@
+"""Data parallel training of modules on devices: as of modules in host memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+import asyncrpc
+from asyncrpc import Group, UsageError, Worker, ddp
+from asyncrpc.ddp import DistributedDataParallel
+from asyncrpc.testing import ProcessCluster, acting_as
+from tests.integration.devices.accelerators import IS_FAKE, TYPE, Hands, set_up
+
+HOME = f"{TYPE}:0"
+STEPS = 3
+Pair = tuple[Worker, Worker]
+
+
+class Net(nn.Module):
+    """Layers, and a buffer that training changes."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+
+        def made(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(shape, generator=generator))
+
+        self.one, self.two, self.three = made(6, 8), made(8, 8), made(8, 2)
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, inputs: torch.Tensor, *, skips: bool = False) -> torch.Tensor:
+        hidden = torch.tanh(inputs @ self.one)
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(hidden.mean(0))
+        if not skips:
+            hidden = torch.tanh(hidden @ self.two)
+        found: torch.Tensor = hidden @ self.three
+        return found
+
+
+def batch(rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(5, 6, generator=generator)
+
+
+Register = Callable[[DistributedDataParallel], None]
+
+
+async def train(
+    worker: Worker,
+    device: str,
+    name: str,
+    register: Register | None,
+    options: dict[str, Any],
+) -> list[torch.Tensor]:
+    """Train for some steps at one rank; return everything of the model."""
+    hands = Hands(worker)
+    async with Group(worker, ["a", "b"], name=name) as group:
+        module = await hands.do(lambda: Net(group.rank).to(device))
+        model = await DistributedDataParallel(
+            module, group, first_bucket_cap_mb=1e-4, bucket_cap_mb=2e-4, **options
+        )
+        if register is not None:
+            register(model)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        for step in range(STEPS):
+            x = batch(group.rank, step)
+            skips = bool(options.get("find_unused_parameters")) and step == 1
+
+            def forward(x: torch.Tensor = x, skips: bool = skips) -> torch.Tensor:  # noqa: FBT001
+                found: torch.Tensor = model(x.to(device), skips=skips).square().mean()
+                return found
+
+            await hands.do(lambda: optimizer.zero_grad(set_to_none=True))
+            if step == 2:
+                with model.no_sync():
+                    await model.backward(await hands.do(forward))
+            await model.backward(await hands.do(forward))
+            await hands.do(optimizer.step)
+        found = await hands.do(
+            lambda: [one.detach().cpu() for one in module.state_dict().values()]
+        )
+        model.close()
+        return found
+
+
+async def at_both(pair: Pair, run: Callable[[Worker], Awaitable[Any]]) -> list[Any]:
+    return list(await asyncio.gather(*map(run, pair)))
+
+
+def _hook(name: str) -> Register:
+    def register(model: DistributedDataParallel) -> None:
+        if name == "powerSGD":
+            state = ddp.PowerSGDState(None, matrix_approximation_rank=1)
+            model.register_comm_hook(state, ddp.powerSGD_hook)
+        else:
+            model.register_comm_hook(None, getattr(ddp, name))
+
+    return register
+
+
+CASES: dict[str, tuple[Register | None, dict[str, Any]]] = {
+    "plain": (None, {}),
+    "own memory": (None, {"gradient_as_bucket_view": False}),
+    "unused": (None, {"find_unused_parameters": True}),
+    "fp16": (_hook("fp16_compress_hook"), {}),
+    "powerSGD": (_hook("powerSGD"), {}),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+async def test_training_is_that_of_the_host(pair: Pair, case: str) -> None:
+    register, options = CASES[case]
+    found = await at_both(pair, lambda w: train(w, HOME, "dev", register, options))
+    plain = await at_both(pair, lambda w: train(w, "cpu", "cpu", register, options))
+    for mine, theirs, wanted in zip(*found, plain[0], strict=True):
+        assert torch.equal(mine, theirs)
+        if IS_FAKE:
+            assert torch.equal(mine, wanted)
+        else:
+            assert torch.allclose(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
+async def test_gradients_are_on_the_device(pair: Pair) -> None:
+    async def run(worker: Worker) -> set[str]:
+        hands = Hands(worker)
+        async with Group(worker, ["a", "b"], name="where") as group:
+            module = await hands.do(lambda: Net(1).to(HOME))
+            model = await DistributedDataParallel(module, group)
+            x = await hands.put(batch(group.rank, 0))
+            loss = await hands.do(lambda: model(x).square().mean())
+            await model.backward(loss)
+            gradients = [one.grad for one in module.parameters()]
+            found = {str(one.device) for one in gradients if one is not None}
+            model.close()
+            return found
+
+    assert await at_both(pair, run) == [{HOME}, {HOME}]
+
+
+async def test_a_module_of_two_devices(pair: Pair) -> None:
+    """Parameters of the host and of a device have buckets of their own."""
+
+    async def run(worker: Worker) -> list[torch.Tensor]:
+        hands = Hands(worker)
+        async with Group(worker, ["a", "b"], name="two") as group:
+            module = nn.ParameterList([torch.ones(3), torch.ones(3)])
+            module[1] = await hands.do(lambda: nn.Parameter(torch.ones(3, device=HOME)))
+            model = await DistributedDataParallel(module, group)
+            scale = float(group.rank + 1)
+
+            def forward() -> torch.Tensor:
+                one, other = ((each * scale).sum().cpu() for each in module)
+                loss: torch.Tensor = one + other
+                return loss
+
+            await model.backward(await hands.do(forward))
+            gradients = [one.grad for one in module]
+            model.close()
+            return await hands.do(lambda: [one.cpu() for one in gradients])
+
+    for found in await at_both(pair, run):
+        assert [one.tolist() for one in found] == [[1.5] * 3, [1.5] * 3]
+
+
+async def plainly(worker: Worker, *, is_refused: bool = False) -> torch.Tensor | None:
+    """Run a plain backward pass in a thread, at one rank."""
+    hands = Hands(worker)
+    async with Group(worker, ["a", "b"], name="plainly") as group:
+        module = await hands.do(lambda: Net(1).to(HOME))
+        model = await DistributedDataParallel(module, group)
+        x = await hands.put(batch(group.rank, 0))
+
+        def step() -> torch.Tensor:
+            model(x).square().mean().backward()
+            assert module.one.grad is not None
+            return module.one.grad.cpu()
+
+        found = None
+        if is_refused:
+            with pytest.raises(UsageError, match=r"await module\.backward"):
+                await hands.do(step)
+        else:
+            found = await hands.do(step)
+        model.close()
+        return found
+
+
+async def plainly_there() -> torch.Tensor | None:
+    """Do so in a process that has not used a device before."""
+    set_up()
+    return await plainly(cast("Worker", asyncrpc.current_worker()))
+
+
+@pytest.mark.skipif(
+    TYPE in {"xla", "tpu"},
+    reason="XLA takes turns, see the next test; TorchTPU takes two processes for a pod",
+)
+async def test_plain_backward_passes() -> None:
+    """Each rank in a process: torch has one thread for a device, which then waits."""
+    set_up()
+    async with ProcessCluster(["b"]) as worker:
+        with acting_as(worker):
+            there = worker.peer("b").call(plainly_there)
+            one, other = await asyncio.gather(plainly(worker), there)
+    assert one is not None
+    assert other is not None
+    assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(TYPE != "xla", reason="these devices take no turns, or need none")
+async def test_plain_backward_passes_where_turns_are_taken(pair: Pair) -> None:
+    """They would keep their turn while they wait."""
+
+    async def run(worker: Worker) -> None:
+        await plainly(worker, is_refused=True)
+
+    await at_both(pair, run)
