@@ -32,15 +32,19 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Train a model that is split over processes, and watch it
 	$(RUN) examples/train_split_model.py
 
+# A device has to be there before the first backward pass of a process: by themselves.
+DEVICE_TESTS = tests/integration/devices
+BUT_DEVICES = --ignore=$(DEVICE_TESTS)
+
 # Tests of real processes and sockets run one at a time: they look at the clock.
 test: $(STAMP) ## Run all tests: about an hour, on loopback, without a GPU
 	$(PYTEST) -n auto --maxprocesses 4 --dist worksteal \
 		$(call tests,unit property fuzz simulation numerics docs)
-	$(PYTEST) $(call tests,integration chaos conformance examples)
+	$(PYTEST) $(call tests,integration chaos conformance examples) $(BUT_DEVICES)
+	$(PYTEST) $(DEVICE_TESTS)
 
 # Accelerators' runtimes replace parts of torch, or need another one: each has an
 # environment of its own.  Both run on the CPU here, by PJRT.
-DEVICE_TESTS = tests/integration/devices
 TPU := .venv-tpu
 XLA := .venv-xla
 TPU_PLUGIN = $(TPU)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
@@ -111,7 +115,8 @@ chaos: $(STAMP) ## Kill, stop, part and cut off real processes; MINUTES=10 SEED=
 	$(RUN) -m tests.chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 integration: $(STAMP) ## Test real sockets and processes
-	$(PYTEST) tests/integration
+	$(PYTEST) tests/integration $(BUT_DEVICES)
+	$(PYTEST) $(DEVICE_TESTS)
 
 numerics: $(STAMP) ## Test that gradients and steps equal those of one process
 	$(PYTEST) tests/numerics

@@ -372,10 +372,10 @@ class OptimizerError(AsyncRpcError, code="optimizer"):
 
 
 class BarrierBrokenError(AsyncRpcError, code="barrier.broken"):
-    """A barrier failed for everyone who had not passed it; the next can be used.
+    """A barrier or a rendezvous failed for all who had not passed it; use the next.
 
     Attributes:
-        number: of the barrier, from 0, by how often this worker has come to one.
+        number: of it, from 0, by how often this worker has come to one.
         missing: names of those that had not come, as far as was known.
     """
 
@@ -386,7 +386,7 @@ class BarrierBrokenError(AsyncRpcError, code="barrier.broken"):
 
 
 class BarrierTimeoutError(BarrierBrokenError, TimeoutError, code="barrier.timeout"):
-    """Not everyone came to a barrier within the time that this worker gave it."""
+    """Not everyone came to it within the time that this worker gave it."""
 
 
 class CollectiveError(AsyncRpcError, code="collective"):

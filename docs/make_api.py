@@ -67,8 +67,8 @@ PARTS: Final[tuple[tuple[str, str, str], ...]] = (
 
 # Members to list of classes that have others for the runtime's own use, too.
 MEMBERS: Final = {
-    "Worker": "__aenter__ peer group barrier shutdown addresses id is_closed "
-    "is_draining",
+    "Worker": "__aenter__ peer group barrier rendezvous shutdown addresses id "
+    "is_closed is_draining",
     "CallFuture": "cancel wait",
     "Options": "",
     "LocalRendezvous": "",

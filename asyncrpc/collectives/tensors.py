@@ -34,7 +34,9 @@ def check(tensor: torch.Tensor) -> None:
             f"a collective takes dense tensors, and got a {kind} one: convert it first"
         )
     if tensor.is_meta:
-        raise UsageError("a collective takes tensors with elements, and got a meta one")
+        raise UsageError(
+            "a collective takes tensors with values, and got one on 'meta'"
+        )
 
 
 class Hosted:

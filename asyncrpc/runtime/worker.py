@@ -32,7 +32,6 @@ from asyncrpc.runtime.calls.credit import InboundCredit
 from asyncrpc.runtime.calls.group import PeerGroup, group_of
 from asyncrpc.runtime.calls.inbound import Mode, Target
 from asyncrpc.runtime.calls.peer import Peer
-from asyncrpc.runtime.closing import Closing
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.devices.backends import backend_of
 from asyncrpc.runtime.devices.staging import Devices
@@ -47,9 +46,11 @@ from asyncrpc.runtime.extensions import (
 from asyncrpc.runtime.links.directory import Directory, check_listen_address
 from asyncrpc.runtime.links.host import HOST_ID
 from asyncrpc.runtime.links.watching import Watch
+from asyncrpc.runtime.meeting import Meeting
 from asyncrpc.runtime.membership.barrier import Barrier
 from asyncrpc.runtime.membership.changes import MemberChanges
 from asyncrpc.runtime.membership.ending import Ending
+from asyncrpc.runtime.membership.meetings import MeetingService
 from asyncrpc.runtime.membership.rendezvous import Member, Rendezvous, open_rendezvous
 from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.options import Options
@@ -69,7 +70,7 @@ from asyncrpc.wire.messages import Hello
 T = TypeVar("T")
 
 
-class Worker(Closing):
+class Worker(Meeting):
     """A participant: it calls functions on others and runs functions for them.
 
     Attributes:
@@ -180,6 +181,8 @@ class Worker(Closing):
         self.directory = Directory(self)
         self.barriers = Barrier(self)
         self.add_service(self.barriers)
+        self.meetings = MeetingService(self)
+        self.add_service(self.meetings)
         self.ending = Ending(self)
         self.add_service(self.ending)
         self.memory = Sharing(self)

@@ -7,8 +7,9 @@ there is one).  Every operation is done by the host, and written down: which thr
 which device, and whether two did at the same time or an event loop's own thread did,
 which real accelerators with lazy graphs do not survive.
 
-It needs torch 2.10 or later, which let a device be written in Python.  Errors in a
-backward pass on it end the process (torch 2.13: `terminate called`).
+It needs torch 2.10 or later, which let a device be written in Python, and has to be
+there before the first backward pass of the process: then torch counts devices.  Errors
+in a backward pass on it end the process (torch 2.13: `terminate called`).
 
 Example:
     >>> ledger = fake_device.install()

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from asyncrpc.runtime.devices import pjrt
 from asyncrpc.serde import Copy
+
+_cuda: Any = torch.cuda  # torch says nothing of its types
 
 
 class Backend:
@@ -38,9 +42,9 @@ class Backend:
 
     def count(self) -> int:
         """Return how many devices of the type this process has."""
-        module = getattr(torch, self.type, None)
-        if module is None:
+        if not is_loaded(self.type):
             return 0
+        module = getattr(torch, self.type)
         if hasattr(module, "is_available") and not module.is_available():
             return 0
         return int(module.device_count())
@@ -84,6 +88,75 @@ class Backend:
                 target.copy_(source)
 
 
+class Cuda(Backend):
+    """CUDA: copies on a stream of their own, which waits for the program's.
+
+    Received tensors belong to the default stream, as those that a program makes; who
+    uses them on another does what torch asks for there (`record_stream`).
+    """
+
+    def __init__(self, type_: str) -> None:
+        super().__init__(type_)
+        self._streams = threading.local()
+
+    def _stream(self, index: int) -> Any:
+        """Return this thread's stream for copies, on a device."""
+        name = f"of_{index}"
+        if not hasattr(self._streams, name):
+            setattr(self._streams, name, _cuda.Stream(index))
+        return getattr(self._streams, name)
+
+    def empty(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return pinned memory: torch keeps a pool of it."""
+        return torch.empty_strided(
+            tensor.shape,
+            _dense_strides(tensor),
+            dtype=tensor.dtype,
+            pin_memory=True,
+        )
+
+    def mark(self, tensor: torch.Tensor) -> Any:
+        """Return an event after what the program's stream has been given so far."""
+        event = _cuda.Event()
+        event.record(_cuda.current_stream(tensor.device))
+        return event
+
+    def to_host(self, copies: Sequence[Copy]) -> None:
+        """Fill the targets, each when its source is ready."""
+        for copy in copies:
+            side = self._stream(copy.source.device.index)
+            with torch.no_grad(), _cuda.stream(side):
+                side.wait_event(copy.mark)
+                copy.target.copy_(copy.source.detach(), non_blocking=True)
+        for index in {copy.source.device.index for copy in copies}:
+            self._stream(index).synchronize()
+
+    def to_device(
+        self, tensors: Sequence[torch.Tensor], index: int
+    ) -> list[torch.Tensor]:
+        """Return copies in memory of the default stream."""
+        with _cuda.device(index):
+            placed = [torch.empty_like(one, device=f"cuda:{index}") for one in tensors]
+        self._fill(list(zip(placed, tensors, strict=True)), index)
+        return placed
+
+    def write(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Fill tensors after what the default stream does with them."""
+        for target, source in pairs:
+            self._fill([(target, source)], target.device.index)
+
+    def _fill(
+        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], index: int
+    ) -> None:
+        side = self._stream(index)
+        # Their memory may have been something else's, whose last use is on its way.
+        side.wait_stream(_cuda.default_stream(index))
+        with torch.no_grad(), _cuda.stream(side):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+        side.synchronize()
+
+
 class Tpu(Backend):
     """TorchTPU: eager, and safe to use from several threads."""
 
@@ -104,6 +177,7 @@ class Xla(Backend):
 
     def count(self) -> int:
         """Return how many XLA devices this process can use."""
+        pjrt.set_up()
         runtime = importlib.import_module("torch_xla.runtime")
         return int(runtime.addressable_runtime_device_count())
 
@@ -118,7 +192,7 @@ class Xla(Backend):
             xla.sync()
 
 
-_BUILT_IN: dict[str, type[Backend]] = {"tpu": Tpu, "xla": Xla}
+_BUILT_IN: dict[str, type[Backend]] = {"cuda": Cuda, "tpu": Tpu, "xla": Xla}
 
 
 def backend_of(type_: str) -> Backend:
@@ -133,7 +207,8 @@ def is_loaded(type_: str) -> bool:
     """
     if type_ == "xla":
         return "torch_xla" in sys.modules
-    return getattr(torch, type_, None) is not None and type_ not in _NO_DEVICES
+    module = getattr(torch, type_, None)
+    return type_ not in _NO_DEVICES and hasattr(module, "device_count")
 
 
 _NO_DEVICES = frozenset({"cpu", "meta"})

@@ -22,6 +22,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from asyncrpc.errors import UsageError
+from asyncrpc.runtime.devices import pjrt
 from asyncrpc.runtime.membership.members import (
     UNKNOWN_INCARNATION,
     Member,
@@ -219,8 +220,8 @@ def open_rendezvous(
     """Make the rendezvous that `where` describes.
 
     Args:
-        where: `env://`, `tcp://host:port`, `file:///path`, `join://host:port,...`, a
-            mapping from worker names to addresses, or a rendezvous.
+        where: `env://`, `tcp://host:port`, `file:///path`, `join://host:port,...`,
+            `xla://`, a mapping from worker names to addresses, or a rendezvous.
         rank: of this worker; None takes it from the environment or the URL.
         world_size: likewise.
         environ: read by `env://`.
@@ -239,6 +240,12 @@ def open_rendezvous(
     if where.startswith(JOIN):
         found = JoinRendezvous(_join_addresses(where))
         return found, -1 if rank is None else rank, world_size or 0
+    if where.startswith(pjrt.SCHEME):
+        found_at = pjrt.place(environ)
+        rank = found_at.rank if rank is None else rank
+        world_size = found_at.world_size if world_size is None else world_size
+        is_env = bool(environ.get("RANK"))
+        where = "env://" if is_env else f"tcp://{found_at.host}:{found_at.port}"
     url = urlsplit(where)
     query = {key: values[0] for key, values in parse_qs(url.query).items()}
     is_env = url.scheme == "env"

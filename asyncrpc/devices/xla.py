@@ -1,0 +1,223 @@
+"""PJRT's runtime for programs on XLA devices: which device, which replica, who else.
+
+torch_xla's names where it has them.  A worker finds the others by `xla://`:
+
+    async with asyncrpc.Worker("trainer", rendezvous="xla://", ...) as worker:
+        async with asyncrpc.Group(worker) as group:
+            await xla.broadcast_master_param(model, group)
+
+Gradients are reduced by the host (`asyncrpc.ddp`), which works wherever workers do:
+also for several replicas on a CPU, for which torch_xla has no collectives.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from asyncrpc import multiprocessing
+from asyncrpc.collectives import Group
+from asyncrpc.ddp.initial import broadcast
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.devices import pjrt
+from asyncrpc.runtime.devices.pjrt import Choice, Place, choose
+
+__all__ = [
+    "Choice",
+    "Place",
+    "broadcast_master_param",
+    "choose",
+    "device_type",
+    "generator",
+    "global_ordinal",
+    "launch",
+    "local_ordinal",
+    "made_alone",
+    "optimizer_step",
+    "world_size",
+]
+
+_SEED_STEP: Final = 1_000_003  # between replicas: a prime, so that seeds seldom meet
+_making: Final = threading.Lock()
+
+
+def device_type() -> str:
+    """Return the type of device that this process uses, such as `"TPU"`.
+
+    It is chosen, and said in the log, if `PJRT_DEVICE` does not say it: a TPU, else a
+    plugin that is installed, else the CPU.
+
+    Raises:
+        UsageError: `PJRT_DEVICE` names what cannot be had.
+
+    Source: torch_xla.runtime.device_type.
+    """
+    return pjrt.set_up()
+
+
+def global_ordinal() -> int:
+    """Return the number of this replica among all: from 0.
+
+    A replica is a process; on TPU v2 and v3 a thread of one.
+
+    Raises:
+        UsageError: torch_xla cannot be imported.
+
+    Source: torch_xla.runtime.global_ordinal; other than there, of processes that
+    torchrun started it is the rank, also where the runtime knows of one only.
+    """
+    return pjrt.place().rank
+
+
+def world_size() -> int:
+    """Return the number of replicas.
+
+    Raises:
+        UsageError: torch_xla cannot be imported.
+
+    Source: torch_xla.runtime.world_size; as for `global_ordinal`.
+    """
+    return pjrt.place().world_size
+
+
+def local_ordinal() -> int:
+    """Return the number of this replica among those of its host: from 0.
+
+    Raises:
+        UsageError: torch_xla cannot be imported.
+
+    Source: torch_xla.runtime.local_ordinal.
+    """
+    pjrt.set_up()
+    return int(_xla("runtime").local_ordinal())
+
+
+async def broadcast_master_param(module: nn.Module, group: Group) -> None:
+    """Give a module the parameters and buffers that it has at rank 0.
+
+    So a module may be made by each replica for itself, with numbers of its own.
+
+    Args:
+        module: the same at every rank, on any device.
+        group: the ranks.
+
+    Raises:
+        CollectiveError: it has failed for all ranks.
+
+    Cancellation:
+        It fails for all ranks; some parameters may be those of rank 0.
+
+    Source: torch_xla.core.xla_model.broadcast_master_param, which has the device do it.
+    """
+    tensors = [one.detach() for one in module.parameters()]
+    await broadcast(group, [*tensors, *module.buffers()], 0)
+
+
+def made_alone(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return what a function makes while no other thread does so.
+
+    torch's global generator belongs to the process: replicas that are threads of one
+    would take numbers from it in turns, other ones in each run.
+
+    Args:
+        make: returns a module.
+
+    Raises:
+        Exception: what `make` raises.
+
+    Example:
+        >>> model = xla.made_alone(lambda: Net().to("xla"))
+    """
+    with _making:
+        return make()
+
+
+def generator(seed: int, *, replica: int | None = None) -> torch.Generator:
+    """Return random numbers of one replica, on the host.
+
+    The same in each run, different for each replica, whatever other threads do.
+
+    Args:
+        seed: of the program.
+        replica: whose; None: this one's, by `global_ordinal`.
+
+    Raises:
+        UsageError: `replica` is None, and torch_xla cannot be imported.
+    """
+    number = global_ordinal() if replica is None else replica
+    return torch.Generator().manual_seed(seed + _SEED_STEP * number)
+
+
+def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
+    """Add up the gradients over all replicas by the device itself, and step.
+
+    To be called where the device may be used: by `asyncrpc.devices.run`, or with
+    `asyncrpc.devices.turn`.
+
+    Args:
+        optimizer: of parameters on this replica's XLA device.
+
+    Raises:
+        UsageError: there are several replicas, and the device cannot reduce over them.
+            torch_xla would step each by its own gradients, in silence.
+
+    Source: torch_xla.core.xla_model.optimizer_step.
+    """
+    kind, size = pjrt.set_up(), world_size()
+    native = int(_xla("runtime").world_size())
+    if size > native:
+        raise UsageError(
+            f"{size} processes take part, and the {kind} runtime of each knows of "
+            f"{native}: every one would go its own way; use asyncrpc.ddp"
+        )
+    if kind == "CPU" and native > 1:
+        raise UsageError(
+            f"PJRT on the CPU cannot reduce over {native} replicas; use asyncrpc.ddp"
+        )
+    _xla("core.xla_model").optimizer_step(optimizer)
+    importlib.import_module("torch_xla").sync()
+
+
+def launch(
+    fn: Callable[..., Any], args: tuple[Any, ...] = (), *, nprocs: int | None = None
+) -> list[Any]:
+    """Run `fn(rank, *args)` in a process for each XLA device of this host.
+
+    Args:
+        fn: as for `asyncrpc.multiprocessing.launch`.
+        args: after the rank.
+        nprocs: how many processes; None: one for each chip of a TPU, else one.
+
+    Returns:
+        What it returned in each process, by rank.
+
+    Raises:
+        ProcessFailedError: one of them failed.
+        UsageError: the arguments make no sense; see `asyncrpc.multiprocessing.launch`.
+
+    Source: torch_xla.launch.
+    """
+    if nprocs is None:
+        nprocs = 1
+        if pjrt.set_up() == "TPU":
+            nprocs = int(_xla("_internal.tpu").num_local_processes())
+    return multiprocessing.launch(_replica, (fn, args, nprocs), nprocs=nprocs)
+
+
+def _replica(rank: int, fn: Callable[..., Any], args: tuple[Any, ...], of: int) -> Any:
+    """Take one chip of this host, if it is one of a TPU, and run a function."""
+    if pjrt.set_up() == "TPU" and of > 1:
+        _xla("_internal.pjrt").initialize_multiprocess(rank, of)
+    return fn(rank, *args)  # of a coroutine function, what its process is to run
+
+
+def _xla(name: str) -> Any:
+    try:
+        return importlib.import_module(f"torch_xla.{name}")
+    except ImportError as error:
+        raise UsageError(f"torch_xla.{name} cannot be imported: {error}") from error

@@ -1,0 +1,198 @@
+"""All series of meetings of one worker: who waits here for whom that waits there.
+
+Members of which two share two series under one tag come to these in the same order.  If
+one waits in R, the other in S, and each is missed by the other, they have not: both
+meetings fail, for all.  Each counts the other as come to (its `twin`), so that the next
+call of either is in step again.
+
+A member that is missed in one series and waits in another says so: a *doubt*.  It goes
+round the tree until it comes to one for whom it closes the circle.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.runtime.machine.series import (
+    Blame,
+    Doubt,
+    Failure,
+    Replicas,
+    Series,
+    Turn,
+    Word,
+)
+
+SERIES_MAX: Final = 4096  # that are remembered
+LISTED_MAX: Final = 8  # ranks in a text
+
+
+class Meetings:
+    """All series of one worker.
+
+    Attributes:
+        outbox: who is to be told now, of which series.
+        ended: series whose meeting has been passed, or has failed.
+    """
+
+    def __init__(self, rank: int, size: int, name_of: Callable[[int], str]) -> None:
+        """Begin with none.
+
+        Args:
+            rank: of this worker.
+            size: of its group.
+            name_of: says how a worker is called, for people to read.
+        """
+        self.outbox: dict[tuple[Series, int], None] = {}
+        self.ended: dict[Series, None] = {}
+        self._rank = rank
+        self._size = size
+        self._name_of = name_of
+        self._all: OrderedDict[tuple[str, Replicas], Series] = OrderedDict()
+        self._tags: dict[str, dict[Replicas, Series]] = {}
+        self._last: dict[str, Series] = {}  # that this worker has come to, by tag
+
+    def who(self, rank: int) -> str:
+        """Return how a member is called in errors."""
+        name = self._name_of(rank)
+        return name if name == f"rank {rank}" else f"rank {rank} ({name!r})"
+
+    @property
+    def all_series(self) -> list[Series]:
+        """Every series that is remembered."""
+        return list(self._all.values())
+
+    def series(self, tag: str, replicas: Replicas) -> Series:
+        """Return a series in which this worker is; make it if there is none."""
+        key = tag, replicas
+        found = self._all.get(key)
+        if found is None:
+            found = self._all[key] = Series(key, self._rank, self._size, self)
+            self._tags.setdefault(tag, {})[replicas] = found
+        self._all.move_to_end(key)
+        return found
+
+    def drop(self, in_use: Iterable[Series]) -> list[Series]:
+        """Forget the series that have not been used for longest, if there are many.
+
+        One that is used again goes on where the others are.
+
+        Args:
+            in_use: those that are kept in any case.
+
+        Returns:
+            What has been forgotten.
+        """
+        surplus = len(self._all) - SERIES_MAX
+        if surplus <= 0:
+            return []
+        kept = set(in_use)
+        idle = [one for one in self._all.values() if not (one.is_busy or one in kept)]
+        for one in idle[:surplus]:
+            del self._all[one.tag, one.replicas]
+            alike = self._tags[one.tag]
+            del alike[one.replicas]
+            if not alike:
+                del self._tags[one.tag]
+            if self._last.get(one.tag) is one:
+                del self._last[one.tag]
+        return idle[:surplus]
+
+    def come(self, series: Series, payload: bytes) -> None:
+        """This worker comes to the next meeting of a series."""
+        self._last[series.tag] = series
+        series.come(payload)
+        for doubt in tuple(series.doubts):
+            self._look_at(series, doubt)
+        for other in self._tags[series.tag].values():
+            self._say_where(other, series)
+        self._count_twin(series)
+
+    def decline(self, series: Series, failure: Failure) -> None:
+        """This worker has come to the next meeting only to give it up."""
+        self._last[series.tag] = series
+        series.decline(failure)
+        self._count_twin(series)
+
+    def hear(self, series: Series, rank: int, word: Word) -> None:
+        """Take the word of a neighbour.
+
+        Raises:
+            MalformedError: it makes no sense.
+        """
+        if not series.is_neighbour(rank):
+            raise MalformedError(f"rank {rank} has nothing to say of {series.tag!r}")
+        if isinstance(word, Doubt):
+            if word.rank not in series.ranks:
+                raise MalformedError(f"rank {word.rank} is not in {series.tag!r}")
+            if not self._look_at(series, word):
+                series.add_doubt(word, rank)
+        else:
+            series.hear(rank, word)
+            for other in self._tags[series.tag].values():
+                self._say_where(series, other)
+        self._count_twin(series)
+
+    def due(self) -> list[tuple[Series, int]]:
+        """Return who is to be told now, of which series, and take it that they are."""
+        due = list(self.outbox)
+        self.outbox.clear()
+        return due
+
+    def _say_where(self, missed: Series, other: Series) -> None:
+        """Say in a series in which this worker is missed that it waits in another."""
+        failure = other.failure if other is self._last.get(other.tag) else None
+        is_there = other.is_waiting or (
+            failure is not None and failure.blame is Blame.MISMATCH
+        )
+        if missed is not other and missed.is_missed and is_there:
+            elsewhere = Turn(other.replicas, other.number)
+            missed.add_doubt(Doubt(missed.latest, self._rank, elsewhere), None)
+
+    def _look_at(self, series: Series, doubt: Doubt) -> bool:
+        """Fail two meetings if one waits here for whom it keeps waiting in the other.
+
+        Returns:
+            Whether it does.
+        """
+        replicas, number = doubt.elsewhere
+        if (
+            not series.is_waiting
+            or series.number != doubt.number
+            or doubt.rank not in series.ranks
+            or series.has_come(doubt.rank)
+            or self._rank not in (range(self._size) if replicas is None else replicas)
+        ):
+            return False
+        other = self.series(series.tag, replicas)
+        if other.number >= number:
+            return False
+        here, there = self.who(self._rank), self.who(doubt.rank)
+        problem = (
+            f"{there} came to {series.tag!r} with {self._listed(replicas)}, {here} "
+            f"with {self._listed(series.replicas)}, and each waits for the other; all "
+            "members of a rendezvous have to pass the same replicas"
+        )
+        names = self._name_of(doubt.rank), self._name_of(self._rank)
+        twins = Turn(series.replicas, series.number), doubt.elsewhere
+        series.fail(Failure(Blame.MISMATCH, problem, names, twins[1]))
+        other.fail_ahead(number, Failure(Blame.MISMATCH, problem, names, twins[0]))
+        return True
+
+    def _count_twin(self, series: Series) -> None:
+        failure = series.failure
+        if series.counts_twin and failure is not None and failure.twin is not None:
+            series.counts_twin = False
+            replicas, number = failure.twin
+            if replicas is None or self._rank in replicas:
+                self.series(series.tag, replicas).count(number)
+
+    def _listed(self, replicas: Replicas) -> str:
+        if replicas is None:
+            return f"all {self._size} ranks"
+        listed = ", ".join(map(str, replicas[:LISTED_MAX]))
+        more = len(replicas) - LISTED_MAX
+        return f"[{listed}, and {more} more]" if more > 0 else f"[{listed}]"

@@ -1,0 +1,532 @@
+"""The meetings of the same members under the same tag, one after the other.
+
+Members are those whom the calls name, in that order.  Meetings are numbered by how
+often a member has come to one, from 0, whether it passed or failed.  Members form a
+tree (`trees`); each speaks to its *neighbours* only: its parent and its children.
+
+- It reports to its parent once it has the reports of its children: the payloads of its
+  branch.  The root then has all, and has passed; every result is passed on down.  So to
+  pass is to have the payload of every member: nobody does before all have come.
+- Who waits in silence tells its neighbours who has come, as far as it knows, and so
+  connects to them: it learns who is missing, and of their death.
+- A failure goes to all neighbours, also by way of members that have not come yet; those
+  fail when they come.  Who was not reached is told when it speaks.  A neighbour that is
+  gone fails the meeting on either side of it.  So all fail who have not passed.
+- Who is at a later meeting and has not passed n has given n up: so n fails.
+- Who hears that the meeting it waits at has been passed has forgotten how often it came
+  (it was started anew, or the series was dropped): it goes on where the others are.
+
+Words hold what their sender knows, and are told again to whoever lacks it; so what is
+kept for a meeting that this worker has not come to may be dropped at any time.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.runtime.machine.gathering import mask_of, ranks_of
+from asyncrpc.runtime.machine.trees import branch_of, parent_of
+
+# Ranks in the order of a call; None: all of the group.
+Replicas: TypeAlias = tuple[int, ...] | None
+Payloads: TypeAlias = tuple[bytes, ...]
+
+FAILURES_KEPT: Final = 8  # of a series, for members that come late
+DOUBTS_MAX: Final = 16  # of a meeting; one is enough
+
+
+class Blame(enum.Enum):
+    """Why a meeting failed."""
+
+    GAVE_UP = "a member gave up"
+    LOST = "a member is gone"
+    MISMATCH = "members passed different replicas"
+
+
+class Turn(NamedTuple):
+    """One meeting of a tag: of whom, and the how manieth of theirs."""
+
+    replicas: Replicas
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a meeting failed.
+
+    Attributes:
+        blame: why.
+        problem: in words.
+        missing: names of those that had not come, as far as was known, or are gone.
+        twin: the meeting that failed with it, under the same tag.
+    """
+
+    blame: Blame
+    problem: str
+    missing: tuple[str, ...] = ()
+    twin: Turn | None = None
+
+
+# --- words ---------------------------------------------------------------------------
+
+
+class Here(NamedTuple):
+    """What a member knows.
+
+    Attributes:
+        number: of the meeting that it has come to last.
+        passed: of the last one that it knows to be passed.
+        is_waiting: whether it waits at `number`.
+        latest: number of the latest meeting that it has heard of.
+        known: who has come to that one: bits by place.
+    """
+
+    number: int
+    passed: int
+    is_waiting: bool
+    latest: int
+    known: int
+
+
+class Report(NamedTuple):
+    """A child has the payloads of its branch, in order."""
+
+    number: int
+    passed: int
+    payloads: Payloads
+
+
+class Result(NamedTuple):
+    """A parent has those of all."""
+
+    number: int
+    payloads: Payloads
+
+
+class Failed(NamedTuple):
+    """A meeting has failed."""
+
+    number: int
+    passed: int
+    failure: Failure
+
+
+class Doubt(NamedTuple):
+    """A member that is missed in meeting `number` waits elsewhere under the tag."""
+
+    number: int
+    rank: int
+    elsewhere: Turn
+
+
+Word: TypeAlias = Here | Report | Result | Failed | Doubt
+
+
+class Hub(Protocol):
+    """What holds the series of one worker.
+
+    Attributes:
+        outbox: who is to be told now, of which series.
+        ended: series whose meeting has been passed, or has failed.
+    """
+
+    outbox: dict[tuple[Series, int], None]
+    ended: dict[Series, None]
+
+    def who(self, rank: int) -> str:
+        """Return how a member is called in errors."""
+
+
+class Series:
+    """What one worker knows of the meetings of the same members under the same tag.
+
+    Attributes:
+        tag: of all of them.
+        replicas: who takes part.
+        ranks: the same; all of the group are a range.
+        number: of the meeting that it has come to last; -1: none.
+        passed: of the last one that it knows to be passed; -1: none.
+        latest: number of the latest one that anybody has come to.
+        is_waiting: whether it waits at meeting `number`.
+        failure: how that one failed; None if it has not.
+        payloads: of all members, in order, once it is passed and until `let_go`.
+        parent: rank of the neighbour above; None at the root.
+        neighbours: ranks that it speaks to.
+        doubts: of meeting `latest`.
+        counts_twin: whether the twin of `failure` has yet to be counted.
+    """
+
+    def __init__(
+        self,
+        turn: tuple[str, Replicas],
+        rank: int,
+        size: int,
+        hub: Hub,
+    ) -> None:
+        self.tag, self.replicas = turn
+        self.ranks: Sequence[int] = range(size) if turn[1] is None else turn[1]
+        self.number = self.passed = self.latest = -1
+        self.is_waiting = self.counts_twin = False
+        self.failure: Failure | None = None
+        self.payloads: Payloads = ()
+        self.doubts: list[Doubt] = []
+        place, count = self.ranks.index(rank), len(self.ranks)
+        above = parent_of(place, count)
+        self.parent = None if above is None else self.ranks[above]
+        _, below = branch_of(place, count)
+        self._below = {self.ranks[one.start]: one for one in below}
+        upwards = () if self.parent is None else (self.parent,)
+        self.neighbours: tuple[int, ...] = (*upwards, *self._below)
+        self._hub = hub
+        self._me = 1 << place
+        self._whole = (1 << count) - 1
+        self._own = b""
+        self._has_reported = False
+        # What was passed last, and the children that have yet to get it.
+        self._result = Result(-1, ())
+        self._owed: dict[int, None] = {}
+        self._failures: dict[int, Failure] = {}
+        self._untold: dict[int, dict[int, None]] = {}  # failures, by neighbour
+        # Of meeting `latest`:
+        self._known = 0
+        self._reports: dict[int, Payloads] = {}
+        self._speakers: dict[int, None] = {}  # neighbours that wait there
+        self._told: dict[int, int] = {}  # what each neighbour knows of who has come
+        self._doubts_told: dict[int, int] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it waits, or has to tell of a result."""
+        return self.is_waiting or bool(self._owed)
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether it has the payloads of the meeting that it has come to last."""
+        return bool(self.payloads)
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether others wait at a meeting that this worker has not come to."""
+        return self.number < self.latest and not self._is_over(self.latest)
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not come, as far as is known here, in order."""
+        places = ranks_of(self._whole & ~self._known)
+        return [self.ranks[place] for place in places]
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of reports that are kept here."""
+        return sum(len(one) for report in self._reports.values() for one in report)
+
+    def has_come(self, rank: int) -> bool:
+        """Say whether a member is known to have come to meeting `latest`."""
+        return bool(self._known >> self.ranks.index(rank) & 1)
+
+    def is_neighbour(self, rank: int) -> bool:
+        """Say whether a rank has anything to say here."""
+        return rank in self.neighbours
+
+    # --- what this worker does -------------------------------------------------------
+
+    def come(self, payload: bytes) -> None:
+        """This worker comes to its next meeting; it may be passed, or fail, at once."""
+        self._begin(payload)
+        self._look()
+
+    def decline(self, failure: Failure) -> None:
+        """This worker has come to its next meeting only to give it up."""
+        self._begin(b"")
+        self.fail(failure)
+
+    def fail(self, failure: Failure) -> None:
+        """Fail the meeting that this worker waits at, for all."""
+        if self.is_waiting:
+            self._end(failure)
+            self._record(self.number, failure, None)
+
+    def fail_ahead(self, number: int, failure: Failure) -> None:
+        """Fail a meeting that this worker has not come to, for all."""
+        self._give_up_before(number, None)
+        if number > self.passed and number not in self._failures:
+            self._record(number, failure, None)
+
+    def count(self, number: int) -> None:
+        """Take it that this worker has come to a meeting that failed with another."""
+        if not self.is_waiting and self.number < number:
+            self.number += 1
+
+    def on_lost(self, rank: int, failure: Failure) -> None:
+        """A worker is gone; so a meeting that it has come to fails, or waits for it."""
+        self._forgive(rank)
+        if self.is_waiting:
+            if self.is_neighbour(rank):
+                self.fail(failure)
+        elif rank in self._speakers:
+            self.fail_ahead(self.latest, failure)
+
+    def let_go(self) -> None:
+        """Forget the payloads, but for those who are still to get them."""
+        self.payloads = ()
+
+    # --- what it is told -------------------------------------------------------------
+
+    def hear(self, rank: int, word: Here | Report | Result | Failed) -> None:
+        """Take the word of a neighbour.
+
+        Raises:
+            MalformedError: it makes no sense.
+        """
+        match word:
+            case Here():
+                self._hear_here(rank, word)
+            case Report():
+                self._hear_report(rank, word)
+            case Result():
+                self._hear_result(rank, word)
+            case Failed():
+                self._hear_failure(rank, word)
+
+    def _hear_here(self, rank: int, word: Here) -> None:
+        self._heed(word.passed)
+        self._give_up_before(max(word.number, word.latest), rank)
+        self._turn_to(word.latest)
+        if word.latest == self.latest:
+            self._learn(rank, word.known)
+        if word.is_waiting:
+            if word.number == self.latest:
+                self._speakers[rank] = None
+            self._attend(rank, word.number, lacks=not word.known & self._me)
+        self._relay()
+
+    def _hear_report(self, rank: int, word: Report) -> None:
+        branch = self._below.get(rank)
+        if branch is None or len(word.payloads) != len(branch):
+            raise MalformedError(f"a report of rank {rank} that is not of its branch")
+        self._heed(word.passed)
+        self._give_up_before(word.number, rank)
+        self._turn_to(word.number)
+        if word.number == self.latest and not self._is_over(word.number):
+            self._reports[rank] = word.payloads
+            self._speakers[rank] = None
+            self._learn(rank, mask_of(branch))
+        self._attend(rank, word.number, lacks=False)
+        self._look()
+        self._relay()
+
+    def _hear_result(self, rank: int, word: Result) -> None:
+        if rank != self.parent or len(word.payloads) != len(self.ranks):
+            raise MalformedError(f"a result from rank {rank} that is none")
+        if self.is_waiting and word.number == self.number:
+            if len(self._reports) < len(self._below):
+                raise MalformedError(f"a result from rank {rank} without this branch")
+            self._pass(word.payloads)
+        else:
+            self._heed(word.number)
+
+    def _hear_failure(self, rank: int, word: Failed) -> None:
+        self._heed(word.passed)
+        if self._is_over(word.number):
+            return
+        if self.is_waiting and word.number == self.number:
+            self._end(word.failure)
+        self._give_up_before(word.number, rank)
+        self._record(word.number, word.failure, rank)
+
+    def add_doubt(self, doubt: Doubt, source: int | None) -> None:
+        """Take note that a member that is missed waits elsewhere, and pass it on."""
+        if (
+            doubt.number == self.latest
+            and len(self.doubts) < DOUBTS_MAX
+            and doubt not in self.doubts
+        ):
+            self.doubts.append(doubt)
+            for rank in self.neighbours if self.is_waiting else self._speakers:
+                if rank != source:
+                    self._must_tell(rank)
+
+    # --- what it tells ---------------------------------------------------------------
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether a neighbour lacks something that is known here."""
+        return bool(self.overdue())
+
+    def overdue(self) -> list[int]:
+        """Return the ranks to be told after a silence."""
+        return [one for one in self.neighbours if self.is_waiting and self._lacks(one)]
+
+    def words_for(self, rank: int) -> list[Word]:
+        """Return what a neighbour is to be told now, and take it that it is."""
+        failures = self._failures
+        words: list[Word] = [
+            Failed(number, self.passed, failures[number])
+            for number in self._untold.pop(rank, ())
+            if number in failures
+        ]
+        if rank in self._owed:  # before any word says that it has been passed
+            words.insert(0, self._result)
+            self._forgive(rank)
+        if self._must_report(rank):
+            self._has_reported = True
+            words.append(Report(self.number, self.passed, self._branch_payloads()))
+        elif self.is_waiting or not words or self._lacks(rank):
+            about = self.latest, self._known
+            words.append(Here(self.number, self.passed, self.is_waiting, *about))
+        words += self.doubts[self._doubts_told.get(rank, 0) :]
+        self._doubts_told[rank] = len(self.doubts)
+        self._told[rank] = self._told.get(rank, 0) | self._known
+        return words
+
+    # --- parts of these --------------------------------------------------------------
+
+    def _begin(self, payload: bytes) -> None:
+        self.number += 1
+        self.failure, self.payloads, self._own = None, (), payload
+        self.is_waiting, self._has_reported, self.counts_twin = True, False, False
+        failure = self._failures.get(self.number)
+        if self.passed >= self.number:
+            self._catch_up()
+        elif failure is not None:
+            self._end(failure)
+        elif self.latest > self.number:
+            self.fail(self._given_up(self.latest, None))
+        else:
+            self._enter()
+
+    def _enter(self) -> None:
+        self._turn_to(self.number)
+        self._known |= self._me
+
+    def _catch_up(self) -> None:
+        """Go on where the others are, who have passed this meeting before."""
+        self.number = max(
+            self.passed + 1, self.latest, *(n + 1 for n in self._failures)
+        )
+        self._has_reported = False
+        self._enter()
+        self._look()
+
+    def _turn_to(self, number: int) -> None:
+        """Take note that somebody has come to a later meeting than was known."""
+        if number > self.latest:
+            self.latest = number
+            self._known = 0
+            self._reports.clear()
+            self._speakers.clear()
+            self._told.clear()
+            self.doubts.clear()
+            self._doubts_told.clear()
+
+    def _heed(self, passed: int) -> None:
+        self.passed = max(self.passed, passed)
+        if self.is_waiting and self.passed >= self.number:
+            self._catch_up()
+
+    def _give_up_before(self, later: int, rank: int | None) -> None:
+        if self.is_waiting and later > self.number:
+            self.fail(self._given_up(later, rank))
+
+    def _given_up(self, later: int, rank: int | None) -> Failure:
+        who = "" if rank is None else f", says {self._hub.who(rank)}"
+        return Failure(
+            Blame.GAVE_UP,
+            f"others have given rendezvous {self.number} of {self.tag!r} up{who}: they "
+            f"are at {later}",
+        )
+
+    def _learn(self, rank: int, known: int) -> None:
+        self._known |= known & self._whole
+        self._told[rank] = self._told.get(rank, 0) | known
+
+    def _attend(self, rank: int, number: int, *, lacks: bool) -> None:
+        """A neighbour waits at a meeting: see whether it must be told something.
+
+        Args:
+            rank: of the neighbour.
+            number: of the meeting.
+            lacks: whether it has said that it does not know that we have come.
+        """
+        if number in self._failures:
+            self._untold.setdefault(rank, {})[number] = None
+            self._must_tell(rank)
+        elif number < self.latest or self._is_over(number):
+            self._must_tell(rank)
+        elif self.is_waiting and rank == self.parent and lacks and self._has_reported:
+            self._has_reported = False
+            self._must_tell(rank)
+
+    def _is_over(self, number: int) -> bool:
+        return number <= self.passed or number in self._failures
+
+    def _relay(self) -> None:
+        """Pass on who has come although this worker has not: it has no silence."""
+        if not self.is_waiting:
+            for rank in self._speakers:
+                if self._lacks(rank):
+                    self._must_tell(rank)
+
+    def _lacks(self, rank: int) -> bool:
+        """Say whether a neighbour has not been told of all that have come."""
+        is_open = not self._is_over(self.latest)
+        return is_open and bool(self._known & ~self._told.get(rank, 0))
+
+    def _record(self, number: int, failure: Failure, source: int | None) -> None:
+        self._failures[number] = failure
+        if len(self._failures) > FAILURES_KEPT:
+            oldest = min(self._failures)
+            del self._failures[oldest]
+            for untold in self._untold.values():
+                untold.pop(oldest, None)
+        self._turn_to(number)
+        for rank in self.neighbours:
+            if rank != source:
+                self._untold.setdefault(rank, {})[number] = None
+                self._must_tell(rank)
+
+    def _end(self, failure: Failure) -> None:
+        self.is_waiting, self.failure, self._own = False, failure, b""
+        self.counts_twin = failure.twin is not None
+        if self.latest == self.number:
+            self._reports.clear()
+        self._hub.ended[self] = None
+
+    def _look(self) -> None:
+        if not self.is_waiting or len(self._reports) < len(self._below):
+            return
+        if self.parent is None:
+            self._pass(self._branch_payloads())
+        elif not self._has_reported:
+            self._must_tell(self.parent)
+
+    def _must_report(self, rank: int) -> bool:
+        is_whole = len(self._reports) == len(self._below)
+        is_due = self.is_waiting and not self._has_reported
+        return is_due and is_whole and rank == self.parent
+
+    def _branch_payloads(self) -> Payloads:
+        below = (one for rank in self._below for one in self._reports[rank])
+        return (self._own, *below)
+
+    def _pass(self, payloads: Payloads) -> None:
+        self.is_waiting, self.passed, self._own = False, self.number, b""
+        self.payloads = payloads
+        self._reports.clear()
+        self._result, self._owed = Result(self.number, payloads), {}
+        for rank in self._below:
+            self._owed[rank] = None
+            self._must_tell(rank)
+        self._hub.ended[self] = None
+
+    def _forgive(self, rank: int) -> None:
+        self._owed.pop(rank, None)
+        if not self._owed:
+            self._result = Result(-1, ())
+
+    def _must_tell(self, rank: int) -> None:
+        self._hub.outbox[self, rank] = None

@@ -1,0 +1,43 @@
+"""The tree of a rendezvous: binary, balanced, and every branch in one piece.
+
+Members have places 0, 1, 2, ...  A branch is a range of places: its head is the first,
+and the two halves of the rest are the branches of the head's children.  So what a
+branch has gathered is put together in order, each member has at most three neighbours,
+and of n members none is deeper than floor(log2(n)).
+"""
+
+from __future__ import annotations
+
+Branch = tuple[range, tuple[range, ...]]
+
+
+def split(branch: range) -> tuple[range, ...]:
+    """Return the branches of the children of a branch's head; none, one or two."""
+    first, end = branch.start + 1, branch.stop
+    middle = first + (end - first + 1) // 2
+    return tuple(one for one in (range(first, middle), range(middle, end)) if one)
+
+
+def branch_of(place: int, size: int) -> Branch:
+    """Return the branch of a member, and those of its children."""
+    branch = range(size)
+    while branch.start != place:
+        branch = next(one for one in split(branch) if place in one)
+    return branch, split(branch)
+
+
+def parent_of(place: int, size: int) -> int | None:
+    """Return the place of a member's parent; None of the root's."""
+    branch, parent = range(size), None
+    while branch.start != place:
+        parent = branch.start
+        branch = next(one for one in split(branch) if place in one)
+    return parent
+
+
+def depth_of(place: int, size: int) -> int:
+    """Return how many steps a member is away from the root."""
+    depth, above = 0, parent_of(place, size)
+    while above is not None:
+        depth, above = depth + 1, parent_of(above, size)
+    return depth

@@ -1,0 +1,86 @@
+"""PJRT's runtime: real processes by torchrun, and what works on any device."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from asyncrpc import Group, Worker
+from asyncrpc.devices import xla
+from tests.integration.devices.accelerators import TYPE, Hands
+
+HOME = f"{TYPE}:0"
+RANKS = Path(__file__).parent / "xla_ranks.py"
+Pair = tuple[Worker, Worker]
+
+needs_xla = pytest.mark.skipif(TYPE != "xla", reason="torch_xla is not here")
+
+
+async def test_every_replica_gets_the_parameters_of_the_first(pair: Pair) -> None:
+    async def run(worker: Worker) -> list[torch.Tensor]:
+        hands = Hands(worker)
+        async with Group(worker, ["a", "b"], name="master") as group:
+
+            def make() -> nn.Module:
+                torch.manual_seed(group.rank)
+                return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).to(HOME)
+
+            module = await hands.do(lambda: xla.made_alone(make))
+            await xla.broadcast_master_param(module, group)
+            assert {one.device.type for one in module.parameters()} == {TYPE}
+            state = module.state_dict().values()
+            return await hands.do(lambda: [one.cpu() for one in state])
+
+    one, other = await asyncio.gather(*map(run, pair))
+    assert len(one) == 7
+    assert all(map(torch.equal, one, other))
+
+
+def test_replicas_have_random_numbers_of_their_own() -> None:
+    def numbers(replica: int) -> list[float]:
+        made = xla.generator(7, replica=replica)
+        return torch.rand(4, generator=made).tolist()
+
+    assert numbers(0) == numbers(0)
+    assert len({tuple(numbers(replica)) for replica in range(100)}) == 100
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@needs_xla
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_processes_of_torchrun(nprocs: int) -> None:
+    """They find each other by `xla://`, and train one model together."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone"]
+    found = _run(*torchrun, f"--nproc_per_node={nprocs}", str(RANKS))
+    assert found.count("as on the host") == nprocs
+    assert found.count(f"of {nprocs}") == nprocs
+
+
+@needs_xla
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_processes_of_launch(nprocs: int) -> None:
+    found = _run(str(RANKS), str(nprocs))
+    assert found.count("as on the host") == nprocs
+
+
+@needs_xla
+def test_one_process_alone() -> None:
+    """`xla://` without any environment: the runtime says that there is one."""
+    assert _run(str(RANKS)).count("of 1") == 1

@@ -1,0 +1,479 @@
+"""Rendezvous of real workers: payloads in order, subsets apart, failures for all."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any
+
+import pytest
+
+import asyncrpc
+from asyncrpc import (
+    BarrierBrokenError,
+    BarrierTimeoutError,
+    NotStartedError,
+    Options,
+    UsageError,
+    Worker,
+    WorkerLostError,
+)
+from asyncrpc.runtime.machine import meetings as machine
+from asyncrpc.runtime.membership import meetings
+from asyncrpc.runtime.membership.meeting_words import PART_BYTES
+from asyncrpc.runtime.membership.rendezvous import StaticRendezvous
+from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.testing.cluster import Wires
+from tests.integration.runtime.groups import until
+
+MIB = 1 << 20
+LATE_S = 0.2  # longer than the silence after which members ask each other
+Outcomes = list[list[bytes] | BaseException]
+
+
+@pytest.fixture
+async def five(wires: Wires) -> AsyncIterator[list[Worker]]:
+    """Five workers on each transport in turn."""
+    options = Options(drain_timeout_s=2.0)
+    async with Cluster(5, network=wires, options=options) as workers:
+        yield workers
+
+
+async def outcomes(*calls: Awaitable[list[bytes]]) -> Outcomes:
+    async with asyncio.timeout(60.0):
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def all_meet(
+    workers: Sequence[Worker], tag: str, replicas: Sequence[int] | None = None
+) -> Outcomes:
+    return await outcomes(
+        *(one.rendezvous(tag, one.name.encode(), replicas) for one in workers)
+    )
+
+
+async def settled(workers: Sequence[Worker], tag: str) -> None:
+    """See that the next rendezvous works."""
+    names = [worker.name.encode() for worker in workers]
+    assert await all_meet(workers, tag) == [names] * len(workers)
+
+
+# --- what it brings ------------------------------------------------------------------
+
+
+async def test_payloads_come_in_the_order_of_the_ranks(five: list[Worker]) -> None:
+    for _ in range(3):
+        assert await all_meet(five, "tag") == [[b"a", b"b", b"c", b"d", b"e"]] * 5
+
+
+async def test_of_some_they_come_in_the_order_of_the_call(five: list[Worker]) -> None:
+    order = [4, 1, 3]
+    found = await all_meet([five[rank] for rank in order], "tag", order)
+    assert found == [[b"e", b"b", b"d"]] * 3
+    assert await five[2].rendezvous("tag", b"alone", [2]) == [b"alone"]
+
+
+async def test_all_ranks_are_all_of_the_group(five: list[Worker]) -> None:
+    *others, last = five
+    found = await outcomes(
+        *(worker.rendezvous("tag", b"x") for worker in others),
+        last.rendezvous("tag", b"x", range(5)),
+    )
+    assert found == [[b"x"] * 5] * 5
+
+
+async def test_a_member_that_is_late_has_missed_nothing(five: list[Worker]) -> None:
+    """It had not been connected to anybody, nor made any call, when it was told."""
+    *others, late = five
+    coming = asyncio.create_task(all_meet(others, "tag"))
+    await asyncio.sleep(LATE_S)
+    assert len(await late.rendezvous("tag", b"late")) == 5
+    assert (await coming)[0] == [b"a", b"b", b"c", b"d", b"late"]
+
+
+async def test_many_tags_and_subsets_at_once(five: list[Worker]) -> None:
+    subsets: list[list[int] | None] = [None, [0, 1], [1, 0, 2], [4, 3], [2, 4, 0, 1]]
+    calls, expected = [], []
+    for number in range(20):
+        replicas = subsets[number % len(subsets)]
+        for rank in range(5) if replicas is None else replicas:
+            payload = f"{number} {rank}".encode()
+            calls.append(five[rank].rendezvous(f"tag {number}", payload, replicas))
+            ranks = range(5) if replicas is None else replicas
+            expected.append([f"{number} {one}".encode() for one in ranks])
+    assert await outcomes(*calls) == expected
+
+
+async def test_calls_of_one_worker_take_turns(five: list[Worker]) -> None:
+    calls = [
+        worker.rendezvous("tag", str(number).encode())
+        for worker in five
+        for number in range(4)
+    ]
+    expected = [[str(number).encode()] * 5 for number in range(4)] * 5
+    assert await outcomes(*calls) == expected
+
+
+async def test_long_payloads(five: list[Worker]) -> None:
+    sizes = [MIB, 0, PART_BYTES, PART_BYTES - 5, 1]
+    payloads = [bytes([rank]) * size for rank, size in enumerate(sizes)]
+    calls = (
+        one.rendezvous("tag", payload)
+        for one, payload in zip(five, payloads, strict=True)
+    )
+    assert await outcomes(*calls) == [payloads] * 5
+
+
+async def test_nobody_is_connected_to_all() -> None:
+    names = [f"w{number}" for number in range(12)]
+    async with Cluster(names=names) as workers:
+        await settled(workers, "tag")
+        assert max(len(worker.directory.links) for worker in workers) <= 3
+
+
+# --- what a program does wrong -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("replicas", "problem"),
+    [
+        ([1, 2], r"worker 'a' \(rank 0\) is not among the replicas"),
+        ([], "is not among the replicas"),
+        (list(range(1, 5)) * 3, "rank 1 is among the replicas more than once"),
+        ([0, 1, 0], "rank 0 is among the replicas more than once"),
+        ([0, 5], "5 is no rank of a group of 5 workers"),
+        ([0, -1], "-1 is no rank"),
+        ([0, "b"], "'b' is no rank"),
+        ([0, True], "True is no rank"),
+    ],
+)
+async def test_wrong_replicas_are_refused(replicas: Any, problem: str) -> None:
+    async with Cluster(5) as workers:
+        with pytest.raises(UsageError, match=problem):
+            await workers[0].rendezvous("tag", b"", replicas)
+        await settled(workers, "tag")
+
+
+async def test_a_tag_is_a_short_text() -> None:
+    async with Cluster(1) as (a,):
+        for tag in (7, b"tag", "x" * 1025):
+            with pytest.raises(UsageError, match="a tag is a text"):
+                await a.rendezvous(tag)  # type: ignore[arg-type]
+
+
+async def test_without_ranks_there_is_none() -> None:
+    async with Worker("a", rendezvous=StaticRendezvous({"a": "mem://a"})) as worker:
+        with pytest.raises(UsageError, match="a rendezvous needs ranks"):
+            await worker.rendezvous("tag")
+    with pytest.raises(NotStartedError):
+        await worker.rendezvous("tag")
+
+
+@pytest.mark.parametrize(
+    ("payload", "problem"),
+    [
+        (
+            bytes(MIB + 1),
+            "has 1,048,577 bytes; in a rendezvous of 5 each may have 1,04",
+        ),
+        ("text", "a payload is bytes, not str"),
+        (bytearray(1), "a payload is bytes, not bytearray"),
+    ],
+)
+async def test_a_payload_that_cannot_be_taken_fails_for_all(
+    payload: Any, problem: str
+) -> None:
+    async with Cluster(5) as workers:
+        *others, last = workers
+        coming = asyncio.create_task(all_meet(others, "tag"))
+        with pytest.raises(UsageError, match=problem):
+            await last.rendezvous("tag", payload)
+        for error in await coming:
+            assert isinstance(error, BarrierBrokenError)
+            assert "rank 4 ('e') gave a rendezvous of 'tag' up" in str(error)
+            assert re.search(problem, str(error))
+        await settled(workers, "tag")
+
+
+async def test_of_many_members_each_may_have_less() -> None:
+    members = 24
+    most = 16 * MIB // members
+    async with Cluster(members) as workers:
+        found = await outcomes(*(one.rendezvous("tag", bytes(most)) for one in workers))
+        assert {len(payload) for payload in found[-1]} == {most}  # type: ignore[union-attr]
+        with pytest.raises(UsageError, match=f"each may have {most:,}"):
+            await workers[0].rendezvous("tag", bytes(most + 1))
+
+
+@pytest.mark.parametrize("wrong", [[0, 1], [4, 0], [4, 3, 2, 1, 0]])
+async def test_other_replicas_under_the_tag_fail_for_all(
+    five: list[Worker], wrong: list[int]
+) -> None:
+    erring = five[wrong[0]]
+    calls = [
+        worker.rendezvous("tag", b"", wrong if worker is erring else None)
+        for worker in five
+    ]
+    for error in await outcomes(*calls):
+        assert isinstance(error, BarrierBrokenError)
+        assert f"rank {erring.rank} ('{erring.name}')" in str(error)
+        assert "all 5 ranks" in str(error)
+        assert str(wrong) in str(error)
+        assert erring.name in error.missing
+    await settled(five, "tag")
+
+
+# --- what goes wrong -----------------------------------------------------------------
+
+
+async def test_a_timeout_fails_for_all_and_says_who_did_not_come(
+    five: list[Worker],
+) -> None:
+    a, *others = five
+    found = await outcomes(
+        *(
+            one.rendezvous("tag", timeout=LATE_S if one is five[4] else None)
+            for one in others
+        )
+    )
+    error = found[-1]
+    assert isinstance(error, BarrierTimeoutError)
+    assert isinstance(error, TimeoutError)
+    assert (error.number, error.missing) == (0, ("a",))
+    assert "rendezvous 0 of 'tag': in 0.2 s these did not come: rank 0 ('a')" in str(
+        error
+    )
+    for error in found[:-1]:
+        assert type(error) is BarrierBrokenError
+        assert "rank 4 ('e') gave up rendezvous 0 of 'tag': it waited 0.2 s" in str(
+            error
+        )
+        assert error.missing == ("a",)
+    with pytest.raises(
+        BarrierBrokenError, match=r"rank 4 \('e'\) gave up rendezvous 0"
+    ):
+        await a.rendezvous("tag")
+    await settled(five, "tag")
+
+
+async def test_a_cancelled_member_fails_it_for_all(five: list[Worker]) -> None:
+    *others, last, late = five
+    coming = asyncio.create_task(all_meet(others, "tag"))
+    cancelled = asyncio.create_task(last.rendezvous("tag"))
+    await asyncio.sleep(LATE_S)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    for error in await coming:
+        assert isinstance(error, BarrierBrokenError)
+        assert "rank 3 ('d') gave up rendezvous 0 of 'tag': it was cancelled" in str(
+            error
+        )
+    with pytest.raises(BarrierBrokenError, match="rank 3"):
+        await late.rendezvous("tag")
+    await settled(five, "tag")
+
+
+async def test_what_fails_leaves_other_tags_be(five: list[Worker]) -> None:
+    good = asyncio.create_task(all_meet(five[:4], "good"))
+    bad = all_meet(five[:4], "bad")
+    with pytest.raises(BarrierTimeoutError):
+        await five[4].rendezvous("other", timeout=0.0)
+    failed, _ = await asyncio.gather(
+        bad,
+        outcomes(five[4].rendezvous("bad", "no bytes")),  # type: ignore[arg-type]
+    )
+    assert {type(one) for one in failed} == {BarrierBrokenError}
+    assert not good.done()
+    found = await five[4].rendezvous("good", b"e")
+    assert await good == [found] * 4 == [[b"a", b"b", b"c", b"d", b"e"]] * 4
+
+
+async def test_a_call_that_gives_up_before_its_turn_counts(five: list[Worker]) -> None:
+    """So the second of one worker fails with the second of the others."""
+    *others, last = five
+    first = [asyncio.create_task(one.rendezvous("tag", b"1")) for one in five[:4]]
+    await asyncio.sleep(0)
+    second = [asyncio.create_task(one.rendezvous("tag", b"2")) for one in others]
+    third = [asyncio.create_task(one.rendezvous("tag", b"3")) for one in others]
+    await asyncio.sleep(0)
+    with pytest.raises(BarrierTimeoutError, match="another call of this worker waits"):
+        await others[0].rendezvous("tag", timeout=0.0)  # the fourth
+    second[1].cancel()
+    assert await last.rendezvous("tag", b"1") == [b"1"] * 5
+    assert await asyncio.gather(*first) == [[b"1"] * 5] * 4
+    with pytest.raises(BarrierBrokenError, match=r"rank 1 \('b'\) gave a rendezvous"):
+        await last.rendezvous("tag", b"2")
+    found = await asyncio.gather(*second, return_exceptions=True)
+    assert isinstance(found.pop(1), asyncio.CancelledError)
+    assert {type(one) for one in found} == {BarrierBrokenError}
+    assert await last.rendezvous("tag", b"3") == [b"3"] * 5
+    assert await asyncio.gather(*third) == [[b"3"] * 5] * 4
+    failed = await all_meet([*others[1:], last], "tag")
+    assert {type(one) for one in failed} == {BarrierBrokenError}
+    await settled(five, "tag")
+
+
+async def test_too_many_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meetings, "CALLS_MAX", 2)
+    async with Cluster(2) as (a, b):
+        calls = [asyncio.create_task(a.rendezvous("tag", b"a")) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(UsageError, match="2 calls of this worker wait"):
+            await a.rendezvous("tag")
+        for _ in calls:
+            assert await b.rendezvous("tag", b"b") == [b"a", b"b"]
+        await asyncio.gather(*calls)
+
+
+async def test_a_member_that_shuts_down_fails_it_for_all(five: list[Worker]) -> None:
+    *others, last = five
+    coming = asyncio.create_task(all_meet(others, "tag"))
+    waiting = asyncio.create_task(outcomes(last.rendezvous("own", b"", [4, 0])))
+    await asyncio.sleep(LATE_S)
+    await last.shutdown()
+    for error in await coming:
+        assert isinstance(error, WorkerLostError)
+        assert error.to == "e"
+        assert "rank 4 ('e') is gone" in str(error)
+    [error] = await waiting
+    assert isinstance(error, BarrierBrokenError)
+    assert "rank 4 ('e') gave up rendezvous 0 of 'own': it shuts down" in str(error)
+    with pytest.raises(WorkerLostError, match=r"rank 4 \('e'\) is gone"):
+        await asyncio.wait_for(others[3].rendezvous("another"), 30.0)
+    ranks = [3, 2, 1, 0]
+    found = await all_meet(others, "tag", ranks)
+    assert found == [[b"d", b"c", b"b", b"a"]] * 4
+
+
+async def test_a_call_whose_turn_comes_too_late_is_refused() -> None:
+    """The worker has shut down meanwhile."""
+    async with Cluster(2) as (a, _):
+        calls = [asyncio.create_task(a.rendezvous("tag")) for _ in range(2)]
+        await asyncio.sleep(0)
+        await a.shutdown()
+        first, second = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(first, BarrierBrokenError)
+        assert isinstance(second, NotStartedError)
+
+
+async def test_a_call_that_is_cancelled_as_its_turn_comes_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[asyncio.Task[list[bytes]]] = []
+    let_next = vars(meetings.Venue)["_next"]
+
+    def let_next_and_cancel_it(venue: meetings.Venue) -> None:
+        let_next(venue)
+        if len(calls) > 1:
+            calls.pop().cancel()
+
+    async with Cluster(2) as (a, b):
+        calls += [asyncio.create_task(a.rendezvous("tag")) for _ in range(2)]
+        first, second = calls
+        await asyncio.sleep(0)
+        monkeypatch.setattr(meetings.Venue, "_next", let_next_and_cancel_it)
+        assert await b.rendezvous("tag") == await first
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        with pytest.raises(BarrierBrokenError, match="stopped waiting before its turn"):
+            await b.rendezvous("tag")
+        await settled([a, b], "tag")
+
+
+async def meet_there(tag: str, replicas: list[int] | None) -> list[bytes]:
+    worker = asyncrpc.current_worker()
+    return await worker.rendezvous(tag, worker.name.encode(), replicas)
+
+
+@pytest.mark.parametrize("victim", ["b", "d"])
+async def test_a_member_that_is_killed_fails_it_for_all(victim: str) -> None:
+    """One in the middle of the tree, and a leaf of it."""
+    names = ["b", "c", "d"]
+    cluster = ProcessCluster(names)
+    async with cluster as worker:
+        living = [name for name in names if name != victim]
+        calls = [worker.start_call(name, meet_there, ("tag", None)) for name in living]
+        own = asyncio.create_task(worker.rendezvous("tag", b"a"))
+        await asyncio.sleep(LATE_S)
+        assert not own.done()
+        cluster.kill(victim)
+        found = await outcomes(own, *calls)
+        for error in found:
+            assert isinstance(error, WorkerLostError)
+            assert f"('{victim}') is gone" in str(error)
+        left = [rank for rank, name in enumerate("abcd") if name != victim]
+        calls = [worker.start_call(name, meet_there, ("tag", left)) for name in living]
+        expected = [name.encode() for name in "abcd" if name != victim]
+        found = await outcomes(worker.rendezvous("tag", b"a", left), *calls)
+        assert found == [expected] * 3
+
+
+# --- limits --------------------------------------------------------------------------
+
+
+async def test_what_comes_early_is_bounded_and_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meetings, "EARLY_BYTES_MAX", 1000)
+    async with Cluster(3) as (a, b, c):
+        tags = ["x", "y", "z"]
+        coming = [
+            asyncio.create_task(one.rendezvous(tag, bytes(400)))
+            for one in (b, c)
+            for tag in tags
+        ]
+        await until(lambda: len(a.meetings.machine.all_series) == 3)
+        await asyncio.sleep(LATE_S)
+        held = [one.held_bytes for one in a.meetings.machine.all_series]
+        assert 400 <= sum(held) <= 1000
+        for tag in tags:
+            assert await a.rendezvous(tag, b"") == [b"", bytes(400), bytes(400)]
+        await asyncio.gather(*coming)
+
+
+async def test_series_that_are_forgotten_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "SERIES_MAX", 2)
+    async with Cluster(3) as workers:
+        for number in range(10):
+            await settled(workers, f"tag {number % 4}")
+            await all_meet(workers[:2], f"pair {number}", [0, 1])
+        for worker in workers:
+            assert len(worker.meetings.machine.all_series) <= 3
+
+
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [
+        ("here", None),
+        ("here", ["tag"]),
+        ("here", [7, None, 0, -1, True, 0, b""]),
+        ("here", ["x" * 1025, None, 0, -1, True, 0, b""]),
+        ("here", ["tag", [0, 1, 1], 0, -1, True, 0, b""]),
+        ("here", ["tag", [0, 1, 9], 0, -1, True, 0, b""]),
+        ("here", ["tag", [1, 2], 0, -1, True, 0, b""]),  # without the receiver
+        ("here", ["tag", [0, 2], 0, -1, True, 0, b""]),  # without the sender
+        ("here", ["tag", [2, 0, 1], 0, -1, True, 0, b""]),  # no neighbours
+        ("up", ["tag", None, 0, -1, 0, 1, [b"\x92\xc4\x00\xc4\x00"]]),  # of two
+        ("up", ["tag", None]),
+        ("up", ["tag", None, 0, "1", 0, 1, [b"\x91\xc4\x00"]]),
+        ("down", ["tag", None, 0, 0, 1, [b"\x93\xc4\x00\xc4\x00\xc4\x00"]]),
+        ("doubt", ["tag", None, 0, 7, [[0, 1], 0]]),
+        ("nothing", ["tag", None]),
+    ],
+)
+async def test_what_makes_no_sense_ends_the_connection(method: str, value: Any) -> None:
+    """From a child to the root."""
+    async with Cluster(3) as (a, b, _):
+        link = await b.link_to("a")
+        link.notify("meetings", method, value)
+        await until(lambda: link.is_lost)
+        await asyncio.wait_for(a.peer("b").call(max, 1, 2), 30.0)
+
+
+async def test_nothing_is_asked_for_there() -> None:
+    async with Cluster(2) as (a, _):
+        link = await a.link_to("b")
+        with pytest.raises(asyncrpc.AsyncRpcError, match="does not answer 'here'"):
+            await link.request_service("meetings", "here", None)

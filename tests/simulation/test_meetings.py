@@ -1,0 +1,358 @@
+"""Rendezvous of thousands, and of a few under faults: nobody waits for ever.
+
+Virtual time: a run that hangs is a `DeadlockError` that names who waits, or exceeds the
+limit.  Each member enters the number of its call in its payload, so that a result shows
+whether calls were matched by count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from asyncrpc import (
+    AsyncRpcError,
+    BarrierBrokenError,
+    BarrierTimeoutError,
+    Options,
+    Worker,
+    WorkerLostError,
+)
+from asyncrpc.runtime.machine.trees import branch_of, depth_of, parent_of
+from asyncrpc.runtime.membership.rendezvous import UNKNOWN_INCARNATION, Member
+from asyncrpc.testing import Cluster
+from asyncrpc.testing.cluster import SimWorker
+from asyncrpc.testing.loop import SimLoop
+from asyncrpc.testing.network import Network
+
+LIMIT_S = 300.0  # of virtual time
+OPTIONS = Options(
+    drain_timeout_s=2.0,
+    connect_timeout_s=5.0,
+    heartbeat_s=2.0,
+    lost_after_s=5.0,
+    shared_memory_bytes=0,
+    receive_pool_bytes=0,
+)
+Scenario = Callable[[Network], Coroutine[Any, Any, None]]
+
+
+def play(scenario: Scenario, seed: int) -> Network:
+    """Run a scenario to its end."""
+
+    async def within_limit() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            await scenario(network)
+
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        network = Network(seed, runner.get_loop())
+        runner.run(within_limit())
+        return network
+
+
+# --- thousands -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbourhood:
+    """A rendezvous that tells a worker of its neighbours in the tree, and of no other.
+
+    So it is seen that it needs no other; and thousands of workers that each know all
+    would not fit into one process.
+    """
+
+    world_size: int
+
+    async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
+        size = self.world_size
+        above = parent_of(member.rank, size)
+        below = [branch.start for branch in branch_of(member.rank, size)[1]]
+        return [
+            Member(f"w{rank}", rank, UNKNOWN_INCARNATION, (f"mem://w{rank}",))
+            for rank in [member.rank, *below, *([] if above is None else [above])]
+        ]
+
+    async def leave(self, timeout_s: float) -> None:
+        """Nothing is held."""
+
+
+def neighbours(network: Network, size: int) -> list[SimWorker]:
+    options = Options(membership="static", shared_memory_bytes=0, receive_pool_bytes=0)
+    where = Neighbourhood(size)
+    return [
+        SimWorker(f"w{rank}", network, rank=rank, rendezvous=where, options=options)
+        for rank in range(size)
+    ]
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        64,
+        500,
+        pytest.param(4096, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
+)
+def test_thousands_meet_with_three_connections_each(size: int) -> None:
+    """Full workers and every byte of their connections; 4,096 take half a minute."""
+    names = [b"w%d" % rank for rank in range(size)]
+
+    async def meet(worker: Worker, tag: str) -> bool:
+        return await worker.rendezvous(tag, worker.name.encode()) == names
+
+    async def scenario(network: Network) -> None:
+        workers = neighbours(network, size)
+        for worker in workers:
+            await worker.__aenter__()
+        assert all(await asyncio.gather(*(meet(one, "first") for one in workers)))
+        sent, begun_s = network.sent, network.loop.time()
+        assert all(await asyncio.gather(*(meet(one, "second") for one in workers)))
+        took_s = network.loop.time() - begun_s
+        links = Counter(len(worker.directory.links) for worker in workers)
+        assert max(links) <= 3
+        assert sum(count * number for count, number in links.items()) == 2 * (size - 1)
+        depth = max(depth_of(rank, size) for rank in range(size))
+        assert depth == size.bit_length() - 1
+        # Two words on each connection, each in a write or two; a few more if somebody
+        # was silent for long.  A word takes 1 ms on average, the slowest of so many 10.
+        assert network.sent - sent < 4 * size
+        assert took_s < 2 * depth * 0.01
+        await asyncio.gather(*(one.shutdown(drain_timeout_s=0.0) for one in workers))
+
+    play(scenario, 1)
+
+
+async def one_of_many_is_late(network: Network) -> None:
+    """Everyone learns who it is, wherever it sits, and by what is known of it."""
+    size = 60
+    workers = neighbours(network, size)
+    for worker in workers:
+        await worker.__aenter__()
+    late = network.rng.choice(workers)
+    hasty = network.rng.choice([one for one in workers if one is not late])
+    found = await asyncio.gather(
+        *(
+            one.rendezvous("tag", timeout=5.0 if one is hasty else None)
+            for one in workers
+            if one is not late
+        ),
+        return_exceptions=True,
+    )
+    for error in found:
+        assert isinstance(error, BarrierBrokenError)
+        assert f"these did not come: rank {late.rank}" in str(error)
+        assert error.missing in {(late.name,), (f"rank {late.rank}",)}
+    with pytest.raises(BarrierBrokenError, match=f"rank {hasty.rank} "):
+        await late.rendezvous("tag")
+    found = await asyncio.gather(*(one.rendezvous("tag") for one in workers))
+    assert found == [[b""] * size] * size
+    await asyncio.gather(*(one.shutdown(drain_timeout_s=0.0) for one in workers))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_of_many_is_late(seed: int) -> None:
+    play(one_of_many_is_late, seed)
+
+
+# --- faults --------------------------------------------------------------------------
+
+ROUNDS = 5
+
+
+class Course:
+    """Workers that meet under several tags at once, each some rounds.
+
+    Attributes:
+        network: between them.
+        workers: those who begin.
+        gone: names of those that have died.
+        problems: what should not have been.
+    """
+
+    def __init__(self, network: Network, workers: list[Worker]) -> None:
+        self.network = network
+        self.workers = workers
+        self.gone: set[str] = set()
+        self.problems: list[str] = []
+        ranks = range(len(workers))
+        some = network.rng.sample(ranks, network.rng.randint(2, len(workers)))
+        self.series: list[tuple[str, tuple[int, ...] | None]] = [
+            ("x", None),
+            ("y", None),
+            ("z", tuple(some)),
+        ]
+
+    async def take_part(
+        self, worker: Worker, which: int, rounds: int, *, hasty: bool
+    ) -> int:
+        """Meet some times; return how often it went well."""
+        tag, replicas = self.series[which]
+        if replicas is not None and worker.rank not in replicas:
+            return rounds
+        ranks = range(len(self.workers)) if replicas is None else replicas
+        rng, passed = self.network.rng, 0
+        for number in range(rounds):
+            await asyncio.sleep(rng.expovariate(10.0))
+            timeout_s = rng.uniform(0.0, 0.5) if hasty and rng.random() < 0.1 else None
+            payload = f"{worker.rank} {number}".encode()
+            try:
+                async with asyncio.timeout(
+                    rng.uniform(0.0, 0.5) if hasty and rng.random() < 0.1 else None
+                ):
+                    found = await worker.rendezvous(tag, payload, replicas, timeout_s)
+            except (BarrierBrokenError, WorkerLostError, TimeoutError) as error:
+                self._examine(error)
+            else:
+                passed += 1
+                if found != [f"{rank} {number}".encode() for rank in ranks]:
+                    self.problems.append(f"{worker.name} got {found} for {number}")
+        return passed
+
+    def _examine(self, error: Exception) -> None:
+        if isinstance(error, WorkerLostError) and error.to not in self.gone:
+            self.problems.append(f"{error.to} lives: {error}")
+        if (
+            isinstance(error, AsyncRpcError)
+            and not isinstance(error, BarrierTimeoutError)
+            and "rank " not in str(error)
+            and "others" not in str(error)
+        ):
+            self.problems.append(f"it names nobody: {error}")
+
+    async def all_take_part(self, rounds: int, *, hasty: bool = False) -> list[int]:
+        return await asyncio.gather(
+            *(
+                self.take_part(worker, which, rounds, hasty=hasty)
+                for worker in self.workers
+                for which in range(len(self.series))
+                if worker.name not in self.gone
+            )
+        )
+
+    async def disturb(self) -> None:
+        """Break connections, and hold up what they carry."""
+        rng = self.network.rng
+        for _ in range(6):
+            await asyncio.sleep(rng.expovariate(10.0))
+            one, other = rng.sample([worker.name for worker in self.workers], 2)
+            link = self.network.between(one, other)
+            if rng.random() < 0.5:
+                link.drop_connections()
+            else:
+                link.clog(rng.uniform(0.0, 1.0))
+
+    def slow_down(self) -> None:
+        names = [worker.name for worker in self.workers]
+        for pair in ((a, b) for a in names for b in names if a < b):
+            self.network.between(*pair).delay(self.network.rng.uniform(0.0001, 0.03))
+
+
+async def all_live(network: Network) -> None:
+    count = network.rng.randrange(2, 9)
+    async with Cluster(count, network=network, options=OPTIONS) as workers:
+        course = Course(network, workers)
+        course.slow_down()
+        passed, _ = await asyncio.gather(course.all_take_part(ROUNDS), course.disturb())
+        assert course.problems == []
+        assert set(passed) == {ROUNDS}
+
+
+async def some_give_up(network: Network) -> None:
+    """What fails does so for all; afterwards everything works again."""
+    count = network.rng.randrange(2, 9)
+    async with Cluster(count, network=network, options=OPTIONS) as workers:
+        course = Course(network, workers)
+        course.slow_down()
+        await asyncio.gather(course.all_take_part(ROUNDS, hasty=True), course.disturb())
+        assert course.problems == []
+        assert set(await course.all_take_part(2)) == {2}
+        assert course.problems == []
+
+
+async def one_dies(network: Network) -> None:
+    """All who live learn of it, whatever they were about; none of them waits."""
+    count = network.rng.randrange(2, 9)
+    async with Cluster(count, network=network, options=OPTIONS) as workers:
+        course = Course(network, workers)
+        victim = network.rng.choice(workers)
+        course.gone.add(victim.name)
+        last = [
+            asyncio.create_task(course.take_part(victim, which, ROUNDS, hasty=False))
+            for which in range(3)
+        ]
+
+        async def die() -> None:
+            await asyncio.sleep(network.rng.uniform(0.0, 0.5))
+            network.crash(victim.name, silent=network.rng.random() < 0.5)
+            await victim.shutdown(drain_timeout_s=0)
+            for task in last:
+                task.cancel()
+            await asyncio.gather(*last, return_exceptions=True)
+
+        passed, _ = await asyncio.gather(course.all_take_part(ROUNDS), die())
+        assert course.problems == []
+        assert min(passed) < ROUNDS
+
+
+async def one_starts_anew(network: Network) -> None:
+    """The new life is in step with the others, who had met before.
+
+    They may find only now that the former one is gone, and have to try again.
+    """
+    names = {name: f"mem://{name}" for name in "abcd"}
+
+    def make(name: str) -> SimWorker:
+        return SimWorker(
+            name, network, rank=ord(name) - 97, rendezvous=names, options=OPTIONS
+        )
+
+    async with contextlib.AsyncExitStack() as stack:
+        workers: list[Worker] = [
+            await stack.enter_async_context(make(name)) for name in "abcd"
+        ]
+        course = Course(network, workers)
+        rounds = network.rng.randrange(1, 4)
+        assert set(await course.all_take_part(rounds)) == {rounds}
+        old = network.rng.choice(workers)
+        network.crash(old.name)
+        await old.shutdown(drain_timeout_s=0)
+        network.restart(old.name)
+        course.workers[old.rank] = await stack.enter_async_context(make(old.name))
+
+        async def try_again(worker: Worker, which: int) -> None:
+            tag, replicas = course.series[which]
+            await asyncio.sleep(network.rng.expovariate(1.0))
+            while replicas is None or worker.rank in replicas:
+                try:
+                    await worker.rendezvous(tag, b"again", replicas)
+                except WorkerLostError as error:
+                    assert error.to == old.name  # noqa: PT017
+                else:
+                    break
+
+        async with asyncio.TaskGroup() as trying:
+            for worker in course.workers:
+                for which in range(3):
+                    trying.create_task(try_again(worker, which))
+        assert set(await course.all_take_part(2)) == {2}
+        assert course.problems == []
+
+
+SCENARIOS = [all_live, some_give_up, one_dies, one_starts_anew]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_what_must_hold_holds_for_every_seed(scenario: Scenario, seed: int) -> None:
+    play(scenario, seed)
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    digests = [play(some_give_up, seed).digest for seed in (3, 3, 4)]
+    assert digests[0] == digests[1] != digests[2]

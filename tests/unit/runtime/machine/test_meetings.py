@@ -1,0 +1,458 @@
+"""Nobody passes before all have come, nobody waits for ever, and the next one works.
+
+The members and their links are played; of a few members in every possible order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.runtime.machine import meetings
+from asyncrpc.runtime.machine.meetings import Meetings
+from asyncrpc.runtime.machine.series import (
+    FAILURES_KEPT,
+    Blame,
+    Doubt,
+    Failed,
+    Failure,
+    Here,
+    Payloads,
+    Report,
+    Result,
+    Series,
+    Turn,
+    Word,
+)
+from tests.unit.runtime.machine.meeting_world import Call, World, explore, name_of
+
+ALL: Call = ("tag", None)
+CHOICES = st.randoms(use_true_random=False)
+
+
+def ranks_of(world: World, call: Call) -> Sequence[int]:
+    return range(world.size) if call[1] is None else call[1]
+
+
+def names_are_right(world: World) -> None:
+    """Who has passed has the payload of each member, in order, of the same meeting."""
+    for rank, member in enumerate(world.members):
+        for index, end in member.ends.items():
+            if isinstance(end, Failure):
+                continue
+            call = member.program[index]
+            came = [tuple(map(int, payload.split(b":"))) for payload in end]
+            assert [one for one, _ in came] == list(ranks_of(world, call))
+            assert (rank, index) in came
+            counts = {
+                world.members[one].program[:begun].count(call) for one, begun in came
+            }
+            assert len(counts) == 1 or world.restarts, "another meeting of theirs"
+
+
+def nobody_waits(world: World) -> None:
+    names_are_right(world)
+    for member in world.members:
+        assert member.is_dead or len(member.ends) == len(member.program)
+
+
+def all_pass(world: World) -> None:
+    nobody_waits(world)
+    ends = [end for member in world.members for end in member.ends.values()]
+    assert not [end for end in ends if isinstance(end, Failure)]
+
+
+def next_one_works(world: World) -> None:
+    nobody_waits(world)
+    for member in world.members:
+        member.program.append(ALL)
+    world.settle()
+    nobody_waits(world)
+    last = last_ends(world)
+    assert all(isinstance(end, tuple) and end == last[0] for end in last)
+
+
+def last_ends(world: World) -> list[Payloads | Failure]:
+    return [member.ends[len(member.program) - 1] for member in world.members]
+
+
+class TestEveryOrder:
+    @pytest.mark.parametrize("size", [1, 2, 3, 4])
+    def test_all_pass_when_all_have_come(self, size: int) -> None:
+        assert explore(World([[ALL]] * size), all_pass)
+
+    @pytest.mark.parametrize("size", [2, 3])
+    def test_of_several_each_is_passed(self, size: int) -> None:
+        assert explore(World([[ALL] * 2] * size), all_pass)
+
+    @pytest.mark.parametrize("size", [2, 3])
+    def test_what_is_said_in_silence_does_no_harm(self, size: int) -> None:
+        assert explore(World([[ALL]] * size, ticks=2), all_pass)
+
+    @pytest.mark.parametrize("size", [2, 3])
+    def test_one_that_gives_up_fails_nothing_but_this_one(self, size: int) -> None:
+        assert explore(World([[ALL]] * size, give_ups=1), next_one_works)
+
+    def test_two_may_give_up(self) -> None:
+        assert explore(World([[ALL]] * 3, give_ups=2), next_one_works)
+
+    def test_who_gives_up_may_be_ahead(self) -> None:
+        assert explore(World([[ALL] * 3] * 2, give_ups=2), next_one_works)
+
+    @pytest.mark.parametrize("size", [2, 3, 4])
+    def test_nobody_waits_for_one_that_is_dead(self, size: int) -> None:
+        assert explore(World([[ALL]] * size, deaths=1), nobody_waits)
+
+    def test_nobody_waits_for_two_that_are_dead(self) -> None:
+        assert explore(World([[ALL]] * 3, deaths=2), nobody_waits)
+
+    def test_nobody_waits_for_one_that_dies_while_another_gives_up(self) -> None:
+        assert explore(World([[ALL]] * 3, deaths=1, give_ups=1), nobody_waits)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("ticks", [0, 1])
+    def test_four_of_whom_one_gives_up(self, ticks: int) -> None:
+        size = 4 - ticks
+        assert explore(World([[ALL]] * size, give_ups=1, ticks=ticks), next_one_works)
+
+    @pytest.mark.slow
+    def test_three_that_meet_twice(self) -> None:
+        assert explore(World([[ALL] * 2] * 3, give_ups=1), next_one_works)
+        assert explore(World([[ALL] * 2] * 3, deaths=1), nobody_waits)
+
+
+class TestSubsets:
+    @pytest.mark.parametrize("ticks", [0, 1])
+    def test_the_same_tag_serves_several_that_come_in_one_order(
+        self, ticks: int
+    ) -> None:
+        """Although the third member waits for the others while they are elsewhere."""
+        some: list[Call] = [("tag", (1, 0)), ALL]
+        assert explore(World([some, some, [ALL]], ticks=ticks), all_pass)
+
+    def test_other_tags_do_not_wait_for_each_other(self) -> None:
+        """Each comes to both at once, in an order of its own."""
+        programs: list[list[Call]] = [
+            [("x", None), ("y", (2, 0))],
+            [("x", None)],
+            [("y", (2, 0)), ("x", None)],
+        ]
+        assert explore(World(programs, at_once=2, ticks=1), all_pass)
+
+    def test_who_gives_one_up_leaves_the_others_be(self) -> None:
+        world = World([[("x", None), ("y", None)]] * 2, at_once=2)
+        for rank in (0, 0, 1):
+            world.take(("come", rank, 0))
+        world.members[0].calls[0].fail(Failure(Blame.GAVE_UP, "it had no time"))
+        world.settle()
+        nobody_waits(world)
+        for member in world.members:
+            assert isinstance(member.ends[0], Failure)
+            assert isinstance(member.ends[1], tuple)
+
+    @given(
+        size=st.integers(2, 64),
+        rounds=st.integers(1, 3),
+        at_once=st.integers(1, 3),
+        choices=CHOICES,
+    )
+    def test_any_members_under_any_tags(
+        self, size: int, rounds: int, at_once: int, choices: random.Random
+    ) -> None:
+        programs: list[list[Call]] = [[] for _ in range(size)]
+        for number in range(rounds):
+            members = choices.sample(range(size), choices.randint(1, size))
+            tag = choices.choice(["tag", f"tag {number}"])
+            for rank in members:
+                programs[rank].append((tag, tuple(members)))
+            for program in programs:
+                program.append(ALL)
+        world = World(programs, at_once=at_once)
+        world.play(choices)
+        all_pass(world)
+
+    @given(
+        size=st.integers(2, 24),
+        give_ups=st.integers(0, 3),
+        deaths=st.integers(0, 2),
+        choices=CHOICES,
+    )
+    def test_whatever_goes_wrong_nobody_waits_and_the_rest_goes_on(
+        self, size: int, give_ups: int, deaths: int, choices: random.Random
+    ) -> None:
+        world = World(
+            [[ALL] * 3] * size, give_ups=give_ups, deaths=deaths, ticks=2 * size
+        )
+        world.play(choices)
+        if any(member.is_dead for member in world.members):
+            nobody_waits(world)
+        else:
+            next_one_works(world)
+
+
+@given(size=st.integers(2, 64), late=st.integers(1, 5), choices=CHOICES)
+def test_after_a_silence_all_who_wait_know_who_is_late(
+    size: int, late: int, choices: random.Random
+) -> None:
+    """Those on either side of a late member, too, with whom it speaks."""
+    missing = sorted(choices.sample(range(size), min(late, size - 1)))
+    world = World([[] if rank in missing else [ALL] for rank in range(size)])
+    world.play(choices)
+    for member in world.members:
+        for series in member.calls.values():
+            assert set(missing) <= set(series.missing)
+            if late == 1:
+                assert series.missing == missing
+
+
+class TestNewLives:
+    @given(size=st.integers(2, 8), count=st.integers(1, 6), choices=CHOICES)
+    def test_one_that_was_started_anew_is_in_step_again(
+        self, size: int, count: int, choices: random.Random
+    ) -> None:
+        """Also if it comes before the others know that its former life is over.
+
+        Then it may fail with them, or be the first to come to their next one.
+        """
+        world = World([[ALL] * count] * size)
+        world.play(choices)
+        for member in world.members:
+            member.program.append(ALL)
+        world.restart(choices.randrange(size), [ALL])
+        world.play(choices)
+        for member in world.members:
+            if not member.calls:
+                member.program.append(ALL)
+        world.play(choices)
+        last = last_ends(world)
+        assert all(isinstance(end, tuple) and end == last[0] for end in last)
+
+    @given(size=st.integers(2, 12), count=st.integers(1, 6), choices=CHOICES)
+    def test_those_that_forget_go_on_where_the_others_are(
+        self, size: int, count: int, choices: random.Random
+    ) -> None:
+        world = World([[ALL] * count] * size)
+        world.play(choices)
+        for rank in choices.sample(range(size), choices.randint(1, size - 1)):
+            world.restart(rank, [])
+        world.settle()  # those that are left hear of it before they go on
+        for member in world.members:
+            member.program.append(ALL)
+        world.budgets["tick"] = size
+        world.play(choices)
+        last = last_ends(world)
+        assert all(isinstance(end, tuple) and end == last[0] for end in last)
+
+
+LATE = Failure(Blame.GAVE_UP, "it gave up", ("somebody",))
+
+
+def here(
+    number: int, passed: int, latest: int, known: int, *, waits: bool = True
+) -> Here:
+    return Here(number, passed, waits, latest, known)
+
+
+class TestOneMember:
+    """The root of three, unless said otherwise; its children are 1 and 2."""
+
+    def made(self, rank: int = 0, size: int = 3) -> tuple[Meetings, Series]:
+        one = Meetings(rank, size, name_of)
+        return one, one.series("tag", None)
+
+    def words(self, one: Meetings) -> list[tuple[int, Word]]:
+        return [
+            (rank, word)
+            for series, rank in one.due()
+            for word in series.words_for(rank)
+        ]
+
+    def test_it_has_passed_with_the_last_report(self) -> None:
+        one, series = self.made()
+        one.come(series, b"a")
+        one.hear(series, 2, Report(0, -1, (b"c",)))
+        assert (series.is_waiting, series.missing) == (True, [1])
+        one.hear(series, 1, Report(0, -1, (b"b",)))
+        assert series.payloads == (b"a", b"b", b"c")
+        result = Result(0, series.payloads)
+        assert self.words(one) == [(1, result), (2, result)]
+        series.let_go()
+        assert not series.has_passed
+        assert not series.is_busy
+
+    def test_a_result_is_kept_for_whoever_could_not_be_told(self) -> None:
+        one, series = self.made()
+        one.come(series, b"a")
+        for rank in (1, 2):
+            one.hear(series, rank, Report(0, -1, (b"x",)))
+        series.let_go()
+        assert series.is_busy
+        one.come(series, b"a")
+        result = Result(0, (b"a", b"x", b"x"))
+        assert series.words_for(1) == [result, here(1, 0, 1, 1)]
+        series.on_lost(2, LATE)
+        assert series.failure is LATE
+        assert series.words_for(2) == [Failed(1, 0, LATE)]
+
+    def test_a_result_is_told_before_it_is_said_that_there_is_one(self) -> None:
+        one, series = self.made()
+        one.come(series, b"")
+        series.fail(LATE)  # and nobody could be told
+        one.come(series, b"")
+        for rank in (1, 2):
+            one.hear(series, rank, Report(1, -1, (b"",)))
+        result = Result(1, (b"",) * 3)
+        assert series.words_for(1) == [result, Failed(0, 1, LATE)]
+
+    def test_of_failures_the_last_are_kept_with_their_reasons(self) -> None:
+        one, series = self.made()
+        for number in range(FAILURES_KEPT + 2):
+            one.hear(series, 1, Failed(number, -1, LATE))
+        problems = []
+        for _ in range(FAILURES_KEPT + 2):
+            one.come(series, b"")
+            assert series.failure is not None
+            problems.append(series.failure.problem)
+        text = "others have given rendezvous 1 of 'tag' up: they are at 9"
+        assert problems == [text.replace("1", "0", 1), text, *["it gave up"] * 8]
+        one.come(series, b"")
+        assert series.is_waiting
+
+    @pytest.mark.parametrize(
+        "word", [here(3, 1, 3, 2), Report(3, 1, (b"b",)), Failed(3, 1, LATE)]
+    )
+    def test_who_is_further_on_has_given_this_one_up(self, word: Word) -> None:
+        one, series = self.made()
+        for _ in range(2):
+            one.come(series, b"")
+            series.fail(LATE)
+        one.hear(series, 2, here(2, 1, 2, 0, waits=False))
+        one.come(series, b"")
+        assert (series.number, series.is_waiting) == (2, True)
+        one.hear(series, 1, word)
+        assert series.failure is not None
+        assert series.failure.problem == (
+            "others have given rendezvous 2 of 'tag' up, says rank 1 ('b'): they are "
+            "at 3"
+        )
+
+    def test_who_waits_at_what_has_failed_is_told_why(self) -> None:
+        one, series = self.made()
+        one.come(series, b"")
+        series.fail(LATE)
+        one.due()
+        series.words_for(1)
+        one.hear(series, 1, Report(0, -1, (b"b",)))
+        assert self.words(one) == [(1, Failed(0, -1, LATE))]
+
+    def test_who_waits_at_what_was_passed_goes_on_with_the_others(self) -> None:
+        """A new life of the parent; this one waits at its third meeting."""
+        one, series = self.made(rank=1)
+        for number in range(2):
+            one.come(series, b"")
+            one.hear(series, 0, Result(number, (b"",) * 3))
+        one.come(series, b"")
+        one.due()
+        assert series.words_for(0) == [Report(2, 1, (b"",))]
+        one.hear(series, 0, here(0, -1, 0, 1))
+        assert self.words(one) == [(0, here(2, 1, 2, 2))]
+        one.hear(series, 0, here(2, 1, 2, 1))  # it has not our report
+        assert self.words(one) == [(0, Report(2, 1, (b"",)))]
+
+    def test_one_that_is_lost_takes_what_it_has_come_to_with_it(self) -> None:
+        """Also if this one has not come: its payload is one of a dead member."""
+        one, series = self.made()
+        one.hear(series, 1, Report(0, -1, (b"b",)))
+        series.on_lost(2, LATE)
+        assert not self.words(one)
+        series.on_lost(1, LATE)
+        assert {rank for rank, _ in self.words(one)} == {1, 2}
+        one.come(series, b"a")
+        assert series.failure is LATE
+
+    def test_a_doubt_of_one_that_has_come_is_none(self) -> None:
+        one, series = self.made(size=4)
+        some = one.series("tag", (0, 3))
+        one.come(series, b"")
+        one.hear(series, 1, here(0, -1, 0, 0b1110))
+        one.hear(series, 1, Doubt(0, 3, Turn((0, 3), 0)))
+        assert series.is_waiting
+        one.come(some, b"")
+        one.hear(series, 3, Doubt(0, 2, Turn((0, 3), 0)))
+        assert series.is_waiting
+
+    @pytest.mark.parametrize(
+        ("rank", "word"),
+        [
+            (3, here(0, -1, 0, 1)),
+            (2, Report(0, -1, (b"",) * 2)),
+            (1, Result(0, (b"",) * 3)),
+            (1, Doubt(0, 3, Turn(None, 0))),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, rank: int, word: Word) -> None:
+        one, series = self.made()
+        with pytest.raises(MalformedError):
+            one.hear(series, rank, word)
+
+    @pytest.mark.parametrize(
+        "word", [Report(0, -1, (b"",)), Result(0, (b"",)), Result(0, (b"",) * 4)]
+    )
+    def test_a_parent_says_what_a_parent_says(self, word: Word) -> None:
+        one, series = self.made(rank=1, size=4)
+        one.come(series, b"")  # its child has not come
+        with pytest.raises(MalformedError):
+            one.hear(series, 0, word)
+
+    def test_the_oldest_are_forgotten_but_those_in_use(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(meetings, "SERIES_MAX", 2)
+        one, first = self.made()
+        assert one.drop([]) == []
+        one.come(first, b"")
+        second, third, fourth = (one.series(name, None) for name in ("2", "3", "4"))
+        one.come(second, b"")
+        second.fail(LATE)
+        assert one.drop([]) == [second, third]
+        assert one.all_series == [first, fourth]
+        fifth = one.series("tag", (0, 1))
+        assert one.drop([fourth]) == [fifth]
+        first.fail(LATE)
+        one.series("6", None)
+        assert one.drop([]) == [first]
+
+
+def rounds_of(size: int, call: Call) -> tuple[World, int]:
+    """Let all come, then all words of a moment arrive at once; count these moments."""
+    world = World([[call]] * size)
+    for rank in range(size):
+        world.come(rank)
+    count = 0
+    while waiting := [
+        (link, len(queue)) for link, queue in world.links.items() if queue
+    ]:
+        count += 1
+        for (from_, to), number in waiting:
+            for _ in range(number):
+                world.deliver(from_, to)
+    return world, count
+
+
+@pytest.mark.parametrize("size", [*range(2, 65), 4096])
+def test_depth_words_and_connections_are_logarithmic(size: int) -> None:
+    world, rounds = rounds_of(size, ALL)
+    ends = [member.ends[0] for member in world.members]
+    assert all(end == ends[0] for end in ends)
+    assert rounds == 2 * (size.bit_length() - 1)
+    assert world.words == 2 * (size - 1)
+    peers: dict[int, set[int]] = {rank: set() for rank in range(size)}
+    for from_, to in world.connected:
+        peers[from_].add(to)
+        peers[to].add(from_)
+    assert max(map(len, peers.values())) <= 3
