@@ -90,8 +90,8 @@ class DeviceMap:
         return found
 
     def inverse(self) -> DeviceMap:
-        """Return the map of the way back."""
-        return DeviceMap({to: at for at, to in self._pairs.items()})
+        """Return the map of the way back; nothing comes back to every other device."""
+        return DeviceMap({to: at for at, to in self._pairs.items() if at != ANY})
 
     def __repr__(self) -> str:
         return f"DeviceMap({self._pairs})"

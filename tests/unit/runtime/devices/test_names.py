@@ -66,6 +66,7 @@ def test_whether_a_map_moves_what_is_on_the_host() -> None:
 
 def test_everything_to_the_host() -> None:
     assert [TO_HOST.target(name) for name in ("cpu", "cuda:1")] == ["cpu", "cpu"]
+    assert TO_HOST.inverse().target("cpu") == "cpu"
     read = DeviceMap.from_wire(TO_HOST.wire)
     assert read.target("xla:0") == "cpu"
     assert DeviceMap.parse({ANY: "cpu", "xla": "xla"}).target("xla:0") == "xla:0"

@@ -104,13 +104,14 @@ class TestEveryOrder:
     def test_who_gives_up_may_be_ahead(self) -> None:
         assert explore(World([[ALL] * 3] * 2, give_ups=2), next_one_works)
 
-    @pytest.mark.parametrize("size", [2, 3, 4])
+    @pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
     def test_nobody_waits_for_one_that_is_dead(self, size: int) -> None:
         assert explore(World([[ALL]] * size, deaths=1), nobody_waits)
 
     def test_nobody_waits_for_two_that_are_dead(self) -> None:
         assert explore(World([[ALL]] * 3, deaths=2), nobody_waits)
 
+    @pytest.mark.slow
     def test_nobody_waits_for_one_that_dies_while_another_gives_up(self) -> None:
         assert explore(World([[ALL]] * 3, deaths=1, give_ups=1), nobody_waits)
 
@@ -142,7 +143,7 @@ class TestSubsets:
             [("x", None)],
             [("y", (2, 0)), ("x", None)],
         ]
-        assert explore(World(programs, at_once=2, ticks=1), all_pass)
+        assert explore(World(programs, at_once=2), all_pass)
 
     def test_who_gives_one_up_leaves_the_others_be(self) -> None:
         world = World([[("x", None), ("y", None)]] * 2, at_once=2)
@@ -201,7 +202,7 @@ def test_after_a_silence_all_who_wait_know_who_is_late(
 ) -> None:
     """Those on either side of a late member, too, with whom it speaks."""
     missing = sorted(choices.sample(range(size), min(late, size - 1)))
-    world = World([[] if rank in missing else [ALL] for rank in range(size)])
+    world = World([[ALL] * (1 + (rank not in missing)) for rank in range(size)])
     world.play(choices)
     for member in world.members:
         for series in member.calls.values():
@@ -349,6 +350,17 @@ class TestOneMember:
         series.words_for(1)
         one.hear(series, 1, Report(0, -1, (b"b",)))
         assert self.words(one) == [(1, Failed(0, -1, LATE))]
+
+    def test_a_failure_is_passed_on_once_and_not_if_it_comes_too_late(self) -> None:
+        one, series = self.made()
+        one.hear(series, 1, Failed(0, -1, LATE))
+        assert self.words(one) == [(2, Failed(0, -1, LATE))]
+        one.hear(series, 2, Failed(0, -1, LATE))
+        assert self.words(one) == []
+        one.hear(series, 2, here(-1, 1, 1, 0, waits=False))
+        one.hear(series, 2, Failed(1, 0, LATE))
+        one.come(series, b"")
+        assert (series.number, series.is_waiting) == (2, True)
 
     def test_who_waits_at_what_was_passed_goes_on_with_the_others(self) -> None:
         """A new life of the parent; this one waits at its third meeting."""

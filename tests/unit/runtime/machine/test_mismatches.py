@@ -175,14 +175,16 @@ class TestOneMember:
         one.hear(series, 0, here)
         assert one.due() == []
 
-    def test_it_says_where_it_was_last_if_that_failed_for_the_same_reason(self) -> None:
+    @pytest.mark.parametrize("blame", Blame)
+    def test_it_says_where_it_was_last_if_that_failed_for_the_same_reason(
+        self, blame: Blame
+    ) -> None:
         one, series = self.made()
         other = one.series("tag", (0, 1))
-        for blame, doubts in ((Blame.GAVE_UP, 0), (Blame.MISMATCH, 1)):
-            one.come(other, b"")
-            other.fail(Failure(blame, "problem"))
-            one.hear(series, 0, Here(0, -1, is_waiting=True, latest=0, known=1))
-            assert len(series.doubts) == doubts
+        one.come(other, b"")
+        other.fail(Failure(blame, "problem"))
+        one.hear(series, 0, Here(0, -1, is_waiting=True, latest=0, known=1))
+        assert len(series.doubts) == (blame is Blame.MISMATCH)
         one.come(one.series("tag", (1,)), b"")  # it has gone on since
         one.hear(series, 0, Here(1, -1, is_waiting=True, latest=1, known=1))
         assert series.doubts == []
