@@ -12,7 +12,6 @@ also for several replicas on a CPU, for which torch_xla has no collectives.
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Callable
 from typing import Any, Final
@@ -25,13 +24,9 @@ from asyncrpc.collectives import Group
 from asyncrpc.ddp.initial import broadcast
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices import pjrt
-from asyncrpc.runtime.devices.pjrt import Choice, Place, choose
 
 __all__ = [
-    "Choice",
-    "Place",
     "broadcast_master_param",
-    "choose",
     "device_type",
     "generator",
     "global_ordinal",
@@ -94,7 +89,7 @@ def local_ordinal() -> int:
     Source: torch_xla.runtime.local_ordinal.
     """
     pjrt.set_up()
-    return int(_xla("runtime").local_ordinal())
+    return int(pjrt.module("torch_xla.runtime").local_ordinal())
 
 
 async def broadcast_master_param(module: nn.Module, group: Group) -> None:
@@ -169,7 +164,7 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
     Source: torch_xla.core.xla_model.optimizer_step.
     """
     kind, size = pjrt.set_up(), world_size()
-    native = int(_xla("runtime").world_size())
+    native = int(pjrt.module("torch_xla.runtime").world_size())
     if size > native:
         raise UsageError(
             f"{size} processes take part, and the {kind} runtime of each knows of "
@@ -179,8 +174,8 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
         raise UsageError(
             f"PJRT on the CPU cannot reduce over {native} replicas; use asyncrpc.ddp"
         )
-    _xla("core.xla_model").optimizer_step(optimizer)
-    importlib.import_module("torch_xla").sync()
+    pjrt.module("torch_xla.core.xla_model").optimizer_step(optimizer)
+    pjrt.module("torch_xla").sync()
 
 
 def launch(
@@ -205,19 +200,12 @@ def launch(
     if nprocs is None:
         nprocs = 1
         if pjrt.set_up() == "TPU":
-            nprocs = int(_xla("_internal.tpu").num_local_processes())
+            nprocs = int(pjrt.module("torch_xla._internal.tpu").num_local_processes())
     return multiprocessing.launch(_replica, (fn, args, nprocs), nprocs=nprocs)
 
 
 def _replica(rank: int, fn: Callable[..., Any], args: tuple[Any, ...], of: int) -> Any:
     """Take one chip of this host, if it is one of a TPU, and run a function."""
     if pjrt.set_up() == "TPU" and of > 1:
-        _xla("_internal.pjrt").initialize_multiprocess(rank, of)
+        pjrt.module("torch_xla._internal.pjrt").initialize_multiprocess(rank, of)
     return fn(rank, *args)  # of a coroutine function, what its process is to run
-
-
-def _xla(name: str) -> Any:
-    try:
-        return importlib.import_module(f"torch_xla.{name}")
-    except ImportError as error:
-        raise UsageError(f"torch_xla.{name} cannot be imported: {error}") from error

@@ -33,13 +33,26 @@ THREADS_MAX: Final = 4096  # blocked ones included: each takes some 50 KiB resid
 _IDLE_S: Final = 10.0  # a spare that finds no work for so long ends
 
 
+def outcome_to(future: asyncio.Future[Any]) -> Done:
+    """Return what gives a future of the loop its outcome, unless nobody wants it."""
+
+    def finish(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    return finish
+
+
 class ThreadPool:
     """Runs functions in threads and reports to one event loop.
 
     Attributes:
         unfinished: jobs that have not ended, as the loop knows.
         runs_here: whether jobs run on the loop itself: so it is in a simulation.
-        takes_turns: whether only one job runs at a time, of all pools with its lock.
     """
 
     runs_here: ClassVar[bool] = False
@@ -55,7 +68,6 @@ class ThreadPool:
     ) -> None:
         self._name = name
         self._limit = limit if turn is None else 1
-        self.takes_turns = turn is not None
         self._turn = turn
         self._settle = settle  # what a turn ends with
         self._loop = loop
@@ -73,6 +85,11 @@ class ThreadPool:
         self._stall_timer: asyncio.TimerHandle | None = None
         self._ended = 0  # jobs; what the stall timer watches
         self._ended_before = 0
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether only one job runs at a time, of all pools with its lock."""
+        return self._turn is not None
 
     @property
     def threads(self) -> int:
@@ -172,11 +189,7 @@ class ThreadPool:
             while (work := self._next()) is not None:
                 job, done = work
                 try:
-                    if self._turn is not None:
-                        with self._turn:
-                            result = self._take_turn(job)
-                    else:
-                        result = job()
+                    result = job() if self._turn is None else self._take_turn(job)
                     self._report(done, result, None)
                     del result
                 except BaseException as error:  # noqa: BLE001  (the caller gets it)
@@ -193,10 +206,12 @@ class ThreadPool:
             self._settle()
 
     def _take_turn(self, job: Job) -> Any:
-        try:
-            return job()
-        finally:
-            self.settle()
+        assert self._turn is not None  # the caller has looked
+        with self._turn:
+            try:
+                return job()
+            finally:
+                self.settle()
 
     def _next(self) -> tuple[Job, Done] | None:
         """Wait for a job; None tells the thread to end."""

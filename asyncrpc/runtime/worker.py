@@ -58,7 +58,7 @@ from asyncrpc.runtime.payloads.landing import ReceivePool
 from asyncrpc.runtime.payloads.placing import empty
 from asyncrpc.runtime.payloads.sharing import Sharing
 from asyncrpc.runtime.spinning import spinner_for
-from asyncrpc.runtime.threads import ThreadPool
+from asyncrpc.runtime.threads import ThreadPool, outcome_to
 from asyncrpc.serde import Codec, FunctionTable, Limits, Policy
 from asyncrpc.transport.abc import Connector, Listener
 from asyncrpc.transport.address import Address
@@ -482,16 +482,7 @@ class Worker(Meeting):
     ) -> asyncio.Future[T]:
         """Run `job` in a thread of a pool, the worker's if None; called on the loop."""
         done: asyncio.Future[T] = self.loop.create_future()
-
-        def finish(result: Any, error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)
-
-        (pool or self.pool).submit(job, finish)
+        (pool or self.pool).submit(job, outcome_to(done))
         return done
 
     def add_service(self, service: Service) -> None:

@@ -35,8 +35,7 @@ from asyncrpc.serde.casts import CASTS, Cast, Harmed
 from asyncrpc.serde.tensors import DTYPES
 from asyncrpc.serde.unsendable import Unsendable
 
-PACKED: Final = kinds.PACKED
-_PACKED_IN_BYTE: Final = PACKED >> 24
+_PACKED_IN_BYTE: Final = kinds.PACKED >> 24
 _KEEP: Final = "keep"
 
 
@@ -317,7 +316,7 @@ def pack(
 
 def _header(packings: Any) -> bytes:
     body: bytes = msgpack.packb(packings)
-    return (PACKED | len(body)).to_bytes(kinds.LENGTH_BYTES, "little") + body
+    return (kinds.PACKED | len(body)).to_bytes(kinds.LENGTH_BYTES, "little") + body
 
 
 def is_packed(control: bytes | memoryview) -> bool:
@@ -352,7 +351,7 @@ class Parcel:
         """
         view = memoryview(control)
         header = int.from_bytes(view[: kinds.LENGTH_BYTES], "little")
-        stop = kinds.LENGTH_BYTES + (header & (PACKED - 1))
+        stop = kinds.LENGTH_BYTES + (header & (kinds.PACKED - 1))
         if stop > view.nbytes:
             raise DecodeError(f"packings end at byte {stop} of {view.nbytes}")
         try:

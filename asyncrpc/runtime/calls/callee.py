@@ -264,15 +264,10 @@ class CalleeSide(LinkCore):
             references.fulfil(inbound.rref_id, value)
             value = None
         compression = None
-        encode = self._encode
-        if inbound.meta:
-            if CODEC in inbound.meta:
-                compression = compression_for_answer(inbound.meta[CODEC])
-            encode = functools.partial(
-                self._encode,
-                compression=compression,
-                device_map=inbound.device_map_back,
-            )
+        encode = self._encode_back(inbound)
+        if CODEC in inbound.meta:
+            compression = compression_for_answer(inbound.meta[CODEC])
+            encode = functools.partial(encode, compression=compression)
         try:
             encoded, pins, meta = inbound.in_context(encode, value)
         except AsyncRpcError as error:
@@ -284,6 +279,13 @@ class CalleeSide(LinkCore):
             self._send_answer(inbound, _RESPONSE, encoded, meta, pins)
         else:
             self._pack_answer(inbound, encoded, meta, pins)
+
+    def _encode_back(self, inbound: InboundCall) -> Callable[..., Any]:
+        """Return what encodes a result, or an item, for the devices of its caller."""
+        device_map = inbound.device_map_back if inbound.meta else None
+        if device_map is None:
+            return self._encode
+        return functools.partial(self._encode, device_map=device_map)
 
     def _pack_answer(
         self,
@@ -394,7 +396,7 @@ class CalleeSide(LinkCore):
         Raises:
             EncodeError: the item cannot travel.
         """
-        encode = functools.partial(self._encode, device_map=inbound.device_map_back)
+        encode = self._encode_back(inbound)
         encoded, pins, meta = inbound.in_context(encode, value)
         self.connection.send(
             FrameKind.STREAM_ITEM,

@@ -27,7 +27,7 @@ class Backend:
 
     Attributes:
         type: as torch names it.
-        threads: how many copies go on at once, per device.
+        threads: how many copies go on at once, per device that takes no turns.
         is_exclusive: whether only one thread may use the device at a time, for whatever
             it does.
         spoilt: dtypes that it takes, and does not give back as they were.
@@ -171,7 +171,6 @@ class Tpu(Backend):
 class Xla(Backend):
     """torch_xla: lazy, and not to be used by two threads at a time."""
 
-    threads = 1
     is_exclusive = True
     spoilt = frozenset({torch.complex128})  # torch_xla 2.9 loses the imaginary parts
 

@@ -137,19 +137,24 @@ def place(environ: Mapping[str, str] = os.environ) -> Place:
         rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         return Place(rank, world_size, environ["MASTER_ADDR"], port)
     set_up()
-    runtime = _module("torch_xla.runtime")
+    runtime = module("torch_xla.runtime")
     rank, world_size = int(runtime.global_ordinal()), int(runtime.world_size())
     return Place(rank, world_size, environ.get("MASTER_ADDR") or _master(), port)
 
 
 def _master() -> str:
     """Return the address of the host that has device 0."""
-    if _module("torch_xla.runtime").device_type() != "TPU":
+    if module("torch_xla.runtime").device_type() != "TPU":
         return "127.0.0.1"  # other types are on one host, unless torchrun starts them
-    return str(_module("torch_xla._internal.tpu").discover_master_worker_ip())
+    return str(module("torch_xla._internal.tpu").discover_master_worker_ip())
 
 
-def _module(name: str) -> Any:
+def module(name: str) -> Any:
+    """Return a module of torch_xla.
+
+    Raises:
+        UsageError: it cannot be imported.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:

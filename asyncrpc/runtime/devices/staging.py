@@ -25,7 +25,7 @@ from asyncrpc.errors import (
 from asyncrpc.runtime.calls.holding import HeldBack, fail_held
 from asyncrpc.runtime.devices.backends import Backend, backend_of, is_loaded
 from asyncrpc.runtime.devices.names import CPU, DeviceName
-from asyncrpc.runtime.threads import ThreadPool
+from asyncrpc.runtime.threads import ThreadPool, outcome_to
 from asyncrpc.serde import Copy
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Devices:
             backend = self._backend(name.type)
             if not name.is_cpu:
                 pool = self._pool(backend, name.index or 0)
-                await self._in(pool, self._counted(backend))
+                await self._worker.run_in_thread(self._counted(backend), pool)
                 if self._absence(backend, name.index or 0):
                     here = ", ".join(map(str, self._found()))
                     raise UsageError(f"Options.devices has {name}, and here are {here}")
@@ -152,9 +152,6 @@ class Devices:
             self._pools[name] = pool
         return pool
 
-    async def _in(self, pool: ThreadPool, job: Callable[[], Any]) -> Any:
-        return await self._worker.run_in_thread(job, pool)
-
     # --- to the host -----------------------------------------------------------------
 
     def to_host(self, tensor: torch.Tensor) -> Copy:
@@ -202,16 +199,7 @@ class Devices:
             The threads go on.
         """
         ended = self._worker.loop.create_future()
-
-        def done(error: AsyncRpcError | None) -> None:
-            if ended.done():
-                return
-            if error is None:
-                ended.set_result(None)
-            else:
-                ended.set_exception(error)
-
-        self.fill(copies, done)
+        self.fill(copies, partial(outcome_to(ended), None))
         await ended
 
     def fill(
@@ -275,7 +263,8 @@ class Devices:
         device = target.device
         backend = self._backend(device.type)
         pool = self._pool(backend, device.index or 0)
-        await self._in(pool, partial(backend.write, [(target, source)]))
+        job = partial(backend.write, [(target, source)])
+        await self._worker.run_in_thread(job, pool)
 
     async def placed(self, wanted: Wanted) -> Placed:
         """Put tensors of the host where they are to be.
@@ -287,16 +276,7 @@ class Devices:
             The threads go on.
         """
         ended = self._worker.loop.create_future()
-
-        def done(tensors: Placed, error: BaseException | None) -> None:
-            if ended.done():
-                return
-            if error is None:
-                ended.set_result(tensors)
-            else:
-                ended.set_exception(error)
-
-        self.place(wanted, done)
+        self.place(wanted, outcome_to(ended))
         found: Placed = await ended
         return found
 
