@@ -148,6 +148,9 @@ class Decoder:
         return self._finished(self._tensors.read_shared(entry, storage), entry[1])
 
     def _composite(self, entry: list[Any]) -> torch.Tensor:
+        placed = self._placed.get(len(self._objects)) if self._placed else None
+        if placed is not None:
+            return self._finished(placed, entry[1])
         return self._finished(layouts.put_together(entry, self._part), entry[1])
 
     def _finished(self, tensor: torch.Tensor, flags: int) -> torch.Tensor:

@@ -211,7 +211,7 @@ class Encoder:
         """Give an object inside a pickle an entry, if it is of a kind that has one."""
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            if not _is_strided(value) and not layouts.is_known(value):
+            if not _is_strided(value) and not _has_parts(value):
                 return None  # torch pickles it
             leaf = kind is torch.nn.Parameter
             index = self._memo.get(-id(value) if leaf else id(value))
@@ -260,7 +260,7 @@ class Encoder:
     def _tensor(self, value: torch.Tensor) -> msgpack.ExtType:
         index = self._memo.get(id(value))
         if index is None:
-            if not _is_strided(value) and not layouts.is_known(value):
+            if not _is_strided(value) and not _has_parts(value):
                 return self._pickle(value)
             index = self._add_tensor(value, leaf=False)
         return _reference(index)
@@ -399,6 +399,19 @@ def _is_strided(tensor: torch.Tensor) -> bool:
         and not tensor.is_quantized
         and not tensor.is_nested
     )
+
+
+def _has_parts(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor that is not strided goes as its parts, else by pickle.
+
+    Raises:
+        Unsendable: neither: on a device, pickle would have the event loop wait for it.
+    """
+    if layouts.is_known(tensor):
+        return True
+    if not tensor.is_cpu:
+        raise Unsendable(tensor, layouts.refusal(tensor))
+    return False
 
 
 def _plainly(recipe: Recipe) -> Handler:

@@ -39,6 +39,7 @@ _CARRIERS: Final = {
     torch.quint8: torch.uint8,
     torch.qint32: torch.int32,
 }
+_PER_TENSOR_LENGTH: Final = 6  # of the entry of a tensor with one scale
 _PER_CHANNEL: Final = (
     torch.per_channel_affine,
     torch.per_channel_affine_float_qparams,
@@ -48,8 +49,22 @@ _PER_CHANNEL: Final = (
 def is_known(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor that is not plainly strided can go as its parts."""
     if tensor.is_quantized:
-        return tensor.dtype in _CARRIERS
-    return tensor.layout is torch.sparse_coo or str(tensor.layout) in _COMPRESSED
+        return tensor.is_cpu and tensor.dtype in _CARRIERS
+    if tensor.layout is torch.sparse_coo:
+        return True
+    # Others make such tensors, and do not say what they are made of (torch 2.13).
+    has_parts = tensor.is_cpu or tensor.is_cuda or tensor.is_meta
+    return has_parts and str(tensor.layout) in _COMPRESSED
+
+
+def refusal(tensor: torch.Tensor) -> str:
+    """Say why a tensor of a device that is not `is_known` cannot travel."""
+    what = str(tensor.layout).removeprefix("torch.")
+    if tensor.is_quantized:
+        what = "quantized"
+    elif tensor.is_nested:
+        what = "nested"
+    return f"a {what} tensor on {str(tensor.device)!r} cannot travel; send tensor.cpu()"
 
 
 def take_apart(tensor: torch.Tensor, flags: int, add: AddPart) -> list[Any]:
@@ -79,6 +94,19 @@ def _quantized(tensor: torch.Tensor, flags: int, add: AddPart) -> list[Any]:
     scales = add(tensor.q_per_channel_scales())
     zero_points = add(tensor.q_per_channel_zero_points())
     return [*entry, scales, zero_points, tensor.q_per_channel_axis()]
+
+
+def parts_of(entry: list[Any]) -> list[int]:
+    """Return the indices of the entries of the parts; none, if it has no parts."""
+    kind = entry[0]
+    if kind == ENTRY_SPARSE_COO:
+        return entry[3:5]
+    if kind == ENTRY_SPARSE_COMPRESSED:
+        return entry[3:6]
+    if kind == ENTRY_QUANTIZED:
+        is_per_tensor = len(entry) == _PER_TENSOR_LENGTH
+        return entry[3:4] if is_per_tensor else entry[3:6]
+    return []
 
 
 def put_together(entry: list[Any], get: GetPart) -> torch.Tensor:

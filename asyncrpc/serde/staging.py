@@ -18,6 +18,7 @@ import torch
 
 from asyncrpc.errors import DecodeError, EncodeError, Outcome
 from asyncrpc.serde import kinds
+from asyncrpc.serde.layouts import parts_of, put_together
 from asyncrpc.serde.policy import Limits
 from asyncrpc.serde.tensors import DEVICE_AT, TensorReader
 
@@ -130,22 +131,50 @@ class Landing:
         Raises:
             DecodeError: it is no message, or a tensor reaches outside of its buffer.
         """
-        reader = TensorReader(buffers, limits.dimensions_max)
+        self._reader = TensorReader(buffers, limits.dimensions_max)
         self.wanted: dict[int, tuple[torch.Tensor, str]] = {}
         try:
-            for index, entry in enumerate(_table(control, limits)):
-                if entry[0] != kinds.ENTRY_TENSOR or entry[1] & kinds.META:
-                    continue
-                came_from = str(entry[DEVICE_AT]) if len(entry) > DEVICE_AT else "cpu"
-                device = device_of(came_from)
-                if device != "cpu" or came_from != "cpu":
-                    self.wanted[index] = reader.read(entry), device
+            self._table = _table(control, limits)
+            for index, entry in enumerate(self._table):
+                if entry[0] == kinds.ENTRY_TENSOR:
+                    self._take(index, entry, device_of)
+                elif parts := parts_of(entry):
+                    self._take_composite(index, entry, parts)
         except DecodeError:
             raise
         except Exception as error:
             raise DecodeError(
                 f"what arrived is no value: {type(error).__name__}: {error}"
             ) from error
+
+    def _take(
+        self, index: int, entry: list[Any], device_of: Callable[[str], str]
+    ) -> None:
+        came_from = str(entry[DEVICE_AT]) if len(entry) > DEVICE_AT else "cpu"
+        device = device_of(came_from)
+        if (device != "cpu" or came_from != "cpu") and not entry[1] & kinds.META:
+            self.wanted[index] = self._reader.read(entry), device
+
+    def _take_composite(self, index: int, entry: list[Any], parts: list[int]) -> None:
+        """Have a tensor moved as a whole, if its parts are to be on a device.
+
+        It is put together, and its indices are checked, on the host: a device would do
+        that when the message is read, on the event loop.
+        """
+        moved = [part for part in parts if part in self.wanted]
+        if not moved:
+            return
+        device = self.wanted[moved[-1]][1]
+        whole = put_together(entry, self._part)
+        for part in moved:
+            self.wanted[part] = self.wanted[part][0], "cpu"
+        self.wanted[index] = whole, device
+
+    def _part(self, index: int) -> torch.Tensor:
+        if type(index) is not int or not 0 <= index < len(self._table):
+            raise DecodeError(f"part {index!r:.20} of {len(self._table)} objects")
+        found = self.wanted.get(index)
+        return self._reader.read(self._table[index]) if found is None else found[0]
 
 
 def _table(control: bytes | memoryview, limits: Limits) -> list[Any]:

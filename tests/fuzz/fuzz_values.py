@@ -20,7 +20,15 @@ import torch
 
 from asyncrpc import expose
 from asyncrpc.errors import DecodeError, RejectedError, UsageError
-from asyncrpc.serde import Codec, FunctionTable, Limits, Policy, compression_named
+from asyncrpc.serde import (
+    Codec,
+    FunctionTable,
+    Landing,
+    Limits,
+    Policy,
+    Staged,
+    compression_named,
+)
 from asyncrpc.serde.exceptions import describe_exception, rebuild_exception
 from asyncrpc.serde.quick import UNREAD
 from tests.fuzz.auditing import watched
@@ -109,7 +117,25 @@ def check(data: bytes) -> None:
         if isinstance(value, dict) and value.keys() >= EXCEPTIONS:
             with suppress(DecodeError):
                 rebuild_exception(value, FUNCTIONS, function="f", to="w")
+        land(control, buffers)
     assert not seen, seen
+
+
+def land(control: bytes, buffers: list[memoryview]) -> None:
+    """Look which tensors are to be on devices, then read the message with them."""
+    devices: list[str] = []
+
+    def device_of(came_from: str) -> str:
+        devices.append(came_from)
+        return ("cpu", "cuda:0", "xla:1")[len(devices) % 3]
+
+    try:
+        landing = Landing(control, buffers, LIMITS, device_of)
+        placed = {index: tensor for index, (tensor, _) in landing.wanted.items()}
+        assert all(tensor.is_cpu for tensor in placed.values())
+        CODEC.decode(control, Staged(buffers, placed))
+    except (DecodeError, RejectedError):
+        return
 
 
 def values() -> Iterator[Any]:

@@ -76,7 +76,11 @@ class Backend:
         for tensor in tensors:
             if tensor.dtype in self.spoilt:
                 raise TypeError(f"{self.type} does not keep {tensor.dtype}")
-        return [tensor.to(f"{self.type}:{index}") for tensor in tensors]
+        placed = [tensor.to(f"{self.type}:{index}") for tensor in tensors]
+        for tensor in placed:
+            if tensor.is_cpu:  # torch_xla leaves quantized ones where they are
+                raise TypeError(f"{self.type} does not take {tensor.dtype}")
+        return placed
 
     def settle(self) -> None:
         """End a turn at the device: leave nothing that others could stumble over."""
@@ -135,9 +139,16 @@ class Cuda(Backend):
         self, tensors: Sequence[torch.Tensor], index: int
     ) -> list[torch.Tensor]:
         """Return copies in memory of the default stream."""
+        where = f"cuda:{index}"
         with _cuda.device(index):
-            placed = [torch.empty_like(one, device=f"cuda:{index}") for one in tensors]
-        self._fill(list(zip(placed, tensors, strict=True)), index)
+            placed = [
+                torch.empty_like(one, device=where)
+                if _is_block(one)
+                else one.to(where)  # on this thread's stream: the default one
+                for one in tensors
+            ]
+        pairs = zip(placed, tensors, strict=True)
+        self._fill([pair for pair in pairs if _is_block(pair[0])], index)
         return placed
 
     def write(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -211,6 +222,10 @@ def is_loaded(type_: str) -> bool:
 
 
 _NO_DEVICES = frozenset({"cpu", "meta"})
+
+
+def _is_block(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized
 
 
 def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:

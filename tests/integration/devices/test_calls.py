@@ -110,6 +110,45 @@ async def test_every_dtype_comes_back_bit_for_bit_or_is_refused(
             await there.using(device_map={"cpu": HOME}).call(remote.same, x)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("layout", ["coo", "csr", "quantized"])
+async def test_tensors_of_parts_go_as_a_whole_or_are_refused(
+    pair: Pair, hands: Hands, layout: str
+) -> None:
+    """No device tested so far holds all of them; some say so late, or not at all."""
+    there = pair[0].peer("b")
+    x = {
+        "coo": lambda: torch.eye(3).to_sparse(),
+        "csr": lambda: torch.eye(3).to_sparse_csr(),
+        "quantized": lambda: torch.quantize_per_tensor(X, 0.5, 0, torch.qint8),
+    }[layout]()
+    dense = x.dequantize() if x.is_quantized else x.to_dense()
+    try:
+        given = await hands.put(x)
+        holds = not given.is_cpu
+    except (RuntimeError, TypeError):  # NotImplementedError among them
+        holds = False
+    to_device = there.using(device_map={"cpu": HOME})
+    if not holds:
+        with pytest.raises(DecodeError, match=rf"shape .* could not be put on {HOME}"):
+            await to_device.call(remote.same, x)
+        return
+    try:
+        came_back = await hands.take(given)
+    except (RuntimeError, TypeError):  # what went there cannot come back
+        with pytest.raises(EncodeError, match=rf"{layout} tensor on '{HOME}'.*cpu"):
+            await there.call(remote.same, given)
+        return
+    assert torch.equal(came_back.to_dense(), dense)
+    found = await there.call(remote.same, given)
+    assert (str(found.device), found.layout) == (HOME, x.layout)
+    assert torch.equal((await hands.take(found)).to_dense(), dense)
+    assert await to_device.call(remote.where, x) == [HOME]
+    to_host = there.using(device_map={HOME: "cpu"})
+    assert await to_host.call(remote.where, given) == ["cpu"]
+
+
 async def test_many_at_once(pair: Pair, hands: Hands) -> None:
     there = pair[0].peer("b")
     given = [await hands.put(X + number) for number in range(20)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from asyncrpc.serde import (
 from tests.unit.serde.loopback import STRICT, received
 from tests.unit.serde.test_tensors import crafted
 
+X = torch.ones(2, 3)
 FROM_DEVICE = [kinds.ENTRY_TENSOR, 0, "float32", [16], 0, 0, None, "cuda:1"]
 
 
@@ -55,6 +58,46 @@ def test_tensors_of_the_host_land_where_they_are_sent() -> None:
     assert shapes == [(3,), (0, 4)]
     back = STRICT.decode(encoded.control, received(encoded))
     assert torch.equal(back[0], torch.ones(3))
+
+
+_OF_PARTS: dict[str, Callable[[], torch.Tensor]] = {
+    "coo": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "per tensor": lambda: torch.quantize_per_tensor(X, 0.5, 0, torch.qint8),
+    "per channel": lambda: torch.quantize_per_channel(
+        X, torch.ones(2), torch.zeros(2), 0, torch.qint8
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("name", list(_OF_PARTS))
+def test_tensors_of_parts_land_as_a_whole(name: str) -> None:
+    """So a device need not check them, which would stop whoever reads the message."""
+    x = _OF_PARTS[name]()
+    encoded = STRICT.encode([x, torch.ones(2)])
+    stage(encoded)
+    landing = Landing(encoded.control, received(encoded), Limits(), lambda _: "xla:0")
+    moved = {at: one for at, (one, to) in landing.wanted.items() if to == "xla:0"}
+    assert [one.layout for one in moved.values()] == [x.layout, torch.strided]
+    placed = {at: one for at, (one, _) in landing.wanted.items()}
+    back, _ = STRICT.decode(encoded.control, Staged(received(encoded), placed))
+    assert back is next(iter(moved.values()))
+    assert torch.equal(_dense(back), _dense(x))
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    return x.dequantize() if x.is_quantized else x.to_dense()
+
+
+def test_a_landing_checks_what_it_puts_together() -> None:
+    encoded = STRICT.encode(torch.eye(3).to_sparse())
+    stage(encoded)
+    buffers = received(encoded)
+    buffers[0][:8] = (99).to_bytes(8, "little")  # an index
+    with pytest.raises(DecodeError, match=r"99|indices"):
+        Landing(encoded.control, buffers, Limits(), lambda _: "xla:0")
 
 
 def test_what_holds_no_tensor_is_not_staged() -> None:
