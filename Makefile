@@ -16,7 +16,7 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test check fmt lint type arch unit property sim sim-nightly chaos \
 	integration mutants numerics programs conformance docs kills examples soak bench fuzz \
-	test-tpu test-xla clean
+	test-cuda test-tpu test-xla clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ test: $(STAMP) ## Run all tests: about an hour, on loopback, without a GPU
 TPU := .venv-tpu
 XLA := .venv-xla
 TPU_PLUGIN = $(TPU)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so
+
+test-cuda: $(STAMP) ## Test devices on a GPU, if torch has one here
+	ASYNCRPC_TEST_DEVICE=cuda $(RUN) -m pytest -q $(DEVICE_TESTS)
 
 test-tpu: $(TPU)/.stamp ## Test devices on TorchTPU, over a PJRT plugin for the CPU: 1.6 GB
 	TPU_SKIP_MDS_QUERY=1 TPU_LIBRARY_PATH="$$(echo $(CURDIR)/$(TPU_PLUGIN))" \

@@ -26,7 +26,7 @@ from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.outbox import Outbox
 from asyncrpc.serde.plain import RECIPES, Recipe, is_plain
 from asyncrpc.serde.policy import Limits, Policy
-from asyncrpc.serde.shared import key_of
+from asyncrpc.serde.shared import can_share, key_of
 from asyncrpc.serde.staging import Stager
 from asyncrpc.serde.tensors import TensorWriter, shared_entry
 from asyncrpc.serde.unsendable import TooDeep, Unsendable
@@ -274,7 +274,9 @@ class Encoder:
         if value.dim() > self._limits.dimensions_max:
             raise Unsendable(value, f"a tensor of {value.dim()} dimensions is too many")
         if _is_strided(value):
-            entry = self._shared_entry(value, flags) if value.is_cpu else None
+            entry = None
+            if value.is_cpu or can_share(value.device):
+                entry = self._shared_entry(value, flags)
             index = self._append(value, entry, leaf=leaf)
             if entry is None:
                 self._tensors.add(index, value, flags)

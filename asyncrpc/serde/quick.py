@@ -301,7 +301,7 @@ def _read_shared(
         return None
     if place.stop > storage.nbytes():
         return None
-    tensor = torch.empty(0, dtype=place.dtype)
+    tensor = torch.empty(0, dtype=place.dtype, device=storage.device)
     return tensor.set_(storage, place.offset, form.shape, place.strides)
 
 

@@ -47,18 +47,24 @@ def share(value: Shareable) -> Shareable:
     a worker that has it, it is that worker's own.  The memory lives until no process
     uses it, and some seconds more.
 
+    Memory of a CUDA device stays where it is, and is used there by the other processes.
+    Only the worker that shares it can send it on.  It lives as long as another process
+    has a tensor over it, also if that process is killed meanwhile; and no longer than
+    the process that has made it.
+
     Args:
         value: a dense tensor (any shape and dtype) in host memory, which is moved with
             its gradient, or a module, whose parameters, buffers and gradients are.
             They stay the same objects.
             What shares memory with a tensor from outside, such as a numpy array, does
-            not any more.
+            not any more.  Or either on a device whose memory processes can share.
 
     Returns:
         `value` itself.
 
     Raises:
-        UsageError: it is neither, or a tensor is sparse or on a device.
+        UsageError: it is neither, or a tensor is sparse, or on a device whose memory
+            processes cannot share.
 
     Thread safety: nobody may use `value` meanwhile.
 
@@ -75,18 +81,27 @@ def share(value: Shareable) -> Shareable:
         )
     tensors = list(_tensors_of(value))
     for tensor in tensors:
-        if tensor.layout is not torch.strided or not tensor.is_cpu:
+        if tensor.layout is not torch.strided or not can_share(tensor.device):
             raise UsageError(
                 f"a {str(tensor.layout).removeprefix('torch.')} tensor on "
                 f"{str(tensor.device)!r} cannot be shared: only dense ones in host "
-                "memory can"
+                "memory, or that of CUDA devices, can"
             )
     for tensor in tensors:
         storage = tensor.untyped_storage()
         if storage.nbytes() and key_of(storage) is None:
-            descriptor_of(storage)
+            if tensor.is_cpu:
+                descriptor_of(storage)  # moves it
             mark(storage, os.urandom(KEY_BYTES))
     return value
+
+
+def can_share(device: torch.device) -> bool:
+    """Tell whether processes can share memory of a device, the host's among them."""
+    if device.type == "cpu":
+        return True
+    # What torch calls the sharing of CUDA memory; no other type has it yet.
+    return hasattr(getattr(torch, device.type, None), "ipc_collect")
 
 
 def key_of(storage: torch.UntypedStorage) -> bytes | None:

@@ -310,7 +310,7 @@ class TensorReader:
             raise DecodeError(
                 f"a tensor reaches byte {stop} of {storage.nbytes()} shared ones"
             )
-        tensor = torch.empty(0, dtype=dtype)
+        tensor = torch.empty(0, dtype=dtype, device=storage.device)
         tensor.set_(storage, offset, tuple(shape), tuple(strides))
         return _with_bits(tensor, flags) if flags & (CONJUGATE | NEGATIVE) else tensor
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -113,8 +114,44 @@ class _Module:
     def manual_seed_all(self, seed: int) -> None:
         """Do nothing: the host's generator is the only one."""
 
+    def ipc_collect(self) -> None:
+        """Do nothing; that it is here says that processes can share its memory."""
+
+    def export_storage(self, storage: torch.UntypedStorage) -> list[Any]:
+        """Return what another process opens memory by that `in_shared_memory` made."""
+        host: torch.UntypedStorage | None = getattr(storage, _IN_SHARED, None)
+        if host is None:
+            raise RuntimeError("only memory of in_shared_memory can be shared")
+        return [os.getpid(), host._share_fd_cpu_()[0]]
+
+    def open_storage(
+        self, handle: list[Any], index: int, nbytes: int
+    ) -> torch.UntypedStorage:
+        """Return memory of another process."""
+        pid, number = handle
+        descriptor = os.open(f"/proc/{int(pid)}/fd/{int(number)}", os.O_RDWR)
+        try:
+            kind: Any = torch.UntypedStorage
+            host = kind._new_shared_fd_cpu(descriptor, nbytes)  # noqa: SLF001
+        finally:
+            os.close(descriptor)
+        flat = torch.empty(0, dtype=torch.uint8).set_(host)
+        return _fake(flat, index).untyped_storage()
+
     def _is_in_bad_fork(self) -> bool:
         return False
+
+
+_IN_SHARED: Final = "_in_shared_memory"  # on a storage: the one that it is made of
+
+
+def in_shared_memory(host: torch.Tensor, index: int = 0) -> torch.Tensor:
+    """Return a copy of a tensor on a device, in memory that `asyncrpc.share` takes."""
+    copy = host.clone(memory_format=torch.contiguous_format)
+    copy.untyped_storage()._share_fd_cpu_()
+    fake = _fake(copy, index)
+    setattr(fake.untyped_storage(), _IN_SHARED, copy.untyped_storage())
+    return fake
 
 
 _installed: list[Any] = []  # torch knows one such device per process, for good
@@ -145,6 +182,7 @@ def install() -> Ledger:
     special = library("aten", "IMPL")
     special.impl("_copy_from", _copying(ledger), "PrivateUse1")
     special.impl("resize_", _resize, "PrivateUse1")
+    special.impl("set_.source_Storage_storage_offset", _set, "PrivateUse1")
     forward, backward = _convolutions(_Fallback(ledger))
     special.impl("convolution_overrideable", forward, "PrivateUse1")
     special.impl("convolution_backward_overrideable", backward, "PrivateUse1")
@@ -317,6 +355,15 @@ def _copying(ledger: Ledger) -> Callable[..., torch.Tensor]:
         return target
 
     return copy_from
+
+
+def _set(
+    tensor: torch.Tensor, storage: Any, offset: int, size: Any, stride: Any = ()
+) -> torch.Tensor:
+    """Have a tensor lie in another storage of its device."""
+    plain = _aten.set_.source_Storage_storage_offset.redispatch
+    found: torch.Tensor = plain(_ON_HOST, tensor, storage, offset, size, stride)
+    return found
 
 
 def _resize(

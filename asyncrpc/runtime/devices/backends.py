@@ -6,6 +6,7 @@ All methods but `mark` and `empty` run in a thread of the device, see `staging`.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -55,9 +56,12 @@ class Backend:
             tensor.shape, _dense_strides(tensor), dtype=tensor.dtype
         )
 
-    def mark(self, tensor: torch.Tensor) -> Any:
-        """Return what says when the tensor is ready, as of now."""
-        _ = tensor
+    def mark(self, device: torch.device) -> Any:
+        """Return what says when tensors are ready, as of now; None: they are."""
+        _ = device
+
+    def reach(self, mark: Any) -> None:
+        """Wait for what `mark` has returned."""
 
     def to_host(self, copies: Sequence[Copy]) -> None:
         """Fill the targets; complete when this returns."""
@@ -91,6 +95,30 @@ class Backend:
             for target, source in pairs:
                 target.copy_(source)
 
+    # --- memory that processes share, of types that have it --------------------------
+
+    def export(self, storage: torch.UntypedStorage) -> list[Any]:
+        """Return what another process of this host opens a storage by, once.
+
+        Raises:
+            RuntimeError: it cannot.
+        """
+        return list(getattr(torch, self.type).export_storage(storage))
+
+    def open(self, handle: list[Any], index: int, nbytes: int) -> torch.UntypedStorage:
+        """Return a storage over memory of another process.
+
+        Raises:
+            RuntimeError, OSError, TypeError, ValueError: it cannot be opened.
+        """
+        found: torch.UntypedStorage = getattr(torch, self.type).open_storage(
+            handle, index, nbytes
+        )
+        return found
+
+    def end(self, handle: list[Any]) -> None:
+        """The process that has opened it has let go, or has ended."""
+
 
 class Cuda(Backend):
     """CUDA: copies on a stream of their own, which waits for the program's.
@@ -119,11 +147,15 @@ class Cuda(Backend):
             pin_memory=True,
         )
 
-    def mark(self, tensor: torch.Tensor) -> Any:
+    def mark(self, device: torch.device) -> Any:
         """Return an event after what the program's stream has been given so far."""
         event = _cuda.Event()
-        event.record(_cuda.current_stream(tensor.device))
+        event.record(_cuda.current_stream(device))
         return event
+
+    def reach(self, mark: Any) -> None:
+        """Wait for an event."""
+        mark.synchronize()
 
     def to_host(self, copies: Sequence[Copy]) -> None:
         """Fill the targets, each when its source is ready."""
@@ -155,6 +187,33 @@ class Cuda(Backend):
         """Fill tensors after what the default stream does with them."""
         for target, source in pairs:
             self._fill([(target, source)], target.device.index)
+
+    def export(self, storage: torch.UntypedStorage) -> list[Any]:
+        """Return torch's handles, and the process, in which they are of no use."""
+        shared: Any = storage
+        return [os.getpid(), *shared._share_cuda_()]
+
+    def open(self, handle: list[Any], index: int, nbytes: int) -> torch.UntypedStorage:
+        """Open torch's handles on the device where the memory is."""
+        pid, device, *rest = handle
+        if pid == os.getpid():
+            raise RuntimeError("CUDA does not open memory in the process that made it")
+        _cuda.init()
+        kind: Any = torch.UntypedStorage
+        found: torch.UntypedStorage = kind._new_shared_cuda(device, *rest)  # noqa: SLF001
+        if found.device.index != index or found.nbytes() != nbytes:
+            raise RuntimeError(f"{found.nbytes()} bytes on {found.device} came instead")
+        return found
+
+    def end(self, handle: list[Any]) -> None:
+        """Count for a process that may have been killed before it did.
+
+        torch keeps memory until whoever opened it has counted down; a process that is
+        killed never does.  One count too many is harmless: each handle has its own.
+        """
+        _, device, _, _, _, counter, offset, *_ = handle
+        kind: Any = torch.UntypedStorage
+        kind._release_ipc_counter(counter, offset, device=device)  # noqa: SLF001
 
     def _fill(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], index: int

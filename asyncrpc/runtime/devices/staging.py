@@ -62,8 +62,7 @@ class Devices:
         for name in self._declared or ():
             backend = self._backend(name.type)
             if not name.is_cpu:
-                pool = self._pool(backend, name.index or 0)
-                await self._worker.run_in_thread(self._counted(backend), pool)
+                await self._run(self._counted(backend), backend, name.index)
                 if self._absence(backend, name.index or 0):
                     here = ", ".join(map(str, self._found()))
                     raise UsageError(f"Options.devices has {name}, and here are {here}")
@@ -152,6 +151,83 @@ class Devices:
             self._pools[name] = pool
         return pool
 
+    # --- memory that processes share -------------------------------------------------
+
+    def marks(self, devices: Iterable[torch.device]) -> list[tuple[torch.device, Any]]:
+        """Return what says when tensors of devices are as they are meant to be now."""
+        found = ((one, self._backend(one.type).mark(one)) for one in set(devices))
+        return [pair for pair in found if pair[1] is not None]
+
+    async def reach(self, marks: Sequence[tuple[torch.device, Any]]) -> None:
+        """Wait for what `marks` has returned.
+
+        Cancellation:
+            The threads go on.
+        """
+        for device, mark in marks:
+            backend = self._backend(device.type)
+            await self._run(partial(backend.reach, mark), backend, device.index)
+
+    async def export(self, storage: torch.UntypedStorage) -> list[Any]:
+        """Return what another process of this host opens a storage by, once.
+
+        Raises:
+            EncodeError: there is no such thing.
+
+        Cancellation:
+            The thread goes on.
+        """
+        device = storage.device
+        backend = self._backend(device.type)
+        try:
+            job = partial(backend.export, storage)
+            handle: list[Any] = await self._run(job, backend, device.index)
+        except (AttributeError, RuntimeError) as error:
+            raise EncodeError(
+                f"memory on {device} cannot be shared: {error}",
+                outcome=Outcome.NOT_EXECUTED,
+            ) from error
+        return handle
+
+    async def open(
+        self, where: str, handle: list[Any], nbytes: int
+    ) -> torch.UntypedStorage:
+        """Return a storage over memory of another process.
+
+        Raises:
+            DecodeError: this worker does not have the device, or cannot open it.
+
+        Cancellation:
+            The thread goes on.
+        """
+        try:
+            device = DeviceName.parse(where)
+        except UsageError as error:
+            raise DecodeError(str(error)) from error
+        if not self._is_allowed(device):
+            raise DecodeError(
+                f"worker {self._worker.name!r} has no device {device}: "
+                f"{self._undeclared(device.type)}"
+            )
+        backend, index = self._backend(device.type), device.index or 0
+        try:
+            job = partial(backend.open, handle, index, nbytes)
+            storage: torch.UntypedStorage = await self._run(job, backend, index)
+        except (AttributeError, OSError, RuntimeError, TypeError, ValueError) as error:
+            raise DecodeError(
+                f"memory on {device} cannot be opened: {error}"
+            ) from error
+        return storage
+
+    def end(self, device: torch.device, handle: list[Any]) -> None:
+        """The process that has opened a storage of ours uses it no more."""
+        self._backend(device.type).end(handle)
+
+    async def _run(
+        self, job: Callable[[], Any], backend: Backend, index: int | None
+    ) -> Any:
+        return await self._worker.run_in_thread(job, self._pool(backend, index or 0))
+
     # --- to the host -----------------------------------------------------------------
 
     def to_host(self, tensor: torch.Tensor) -> Copy:
@@ -170,7 +246,7 @@ class Devices:
                 f"{device.type} does not keep that dtype",
                 outcome=Outcome.NOT_EXECUTED,
             )
-        return Copy(tensor, backend.empty(tensor), backend.mark(tensor))
+        return Copy(tensor, backend.empty(tensor), backend.mark(tensor.device))
 
     def _undeclared(self, type_: str) -> str:
         if self._declared is None:
@@ -262,9 +338,9 @@ class Devices:
         """
         device = target.device
         backend = self._backend(device.type)
-        pool = self._pool(backend, device.index or 0)
-        job = partial(backend.write, [(target, source)])
-        await self._worker.run_in_thread(job, pool)
+        await self._run(
+            partial(backend.write, [(target, source)]), backend, device.index
+        )
 
     async def placed(self, wanted: Wanted) -> Placed:
         """Put tensors of the host where they are to be.

@@ -13,6 +13,10 @@ confirmed it; messages that do not refer to it pass it by.
                                  <--     nil
       the message                 -->
 
+Memory of a device is not passed by a descriptor, but by what the device has for that,
+and lives as long as anybody uses it by other means: see `loans`.  Then a message waits,
+too, for what is still being computed there.
+
 From then on either end may refer to it.  A worker keeps every region that has been
 referred to until no tensor has been over it for `IDLE_S`; then it tells the peers that
 they cannot count on it (`gone`), and lets go of it when they know.
@@ -21,9 +25,11 @@ they cannot count on it (`gone`), and lets go of it when they know.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -39,7 +45,14 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.holding import HeldBack, fail_held, hold
-from asyncrpc.serde.shared import KEY_BYTES, descriptor_of, storage_over, users_of
+from asyncrpc.runtime.payloads.loans import Loan, Loans, is_borrowed, keep_until_dead
+from asyncrpc.serde.shared import (
+    KEY_BYTES,
+    descriptor_of,
+    mark,
+    storage_over,
+    users_of,
+)
 from asyncrpc.transport.descriptors import TOKEN_BYTES, send_descriptor
 
 if TYPE_CHECKING:
@@ -69,6 +82,7 @@ class Regions:
         self._storages: dict[bytes, torch.UntypedStorage] = {}
         self._used: set[bytes] = set()  # since the last sweep
         self._at_peers: dict[Link, set[bytes]] = {}  # what each has, and knows of us
+        self.loans = Loans(worker.loop, self._end_loan)
         self._sweeping: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -103,9 +117,11 @@ class Regions:
             ) from error
         at_peer = self._at_peers.setdefault(link, set())
         missing = [key for key in shared if key not in at_peer]
-        if missing:
+        devices = [one.device for one in shared.values() if one.device.type != "cpu"]
+        marks = self._worker.devices.marks(devices) if devices else []
+        if missing or marks:
             held = hold(encoded)
-            self._worker.start_task(self._confirm(link, missing, held))
+            self._worker.start_task(self._confirm(link, missing, marks, held))
 
     def find(self, key: bytes) -> torch.UntypedStorage:
         """Return a region that a peer refers to; see `SharedStorages`.
@@ -135,10 +151,14 @@ class Regions:
 
     # --- making sure that a peer has it ----------------------------------------------
 
-    async def _confirm(self, link: Link, keys: list[bytes], held: HeldBack) -> None:
+    async def _confirm(
+        self, link: Link, keys: list[bytes], marks: list[Any], held: HeldBack
+    ) -> None:
         """Have the peer map regions, then send what was held back for them."""
         try:
-            await self._pass_all(link, keys)
+            if keys:
+                await self._pass_all(link, keys)
+            await self._worker.devices.reach(marks)
         except (AsyncRpcError, OSError, TimeoutError) as error:
             problem = EncodeError(
                 f"shared memory could not be passed to {link.peer.name!r}: {error}",
@@ -165,11 +185,55 @@ class Regions:
             raise _refused("the connection has ended")
         path, storage, token = mover.path, self._storages[key], os.urandom(TOKEN_BYTES)
         async with limit:
-            await self._worker.run_in_thread(
-                lambda: send_descriptor(path, token, descriptor_of(storage))
-            )
-            await self._ask(link, "attach", [key, storage.nbytes(), token])
+            if storage.device.type != "cpu":
+                await self._lend(link, path, key, storage, token)
+            else:
+                await self._worker.run_in_thread(
+                    lambda: send_descriptor(path, token, descriptor_of(storage))
+                )
+                await self._ask(link, "attach", [key, storage.nbytes(), token])
         self._at_peers.setdefault(link, set()).add(key)
+
+    async def _lend(
+        self,
+        link: Link,
+        path: str,
+        key: bytes,
+        storage: torch.UntypedStorage,
+        token: bytes,
+    ) -> None:
+        """Have a peer open memory of a device, and keep that for it."""
+        device = storage.device
+        if is_borrowed(storage):
+            raise _refused(
+                f"memory on {device} can be sent on by the worker that shares it only;"
+                " send tensor.clone()"
+            )
+        devices = self._worker.devices
+        handle = await devices.export(storage)
+        theirs = self.loans.begin(
+            Loan(key, storage, partial(devices.end, device, handle))
+        )
+
+        def pass_on() -> None:
+            try:
+                send_descriptor(path, token, theirs)
+            finally:
+                os.close(theirs)
+
+        await self._worker.run_in_thread(pass_on)
+        asked = [key, storage.nbytes(), token, str(device), handle]
+        await self._ask(link, "open", asked)
+
+    def _end_loan(self, end: Callable[[], None]) -> None:
+        """Take note, in a thread, that a peer has let go of memory of a device."""
+
+        def done(_: object, error: BaseException | None) -> None:
+            if error is not None:
+                logger.warning("worker %r: %s", self._worker.name, error)
+
+        with contextlib.suppress(RejectedError):  # closing: the process is to end it
+            self._worker.pool.submit(end, done)
 
     async def _ask(self, link: Link, method: str, value: Any) -> Any:
         deadline = Deadline.after(CONFIRM_TIMEOUT_S, self._worker.loop.time())
@@ -231,6 +295,11 @@ class Regions:
             await self._attach(key, nbytes, token)
             at_peer.add(key)
             return None
+        if method == "open":
+            kinds = [bytes, int, bytes, str, list]
+            await self._open(*_checked(value, kinds))
+            at_peer.add(value[0])
+            return None
         if method == "gone":
             at_peer.difference_update(_list(value))
             return None
@@ -239,7 +308,10 @@ class Regions:
     def _has(self, key: bytes, nbytes: int) -> bool:
         storage = self._storages.get(key)
         if storage is None:
-            return False
+            storage = self.loans.find(key)  # ours, and only others have tensors over it
+            if storage is None:
+                return False
+            self._keep(key, storage)
         if storage.nbytes() != nbytes:
             raise MalformedError(
                 f"a key of {storage.nbytes()} bytes was said to be of {nbytes}"
@@ -248,8 +320,7 @@ class Regions:
         return True
 
     async def _attach(self, key: bytes, nbytes: int, token: bytes) -> None:
-        if len(key) != KEY_BYTES or nbytes <= 0:
-            raise MalformedError(f"there can be no shared memory of {nbytes} bytes")
+        _check_region(key, nbytes)
         descriptor = await self._memory.inbox.claim(token)
         try:
             if os.fstat(descriptor).st_size < nbytes:
@@ -260,6 +331,20 @@ class Regions:
             raise MalformedError(f"memory that cannot be mapped: {error}") from error
         finally:
             os.close(descriptor)
+
+    async def _open(
+        self, key: bytes, nbytes: int, token: bytes, device: str, handle: list[Any]
+    ) -> None:
+        _check_region(key, nbytes)
+        descriptor = await self._memory.inbox.claim(token)
+        try:
+            storage = await self._worker.devices.open(device, handle, nbytes)
+            mark(storage, key)
+            self._keep(key, storage)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        keep_until_dead(storage, descriptor, self._worker.loop)
 
     def on_notice(self, link: Link, method: str, value: Any) -> None:
         """Refuse: nothing is ever told without an answer."""
@@ -279,6 +364,12 @@ class Regions:
             self._sweeping = None
         self._storages.clear()
         self._at_peers.clear()
+        self.loans.close()
+
+
+def _check_region(key: bytes, nbytes: int) -> None:
+    if len(key) != KEY_BYTES or nbytes <= 0:
+        raise MalformedError(f"there can be no shared memory of {nbytes} bytes")
 
 
 def _list(value: Any) -> list[Any]:

@@ -1,0 +1,95 @@
+"""What only CUDA has: streams.  Run by `make test-cuda`, where there is a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrpc import Worker
+from tests.integration.devices import remote
+from tests.integration.devices.accelerators import TYPE
+
+Pair = tuple[Worker, Worker]
+
+pytestmark = pytest.mark.skipif(TYPE != "cuda", reason="it is about CUDA's streams")
+
+HOME = "cuda:0"
+ELEMENTS = 16 << 20
+STEPS = 400
+cuda: Any = torch.cuda
+
+
+def counted(stream: Any) -> torch.Tensor:
+    """Return a tensor that counts to `STEPS`, and does not for a while yet."""
+    with cuda.stream(stream):
+        value = torch.zeros(ELEMENTS, device=HOME)
+        for _ in range(STEPS):
+            value.add_(1)
+    return value
+
+
+async def test_a_tensor_leaves_when_its_stream_has_made_it(pair: Pair) -> None:
+    """The device computes, on that stream and another, while tensors are copied."""
+    there = pair[0].peer("b")
+    stream, other = cuda.Stream(), cuda.Stream()
+    with cuda.stream(other):
+        noise = torch.rand(4096, 4096, device=HOME)
+    for _ in range(5):
+        value = counted(stream)
+        with cuda.stream(stream):
+            call = pair[0].start_call("b", remote.double, (value,))
+        assert not stream.query()  # the call has not waited for it
+        with cuda.stream(other):
+            for _ in range(20):
+                noise = noise @ noise.t() / 4096
+        found = await call
+        assert bool((found == 2 * STEPS).all())
+    assert await there.call(remote.where, value) == [HOME]
+
+
+async def test_what_arrives_is_there_for_the_default_stream(pair: Pair) -> None:
+    given = torch.arange(float(ELEMENTS), device=HOME)
+    calls = [pair[0].start_call("b", remote.same, (given + n,)) for n in range(8)]
+    for number, found in enumerate(await asyncio.gather(*calls)):
+        assert bool((found - number == given).all())
+
+
+async def test_memory_that_is_freed_meanwhile_is_not_sent(pair: Pair) -> None:
+    """The caller lets go of its tensor at once, and makes others in its place."""
+    calls = []
+    for number in range(20):
+        value = torch.full((ELEMENTS // 16,), float(number), device=HOME)
+        calls.append(pair[0].start_call("b", remote.double, (value,)))
+        del value
+        torch.full((ELEMENTS // 16,), -1.0, device=HOME)
+    for number, found in enumerate(await asyncio.gather(*calls)):
+        assert bool((found == 2 * number).all())
+
+
+async def test_how_fast_beside_plain_copies(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Printed, not asserted."""
+    given = torch.rand(64 << 20, device=HOME)
+    there = pair[0].peer("b")
+    await there.call(remote.same, given)
+    cuda.synchronize()
+    began_s = time.perf_counter()
+    given.cpu().to(HOME).cpu().to(HOME)
+    cuda.synchronize()
+    plain_s = time.perf_counter() - began_s
+    began_s = time.perf_counter()
+    found = await there.call(remote.same, given)
+    cuda.synchronize()
+    call_s = time.perf_counter() - began_s
+    assert torch.equal(found, given)
+    gigabytes = 2 * given.nbytes / 1e9
+    with capsys.disabled():
+        print(  # noqa: T201  (whoever runs it wants to know)
+            f"\n256 MiB there and back: a call {gigabytes / call_s:.2f} GB/s, "
+            f".cpu().to() {gigabytes / plain_s:.2f} GB/s"
+        )
