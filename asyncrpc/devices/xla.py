@@ -12,8 +12,11 @@ also for several replicas on a CPU, for which torch_xla has no collectives.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -23,10 +26,13 @@ from asyncrpc import multiprocessing
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.initial import broadcast
 from asyncrpc.errors import UsageError
+from asyncrpc.runtime import loops
 from asyncrpc.runtime.devices import pjrt
+from asyncrpc.runtime.devices.backends import backend_of
 
 __all__ = [
     "broadcast_master_param",
+    "device",
     "device_type",
     "generator",
     "global_ordinal",
@@ -67,6 +73,17 @@ def global_ordinal() -> int:
     torchrun started it is the rank, also where the runtime knows of one only.
     """
     return pjrt.place().rank
+
+
+def device() -> str:
+    """Return the XLA device of this replica, such as `"xla:0"`.
+
+    Where replicas are threads of a process, each has one; a worker is told of it by
+    `Options(devices=(xla.device(),))`, and then takes turns with no other replica's.
+
+    Source: torch_xla.device.
+    """
+    return f"xla:{pjrt.replica_var.get()[0]}"
 
 
 def world_size() -> int:
@@ -181,7 +198,11 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
 def launch(
     fn: Callable[..., Any], args: tuple[Any, ...] = (), *, nprocs: int | None = None
 ) -> list[Any]:
-    """Run `fn(rank, *args)` in a process for each XLA device of this host.
+    """Run `fn(rank, *args)` for each XLA device of this host.
+
+    Each runs in a process of its own.  Where a process has several devices, as on TPU
+    v2 and v3, they are threads of it, each with one device, which `device` names, and
+    with an event loop of its own if `fn` is a coroutine function.
 
     Args:
         fn: as for `asyncrpc.multiprocessing.launch`.
@@ -189,7 +210,7 @@ def launch(
         nprocs: how many processes; None: one for each chip of a TPU, else one.
 
     Returns:
-        What it returned in each process, by rank.
+        What it returned for each device, by rank.
 
     Raises:
         ProcessFailedError: one of them failed.
@@ -201,11 +222,48 @@ def launch(
         nprocs = 1
         if pjrt.set_up() == "TPU":
             nprocs = int(pjrt.module("torch_xla._internal.tpu").num_local_processes())
-    return multiprocessing.launch(_replica, (fn, args, nprocs), nprocs=nprocs)
+    found = multiprocessing.launch(_replicas, (fn, args, nprocs), nprocs=nprocs)
+    return [result for results in found for result in results]
 
 
-def _replica(rank: int, fn: Callable[..., Any], args: tuple[Any, ...], of: int) -> Any:
-    """Take one chip of this host, if it is one of a TPU, and run a function."""
+def _replicas(
+    rank: int, fn: Callable[..., Any], args: tuple[Any, ...], of: int
+) -> list[Any]:
+    """Run a function for each device of this process; return what it returned."""
     if pjrt.set_up() == "TPU" and of > 1:
         pjrt.module("torch_xla._internal.pjrt").initialize_multiprocess(rank, of)
-    return fn(rank, *args)  # of a coroutine function, what its process is to run
+    runtime = pjrt.module("torch_xla.runtime")
+    count = int(runtime.addressable_runtime_device_count())
+    if count == 1:
+        return [_outcome(fn, rank, args)]
+    running: list[Future[Any]] = []
+    for at in range(count):
+        running.append(Future())
+        work = partial(_outcome, fn, rank * count + at, args)
+        # A daemon: when one has failed, the process does not wait for the others.
+        threading.Thread(
+            target=_replica,
+            args=(running[-1], (at, count), work),
+            name=f"asyncrpc-replica-{at}",
+            daemon=True,
+        ).start()
+    wait(running, return_when=FIRST_EXCEPTION)
+    failed = [one for one in running if one.done() and one.exception() is not None]
+    return [one.result() for one in failed or running]
+
+
+def _replica(
+    running: Future[Any], place: tuple[int, int], work: Callable[[], Any]
+) -> None:
+    """Do something in a thread with one of the devices of this process."""
+    pjrt.replica_var.set(place)
+    backend_of("xla").choose(place[0])
+    try:
+        running.set_result(work())
+    except BaseException as error:  # noqa: BLE001  (whoever waits raises it)
+        running.set_exception(error)
+
+
+def _outcome(fn: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> Any:
+    found = fn(rank, *args)
+    return loops.run(found) if inspect.iscoroutine(found) else found

@@ -21,12 +21,29 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 from asyncrpc.errors import RejectedError
 
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
+
+
+class Lock(Protocol):
+    """What only one thread has at a time."""
+
+    def acquire(self) -> Any:
+        """Wait for it."""
+
+    def release(self) -> None:
+        """Give it up."""
+
+    def __enter__(self) -> Any:
+        """Wait for it."""
+
+    def __exit__(self, *_: object) -> None:
+        """Give it up."""
+
 
 STALL_S: Final = 0.1
 THREADS_MAX: Final = 4096  # blocked ones included: each takes some 50 KiB resident
@@ -63,13 +80,25 @@ class ThreadPool:
         limit: int,
         loop: asyncio.AbstractEventLoop,
         *,
-        turn: threading.Lock | None = None,
+        turn: Lock | None = None,
+        begin: Callable[[], None] | None = None,
         settle: Callable[[], None] | None = None,
     ) -> None:
+        """Describe a pool; threads start when there is work.
+
+        Args:
+            name: of its threads.
+            limit: how many functions run at once.
+            loop: that is told of their ends.
+            turn: what a function needs to run; None: nothing.
+            begin: what each turn begins with.
+            settle: what each turn ends with.
+        """
         self._name = name
         self._limit = limit if turn is None else 1
         self._turn = turn
-        self._settle = settle  # what a turn ends with
+        self._begin = begin
+        self._settle = settle
         self._loop = loop
         self._lock = threading.Lock()
         self._thread_ended = threading.Condition(self._lock)
@@ -209,6 +238,8 @@ class ThreadPool:
         assert self._turn is not None  # the caller has looked
         with self._turn:
             try:
+                if self._begin is not None:
+                    self._begin()
                 return job()
             finally:
                 self.settle()

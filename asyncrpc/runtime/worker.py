@@ -33,9 +33,9 @@ from asyncrpc.runtime.calls.group import PeerGroup, group_of
 from asyncrpc.runtime.calls.inbound import Mode, Target
 from asyncrpc.runtime.calls.peer import Peer
 from asyncrpc.runtime.counters import Counters
-from asyncrpc.runtime.devices.backends import backend_of
+from asyncrpc.runtime.devices.backends import Turning, backend_of
 from asyncrpc.runtime.devices.staging import Devices
-from asyncrpc.runtime.devices.turns import TURN
+from asyncrpc.runtime.devices.turns import Turn
 from asyncrpc.runtime.extensions import (
     Propagator,
     References,
@@ -223,17 +223,22 @@ class Worker(Meeting):
     def _make_pool(self) -> ThreadPool:
         """Return the threads for plain functions; a simulation has others."""
         options = self.options
-        types = {device.type for device in options.device_names or ()}
-        exclusive = [one for one in map(backend_of, types) if one.is_exclusive]
+        names = options.device_names or ()
+        exclusive = [one for one in names if backend_of(one.type).is_exclusive]
         takes_turns = options.takes_turns
         if takes_turns is None:
             takes_turns = bool(exclusive)
+        turning = Turning(exclusive)
         return ThreadPool(
             self.name,
             options.threads,
             self.loop,
-            turn=TURN if takes_turns else None,
-            settle=exclusive[0].settle if exclusive else None,
+            # Of more than those: a turn that is asked for is one at all devices.
+            turn=Turn(() if options.takes_turns else exclusive)
+            if takes_turns
+            else None,
+            begin=turning.begin if exclusive else None,
+            settle=turning.end if exclusive else None,
         )
 
     def _extend(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from asyncrpc.runtime.devices import pjrt
+from asyncrpc.runtime.devices.names import DeviceName
 from asyncrpc.serde import Copy
 
 _cuda: Any = torch.cuda  # torch says nothing of its types
@@ -86,8 +87,11 @@ class Backend:
                 raise TypeError(f"{self.type} does not take {tensor.dtype}")
         return placed
 
-    def settle(self) -> None:
-        """End a turn at the device: leave nothing that others could stumble over."""
+    def choose(self, index: int) -> None:
+        """Make a device the one that this thread uses where a program names none."""
+
+    def settle(self, index: int) -> None:
+        """End a turn at a device: leave nothing that others could stumble over."""
 
     def write(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Fill tensors of a device with those of the host; complete at the return."""
@@ -244,20 +248,34 @@ class Xla(Backend):
     is_exclusive = True
     spoilt = frozenset({torch.complex128})  # torch_xla 2.9 loses the imaginary parts
 
+    def __init__(self, type_: str) -> None:
+        super().__init__(type_)
+        self._of_thread = threading.local()
+
     def count(self) -> int:
         """Return how many XLA devices this process can use."""
         pjrt.set_up()
         runtime = importlib.import_module("torch_xla.runtime")
         return int(runtime.addressable_runtime_device_count())
 
-    def settle(self) -> None:
-        """Begin to compute all that is pending.
+    def choose(self, index: int) -> None:
+        """Have torch_xla take a device where it is given none."""
+        xla: Any = sys.modules.get("torch_xla")
+        if xla is None or index == getattr(self._of_thread, "index", 0):
+            return
+        if index < self.count():  # a worker that lacks it is about to be told so
+            xla._XLAC._xla_set_default_device(f"xla:{index}")  # noqa: SLF001
+            self._of_thread.index = index
+
+    def settle(self, index: int) -> None:
+        """Begin to compute all that is pending on a device.
 
         Even to ask a tensor for its shape is not safe while another thread does this,
         and after it, it is.
         """
         xla = sys.modules.get("torch_xla")
         if xla is not None:
+            self.choose(index)
             xla.sync()
 
 
@@ -267,6 +285,38 @@ _BUILT_IN: dict[str, type[Backend]] = {"cuda": Cuda, "tpu": Tpu, "xla": Xla}
 def backend_of(type_: str) -> Backend:
     """Return what knows a type of device."""
     return _BUILT_IN.get(type_, Backend)(type_)
+
+
+class Turning:
+    """What the turns of one worker begin and end with."""
+
+    def __init__(self, devices: Sequence[DeviceName]) -> None:
+        """Name the devices.
+
+        Args:
+            devices: of types that are exclusive; without an index: all of the type.
+        """
+        self._devices = [(backend_of(one.type), one.index) for one in devices]
+        self._counts: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Have the worker's only device of a type be the one where none is named."""
+        for backend, index in self._devices:
+            backend.choose(index or 0)
+
+    def end(self) -> None:
+        """Leave nothing pending on any of the devices."""
+        for backend, index in self._devices:
+            if index is not None:
+                backend.settle(index)
+            elif is_loaded(backend.type):
+                for each in reversed(range(self._count(backend))):
+                    backend.settle(each)  # the first is the thread's own again
+
+    def _count(self, backend: Backend) -> int:
+        if backend.type not in self._counts:
+            self._counts[backend.type] = backend.count()
+        return self._counts[backend.type]
 
 
 def is_loaded(type_: str) -> bool:

@@ -13,6 +13,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Collection, Mapping, MutableMapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -115,11 +116,16 @@ def has_tpu(devices: Path = Path("/dev")) -> bool:
     return any(devices.glob("accel*")) or any(devices.glob("vfio/[0-9]*"))
 
 
+# Which of the replicas of its process a thread is, and how many those are.
+replica_var: ContextVar[tuple[int, int]] = ContextVar("replica", default=(0, 1))
+
+
 def place(environ: Mapping[str, str] = os.environ) -> Place:
     """Find this process among the others: by torchrun, else by the runtime.
 
-    Under torchrun (or `asyncrpc run`) the environment says all.  Else each replica that
-    the runtime knows is one: a process, or on TPU v2 and v3 a thread of one.
+    Under torchrun (or `asyncrpc run`) the environment says all of processes, and each
+    of its replicas, if they are threads of it, has a place among them.  Else each
+    replica that the runtime knows has one: a process, or on TPU v2 and v3 a thread.
 
     Raises:
         UsageError: the environment says a part of it only.
@@ -134,7 +140,9 @@ def place(environ: Mapping[str, str] = os.environ) -> Place:
                 f"{SCHEME} found {', '.join(said)} of the environment, and no {names}: "
                 "torchrun sets all of them"
             )
-        rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        replica, count = replica_var.get()
+        rank = int(environ["RANK"]) * count + replica
+        world_size = int(environ["WORLD_SIZE"]) * count
         return Place(rank, world_size, environ["MASTER_ADDR"], port)
     set_up()
     runtime = module("torch_xla.runtime")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,9 +52,10 @@ def test_replicas_have_random_numbers_of_their_own() -> None:
     assert len({tuple(numbers(replica)) for replica in range(100)}) == 100
 
 
-def _run(*command: str) -> str:
+def _run(*command: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, *command],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=240,
@@ -78,6 +80,21 @@ def test_processes_of_torchrun(nprocs: int) -> None:
 def test_processes_of_launch(nprocs: int) -> None:
     found = _run(str(RANKS), str(nprocs))
     assert found.count("as on the host") == nprocs
+
+
+@needs_xla
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_replicas_that_are_threads(nprocs: int) -> None:
+    """As on TPU v2 and v3: each process has two devices, each device an event loop."""
+    found = _run(str(RANKS), str(nprocs), CPU_NUM_DEVICES="2")
+    assert found.count(f"of {2 * nprocs}: as on the host") == 2 * nprocs
+
+
+@needs_xla
+def test_a_replica_that_fails_stops_the_others() -> None:
+    """Which would wait for it."""
+    with pytest.raises(AssertionError, match="this one fails"):
+        _run(str(RANKS), "1", "fail", CPU_NUM_DEVICES="2")
 
 
 @needs_xla

@@ -54,13 +54,14 @@ async def check(worker: asyncrpc.Worker) -> None:
         size, rank = group.size, group.rank
         assert (rank, size) == (xla.global_ordinal(), xla.world_size())
         ones = await devices.run(lambda: torch.full((3,), rank + 1.0, device="xla"))
+        assert str(ones.device) == xla.device()
         total = await group.all_reduce(ones)
         wanted = [size * (size + 1) / 2] * 3
         assert (await devices.run(total.tolist)) == wanted
         module = net()
         await xla.broadcast_master_param(module, group)
         plain = await train(group, "cpu", copy.deepcopy(module))
-        found = await train(group, "xla:0", module)
+        found = await train(group, xla.device(), module)
         for one, other in zip(found, plain, strict=True):
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-6), (one, other)
         await refused_where_it_would_diverge(module, size)
@@ -73,19 +74,27 @@ async def refused_where_it_would_diverge(module: nn.Module, size: int) -> None:
     if size == 1:
         await devices.run(xla.optimizer_step, optimizer)
         return
-    with pytest.raises(asyncrpc.UsageError, match="would go its own way"):
+    with pytest.raises(asyncrpc.UsageError, match=r"own way|CPU cannot reduce"):
         await devices.run(xla.optimizer_step, optimizer)
 
 
 async def main(_: int = 0) -> None:
-    options = asyncrpc.Options(devices=("xla",))
+    options = asyncrpc.Options(devices=(xla.device(),))
     name = f"replica{xla.global_ordinal()}"
     async with asyncrpc.Worker(name, rendezvous="xla://", options=options) as worker:
         await check(worker)
 
 
+async def fail(rank: int) -> None:
+    if rank:
+        raise ValueError("this one fails")
+    await asyncio.sleep(1000)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 2:
+        xla.launch(fail, nprocs=int(sys.argv[1]))
+    elif len(sys.argv) > 1:
         xla.launch(main, nprocs=int(sys.argv[1]))
     else:
         asyncio.run(main())

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from contextvars import copy_context
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.devices.pjrt import Place, choose, has_tpu, place, set_up
+from asyncrpc.runtime.devices.pjrt import (
+    Place,
+    choose,
+    has_tpu,
+    place,
+    replica_var,
+    set_up,
+)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +96,18 @@ TORCHRUN = {
 
 def test_the_place_by_torchrun() -> None:
     assert place(TORCHRUN) == Place(3, 8, "10.0.0.1", 29500)
+
+
+def test_the_place_of_a_thread_among_those_of_its_process() -> None:
+    """Of 3 processes with 2 devices each: the second device of the second."""
+    said = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h"}
+
+    def of_a_thread() -> Place:
+        replica_var.set((1, 2))
+        return place(said)
+
+    assert copy_context().run(of_a_thread)[:2] == (3, 6)
+    assert place(said)[:2] == (1, 3)
 
 
 def test_half_of_what_torchrun_sets_is_an_error() -> None:

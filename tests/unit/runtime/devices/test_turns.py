@@ -7,12 +7,15 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 
 from asyncrpc.devices import turn
 from asyncrpc.errors import UsageError
+from asyncrpc.runtime.devices.names import DeviceName
+from asyncrpc.runtime.devices.turns import Turn
 from asyncrpc.runtime.threads import ThreadPool
 
 
@@ -32,11 +35,14 @@ class Watch:
 
 @asynccontextmanager
 async def pools(
-    count: int, settle: Callable[[], None] | None = None
+    *turns: Turn,
+    begin: Callable[[], None] | None = None,
+    settle: Callable[[], None] | None = None,
 ) -> AsyncIterator[list[ThreadPool]]:
-    loop, lock = asyncio.get_running_loop(), threading.Lock()
+    loop = asyncio.get_running_loop()
     made = [
-        ThreadPool(f"t{at}", 4, loop, turn=lock, settle=settle) for at in range(count)
+        ThreadPool(f"t{at}", 4, loop, turn=one, begin=begin, settle=settle)
+        for at, one in enumerate(turns)
     ]
     yield made
     for pool in made:
@@ -56,19 +62,52 @@ def start(pool: ThreadPool, job: Callable[[], Any]) -> asyncio.Future[Any]:
     return done
 
 
-@pytest.mark.parametrize("count", [1, 2])
-async def test_one_at_a_time(count: int) -> None:
+def at(*names: str) -> Turn:
+    return Turn(tuple(map(DeviceName.parse, names)))
+
+
+@pytest.mark.parametrize(
+    ("turns", "most"),
+    [
+        ([at("xla:0")], 1),
+        ([at("xla:0"), at("xla:0")], 1),
+        ([at("xla:0"), at("xla:1")], 2),
+        ([at("xla"), at("xla:1")], 1),
+        ([at("xla"), at("abacus")], 2),
+        ([at("xla:0", "xla:1"), at("xla:1", "xla:2")], 1),
+        ([at("xla:0"), at("xla:1"), at("xla:0", "xla:1")], 2),
+        ([at(), at("xla:1")], 1),
+        ([at(), at()], 1),
+    ],
+)
+async def test_one_at_a_time_at_each_device(turns: list[Turn], most: int) -> None:
     watch = Watch()
-    async with pools(count) as made:
-        jobs = [start(pool, watch.work) for pool in made for _ in range(10)]
+    async with pools(*turns) as made:
+        jobs = [start(pool, watch.work) for _ in range(10) for pool in made]
         await asyncio.gather(*jobs)
-    assert watch.most == 1
+    assert watch.most == most
+
+
+async def test_nobody_is_passed_by_for_ever() -> None:
+    """Who waits for two devices gets them, though each is in use all the time."""
+    ended: list[str] = []
+    async with pools(at("xla:0"), at("xla:1"), at("xla")) as made:
+        jobs = []
+        for number in range(10):
+            for pool in made[:2]:
+                jobs.append(start(pool, lambda: time.sleep(0.002)))  # noqa: PERF401
+            if number == 3:
+                jobs.append(start(made[2], lambda: ended.append("both")))
+        jobs.append(start(made[0], lambda: ended.append("last")))
+        await asyncio.gather(*jobs)
+    assert ended == ["both", "last"]
 
 
 async def test_who_waits_for_others_lets_them_in() -> None:
     """To any depth; and is alone again afterwards."""
     watch, loop = Watch(), asyncio.get_running_loop()
-    async with pools(2) as made:
+    turn_of_both = at("xla:0")
+    async with pools(turn_of_both, turn_of_both) as made:
 
         def nested(depth: int) -> int:
             watch.work()
@@ -94,12 +133,13 @@ async def _started(pool: ThreadPool, job: Callable[[], Any]) -> Any:
 
 
 async def test_a_turn_is_settled_however_it_ends() -> None:
-    settled: list[str] = []
-    async with pools(1, lambda: settled.append("settled")) as (pool,):
-        await start(pool, lambda: settled.append("job"))
+    done: list[str] = []
+    begin, settle = partial(done.append, "begun"), partial(done.append, "settled")
+    async with pools(at(), begin=begin, settle=settle) as (pool,):
+        await start(pool, lambda: done.append("job"))
         with pytest.raises(ZeroDivisionError):
             await start(pool, lambda: 1 / 0)
-    assert settled == ["job", "settled", "settled"]
+    assert done == ["begun", "job", "settled", "begun", "settled"]
 
 
 async def test_a_turn_is_not_for_an_event_loop() -> None:
