@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
 from typing import Any, Final
@@ -27,6 +27,7 @@ from asyncrpc.collectives import Group
 from asyncrpc.ddp.initial import broadcast
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime import loops
+from asyncrpc.runtime.calls.context import current_worker
 from asyncrpc.runtime.devices import pjrt
 from asyncrpc.runtime.devices.backends import backend_of
 
@@ -40,6 +41,7 @@ __all__ = [
     "local_ordinal",
     "made_alone",
     "optimizer_step",
+    "rendezvous",
     "world_size",
 ]
 
@@ -128,6 +130,34 @@ async def broadcast_master_param(module: nn.Module, group: Group) -> None:
     """
     tensors = [one.detach() for one in module.parameters()]
     await broadcast(group, [*tensors, *module.buffers()], 0)
+
+
+async def rendezvous(
+    tag: str, payload: bytes = b"", replicas: Sequence[int] = ()
+) -> list[bytes]:
+    """Wait until all replicas have come here, and return the payloads of all.
+
+    Of the current worker, with torch_xla's arguments: see `Worker.rendezvous`.  Nothing
+    is computed for it.
+
+    Args:
+        tag: what it is for.
+        payload: what this replica brings.
+        replicas: which take part; none: all.
+
+    Returns:
+        The payload of each, in the order of `replicas`, or of their ranks.
+
+    Raises:
+        AsyncRpcError: what `Worker.rendezvous` raises.
+
+    Cancellation:
+        It fails for the others, too.
+
+    Source: torch_xla.core.xla_model.rendezvous.
+    """
+    worker = current_worker()
+    return await worker.rendezvous(tag, payload, list(replicas) or None)
 
 
 def made_alone(make: Callable[[], nn.Module]) -> nn.Module:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 from asyncrpc import Group, Worker
 from asyncrpc.devices import xla
+from asyncrpc.testing import acting_as
 from tests.integration.devices.accelerators import TYPE, Hands
 
 HOME = f"{TYPE}:0"
@@ -41,6 +43,17 @@ async def test_every_replica_gets_the_parameters_of_the_first(pair: Pair) -> Non
     one, other = await asyncio.gather(*map(run, pair))
     assert len(one) == 7
     assert all(map(torch.equal, one, other))
+
+
+async def test_rendezvous_of_all_and_of_some(pair: Pair) -> None:
+    async def meet(worker: Worker, replicas: Sequence[int]) -> list[bytes]:
+        with acting_as(worker):
+            return await xla.rendezvous("tag", worker.name.encode(), replicas)
+
+    for replicas, wanted in (((), [b"a", b"b"]), ((1, 0), [b"b", b"a"])):
+        found = await asyncio.gather(*(meet(one, replicas) for one in pair))
+        assert found == [wanted] * 2
+    assert await meet(pair[1], [1]) == [b"b"]
 
 
 def test_replicas_have_random_numbers_of_their_own() -> None:
