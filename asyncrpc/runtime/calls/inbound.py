@@ -202,8 +202,8 @@ class InboundCall:
 
     @property
     def function_name(self) -> str:
-        """What is called, for people to read."""
-        return self.target.name if self.target is not None else "?"
+        """What is called, for people to read; empty if that could not be read."""
+        return self.target.name if self.target is not None else ""
 
     def run(self, target: Target, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Start the function; the answer follows when it ends."""

@@ -445,14 +445,17 @@ def _put(
         return backend.to_device(tensors, index)
     except (RuntimeError, TypeError, ValueError) as error:
         what = ", ".join(sorted({_described(tensor) for tensor in tensors})[:4])
+        why = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on for pages
         raise DecodeError(
-            f"{what} could not be put on {backend.type}:{index}: {error}"
+            f"{what} could not be put on {backend.type}:{index}: {why}"
         ) from error
 
 
 def _described(tensor: torch.Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"a tensor of {dtype} and shape {tuple(tensor.shape)}"
+    layout = str(tensor.layout).removeprefix("torch.")
+    kind = "tensor" if layout == "strided" else f"{layout} tensor"
+    return f"a {kind} of {dtype} and shape {tuple(tensor.shape)}"
 
 
 def _unsendable(error: BaseException | None) -> AsyncRpcError | None:
