@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Final, TypeVar
+import contextvars
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from asyncrpc.runtime.worker import Worker
 
 T = TypeVar("T")
 
 ON_LOOP_BYTES: Final = 1 << 18  # to copy them takes 0.1 ms, as long as a thread takes
 
 
-async def run_beside(job: Callable[[], T], nbytes: int) -> T:
+def user_of(worker: Worker, tensors: Iterable[torch.Tensor]) -> Worker | None:
+    """Return in whose threads tensors may be used; None: in any, and on the loop."""
+    return None if all(one.is_cpu for one in tensors) else worker
+
+
+async def run_beside(
+    job: Callable[[], T], nbytes: int, worker: Worker | None = None
+) -> T:
     """Run `job`, which copies so many bytes, in a thread if they are many.
+
+    Args:
+        job: what to do.
+        nbytes: that it copies.
+        worker: see `in_thread`.
 
     Raises:
         Exception: what `job` raises.
@@ -21,11 +39,17 @@ async def run_beside(job: Callable[[], T], nbytes: int) -> T:
     Cancellation:
         See `in_thread`.
     """
-    return job() if nbytes <= ON_LOOP_BYTES else await in_thread(job)
+    if worker is None and nbytes <= ON_LOOP_BYTES:
+        return job()
+    return await in_thread(job, worker)
 
 
-async def in_thread(job: Callable[[], T]) -> T:
-    """Run `job` in a thread of the event loop; when this ends, it has ended.
+async def in_thread(job: Callable[[], T], worker: Worker | None = None) -> T:
+    """Run `job` in a thread; when this ends, it has ended.
+
+    Args:
+        job: what to do.
+        worker: whose devices it uses, which may be left to its threads; None: of none.
 
     Raises:
         Exception: what `job` raises.
@@ -33,7 +57,10 @@ async def in_thread(job: Callable[[], T]) -> T:
     Cancellation:
         See `to_its_end`.
     """
-    return await to_its_end(asyncio.ensure_future(asyncio.to_thread(job)))
+    if worker is None:
+        return await to_its_end(asyncio.ensure_future(asyncio.to_thread(job)))
+    context = contextvars.copy_context()  # as `to_thread` does
+    return await to_its_end(worker.run_in_thread(lambda: context.run(job)))
 
 
 async def to_its_end(

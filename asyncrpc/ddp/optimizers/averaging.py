@@ -22,7 +22,7 @@ import torch
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.initial import verify
 from asyncrpc.ddp.own_group import OwnGroup, reason_for
-from asyncrpc.ddp.threads import run_beside
+from asyncrpc.ddp.threads import run_beside, user_of
 from asyncrpc.errors import UsageError
 
 logger = logging.getLogger("asyncrpc")
@@ -228,11 +228,12 @@ class _Mean:
             memory = await group.empty(numel, dtype=dtype)
         # Divided before, as torch does: a sum that would be too large for the dtype is
         # not made, and over two ranks the bits are torch's.
+        user = user_of(group.worker, parameters)
         fill = functools.partial(_fill, memory, parameters, group.size)
-        await run_beside(fill, memory.nbytes)
+        await run_beside(fill, memory.nbytes, user)
         await group.all_reduce(memory)
         empty = functools.partial(_empty, memory, parameters)
-        await run_beside(empty, memory.nbytes)
+        await run_beside(empty, memory.nbytes, user)
         self._memory = memory
 
 

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from asyncrpc.ddp.threads import in_thread
+from asyncrpc.ddp.threads import in_thread, user_of
 from asyncrpc.errors import UsageError
+from asyncrpc.runtime.worker import Worker
 
 # It computes the loss and its gradients, and returns the loss; plain, or a coroutine.
 Closure: TypeAlias = Callable[[], Any]
@@ -60,12 +61,13 @@ def _arguments(
 
 
 async def step_in_thread(
-    optimizer: torch.optim.Optimizer, closure: Closure | None
+    optimizer: torch.optim.Optimizer, closure: Closure | None, worker: Worker
 ) -> Any:
     """Step one of torch's optimizers in a thread; when this ends, it has ended.
 
     Args:
         optimizer: whose `step` is called.
+        worker: in whose threads, if the parameters are on devices.
         closure: a coroutine function is called before the step, once; another one is
             for the optimizer.
 
@@ -79,11 +81,13 @@ async def step_in_thread(
         It waits until the thread has ended, as that changes parameters.
     """
     step: Callable[..., Any] = optimizer.step
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    user = user_of(worker, parameters)
     if closure is None:
-        return await in_thread(step)
+        return await in_thread(step, user)
     call = type(closure).__call__  # of an object that is called like a function
     if not any(map(inspect.iscoroutinefunction, (closure, call))):
-        return await in_thread(lambda: step(closure))
+        return await in_thread(lambda: step(closure), user)
     loss = await closure()
-    await in_thread(step)
+    await in_thread(step, user)
     return loss

@@ -120,7 +120,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
         Source: torch's `PostLocalSGDOptimizer.step`.
         """
-        loss = await step_in_thread(self.optim, closure)
+        loss = await step_in_thread(self.optim, closure, self.averager.group.worker)
         await self.averager.average_parameters(self.optim.param_groups)
         return loss
 

@@ -50,13 +50,13 @@ def copied(
         places: of these among all.
 
     Returns:
-        What it keeps for each parameter, by their places.
+        What it keeps for each parameter, by their places, in host memory.
 
     Raises:
         UsageError: it keeps something that is no parameter's.
     """
     return {
-        place: pytree.tree_map_only(torch.Tensor, lambda one: one.clone(), value)
+        place: pytree.tree_map_only(torch.Tensor, lambda one: one.cpu().clone(), value)
         for place, value in _by_places(optimizer, places)
     }
 
@@ -163,6 +163,10 @@ def _by_places(
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose memory holds nothing else, as all of that is saved."""
-    is_alone = tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor if is_alone else tensor.clone()
+    """Return a tensor whose memory holds nothing else, as all of that is saved.
+
+    Of the host: who reads it may not have the device.
+    """
+    host = tensor.cpu()
+    is_alone = host.untyped_storage().nbytes() == host.nbytes
+    return host if is_alone else host.clone()

@@ -22,7 +22,8 @@ from torch.autograd.graph import increment_version
 
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.exchange import pack, unpack
-from asyncrpc.ddp.threads import run_beside
+from asyncrpc.ddp.threads import run_beside, user_of
+from asyncrpc.errors import UsageError
 
 _GATHERED_BYTES: Final = 1 << 20  # of all owners together, in one collective
 _ALONE_BYTES: Final = 1 << 20  # a parameter of more is sent from where it lies
@@ -92,7 +93,8 @@ class Piece:
         """Return the memory in which all of it lies, uint8; None: there is none."""
         if self._bucket is not None:
             return self._bucket
-        if len(self.parameters) == 1 and self.parameters[0].is_contiguous():
+        only = self.parameters[0]
+        if len(self.parameters) == 1 and only.is_cpu and only.is_contiguous():
             return self.parameters[0].detach().view(-1).view(torch.uint8)
         return None
 
@@ -158,15 +160,30 @@ class Shards:
             self._made_for = self._look()
         return before != [one for one, _ in self._made_for]
 
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """Those of all ranks."""
+        return [one for owned in self._owned for one in owned]
+
     def _look(self) -> list[tuple[bool, int]]:
         return [
-            (is_sent(one), one.data_ptr() if self._as_views else 0)
+            (is_sent(one), one.data_ptr() if self._as_views and one.is_cpu else 0)
             for owned in self._owned
             for one in owned
         ]
 
     def _make_buckets(self) -> None:
-        """Move parameters into one stretch of memory for each owner."""
+        """Move parameters into one stretch of memory for each owner.
+
+        Raises:
+            UsageError: one is on a device.
+        """
+        for parameter in self.parameters:
+            if not parameter.is_cpu:
+                raise UsageError(
+                    f"a parameter on {str(parameter.device)!r} cannot be a view of a "
+                    "bucket, which is in host memory: parameters_as_bucket_view=False"
+                )
         old = [
             range(one.data_ptr(), one.data_ptr() + one.nbytes) for one in self._buckets
         ]
@@ -209,28 +226,34 @@ class Shards:
             await self._broadcast(group, piece)
 
     async def _gather(self, group: Group) -> None:
-        mine = self._pieces[self._rank]
-        packed = [piece.packed() for piece in mine]
-        nothing = torch.empty(0, dtype=torch.uint8)
-        found = await group.all_gather(torch.cat(packed) if packed else nothing)
-        for owned, received in zip(self._pieces, found, strict=True):
-            if owned is not mine:
-                sizes = [piece.nbytes for piece in owned]
-                parts = received.split(sizes)  # type: ignore[no-untyped-call]  # torch's
-                for piece, part in zip(owned, parts, strict=True):
-                    piece.take(part)
+        mine, user = self._pieces[self._rank], user_of(group.worker, self.parameters)
+
+        def pack_mine() -> torch.Tensor:
+            packed = [piece.packed() for piece in mine]
+            return torch.cat(packed) if packed else torch.empty(0, dtype=torch.uint8)
+
+        def take_theirs() -> None:
+            for owned, received in zip(self._pieces, found, strict=True):
+                if owned is not mine:
+                    sizes = [piece.nbytes for piece in owned]
+                    parts = received.split(sizes)  # type: ignore[no-untyped-call]  # torch's
+                    for piece, part in zip(owned, parts, strict=True):
+                        piece.take(part)
+
+        found = await group.all_gather(await run_beside(pack_mine, 0, user))
+        await run_beside(take_theirs, 0, user)
 
     async def _broadcast(self, group: Group, piece: Piece) -> None:
-        memory = piece.memory()
+        memory, user = piece.memory(), user_of(group.worker, piece.parameters)
         copied_bytes = 0 if memory is not None else piece.nbytes
         if piece.root == self._rank:
-            packed = await run_beside(piece.packed, copied_bytes)
+            packed = await run_beside(piece.packed, copied_bytes, user)
             await group.broadcast(packed, piece.root)
             return
         if memory is None:
             memory = torch.empty(piece.nbytes, dtype=torch.uint8)
         await group.broadcast(memory, piece.root)
-        await run_beside(functools.partial(piece.take, memory), copied_bytes)
+        await run_beside(functools.partial(piece.take, memory), copied_bytes, user)
 
 
 def is_sent(parameter: torch.Tensor) -> bool:

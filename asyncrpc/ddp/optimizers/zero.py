@@ -38,7 +38,7 @@ from asyncrpc.ddp.optimizers.sharded_state import (
 )
 from asyncrpc.ddp.optimizers.shards import Partition, Shards, is_sent
 from asyncrpc.ddp.own_group import OwnGroup, reason_for
-from asyncrpc.ddp.threads import in_thread
+from asyncrpc.ddp.threads import in_thread, user_of
 from asyncrpc.errors import OptimizerError, UsageError
 
 Params: TypeAlias = (
@@ -97,16 +97,17 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
         Args:
             params: tensors, pairs of names and tensors, or groups of them with options:
-                dense, on the CPU, the same at every rank.
+                dense, in host memory or on devices, the same at every rank.
             optimizer_class: makes the optimizer of each rank's share.
             group: the ranks; the optimizer gets one of its own, so that its collectives
                 do not meet yours.
             parameters_as_bucket_view: let the parameters of each owner lie in one
-                stretch of memory, from which they are sent without a copy.
+                stretch of host memory, from which they are sent without a copy.
             **defaults: options of groups that do not have them, for `optimizer_class`.
 
         Raises:
-            UsageError: a parameter is sparse, not on the CPU, or there twice.
+            UsageError: a parameter is sparse, on `meta`, there twice, or on a device
+                and to be a view of a bucket.
             Exception: what torch's optimizers raise for such parameters and options.
         """
         self.group = group
@@ -189,7 +190,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             self._whole = None
             self._torn = "step"
             self._give_options()
-            loss = await step_in_thread(self.optim, closure)
+            loss = await step_in_thread(self.optim, closure, group.worker)
             self._take_options()
             await self._shards.synchronize(group)
             self._torn = ""
@@ -298,8 +299,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             param_group: `params`, and options; the same at every rank.
 
         Raises:
-            UsageError: a parameter is sparse, not on the CPU, or there twice; or a step
-                is under way.
+            UsageError: a parameter is sparse, on `meta`, there twice, or on a device
+                and to be a view of a bucket; or a step is under way.
             Exception: what torch's optimizers raise.  Nothing has changed.
         """
         param_group = _listed(param_group)
@@ -376,13 +377,13 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     async def _gather_states(self, group: Group, to: int) -> dict[int, Any]:
         """Return at `to` what all ranks keep for parameters, by their places."""
         nothing = torch.empty(0, dtype=torch.uint8)
-        places = self._places()
+        places, user = self._places(), user_of(group.worker, self._shards.parameters)
         if group.rank == to:
-            state = await in_thread(lambda: copied(self.optim, places))
+            state = await in_thread(lambda: copied(self.optim, places), user)
             mine = nothing
         else:
             state = {}
-            mine = await in_thread(lambda: to_bytes(self.optim, places))
+            mine = await in_thread(lambda: to_bytes(self.optim, places), user)
         for rank in range(group.size):
             if rank == to:
                 continue
@@ -494,7 +495,7 @@ def _listed(group: dict[str, Any]) -> dict[str, Any]:
     """Return a group whose parameters are a list, and such as can be sent.
 
     Raises:
-        UsageError: a parameter is sparse, not on the CPU, or there twice.
+        UsageError: a parameter is sparse, on `meta`, or there twice.
     """
     params = group["params"]
     if isinstance(params, torch.Tensor | set):  # torch knows what to do with these
@@ -507,10 +508,9 @@ def _listed(group: dict[str, Any]) -> dict[str, Any]:
             continue  # which torch refuses
         if parameter.layout is not torch.strided:
             raise UsageError(f"parameter {place} of a group is sparse; make it dense")
-        if parameter.device.type != "cpu":
+        if parameter.is_meta:
             raise UsageError(
-                f"parameter {place} of a group is on {str(parameter.device)!r}, and "
-                "has to be on the CPU"
+                f"parameter {place} of a group is on 'meta', and has nothing to step"
             )
         if id(parameter) in seen:
             raise UsageError(f"parameter {place} of a group is in it twice")

@@ -445,7 +445,8 @@ def _put(
         return backend.to_device(tensors, index)
     except (RuntimeError, TypeError, ValueError) as error:
         what = ", ".join(sorted({_described(tensor) for tensor in tensors})[:4])
-        why = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on for pages
+        # Of what torch says, which may be pages.
+        why = str(error).partition("\n")[0].partition(". ")[0]
         raise DecodeError(
             f"{what} could not be put on {backend.type}:{index}: {why}"
         ) from error
