@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # unlisted
 from torch.distributed.distributed_c10d import _get_default_group
 
+from asyncrpc.collectives.torch_backend.functional import guard
 from asyncrpc.collectives.torch_backend.participant import Participant, StoreMeeting
 from asyncrpc.collectives.torch_backend.process_group import NAME, AsyncRpcProcessGroup
 from asyncrpc.collectives.torch_backend.work import error_for_torch
@@ -106,4 +107,8 @@ def _start(given: Any, options: Options | None) -> Participant:
     )
 
 
+# A process group of ours serves every device, also those that torch learns of later:
+# the list only says for which of them one is made.  So it touches nobody's default:
+# that of the host is gloo before we come.
 dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+_GUARD = guard()

@@ -12,10 +12,9 @@ import contextvars
 import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.util import Finalize
 from typing import Any, Final, TypeAlias
-
-import torch
 
 from asyncrpc.collectives.group import Group
 from asyncrpc.collectives.service import CollectivesService
@@ -63,6 +62,7 @@ class Participant:
         names: of the workers, by their rank where they met.
         worker: this process's.
         thread: of its loop.
+        takes_turns: `Options.takes_turns`, for the program's threads.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Participant:
         self.names = tuple(names)
         self._pid = os.getpid()
         self._drain_s = options.drain_timeout_s
+        self.takes_turns = options.takes_turns
         self._groups: set[Group] = set()
         self._works: set[CollectiveWork] = set()
         self._tasks: dict[asyncio.Task[None], Group] = {}
@@ -84,7 +85,9 @@ class Participant:
             rank=rank,
             world_size=len(names),
             rendezvous=rendezvous,
-            options=options,
+            # Devices are the program's threads' business, see `staged`.  A thread that
+            # has a turn there may wait for what the worker does in threads of its own.
+            options=replace(options, devices=(), takes_turns=False),
         )
         self.thread = LoopThread(f"asyncrpc-{names[rank]}")
         try:
@@ -181,31 +184,26 @@ class Participant:
 
     # --- work ------------------------------------------------------------------------
 
-    def submit(
-        self, group: Group, what: str, tensors: list[torch.Tensor], doing: Doing
-    ) -> CollectiveWork:
+    def submit(self, group: Group, work: CollectiveWork, doing: Doing) -> None:
         """Begin something on the loop, after all that was submitted before.
 
         Args:
             group: in which it is.
-            what: its name, for errors.
-            tensors: that it fills.
+            work: what torch gets for it.
             doing: starts the coroutine that does it.
 
         Raises:
             DistBackendError: the group is closed.
         """
-        work = CollectiveWork(what, tensors, self)
         problem = self._problem(group)
         if problem:
-            work.end(ClosedError(f"{what} cannot begin: {problem}"))
+            work.end(ClosedError(f"{work.what} cannot begin: {problem}"))
             work.wait()
         self._works.add(work)
         try:
             self.thread.loop.call_soon_threadsafe(self._begin, group, work, doing)
         except RuntimeError:  # the loop has been closed just now
-            work.end(destroyed(what))
-        return work
+            work.end(destroyed(work.what))
 
     def _problem(self, group: Group) -> str:
         """Say why nothing can begin in a group; empty: it can."""

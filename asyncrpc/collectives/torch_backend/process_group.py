@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from asyncrpc.collectives.torch_backend.filling import Filling, Tensors
 from asyncrpc.collectives.torch_backend.participant import Doing, Participant
+from asyncrpc.collectives.torch_backend.staged import Staged
 from asyncrpc.collectives.torch_backend.work import CollectiveWork
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self._filling = Filling(participant.worker, self.group)
         self._name = name
         self._description = "undefined"
-        self._coalesced: list[tuple[Tensors, Doing]] | None = None
+        self._takes_turns = participant.takes_turns
+        self._coalesced: list[tuple[Tensors, Doing, Staged]] | None = None
 
     # --- what it is ------------------------------------------------------------------
 
@@ -112,8 +114,15 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     _get_backend_name = name
 
+    # What torch asks of its own backends, which are behind a process group.
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
     @property
     def _device_types(self) -> list[torch.device]:
+        # Where torch puts tensors of its own, such as those of objects: all devices
+        # are served, and this one has nothing to be staged.
         return [_CPU]
 
     def _get_backend(self, device: torch.device) -> AsyncRpcProcessGroup:
@@ -147,24 +156,28 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     def allreduce(self, tensors: Tensors, opts: Any = _NONE) -> CollectiveWork | None:
         """Reduce tensors in place, at all ranks."""
-        op = _operation(opts)
-        do = partial(self._filling.all_reduce, tensors, op)
-        return self._begin("all_reduce", tensors, opts, do)
+        op, staged = _operation(opts), Staged(self._takes_turns)
+        do = partial(self._filling.all_reduce, staged.changed(tensors), op)
+        return self._begin("all_reduce", tensors, opts, do, staged)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Tensors, opts: Any) -> CollectiveWork | None:
         """Reduce tensors, in place at one rank."""
-        root, op = opts.rootRank, opts.reduceOp
-        do = partial(self._filling.reduce, tensors, root, op)
-        return self._begin("reduce", tensors, opts, do)
+        root, op, staged = opts.rootRank, opts.reduceOp, Staged(self._takes_turns)
+        is_root = self.group.rank == root
+        hosts = staged.changed(tensors) if is_root else staged.read(tensors)
+        do = partial(self._filling.reduce, hosts, root, op)
+        return self._begin("reduce", tensors, opts, do, staged)
 
     def reduce_scatter(
         self, outs: Tensors, tensors: Sequence[Tensors], opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Leave this rank's part of the reduced tensors of each list in its `out`."""
-        do = partial(self._filling.reduce_scatter, outs, tensors, _operation(opts))
-        return self._begin("reduce_scatter", outs, opts, do)
+        op, staged = _operation(opts), Staged(self._takes_turns)
+        given = [staged.read(one) for one in tensors]
+        do = partial(self._filling.reduce_scatter, staged.filled(outs), given, op)
+        return self._begin("reduce_scatter", outs, opts, do, staged)
 
     def reduce_scatter_single(
         self, out: torch.Tensor, tensor: torch.Tensor, opts: Any = _NONE
@@ -176,24 +189,29 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Do that with several tensors."""
-        op = _operation(opts)
-        do = partial(self._filling.reduce_scatter_flat, outs, tensors, op)
-        return self._begin("reduce_scatter_tensor", outs, opts, do)
+        op, staged = _operation(opts), Staged(self._takes_turns)
+        given, hosts = staged.read(tensors), staged.filled(outs)
+        do = partial(self._filling.reduce_scatter_flat, hosts, given, op)
+        return self._begin("reduce_scatter_tensor", outs, opts, do, staged)
 
     # --- moves -----------------------------------------------------------------------
 
     def broadcast(self, tensors: Tensors, opts: Any = _NONE) -> CollectiveWork | None:
         """Fill tensors with those of one rank."""
-        root = 0 if opts is _NONE else opts.rootRank
-        do = partial(self._filling.broadcast, tensors, root)
-        return self._begin("broadcast", tensors, opts, do)
+        root, staged = 0 if opts is _NONE else opts.rootRank, Staged(self._takes_turns)
+        is_root = self.group.rank == root
+        hosts = staged.read(tensors) if is_root else staged.filled(tensors)
+        do = partial(self._filling.broadcast, hosts, root)
+        return self._begin("broadcast", tensors, opts, do, staged)
 
     def allgather(
         self, outs: Sequence[Tensors], tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Fill, for each tensor, a list with those of all ranks."""
-        do = partial(self._filling.all_gather, outs, tensors)
-        return self._begin("all_gather", _flat(outs), opts, do)
+        staged = Staged(self._takes_turns)
+        given, hosts = staged.read(tensors), [staged.filled(one) for one in outs]
+        do = partial(self._filling.all_gather, hosts, given)
+        return self._begin("all_gather", _flat(outs), opts, do, staged)
 
     def allgather_coalesced(
         self, outs: Sequence[Tensors], tensors: Tensors, opts: Any = _NONE
@@ -212,30 +230,38 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Do that with several tensors."""
-        do = partial(self._filling.all_gather_flat, outs, tensors)
-        return self._begin("all_gather_into_tensor", outs, opts, do)
+        staged = Staged(self._takes_turns)
+        given, hosts = staged.read(tensors), staged.filled(outs)
+        do = partial(self._filling.all_gather_flat, hosts, given)
+        return self._begin("all_gather_into_tensor", outs, opts, do, staged)
 
     def gather(
         self, outs: Sequence[Tensors], tensors: Tensors, opts: Any
     ) -> CollectiveWork | None:
         """Fill a list at one rank with the tensors of all."""
-        do = partial(self._filling.gather, _flat(outs), tensors[0], opts.rootRank)
-        return self._begin("gather", _flat(outs), opts, do)
+        staged, filled = Staged(self._takes_turns), _flat(outs)
+        (given,), hosts = staged.read(tensors[:1]), staged.filled(filled)
+        do = partial(self._filling.gather, hosts, given, opts.rootRank)
+        return self._begin("gather", filled, opts, do, staged)
 
     def scatter(
         self, outs: Tensors, tensors: Sequence[Tensors], opts: Any
     ) -> CollectiveWork | None:
         """Fill a tensor with this rank's part of what one rank gives."""
-        given = tensors[0] if tensors else None
-        do = partial(self._filling.scatter, outs[0], given, opts.rootRank)
-        return self._begin("scatter", outs, opts, do)
+        staged = Staged(self._takes_turns)
+        given = staged.read(tensors[0]) if tensors else None
+        (out,) = staged.filled(outs[:1])
+        do = partial(self._filling.scatter, out, given, opts.rootRank)
+        return self._begin("scatter", outs, opts, do, staged)
 
     def alltoall(
         self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Send each rank its tensor, and take one from each."""
-        do = partial(self._filling.all_to_all, outs, tensors)
-        return self._begin("all_to_all", outs, opts, do)
+        staged = Staged(self._takes_turns)
+        given, hosts = staged.read(tensors), staged.filled(outs)
+        do = partial(self._filling.all_to_all, hosts, given)
+        return self._begin("all_to_all", outs, opts, do, staged)
 
     def all_to_all_single(
         self,
@@ -246,12 +272,14 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         opts: Any = _NONE,
     ) -> CollectiveWork | None:
         """Do the same with two tensors that are cut along their first dimension."""
-        do = partial(self._filling.all_to_all_flat, out, tensor, out_rows, rows)
-        return self._begin("all_to_all_single", [out], opts, do)
+        staged = Staged(self._takes_turns)
+        (given,), (host,) = staged.read([tensor]), staged.filled([out])
+        do = partial(self._filling.all_to_all_flat, host, given, out_rows, rows)
+        return self._begin("all_to_all_single", [out], opts, do, staged)
 
     def barrier(self, opts: Any = _NONE) -> CollectiveWork | None:
         """Wait for all ranks."""
-        return self._begin("barrier", (), opts, self._filling.barrier)
+        return self._begin("barrier", (), opts, self._filling.barrier, Staged())
 
     def monitored_barrier(
         self,
@@ -277,18 +305,21 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     def send(self, tensors: Tensors, to: int, tag: int) -> CollectiveWork | None:
         """Send tensors to a rank."""
-        do = partial(self._filling.send, tensors, to, tag)
-        return self._begin("send", tensors, _NONE, do)
+        staged = Staged(self._takes_turns)
+        do = partial(self._filling.send, staged.read(tensors), to, tag)
+        return self._begin("send", tensors, _NONE, do, staged)
 
     def recv(self, tensors: Tensors, from_: int, tag: int) -> CollectiveWork | None:
         """Fill tensors with those that a rank sends."""
-        do = partial(self._filling.recv, tensors, from_, tag)
-        return self._begin("recv", tensors, _NONE, do)
+        staged = Staged(self._takes_turns)
+        do = partial(self._filling.recv, staged.filled(tensors), from_, tag)
+        return self._begin("recv", tensors, _NONE, do, staged)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> CollectiveWork | None:
         """Fill tensors with those that any rank sends."""
-        do = partial(self._filling.recv, tensors, None, tag)
-        return self._begin("recv", tensors, _NONE, do)
+        staged = Staged(self._takes_turns)
+        do = partial(self._filling.recv, staged.filled(tensors), None, tag)
+        return self._begin("recv", tensors, _NONE, do, staged)
 
     # --- several as one --------------------------------------------------------------
 
@@ -301,12 +332,14 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     def _end_coalescing(self, device: torch.device) -> CollectiveWork | None:
         """Begin all that was asked for meanwhile; the work is that of all of it."""
         asked, self._coalesced = self._coalesced or [], None
-        tensors = [one for its, _ in asked for one in its]
-        do = partial(self._filling.all_of, [doing for _, doing in asked])
-        return self._begin("coalesced", tensors, _NONE, do)
+        tensors, staged = [one for its, _, _ in asked for one in its], Staged()
+        for _, _, its in asked:
+            staged.add(its)
+        do = partial(self._filling.all_of, [doing for _, doing, _ in asked])
+        return self._begin("coalesced", tensors, _NONE, do, staged)
 
     def _begin(
-        self, what: str, tensors: Tensors, opts: Any, doing: Doing
+        self, what: str, tensors: Tensors, opts: Any, doing: Doing, staged: Staged
     ) -> CollectiveWork | None:
         """Begin something; return None if it begins later, with others."""
         limit: timedelta | None = getattr(opts, "timeout", None)
@@ -314,9 +347,11 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
             limit_s = limit.total_seconds()
             doing = partial(self._filling.within, limit_s, doing)
         if self._coalesced is not None:
-            self._coalesced.append((tensors, doing))
+            self._coalesced.append((tensors, doing, staged))
             return None
-        return self.participant.submit(self.group, what, list(tensors), doing)
+        work = CollectiveWork(what, list(tensors), self.participant, staged)
+        self.participant.submit(self.group, work, doing)
+        return work
 
 
 def _operation(opts: Any) -> Any:

@@ -35,8 +35,27 @@ class Home(Protocol):
         """The work has ended, and whoever had to know does."""
 
 
+class Landing(Protocol):
+    """What of its tensors is on devices; see `staged`."""
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether one of them may be used by the thread that asks alone."""
+
+    @property
+    def is_to_be_put_back(self) -> bool:
+        """Whether there is any."""
+
+    def put_back(self) -> None:
+        """Fill them, in this thread."""
+
+
 class CollectiveWork(Work):
     """A collective under way, or several that were begun together.
+
+    Tensors on devices are filled when somebody first asks for them or for its end, in
+    that somebody's thread: by `wait`, `is_completed`, `is_success`, `result` or a
+    future.
 
     Attributes:
         what: its name, for errors.
@@ -44,18 +63,27 @@ class CollectiveWork(Work):
     Source: torch.distributed.Work.
     """
 
-    def __init__(self, what: str, tensors: list[torch.Tensor], home: Home) -> None:
+    _staged: Landing | None = None
+    _landing: threading.Lock | None = None
+
+    def __init__(
+        self, what: str, tensors: list[torch.Tensor], home: Home, staged: Landing
+    ) -> None:
         """Describe it.
 
         Args:
             what: its name.
             tensors: that it fills, which are its result.
             home: where it is under way.
+            staged: those of them that are on devices.
         """
         super().__init__()
         self.what = what
         self._tensors = tensors
         self._home = home
+        if staged.is_to_be_put_back:
+            self._staged = staged
+            self._landing = threading.Lock()
         # A lock: the cheapest thing that one thread can wait for and another release.
         self._ended = threading.Lock()
         self._ended.acquire()
@@ -106,18 +134,20 @@ class CollectiveWork(Work):
 
     def is_completed(self) -> bool:
         """Say whether it has ended, well or not."""
+        if self._is_done and self._staged is not None:
+            self._land()
         return self._is_done
 
     def is_success(self) -> bool:
         """Say whether it has ended well."""
-        return self._is_done and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
         """Return what `wait` would raise; None: nothing, or it has not ended."""
         return None if self._error is None else error_for_torch(self._error)
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        """Block this thread until it has ended.
+        """Block this thread until it has ended, and fill tensors on devices.
 
         Args:
             timeout: how long at most; 0 is no limit.  The collective itself goes on.
@@ -130,8 +160,16 @@ class CollectiveWork(Work):
                 names the ranks to blame.
             ValueError: an argument was wrong; nothing has begun.
             RuntimeError: `timeout` has passed, or this is the event loop's own thread,
-                which would wait for itself.
+                which would wait for itself; or a device did not take what has come.
         """
+        self._wait_for_end(timeout)
+        if self._staged is not None:
+            self._land()
+        if self._error is not None:
+            raise error_for_torch(self._error) from self._error
+        return True
+
+    def _wait_for_end(self, timeout: timedelta) -> None:
         if not self._is_done:
             if self._home.is_on_loop():
                 raise RuntimeError(
@@ -144,12 +182,21 @@ class CollectiveWork(Work):
                     f"{self.what} has not ended in {limit_s:g} s; it goes on"
                 )
             self._ended.release()  # others may wait, too
-        if self._error is not None:
-            raise error_for_torch(self._error) from self._error
-        return True
+
+    def _land(self) -> None:
+        """Fill the tensors on devices, once; others who ask meanwhile wait."""
+        assert self._landing is not None
+        with self._landing:
+            staged = self._staged
+            if staged is not None and self._error is None:
+                try:
+                    staged.put_back()
+                except Exception as error:  # noqa: BLE001  (`wait` raises it)
+                    self._error = error
+            self._staged = None
 
     def synchronize(self) -> None:
-        """Wait for it: tensors in host memory need nothing else."""
+        """Wait for it: what has come is there then, for every stream."""
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
@@ -173,8 +220,14 @@ class CollectiveWork(Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors.
 
-        What is chained to it runs in a thread, and may wait for other work.
+        What is chained to it runs in a thread, and may wait for other work.  Where a
+        device is to be used by the program's threads alone, it is this one: the future
+        is complete when this returns.
         """
+        staged = self._staged
+        if staged is not None and staged.takes_turns:
+            self._wait_for_end(_NO_LIMIT)
+            self._land()
         with self._guard:
             if self._future is None:
                 promise: torch.futures.Future[None] = torch.futures.Future()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 
@@ -35,13 +35,17 @@ class Outcome:
 
 
 def run_ranks(
-    function: Callable[..., Any], path: Path, *args: Any, size: int = 3
+    function: Callable[..., Any],
+    path: Path,
+    *args: Any,
+    size: int = 3,
+    method: Literal["forkserver", "spawn"] = "forkserver",
 ) -> list[Outcome]:
     """Run `function(rank, size, url, *args)` in processes; return how each ended.
 
     The url is that of a file in which they meet.
     """
-    context = multiprocessing.get_context("forkserver")
+    context: Any = multiprocessing.get_context(method)
     ranks = []
     for rank in range(size):
         ours, theirs = context.Pipe(duplex=False)

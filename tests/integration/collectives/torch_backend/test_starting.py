@@ -128,6 +128,14 @@ def test_a_group_beside_anothers_default() -> None:
     launch(beside_gloo, nprocs=3, method="forkserver", timeout_s=60.0)
 
 
+def test_the_import_changes_nobodys_default() -> None:
+    """What `init_process_group()` takes for a device is what it took before."""
+    defaults = dist.Backend.default_device_backend_map
+    assert defaults["cpu"] == "gloo"
+    assert "asyncrpc" not in defaults.values()
+    assert "asyncrpc" in dist.Backend.backend_list
+
+
 def wait_alone(rank: int, size: int, url: str) -> str:
     if rank:
         return "stays away"

@@ -1,0 +1,205 @@
+"""The tensors of one call in host memory: copies of those that are on devices.
+
+What a collective reads is copied at the call, and what it fills is copied back when
+somebody waits for it, both in that somebody's thread: where a device must not be used
+by two threads at once, whoever calls us is the one that may.  So neither the loop nor
+the worker's threads see a tensor of a device, but for one case: a future on a device
+that any thread may use is completed by a thread of the worker, which copies first.
+
+Tensors of the host are what they are, and cost a look each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from asyncrpc.collectives import tensors as shapes
+from asyncrpc.collectives.torch_backend.work import error_for_torch
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.devices.backends import Backend, backend_of
+
+Tensors: TypeAlias = Sequence[torch.Tensor]
+
+
+class _Target(NamedTuple):
+    """What is to be put back.
+
+    Attributes:
+        tensor: of a device.
+        host: filled by the collective.
+        backend: of the device.
+        mark: after what the device was told before the call.
+    """
+
+    tensor: torch.Tensor
+    host: torch.Tensor
+    backend: Backend
+    mark: Any
+
+
+class Staged:
+    """The tensors of one call.
+
+    Attributes:
+        is_to_be_put_back: whether a tensor of a device is filled.
+        takes_turns: whether such a device is one that only the thread that asks may
+            use.
+    """
+
+    # Of the class until a tensor is on a device: there is one of these for each call.
+    is_to_be_put_back = False
+    takes_turns = False
+    _targets: Sequence[_Target] = ()
+
+    def __init__(self, by_option: bool | None = None) -> None:  # noqa: FBT001  (hot)
+        """Begin with none.
+
+        Args:
+            by_option: `Options.takes_turns`; None: as each device needs it.
+        """
+        self._by_option = by_option
+
+    # --- at the call -----------------------------------------------------------------
+
+    def read(self, tensors: Tensors) -> Tensors:
+        """Return tensors that a collective reads."""
+        for one in tensors:
+            if not one.is_cpu:
+                return [each if each.is_cpu else _copy(each) for each in tensors]
+        return tensors
+
+    def filled(self, tensors: Tensors) -> Tensors:
+        """Return tensors that it fills; what is in them now does not count."""
+        for one in tensors:
+            if not one.is_cpu:
+                return [
+                    each if each.is_cpu else self._to_fill(each, _empty(each))
+                    for each in tensors
+                ]
+        return tensors
+
+    def changed(self, tensors: Tensors) -> Tensors:
+        """Return tensors that it reads and fills."""
+        for one in tensors:
+            if not one.is_cpu:
+                return [
+                    each if each.is_cpu else self._to_fill(each, _copy(each))
+                    for each in tensors
+                ]
+        return tensors
+
+    def add(self, other: Staged) -> None:
+        """Take over what another call has to put back."""
+        self._targets = [*self._targets, *other._targets]
+        self.is_to_be_put_back = self.is_to_be_put_back or other.is_to_be_put_back
+        self.takes_turns = self.takes_turns or other.takes_turns
+
+    def _to_fill(self, tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+        backend = backend_of(tensor.device.type)
+        takes_turns = self._by_option
+        if takes_turns is None:
+            takes_turns = backend.is_exclusive
+        self.takes_turns = self.takes_turns or takes_turns
+        self.is_to_be_put_back = True
+        target = _Target(tensor, host, backend, backend.mark(tensor.device))
+        self._targets = [*self._targets, target]
+        return host
+
+    # --- when it has ended well ------------------------------------------------------
+
+    def put_back(self) -> None:
+        """Fill the tensors of devices, in this thread; complete when this returns.
+
+        Raises:
+            RuntimeError: a device does not take one of them; those before it are
+                filled.
+        """
+        for target in self._targets:
+            try:
+                _fill(target)
+            except RuntimeError as error:
+                host, device = target.host, target.tensor.device
+                _blame(error, f"{shapes.text(host)} was copied to {device}")
+                raise
+
+
+def _fill(target: _Target) -> None:
+    tensor, host, backend, mark = target
+    backend.reach(mark)  # a stream of another thread may still use it
+    if tensor.layout is not torch.strided:
+        host = host.to(tensor.device)  # torch copies these only from where they are
+    # A tensor of inference mode is written in that alone, and this may be any thread.
+    # To leave the mode turns gradients on: they are turned off after it.
+    with torch.inference_mode(mode=tensor.is_inference()), torch.no_grad():
+        tensor.copy_(host)
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    """Return host memory for a tensor of a device."""
+    _check(tensor)
+    # Said in full: a program may have another default device.  What is made in
+    # inference mode could not be filled by other threads.
+    with torch.inference_mode(mode=False):
+        return torch.empty(
+            tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda
+        )
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor of a device in host memory; complete.
+
+    Raises:
+        RuntimeError: the device does not give it.
+        ValueError: no collective can move it.
+    """
+    try:
+        with torch.no_grad():
+            if tensor.layout is torch.sparse_coo:
+                return _copy_of_sparse(tensor.detach())
+            host = _empty(tensor)
+            host.copy_(tensor.detach())
+            return host
+    except RuntimeError as error:
+        _blame(error, f"{shapes.text(tensor)} was copied from {tensor.device}")
+        raise
+
+
+def _copy_of_sparse(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in host memory, by its parts: TorchTPU's own cannot be summed."""
+    return torch.sparse_coo_tensor(
+        tensor._indices().to("cpu"),  # noqa: SLF001  the others want it summed first
+        tensor._values().to("cpu"),  # noqa: SLF001  likewise
+        tensor.shape,
+        device="cpu",
+        check_invariants=True,
+    )
+
+
+def _check(tensor: torch.Tensor) -> None:
+    """Refuse what cannot be moved, or would come back as something else.
+
+    Raises:
+        ValueError: it is none that a collective takes, or not on that device.
+    """
+    try:
+        shapes.check(tensor)
+        _check_kept(tensor)
+    except UsageError as error:
+        raise error_for_torch(error) from error
+
+
+def _check_kept(tensor: torch.Tensor) -> None:
+    type_ = tensor.device.type
+    if tensor.dtype in backend_of(type_).spoilt:
+        raise UsageError(
+            f"{shapes.text(tensor)} on {tensor.device}: {type_} does not keep that "
+            "dtype; use another, or a tensor of the host"
+        )
+
+
+def _blame(error: RuntimeError, doing: str) -> None:
+    """Say what was being done; the error stays what it is, programs look at that."""
+    error.add_note(f"while {doing} for a collective")

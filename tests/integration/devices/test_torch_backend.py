@@ -1,0 +1,127 @@
+"""torch.distributed over asyncrpc with tensors on devices: as with those of the host.
+
+Each test has processes of its own, started afresh: some runtimes survive no fork.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrpc import Options
+from tests.integration.collectives.torch_backend.processes import Outcome, run_ranks
+from tests.integration.devices import torch_ranks, torch_training
+from tests.integration.devices.accelerators import IS_FAKE, TYPE
+
+# As each device needs it, and where all of them take turns.
+OPTIONS = [None, Options(takes_turns=True)] if IS_FAKE else [None]
+
+with_options = pytest.mark.parametrize(
+    "options", OPTIONS, ids=["as needed", "turns"][: len(OPTIONS)]
+)
+
+
+def run(function: Callable[..., Any], path: Path, *args: Any) -> list[Outcome]:
+    """Run a function at two ranks."""
+    return run_ranks(function, path / "store", *args, size=2, method="spawn")
+
+
+def values(found: list[Outcome]) -> list[Any]:
+    """Return what both ranks returned."""
+    for one in found:
+        assert not one.problem, one.problem
+        assert one.exit_code == 0
+    return [one.value for one in found]
+
+
+@with_options
+def test_collectives(tmp_path: Path, options: Options | None) -> None:
+    """All of them, on the device, and with tensors both there and on the host."""
+    names = list(torch_ranks.CASES)
+    found = run(torch_ranks.as_on_the_host, tmp_path, options, names)
+    assert values(found) == [names] * 2
+
+
+def test_objects_and_barriers(tmp_path: Path) -> None:
+    found = run(torch_ranks.objects_and_barriers, tmp_path)
+    assert values(found) == ["done"] * 2
+
+
+def test_every_way_to_start(tmp_path: Path) -> None:
+    assert values(run(torch_ranks.every_way_to_start, tmp_path)) == ["done"] * 2
+
+
+@with_options
+def test_work_and_futures(tmp_path: Path, options: Options | None) -> None:
+    found = run(torch_ranks.work_and_futures, tmp_path, options)
+    assert values(found) == ["done"] * 2
+
+
+def test_what_is_wrong_leaves_outputs_alone(tmp_path: Path) -> None:
+    assert values(run(torch_ranks.wrong_and_unlike, tmp_path)) == ["done"] * 2
+
+
+def test_modes_of_the_program(tmp_path: Path) -> None:
+    assert values(run(torch_ranks.in_other_modes, tmp_path)) == ["done"] * 2
+
+
+def test_sparse_tensors(tmp_path: Path) -> None:
+    one, other = values(run(torch_ranks.sparse, tmp_path))
+    assert one == other
+    if one != "summed":
+        pytest.skip(f"{TYPE} has no sparse tensors")
+
+
+@pytest.mark.skipif(TYPE != "xla", reason="functional collectives are torch's own")
+def test_what_torch_xla_puts_in_their_place_is_refused(tmp_path: Path) -> None:
+    assert values(run(torch_ranks.refused_functional, tmp_path)) == ["refused"] * 2
+
+
+@with_options
+def test_ddp_digit_for_digit(tmp_path: Path, options: Options | None) -> None:
+    """Bucket views or none, with hooks and without, in two dtypes."""
+    found = run(torch_training.digit_for_digit, tmp_path, options)
+    assert values(found) == ["equal"] * 2
+
+
+@with_options
+def test_ddp_of_a_model_like_others(tmp_path: Path, options: Options | None) -> None:
+    found = run(torch_training.as_on_the_host, tmp_path, options)
+    assert values(found) == ["equal"] * 2
+
+
+@pytest.mark.skipif(TYPE == "tpu", reason="TorchTPU has torchrun's variables mean TPUs")
+def test_ddp_under_torchrun() -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", "-m", torch_training.__name__),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("digit for digit") == 2
+
+
+@pytest.mark.skipif(
+    TYPE in torch_training.CANNOT_FIND_UNUSED,
+    reason=torch_training.CANNOT_FIND_UNUSED.get(TYPE, ""),
+)
+def test_ddp_with_unused_parameters(tmp_path: Path) -> None:
+    assert values(run(torch_training.unused, tmp_path)) == ["equal"] * 2
+
+
+def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
+    first, dead = run(torch_training.lose, tmp_path)
+    assert dead.exit_code == -signal.SIGKILL
+    assert not first.problem, first.problem
+    assert "rank 1 ('rank1')" in first.value
