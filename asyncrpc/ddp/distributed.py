@@ -6,8 +6,9 @@ Source: torch.nn.parallel.DistributedDataParallel.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Generator, Iterator, Sequence
-from typing import Any, Final, NamedTuple, NoReturn, Self
+import contextvars
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from typing import Any, Final, NamedTuple, NoReturn, Self, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +20,8 @@ from asyncrpc.ddp.initial import broadcast, verify
 from asyncrpc.ddp.joining import Join
 from asyncrpc.ddp.reducer import Reducer
 from asyncrpc.errors import UsageError
+
+Loss = TypeVar("Loss", bound=torch.Tensor | Sequence[torch.Tensor])
 
 BUCKET_CAP_MB: Final = 25.0  # MiB, as torch's
 FIRST_BUCKET_CAP_MB: Final = 1.0
@@ -173,11 +176,11 @@ class DistributedDataParallel(nn.Module):
 
     async def backward(
         self,
-        loss: torch.Tensor | Sequence[torch.Tensor],
+        loss: Loss | Callable[[], Loss],
         gradient: torch.Tensor | Sequence[torch.Tensor] | None = None,
         *,
         retain_graph: bool = False,
-    ) -> None:
+    ) -> Loss:
         """Compute the gradients of a loss, and reduce them over all ranks meanwhile.
 
         Autograd runs in a thread: the event loop goes on.  Afterwards `.grad` of each
@@ -185,13 +188,20 @@ class DistributedDataParallel(nn.Module):
 
         Args:
             loss: what to begin at: a scalar, or with `gradient` any shape; or several.
+                Or a function that computes it, which is called in that thread first: so
+                forward and backward pass are one turn at a device that takes turns, and
+                on XLA devices one graph.
             gradient: of each, in its shape; None: 1.
             retain_graph: keep the graph for another pass.
+
+        Returns:
+            The loss, as it was given or computed.
 
         Raises:
             UsageError: a parameter got no gradient, or several; another pass runs; or
                 the module has not been awaited.
             CollectiveError: the gradients could not be reduced; there are none.
+            Exception: what the function raises; the other ranks get a CollectiveError.
 
         Cancellation:
             The pass is given up, for all ranks, and there are no gradients.  It ends
@@ -200,12 +210,19 @@ class DistributedDataParallel(nn.Module):
         Source: torch.autograd.backward.
         """
         self._check_ready()
-        roots = [loss] if isinstance(loss, torch.Tensor) else list(loss)
+        found: list[Loss] = []
+        context = contextvars.copy_context()
+
+        def roots_of() -> Sequence[torch.Tensor]:
+            its = context.run(loss) if callable(loss) else loss
+            found.append(its)
+            return [its] if isinstance(its, torch.Tensor) else list(its)
 
         def engine() -> None:
-            torch.autograd.backward(loss, gradient, retain_graph=retain_graph)
+            torch.autograd.backward(found[0], gradient, retain_graph=retain_graph)
 
-        await self._reducer.backward(engine, roots)
+        await self._reducer.backward(roots_of, engine)
+        return found[0]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

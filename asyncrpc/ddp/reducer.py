@@ -69,21 +69,29 @@ class Reducer:
     # --- passes that are awaited -----------------------------------------------------
 
     async def backward(
-        self, engine: Callable[[], None], roots: Sequence[torch.Tensor]
+        self,
+        roots_of: Callable[[], Sequence[torch.Tensor]],
+        engine: Callable[[], None],
     ) -> None:
         """Run autograd in a thread, and reduce the gradients.
 
         Args:
+            roots_of: returns what it begins at; called first in that thread.
             engine: runs it.
-            roots: what it begins at.
 
         Raises:
             UsageError: another pass runs, or a parameter has no gradient.
             CollectiveError: the gradients could not be reduced; there are none.
+            Exception: what `roots_of` raises; the pass fails for the other ranks.
         """
         worker = self.exchange.group.worker
         if not self.is_syncing:
-            await to_its_end(worker.run_in_thread(engine))
+
+            def run_alone() -> None:
+                roots_of()
+                engine()
+
+            await to_its_end(worker.run_in_thread(run_alone))
             return
         if self._current is not None or self._is_entering:
             raise UsageError(
@@ -94,10 +102,17 @@ class Reducer:
             terms = await self.exchange.enter()
         finally:
             self._is_entering = False
-        current = self._begin(terms, is_plain=False)
+        # Forward passes write to buffers that are sent in a backward pass, so they have
+        # to have ended when that begins.
+        current = self._prepare(terms, is_plain=False)
 
         def run() -> None:
             try:
+                try:
+                    roots = roots_of()
+                    current.check()
+                finally:
+                    self.exchange.start(current)  # if only to tell the other ranks
                 if self._gradients.finds_unused:
                     self._skip_unused(current, roots)
                 engine()
@@ -173,6 +188,11 @@ class Reducer:
     # --- one pass --------------------------------------------------------------------
 
     def _begin(self, terms: Terms, *, is_plain: bool) -> Backward:
+        current = self._prepare(terms, is_plain=is_plain)
+        self.exchange.start(current)
+        return current
+
+    def _prepare(self, terms: Terms, *, is_plain: bool) -> Backward:
         gradients = self._gradients
         buckets = gradients.cut(terms.memory)
         current = Backward(
@@ -187,7 +207,6 @@ class Reducer:
             current.used = torch.zeros(len(gradients.learned), dtype=torch.int32)
         self._current = current
         gradients.fill_unused(current)
-        self.exchange.start(current)
         return current
 
     def _skip_unused(self, current: Backward, roots: Sequence[torch.Tensor]) -> None:

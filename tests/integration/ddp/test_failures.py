@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -160,6 +161,54 @@ class TestPasses:
             with pytest.raises(CollectiveError, match=r"rank 1 \('b'\)"):
                 await passes[rank]
         assert all(one.grad is None for one in models[0].parameters())
+        await goes_well(models)
+
+    async def test_whose_loss_cannot_be_computed_fail_everywhere(
+        self, groups: list[Group]
+    ) -> None:
+        models = await wrapped(groups, Mlp)
+        await at_all(models, backward)
+
+        async def run(rank: int, model: Model) -> None:
+            def compute() -> torch.Tensor:
+                if rank == 1:
+                    raise ArithmeticError("no loss today")
+                return loss_of(model(rows(rank)))
+
+            await model.backward(compute)
+
+        found = await outcomes(*(run(r, m) for r, m in enumerate(models)))
+        assert str(found[1]) == "no loss today"
+        for rank in (0, 2):
+            assert isinstance(found[rank], CollectiveError)
+            assert "rank 1 ('b')" in str(found[rank])
+        await goes_well(models)
+
+    async def test_that_are_cancelled_while_a_loss_is_computed(
+        self, groups: list[Group]
+    ) -> None:
+        models = await wrapped(groups, Mlp)
+        begun, may_go = threading.Event(), threading.Event()
+
+        async def run(rank: int, model: Model) -> None:
+            def compute() -> torch.Tensor:
+                if rank == 0:
+                    begun.set()
+                    assert may_go.wait(30)
+                return loss_of(model(rows(rank)))
+
+            await model.backward(compute)
+
+        passes = [asyncio.ensure_future(run(r, m)) for r, m in enumerate(models)]
+        await asyncio.to_thread(begun.wait)
+        passes[0].cancel()
+        await asyncio.sleep(0)
+        may_go.set()
+        found = await outcomes(*passes)
+        assert type(found[0]) is asyncio.CancelledError
+        for error in found[1:]:
+            assert isinstance(error, CollectiveError)
+            assert "rank 0 ('a')" in str(error)
         await goes_well(models)
 
     async def test_that_are_cancelled_fail_everywhere(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -85,6 +87,32 @@ class TestGradients:
                 loss = loss_of(model(rows(rank, step)))
                 await asyncio.to_thread(loss.backward)
                 assert same(grads_of(model), mean_grads(Mlp, 2, step))
+
+        await at_all(models, run)
+
+    @pytest.mark.parametrize("options", OPTIONS)
+    async def test_are_the_same_of_a_loss_that_the_pass_computes(
+        self, pair: list[Group], options: dict[str, Any]
+    ) -> None:
+        """In its thread, in the context of who asks for it."""
+        models = await wrapped(pair, Mlp, **options)
+        asked_by: ContextVar[int] = ContextVar("asked_by")
+
+        async def run(rank: int, model: Model) -> None:
+            asked_by.set(rank)
+            for step in range(3):
+
+                def compute(step: int = step) -> torch.Tensor:
+                    assert threading.current_thread() is not threading.main_thread()
+                    return loss_of(model(rows(asked_by.get(), step)))
+
+                model.zero_grad()
+                loss = await model.backward(compute)
+                assert torch.equal(loss, loss_of(model(rows(rank, step))))
+                assert same(grads_of(model), mean_grads(Mlp, 2, step))
+            with model.no_sync():
+                await model.backward(lambda: loss_of(model(rows(rank, 3))))
+            assert not same(grads_of(model), mean_grads(Mlp, 2, 2))
 
         await at_all(models, run)
 
@@ -316,12 +344,25 @@ class TestModules:
         assert all(torch.equal(first[name], second[name]) for name in first)
         assert second["module.1.running_mean"].tolist() == [7, 7]
 
-    async def test_take_the_buffers_of_rank_0(self, pair: list[Group]) -> None:
+    @pytest.mark.parametrize("within", [False, True])
+    async def test_take_the_buffers_of_rank_0(
+        self,
+        pair: list[Group],
+        within: bool,  # noqa: FBT001
+    ) -> None:
+        """Also those that the pass itself has changed, before anything is sent."""
+
         def make() -> nn.Module:
             return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2))
 
+        async def run(rank: int, model: Model) -> None:
+            def compute() -> torch.Tensor:
+                return loss_of(model(rows(rank)))
+
+            await model.backward(compute if within else compute())
+
         models = await wrapped(pair, make)
-        await at_all(models, backward)
+        await at_all(models, run)
         alone = make()
         alone(rows(0))
         for model in models:
