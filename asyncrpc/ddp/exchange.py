@@ -116,7 +116,9 @@ class Exchange:
 
     def _terms(self, memory: torch.Tensor, present: Sequence[int]) -> Terms:
         ranks = self.group.size if self.divides_by_all else max(1, len(present))
-        return Terms(memory, 1 / ranks if self.hook is None else 1.0, present)
+        scale = 1 / ranks if self.hook is None else 1.0
+        is_alone = self.group.size == 1 and self.hook is None
+        return Terms(memory, scale, present, is_alone)
 
     def leave(self) -> None:
         """Give up the group and the memory; the next `enter` makes others."""

@@ -16,7 +16,7 @@ import torch
 
 from asyncrpc.ddp.buckets import Buckets, bytes_for
 from asyncrpc.ddp.machine import Item, Readiness, assign
-from asyncrpc.ddp.passes import Backward
+from asyncrpc.ddp.passes import Backward, Terms
 from asyncrpc.errors import UsageError
 
 _MIB: Final = 1 << 20
@@ -173,9 +173,7 @@ class Gradients:
                     "nn.Embedding and nn.EmbeddingBag may be"
                 )
             elif not grad.is_cpu:
-                view.copy_(grad)
-                if scale != 1:
-                    view.mul_(scale)
+                _fetch(grad, view, current.terms)
             else:
                 if scale == 1:
                     view.copy_(grad)
@@ -208,6 +206,9 @@ class Gradients:
             return
         if current.buckets.holds(number, parameter.grad):
             return
+        stays = current.terms.is_alone and parameter.grad is not None
+        if stays and not parameter.is_cpu:
+            return  # it is its own mean, and has not been fetched
         view = current.buckets.views[number]
         if self._options.gradient_as_bucket_view and parameter.is_cpu:
             parameter.grad = view
@@ -247,6 +248,19 @@ class Gradients:
             and buckets is not None
             and buckets.holds(number, parameter.grad)
         }
+
+
+def _fetch(grad: torch.Tensor, view: torch.Tensor, terms: Terms) -> None:
+    """Copy a gradient of a device into its bucket, if there is anybody to reduce it.
+
+    With one rank ResNet50 on XLA was 5.7 % behind torch_xla's own step with it (102 MB
+    there and back, each step), and is ahead without.
+    """
+    if terms.is_alone:
+        return
+    view.copy_(grad)
+    if terms.scale != 1:
+        view.mul_(terms.scale)
 
 
 def _sparse_of(

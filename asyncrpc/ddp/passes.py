@@ -30,11 +30,14 @@ class Terms(NamedTuple):
         scale: what gradients are multiplied with on their way into a bucket.
         present: the ranks that have an input; the others take buffers, and the order
             of gradients, from the first.
+        is_alone: there is one rank and no hook: gradients are their own mean, and those
+            of devices stay there.
     """
 
     memory: torch.Tensor
     scale: float
     present: Sequence[int]
+    is_alone: bool
 
     @property
     def root(self) -> int:

@@ -6,8 +6,9 @@ torch_xla's names where it has them.  A worker finds the others by `xla://`:
         async with asyncrpc.Group(worker) as group:
             await xla.broadcast_master_param(model, group)
 
-Gradients are reduced by the host (`asyncrpc.ddp`), which works wherever workers do:
-also for several replicas on a CPU, for which torch_xla has no collectives.
+Gradients are reduced by the host (`asyncrpc.ddp`, `reduce_gradients`), which works
+wherever workers do: also for several replicas on a CPU, for which torch_xla has no
+collectives.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import nn
 from asyncrpc import multiprocessing
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.initial import broadcast
+from asyncrpc.devices.gradients import reduce_gradients
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime import loops
 from asyncrpc.runtime.calls.context import current_worker
@@ -41,6 +43,7 @@ __all__ = [
     "local_ordinal",
     "made_alone",
     "optimizer_step",
+    "reduce_gradients",
     "rendezvous",
     "world_size",
 ]

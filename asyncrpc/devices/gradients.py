@@ -1,0 +1,181 @@
+"""For native steps: all gradients reduced at once, after a backward pass.
+
+`asyncrpc.ddp` reduces them while autograd runs, bucket by bucket; here nothing wraps
+the module, and nothing is agreed on before the step.  So each step first compares which
+parameters have a gradient: else ranks could add up what does not belong together.
+
+Source: torch_xla.core.xla_model.reduce_gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import torch
+
+from asyncrpc.collectives import Group
+from asyncrpc.ddp.threads import run_beside, user_of
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.worker import Worker
+
+_SPARSE: Final = 1 << 32  # a mark that no number of ranks reaches
+
+
+async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> None:
+    """Give the gradients of an optimizer their mean over all ranks, all at once.
+
+    To be called between backward pass and step, at every rank.  The host adds up: all
+    gradients are fetched in one turn at their device, so that one graph computes them,
+    and put back in another.  A parameter that has none at any rank is left alone.
+
+    Args:
+        optimizer: of parameters on any device, the same at every rank.
+        group: the ranks.
+
+    Raises:
+        UsageError: no parameter has a gradient, one has it at some ranks only, or one
+            is sparse: every rank raises it.  Or the worker of `group` was not told of
+            the device, for which the others get a CollectiveError.  The gradients are
+            as they were.
+        CollectiveError: it has failed for all ranks; the gradients are as they were.
+
+    Cancellation:
+        It fails for all ranks.  The gradients are as they were, or all are the mean:
+        those that are being put back are first put back to the end.
+
+    Example:
+        >>> loss = await asyncrpc.devices.run(forward_and_backward)
+        >>> await xla.reduce_gradients(optimizer, group)
+        >>> await asyncrpc.devices.run(optimizer.step)
+
+    Source: torch_xla.core.xla_model.reduce_gradients, which has the device do it, in
+    the graph of the step, and takes it that all ranks have the same gradients.  Here
+    they are divided before they are added up, as in `asyncrpc.ddp`, not after.
+    """
+    parameters = [one for those in optimizer.param_groups for one in those["params"]]
+    marks = torch.tensor([_mark(one.grad) for one in parameters], dtype=torch.int64)
+    if group.size > 1:
+        await group.all_reduce(marks)
+    _check(parameters, marks.tolist(), group.size)
+    if group.size == 1:
+        return
+    flats = [_Flat(some, 1 / group.size) for some in _by_dtype(parameters)]
+    gradients = [one for flat in flats for one in flat.gradients]
+    worker, nbytes = group.worker, sum(one.nbytes for one in gradients)
+    user = user_of(worker, gradients)
+
+    def fetch() -> None:
+        if user is not None:
+            _make_ready(worker, gradients)
+        for flat in flats:
+            flat.fetch()
+
+    def put_back() -> None:
+        for flat in flats:
+            flat.put_back()
+
+    try:
+        await run_beside(fetch, nbytes, user)
+    except UsageError as error:
+        group.refuse(f"cannot reduce its gradients: {error}")
+        raise
+    for flat in flats:
+        await group.all_reduce(flat.memory)
+    await run_beside(put_back, nbytes, user)
+
+
+class _Flat:
+    """Gradients of one dtype, one after the other in host memory.
+
+    Attributes:
+        gradients: as parameters have them.
+        memory: `(elements,)`.
+    """
+
+    def __init__(self, gradients: Sequence[torch.Tensor], scale: float) -> None:
+        """Make the memory, for gradients times `scale`."""
+        self.gradients = gradients
+        self._scale = scale
+        count = sum(one.numel() for one in gradients)
+        self.memory = torch.empty(count, dtype=gradients[0].dtype)
+
+    def fetch(self) -> None:
+        """Copy the gradients into the memory."""
+        with torch.no_grad():
+            for gradient, view in self._pairs():
+                view.copy_(gradient)
+            self.memory.mul_(self._scale)
+
+    def put_back(self) -> None:
+        """Copy the memory into the gradients."""
+        with torch.no_grad():
+            for gradient, view in self._pairs():
+                gradient.copy_(view)
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        at = 0
+        for gradient in self.gradients:
+            end = at + gradient.numel()
+            yield gradient, self.memory[at:end].view(gradient.shape)
+            at = end
+
+
+def _make_ready(worker: Worker, gradients: Sequence[torch.Tensor]) -> None:
+    """Look whether the worker has the devices, and compute all there is, in one graph.
+
+    Raises:
+        UsageError: it was not told of one.
+    """
+    for name in {str(one.device) for one in gradients}:
+        worker.devices.require(name)
+    worker.pool.settle()  # turns end so; a thread of the program's own has not yet
+
+
+def _mark(gradient: torch.Tensor | None) -> int:
+    """Return what says of a gradient, added up over all ranks, how many have it."""
+    if gradient is None:
+        return 0
+    return 1 if gradient.layout is torch.strided else _SPARSE
+
+
+def _check(parameters: Sequence[torch.Tensor], counts: Sequence[int], of: int) -> None:
+    """Refuse gradients of other parameters than at the other ranks, and sparse ones.
+
+    Two ranks that lack one each of the same size would else add up what does not belong
+    together.
+
+    Args:
+        parameters: of the optimizer.
+        counts: of each, the marks of all ranks.
+        of: how many ranks there are.
+
+    Raises:
+        UsageError: they cannot be reduced; every rank raises it.
+    """
+    if not any(counts):
+        raise UsageError(
+            "no parameter of the optimizer has a gradient: compute a backward pass "
+            "before you reduce its gradients"
+        )
+    for number, (parameter, count) in enumerate(zip(parameters, counts, strict=True)):
+        name = f"parameter {number} of the optimizer, {tuple(parameter.shape)},"
+        if count >= _SPARSE:
+            raise UsageError(
+                f"{name} has a sparse gradient: use nn.Embedding with sparse=False, or "
+                "asyncrpc.ddp"
+            )
+        if count not in {0, of}:
+            raise UsageError(
+                f"{name} has a gradient at {count} of {of} ranks: all have to compute "
+                "the same ones, or use asyncrpc.ddp with find_unused_parameters=True"
+            )
+
+
+def _by_dtype(parameters: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+    """Return the gradients of each dtype, in an order that is that of every rank."""
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            found.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    return found.values()
