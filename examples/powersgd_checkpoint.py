@@ -104,7 +104,8 @@ async def work(rank: int, folder: str) -> None:
     print(
         f"rank {rank}: loss {went_on[-1]:.6f} without a break, {resumed[-1]:.6f} "
         f"resumed; all {AFTER} are {same}\n"
-        f"rank {rank}: {before} elements compressed to {after}, rate {rate:.2f}"
+        f"rank {rank}: {before} elements compressed to {after}, rate {rate:.2f}\n",
+        end="",  # written at once: other ranks print, too
     )
 
 

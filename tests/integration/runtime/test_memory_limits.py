@@ -264,4 +264,5 @@ class TestMemory:
                         assert await b.call(produced_items) <= taken + ahead_max
             assert taken == items
             for own, _ in (await b.call(grown_bytes), grown_bytes()):
-                assert own <= 2 * stream_bytes_max + 32 * MIB
+                # And what allocators keep: some 32 MiB, on a busy machine a bit more.
+                assert own <= 2 * stream_bytes_max + 48 * MIB
