@@ -22,6 +22,7 @@ from asyncrpc.errors import (
     Outcome,
     RejectedError,
     RemoteProtocolError,
+    RRefDeletedError,
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls import streams
@@ -79,6 +80,7 @@ class CalleeSide(LinkCore):
                 self._expect(inbound, meta["r"])
             (args, kwargs), inbound.loans = self._arguments(control, buffers, meta)
         except RemoteProtocolError:
+            self._give_up_value(inbound)
             raise
         except AsyncRpcError as error:
             self._refuse(inbound, target, error, buffers)
@@ -387,8 +389,21 @@ class CalleeSide(LinkCore):
     def forget(self, inbound: InboundCall) -> None:
         """Nobody waits for this call any more: no answer."""
         if self.served.get(inbound.call_id) is inbound:
+            self._give_up_value(inbound)
             self._end_served(inbound)
             self._settle_loans(inbound, answered=False)
+
+    def _give_up_value(self, inbound: InboundCall) -> None:
+        """Tell those who wait for the value of a remote() that it will never come.
+
+        Its creator is gone; others may have been lent the reference.
+        """
+        references = self.worker.references
+        if inbound.rref_id is not None and references is not None:
+            name = self.peer.name
+            gone = f"the value was never made: its creator {name!r} was lost meanwhile"
+            references.fail(inbound.rref_id, RRefDeletedError(gone))
+            inbound.rref_id = None
 
     def send_item(self, inbound: InboundCall, serial: int, value: Any) -> int:
         """Send one item of a stream; return the bytes of its buffers.

@@ -137,6 +137,42 @@ async def make_for_ever(owner: str) -> None:
     keep(asyncrpc.current_worker().peer(owner).remote(never))
 
 
+async def lend_for_ever(owner: str, to: str) -> None:
+    """Begin to make a value on `owner` that takes for ever; wait for it here and there.
+
+    And lend it to worker `to`, which waits for it as well.
+    """
+    worker = asyncrpc.current_worker()
+    rref: RRef[Any] = worker.peer(owner).remote(never)
+    keep(rref)
+    waiting.append(asyncio.create_task(fetch(rref)))
+    await worker.peer(to).call(wait_for, rref)
+
+
+waiting: list[asyncio.Task[str]] = []
+
+
+async def fetch(rref: RRef[Any]) -> str:
+    """Return the value's text, or that of what is raised instead."""
+    try:
+        return str(await rref.to_here())
+    except asyncrpc.AsyncRpcError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+async def wait_for(rref: RRef[Any]) -> None:
+    """Wait for a value after this call."""
+    waiting.append(asyncio.create_task(fetch(rref)))
+
+
+async def fetched() -> list[str]:
+    """Return what has come of the values that were waited for; wait for no more."""
+    async with asyncio.timeout(LIMIT_S / 20):
+        found = await asyncio.gather(*waiting)
+    waiting.clear()
+    return found
+
+
 async def never() -> Counter:
     await asyncio.Event().wait()
     raise AssertionError("it was to wait for ever")

@@ -29,6 +29,7 @@ from tests.integration.runtime.groups import until
 
 MIB = 1 << 20
 LATE_S = 0.2  # longer than the silence after which members ask each other
+GIVES_UP_S = 2.0  # in which they have learned from each other, also on a busy machine
 Outcomes = list[list[bytes] | BaseException]
 
 
@@ -233,7 +234,7 @@ async def test_a_timeout_fails_for_all_and_says_who_did_not_come(
     a, *others = five
     found = await outcomes(
         *(
-            one.rendezvous("tag", timeout=LATE_S if one is five[4] else None)
+            one.rendezvous("tag", timeout=GIVES_UP_S if one is five[4] else None)
             for one in others
         )
     )
@@ -241,14 +242,12 @@ async def test_a_timeout_fails_for_all_and_says_who_did_not_come(
     assert isinstance(error, BarrierTimeoutError)
     assert isinstance(error, TimeoutError)
     assert (error.number, error.missing) == (0, ("a",))
-    assert "rendezvous 0 of 'tag': in 0.2 s these did not come: rank 0 ('a')" in str(
+    assert "rendezvous 0 of 'tag': in 2 s these did not come: rank 0 ('a')" in str(
         error
     )
     for error in found[:-1]:
         assert type(error) is BarrierBrokenError
-        assert "rank 4 ('e') gave up rendezvous 0 of 'tag': it waited 0.2 s" in str(
-            error
-        )
+        assert "rank 4 ('e') gave up rendezvous 0 of 'tag': it waited 2 s" in str(error)
         assert error.missing == ("a",)
     with pytest.raises(
         BarrierBrokenError, match=r"rank 4 \('e'\) gave up rendezvous 0"

@@ -120,6 +120,19 @@ async def test_case_03_what_a_dead_creator_was_making_is_freed() -> None:
         await all_freed(a)
 
 
+async def test_case_03_who_waits_for_what_a_dead_creator_was_making_is_told() -> None:
+    """Another worker that was lent it; and nothing of the creator's own wait stays."""
+    cluster = ProcessCluster(["b", "c"], method="forkserver")
+    async with cluster as a:
+        await a.peer("b").call(parts.lend_for_ever, "a", "c")
+        await until(lambda: holders_at(a) == {"b": 1, "c": 1})
+        cluster.kill("b")
+        [found] = await a.peer("c").call(parts.fetched)
+        assert found.startswith("RRefDeletedError: ")
+        assert "never made: its creator 'b' was lost meanwhile" in found
+        await all_freed(a)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_case_03_who_waits_for_what_a_dead_creator_never_made_is_told(
     seed: int,
