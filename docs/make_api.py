@@ -57,6 +57,8 @@ PARTS: Final[tuple[tuple[str, str, str], ...]] = (
     ("Remote modules", "asyncrpc.nn", ""),
     ("Collectives", "asyncrpc", "Group"),
     ("Data parallel training", "asyncrpc.ddp", ""),
+    ("Devices", "asyncrpc.devices", ""),
+    ("PJRT's runtime, for XLA devices", "asyncrpc.devices.xla", ""),
     ("Workers in an aiohttp application", "asyncrpc.serving", ""),
     (
         "Processes of one host",

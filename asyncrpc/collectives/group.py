@@ -7,7 +7,8 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -47,6 +48,7 @@ class Group:
         rank: of this worker in the group.
         size: number of ranks.
         timeout_s: seconds that a collective may take; None: no limit.
+        kept: memory of `empty`, for as long as the group is open, by what it is for.
 
     Example:
         >>> group = asyncrpc.Group(worker)  # of all workers of a fixed group
@@ -94,6 +96,7 @@ class Group:
         self._turn = asyncio.Semaphore(RUNNING_MAX)
         self._points = self._matching.points
         self._duplicates = 0
+        self.kept: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
 
     def subgroup(self, ranks: Sequence[int], *, name: str = "") -> Group:
         """Make a group of some of these ranks; only they need to.
@@ -147,6 +150,7 @@ class Group:
         """Leave the group: what is under way here fails, for all.  Idempotent."""
         self._service.close_group(self._matching)
         self._path = self._opening = None  # the path has all memory that is shared
+        self.kept.clear()
 
     async def __aenter__(self) -> Self:
         """Return the group, which is open already."""
@@ -551,6 +555,8 @@ class Group:
         if self._opening is None:
             run = self._matching.begin(Descriptor("open"), None)
             self._opening = self.worker.start_task(self._open(run))
+            # Who refuses waits for nothing: nobody may ever ask how it ended.
+            self._opening.add_done_callback(lambda it: it.cancelled() or it.exception())
         return self._opening
 
     async def _open(self, run: Run) -> Path:
@@ -576,10 +582,8 @@ class Group:
 def _names(worker: Worker, members: Sequence[str | int] | None) -> tuple[str, ...]:
     if members is None:
         if worker.world_size <= 0:
-            raise UsageError(
-                f"worker {worker.name!r} is in no group of a fixed size: say who the "
-                "members are"
-            )
+            problem = "is in no group of a fixed size: say who the members are"
+            raise UsageError(f"worker {worker.name!r} {problem}")
         members = range(worker.world_size)
     names = tuple(worker.directory.find(member).member.name for member in members)
     twice = sorted({name for name in names if names.count(name) > 1})

@@ -10,7 +10,7 @@ Source: torch_xla.core.xla_model.reduce_gradients.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 
@@ -20,6 +20,7 @@ from asyncrpc.errors import UsageError
 from asyncrpc.runtime.worker import Worker
 
 _SPARSE: Final = 1 << 32  # a mark that no number of ranks reaches
+_Memories: TypeAlias = dict[torch.dtype, torch.Tensor]  # of all gradients of a dtype
 
 
 async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> None:
@@ -28,6 +29,8 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
     To be called between backward pass and step, at every rank.  The host adds up: all
     gradients are fetched in one turn at their device, so that one graph computes them,
     and put back in another.  A parameter that has none at any rank is left alone.
+    Between, they are in memory that the ranks of a host share, which the group keeps
+    for the next step of the same optimizer.
 
     Args:
         optimizer: of parameters on any device, the same at every rank.
@@ -54,13 +57,13 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
     they are divided before they are added up, as in `asyncrpc.ddp`, not after.
     """
     parameters = [one for those in optimizer.param_groups for one in those["params"]]
-    marks = torch.tensor([_mark(one.grad) for one in parameters], dtype=torch.int64)
-    if group.size > 1:
-        await group.all_reduce(marks)
-    _check(parameters, marks.tolist(), group.size)
+    memories = await _agree(optimizer, parameters, group)
     if group.size == 1:
         return
-    flats = [_Flat(some, 1 / group.size) for some in _by_dtype(parameters)]
+    flats = [
+        _Flat(some, memories[dtype], 1 / group.size)
+        for dtype, some in _by_dtype(parameters).items()
+    ]
     gradients = [one for flat in flats for one in flat.gradients]
     worker, nbytes = group.worker, sum(one.nbytes for one in gradients)
     user = user_of(worker, gradients)
@@ -83,6 +86,32 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
     for flat in flats:
         await group.all_reduce(flat.memory)
     await run_beside(put_back, nbytes, user)
+    # Not if a collective has failed: another rank may write to it still.
+    group.kept[optimizer] = memories
+
+
+async def _agree(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], group: Group
+) -> _Memories:
+    """See that the ranks reduce the same; return memory for it, which is not kept now.
+
+    Raises:
+        UsageError: they do not; every rank raises it.
+    """
+    kept: _Memories = group.kept.get(optimizer, {})
+    marks = [*(_mark(one.grad) for one in parameters), _has_room(kept, parameters)]
+    sums = torch.tensor(marks, dtype=torch.int64)
+    if group.size > 1:
+        await group.all_reduce(sums)
+    *counts, having = sums.tolist()
+    _check(parameters, counts, group.size)
+    group.kept.pop(optimizer, None)
+    if group.size == 1 or having >= group.size:
+        return kept
+    return {  # new for all: a rank has none
+        dtype: await group.empty(numel, dtype=dtype)
+        for dtype, numel in _sizes(parameters).items()
+    }
 
 
 class _Flat:
@@ -93,12 +122,13 @@ class _Flat:
         memory: `(elements,)`.
     """
 
-    def __init__(self, gradients: Sequence[torch.Tensor], scale: float) -> None:
-        """Make the memory, for gradients times `scale`."""
+    def __init__(
+        self, gradients: Sequence[torch.Tensor], memory: torch.Tensor, scale: float
+    ) -> None:
+        """Take the beginning of a memory, for gradients times `scale`."""
         self.gradients = gradients
         self._scale = scale
-        count = sum(one.numel() for one in gradients)
-        self.memory = torch.empty(count, dtype=gradients[0].dtype)
+        self.memory = memory[: sum(one.numel() for one in gradients)]
 
     def fetch(self) -> None:
         """Copy the gradients into the memory."""
@@ -172,10 +202,31 @@ def _check(parameters: Sequence[torch.Tensor], counts: Sequence[int], of: int) -
             )
 
 
-def _by_dtype(parameters: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+def _by_dtype(
+    parameters: Iterable[torch.Tensor],
+) -> dict[torch.dtype, list[torch.Tensor]]:
     """Return the gradients of each dtype, in an order that is that of every rank."""
     found: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
             found.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    return found.values()
+    return found
+
+
+def _sizes(parameters: Iterable[torch.Tensor]) -> dict[torch.dtype, int]:
+    """Return how many elements all the gradients of each dtype will ever have.
+
+    Those that have none yet may get some: their memory takes no room until then.
+    """
+    found: dict[torch.dtype, int] = {}
+    for parameter in parameters:
+        dtype = (parameter if parameter.grad is None else parameter.grad).dtype
+        found[dtype] = found.get(dtype, 0) + parameter.numel()
+    return found
+
+
+def _has_room(kept: _Memories, parameters: Iterable[torch.Tensor]) -> bool:
+    return all(
+        dtype in kept and kept[dtype].numel() >= numel
+        for dtype, numel in _sizes(parameters).items()
+    )

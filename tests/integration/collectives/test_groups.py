@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -58,6 +59,24 @@ class TestDuplicates:
         for one in others:
             one.close()
         await asyncio.gather(*(one.barrier() for one in groups))
+
+    async def test_a_group_that_is_refused_and_closed_before_it_opens(
+        self, groups: list[Group]
+    ) -> None:
+        """Nobody waits for its opening, which fails."""
+        unhandled: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: unhandled.append(context)
+        )
+        group = groups[0].duplicate()
+        group.refuse("has no time")
+        await asyncio.sleep(0)
+        group.close()
+        del group
+        await asyncio.sleep(0.01)
+        gc.collect()
+        await asyncio.sleep(0)
+        assert not unhandled
 
     async def test_names_and_numbers(self, groups: list[Group]) -> None:
         """Those without a name get one each; a name is open once."""

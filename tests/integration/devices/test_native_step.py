@@ -169,6 +169,76 @@ async def test_gradients_get_their_mean(pair: Pair) -> None:
     assert found == [[[1.0, 0.5], None, [2.0, -2.0]]] * 2
 
 
+async def test_memory_is_kept_for_the_next_step(pair: Pair) -> None:
+    """Where all ranks have it; for gradients that come later, too."""
+
+    async def run(worker: Worker) -> None:
+        hands = Hands(worker)
+        group = Group(worker, ["a", "b"], name="kept")
+        made = await hands.do(
+            lambda: [nn.Parameter(torch.zeros(2, device=HOME)) for _ in range(2)]
+        )
+        optimizer = torch.optim.SGD(made, lr=0.1)
+
+        async def step(*values: float | None) -> torch.Tensor:
+            for one, value in zip(made, values, strict=True):
+                found = None if value is None else torch.full((2,), value + group.rank)
+                one.grad = None if found is None else await hands.put(found)
+            await xla.reduce_gradients(optimizer, group)
+            for one, value in zip(made, values, strict=True):
+                if one.grad is not None:
+                    assert value is not None
+                    assert await hands.do(one.grad.tolist) == [value + 0.5] * 2
+            memory: torch.Tensor = group.kept[optimizer][torch.float32]
+            return memory
+
+        first = await step(1.0, None)
+        assert await step(2.0, 3.0) is first
+        assert await step(None, 4.0) is first
+        if group.rank == 1:
+            group.kept.clear()
+        second = await step(5.0, 6.0)
+        assert second is not first
+        with pytest.raises(UsageError, match="compute a backward pass"):
+            await step(None, None)
+        if group.rank == 1:
+            group.refuse("wants to see it fail")
+        else:
+            with pytest.raises(CollectiveError, match="wants to see it fail"):
+                await step(7.0, 8.0)
+        assert await step(9.0, 10.0) is second  # nothing of it had been written to
+        group.close()
+        assert not group.kept
+
+    await at_both(pair, run)
+
+
+async def test_memory_is_given_up_when_a_rank_fails_midway(pair: Pair) -> None:
+    async def run(worker: Worker) -> None:
+        group = Group(worker, ["a", "b"], name="midway")
+        parameter = nn.Parameter(torch.zeros(2))
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+        async def step() -> None:
+            parameter.grad = torch.ones(2)
+            await xla.reduce_gradients(optimizer, group)
+
+        await step()
+        if group.rank == 1:
+            await group.all_reduce(torch.tensor([1, 1]))  # what a step begins with
+            group.refuse("goes no further")
+        else:
+            with pytest.raises(CollectiveError, match="goes no further"):
+                await step()
+            assert optimizer not in group.kept
+        await step()
+        assert parameter.grad is not None
+        assert parameter.grad.tolist() == [1.0, 1.0]
+        group.close()
+
+    await at_both(pair, run)
+
+
 async def test_ranks_with_gradients_of_other_parameters(pair: Pair) -> None:
     """Both have two numbers to send, which do not belong together."""
 
