@@ -9,12 +9,13 @@ Source: torch_xla.core.xla_model.reduce_gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 import torch
 
 from asyncrpc.collectives import Group
+from asyncrpc.ddp.flat import parts
 from asyncrpc.ddp.threads import run_beside, user_of
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.worker import Worker
@@ -99,8 +100,12 @@ async def _agree(
         UsageError: they do not; every rank raises it.
     """
     kept: _Memories = group.kept.get(optimizer, {})
-    marks = [*(_mark(one.grad) for one in parameters), _has_room(kept, parameters)]
-    sums = torch.tensor(marks, dtype=torch.int64)
+    sizes = _sizes(parameters)
+    has_room = all(
+        dtype in kept and kept[dtype].numel() >= numel for dtype, numel in sizes.items()
+    )
+    marks = [_mark(one.grad) for one in parameters]
+    sums = torch.tensor([*marks, has_room], dtype=torch.int64)
     if group.size > 1:
         await group.all_reduce(sums)
     *counts, having = sums.tolist()
@@ -109,8 +114,7 @@ async def _agree(
     if group.size == 1 or having >= group.size:
         return kept
     return {  # new for all: a rank has none
-        dtype: await group.empty(numel, dtype=dtype)
-        for dtype, numel in _sizes(parameters).items()
+        dtype: await group.empty(numel, dtype=dtype) for dtype, numel in sizes.items()
     }
 
 
@@ -133,22 +137,15 @@ class _Flat:
     def fetch(self) -> None:
         """Copy the gradients into the memory."""
         with torch.no_grad():
-            for gradient, view in self._pairs():
+            for view, gradient in parts(self.memory, self.gradients):
                 view.copy_(gradient)
             self.memory.mul_(self._scale)
 
     def put_back(self) -> None:
         """Copy the memory into the gradients."""
         with torch.no_grad():
-            for gradient, view in self._pairs():
+            for view, gradient in parts(self.memory, self.gradients):
                 gradient.copy_(view)
-
-    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        at = 0
-        for gradient in self.gradients:
-            end = at + gradient.numel()
-            yield gradient, self.memory[at:end].view(gradient.shape)
-            at = end
 
 
 def _make_ready(worker: Worker, gradients: Sequence[torch.Tensor]) -> None:
@@ -223,10 +220,3 @@ def _sizes(parameters: Iterable[torch.Tensor]) -> dict[torch.dtype, int]:
         dtype = (parameter if parameter.grad is None else parameter.grad).dtype
         found[dtype] = found.get(dtype, 0) + parameter.numel()
     return found
-
-
-def _has_room(kept: _Memories, parameters: Iterable[torch.Tensor]) -> bool:
-    return all(
-        dtype in kept and kept[dtype].numel() >= numel
-        for dtype, numel in _sizes(parameters).items()
-    )

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import torch
 
 from asyncrpc.collectives import Group
+from asyncrpc.ddp.flat import parts
 from asyncrpc.ddp.initial import verify
 from asyncrpc.ddp.own_group import OwnGroup, reason_for
 from asyncrpc.ddp.threads import run_beside, user_of
@@ -240,24 +241,14 @@ class _Mean:
 def _fill(
     memory: torch.Tensor, parameters: Sequence[torch.Tensor], divisor: int
 ) -> None:
-    for part, parameter in _parts(memory, parameters):
+    for part, parameter in parts(memory, parameters):
         part.copy_(parameter.detach())
     memory.div_(divisor)
 
 
 def _empty(memory: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
-    for part, parameter in _parts(memory, parameters):
+    for part, parameter in parts(memory, parameters):
         parameter.detach().copy_(part)
-
-
-def _parts(
-    memory: torch.Tensor, parameters: Sequence[torch.Tensor]
-) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the part of the memory for each parameter, in its shape."""
-    end = 0
-    for parameter in parameters:
-        start, end = end, end + parameter.numel()
-        yield memory[start:end].view(parameter.shape), parameter
 
 
 def _with_gradients(params: Averaged) -> list[torch.Tensor]:

@@ -68,14 +68,15 @@ class TestDuplicates:
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: unhandled.append(context)
         )
+        before = asyncio.all_tasks()
         group = groups[0].duplicate()
         group.refuse("has no time")
-        await asyncio.sleep(0)
+        opening = asyncio.all_tasks() - before
+        assert opening
         group.close()
-        del group
-        await asyncio.sleep(0.01)
+        await asyncio.wait(opening)
+        del group, opening
         gc.collect()
-        await asyncio.sleep(0)
         assert not unhandled
 
     async def test_names_and_numbers(self, groups: list[Group]) -> None:

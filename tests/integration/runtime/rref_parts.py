@@ -80,6 +80,7 @@ class Node:
 
 
 kept: dict[str, list[RRef[Any]]] = {}  # by the name of the worker
+waiting: list[asyncio.Task[str]] = []  # each for a value
 
 
 def keep(rref: RRef[Any]) -> None:
@@ -149,9 +150,6 @@ async def lend_for_ever(owner: str, to: str) -> None:
     await worker.peer(to).call(wait_for, rref)
 
 
-waiting: list[asyncio.Task[str]] = []
-
-
 async def fetch(rref: RRef[Any]) -> str:
     """Return the value's text, or that of what is raised instead."""
     try:
@@ -167,7 +165,7 @@ async def wait_for(rref: RRef[Any]) -> None:
 
 async def fetched() -> list[str]:
     """Return what has come of the values that were waited for; wait for no more."""
-    async with asyncio.timeout(LIMIT_S / 20):
+    async with asyncio.timeout(30.0):
         found = await asyncio.gather(*waiting)
     waiting.clear()
     return found
