@@ -190,7 +190,7 @@ async def aside(run: Run, job: Callable[..., object], *tensors: Any) -> None:
     if tensors[0].nbytes < IN_THREAD_BYTES_MIN:
         job(*tensors)
     else:
-        await run.matching.worker.run_in_thread(lambda: job(*tensors))
+        await run.matching.worker.run_on_host(lambda: job(*tensors))
 
 
 def is_large(tensor: torch.Tensor) -> bool:

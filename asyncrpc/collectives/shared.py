@@ -331,7 +331,7 @@ class SharedPath:
         Raises:
             CollectiveError: the collective has failed meanwhile, here or elsewhere.
         """
-        future = run.matching.worker.run_in_thread(job)
+        future = run.matching.worker.run_on_host(job)
         try:
             await asyncio.shield(future)
         except asyncio.CancelledError:

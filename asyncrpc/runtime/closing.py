@@ -51,6 +51,7 @@ class Closing(CallStarter):
     devices: Devices
     ending: Ending
     pool: ThreadPool
+    host_pool: ThreadPool
     watch: Watch
     receive_pool: ReceivePool
     inbound_credit: InboundCredit
@@ -264,6 +265,8 @@ class Closing(CallStarter):
     async def _close_threads(self, most_s: float) -> None:
         self.receive_pool.close()
         left = await self.pool.close(most_s)
+        if self.host_pool is not self.pool:
+            left += await self.host_pool.close(most_s)
         left += await self.devices.close(most_s)
         if left:
             logger.warning(

@@ -25,19 +25,24 @@ LIMIT_S: Final = 1e-3
 class Spinner:
     """Polls for one worker; made only if its options want it."""
 
-    __slots__ = ("_loop", "_pool", "_running", "_spin")
+    __slots__ = ("_host_pool", "_loop", "_pool", "_running", "_spin")
 
     def __init__(
-        self, spin: Spin, loop: asyncio.AbstractEventLoop, pool: ThreadPool
+        self,
+        spin: Spin,
+        loop: asyncio.AbstractEventLoop,
+        pool: ThreadPool,
+        host_pool: ThreadPool,
     ) -> None:
         self._spin = spin
         self._loop = loop
         self._pool = pool
+        self._host_pool = host_pool
         self._running = False
 
     def wait(self) -> None:
         """Something is awaited from now on: poll for it, if that pays."""
-        if self._pool.unfinished:
+        if self._pool.unfinished or self._host_pool.unfinished:
             return
         if self._spin.on_wait(now_s()) and not self._running:
             self._running = True
@@ -48,7 +53,8 @@ class Spinner:
         self._spin.on_read(now_s())
 
     def _look(self) -> None:
-        if self._spin.on_look(now_s()) and not self._pool.unfinished:
+        is_busy = self._pool.unfinished or self._host_pool.unfinished
+        if self._spin.on_look(now_s()) and not is_busy:
             # The thread or the peer that is to answer may wait for this very core:
             # without this, two pollers on one core answer each other after 8 ms.
             os.sched_yield()
@@ -58,11 +64,14 @@ class Spinner:
 
 
 def spinner_for(
-    spin: str | float, loop: asyncio.AbstractEventLoop, pool: ThreadPool
+    spin: str | float,
+    loop: asyncio.AbstractEventLoop,
+    pool: ThreadPool,
+    host_pool: ThreadPool,
 ) -> Spinner | None:
     """Return what polls as `Options.spin` says, or None."""
     if spin in {"off", 0} or os.cpu_count() == 1:
         return None  # on a single core nobody could answer while we poll
     if spin == "adaptive":
-        return Spinner(Spin(LIMIT_S, adaptive=True), loop, pool)
-    return Spinner(Spin(float(spin), adaptive=False), loop, pool)
+        return Spinner(Spin(LIMIT_S, adaptive=True), loop, pool, host_pool)
+    return Spinner(Spin(float(spin), adaptive=False), loop, pool, host_pool)

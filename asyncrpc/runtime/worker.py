@@ -165,11 +165,17 @@ class Worker(Meeting):
         self.loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self.pool = self._make_pool()
+        # Work on host memory waits for no turn at a device, and keeps none.
+        self.host_pool = (
+            ThreadPool(f"{self.name}-host", self.options.threads, self.loop)
+            if self.pool.takes_turns
+            else self.pool
+        )
         # In a simulation time stands still while the loop works: nothing to poll for.
         self.spinner = (
             None
             if self._network is not None
-            else spinner_for(self.options.spin, self.loop, self.pool)
+            else spinner_for(self.options.spin, self.loop, self.pool, self.host_pool)
         )
         self.receive_pool = ReceivePool(self.loop, self.options.receive_pool_bytes)
         self.inbound_credit = InboundCredit(
@@ -489,6 +495,10 @@ class Worker(Meeting):
         done: asyncio.Future[T] = self.loop.create_future()
         (pool or self.pool).submit(job, outcome_to(done))
         return done
+
+    def run_on_host(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `job`, which touches no device, in a thread; called on the loop."""
+        return self.run_in_thread(job, self.host_pool)
 
     def add_service(self, service: Service) -> None:
         """Let other workers send messages to a part of this one."""

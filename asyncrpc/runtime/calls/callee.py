@@ -314,7 +314,7 @@ class CalleeSide(LinkCore):
                 return
             if encoded.payload_bytes > PACK_HERE_BYTES_MAX:
                 with contextlib.suppress(RejectedError):  # closing: no threads
-                    self.worker.pool.submit(encoded.pack, finish)
+                    self.worker.host_pool.submit(encoded.pack, finish)
                     return
             finish(encoded.pack(), None)
 

@@ -125,7 +125,7 @@ class Preparing:
             self._on_unpacked(arrival, *result)
 
         try:
-            self._link.worker.pool.submit(lambda: _unpacked(parcel), done)
+            self._link.worker.host_pool.submit(lambda: _unpacked(parcel), done)
         except RejectedError:  # the worker is closing, and has no threads
             return False
         self._note(arrival)

@@ -57,7 +57,7 @@ class CommonArguments:
         packing = self._packings.get(codec)
         if packing is not None:
             return _again(packing)
-        packing = worker.run_in_thread(encoded.pack)
+        packing = worker.run_on_host(encoded.pack)
         if codec not in self.encodings:
             return packing
         self._packings[codec] = packing

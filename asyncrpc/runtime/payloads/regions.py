@@ -188,7 +188,7 @@ class Regions:
             if storage.device.type != "cpu":
                 await self._lend(link, path, key, storage, token)
             else:
-                await self._worker.run_in_thread(
+                await self._worker.run_on_host(
                     lambda: send_descriptor(path, token, descriptor_of(storage))
                 )
                 await self._ask(link, "attach", [key, storage.nbytes(), token])
@@ -221,7 +221,7 @@ class Regions:
             finally:
                 os.close(theirs)
 
-        await self._worker.run_in_thread(pass_on)
+        await self._worker.run_on_host(pass_on)
         asked = [key, storage.nbytes(), token, str(device), handle]
         await self._ask(link, "open", asked)
 

@@ -204,7 +204,7 @@ class Sharing:
         self._is_growing = True
         made: Slab | None = None
         try:
-            made = await self._worker.run_in_thread(
+            made = await self._worker.run_on_host(
                 lambda: Slab.create(size_bytes).prefault()
             )
         finally:
@@ -234,7 +234,7 @@ class Sharing:
         link, key = mover.link, (mover.link, slab)
         attached = self._passing[key] = self._worker.loop.create_future()
         try:
-            await self._worker.run_in_thread(
+            await self._worker.run_on_host(
                 lambda: send_descriptor(mover.path, token, memory.descriptor)
             )
             link.notify(self.name, "attach", [slab, memory.size_bytes, token])
@@ -291,7 +291,7 @@ class Sharing:
             logger.debug("worker %r: no slab: %s", self._worker.name, error)
             return None
         slab = self._add(made)
-        self._worker.run_in_thread(made.prefault)
+        self._worker.run_on_host(made.prefault)
         return self.pool.allocate(nbytes, (slab,))
 
     def take_back(self, locations: list[int]) -> None:
@@ -349,7 +349,7 @@ class Sharing:
             raise MalformedError(f"slab {slab} was passed twice")
         made = Slab.attach(await self.inbox.claim(token), size_bytes)
         borrowed.slabs[slab] = made
-        await self._worker.run_in_thread(made.prefault)
+        await self._worker.run_on_host(made.prefault)
 
     def on_notice(self, link: Link, method: str, value: Any) -> None:
         """Take what a peer says of slabs.

@@ -25,6 +25,10 @@ def same(value: Any) -> Any:
     return value
 
 
+async def same_awaited(value: Any) -> Any:
+    return value
+
+
 def zeros(shape: list[int], device: str) -> torch.Tensor:
     return torch.zeros(shape, device=device)
 

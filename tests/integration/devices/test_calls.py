@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import Any
 
@@ -221,6 +222,18 @@ async def test_codecs(pair: Pair, hands: Hands, codec: str) -> None:
         found = await there.call(remote.double, await hands.put(x))
         assert str(found.device) == HOME
         assert torch.equal(await hands.take(found), x * 2)
+
+
+async def test_compressing_waits_for_no_turn(pair: Pair, hands: Hands) -> None:
+    """It is done in threads, and touches no device; as is passing on a first slab."""
+    ended = threading.Event()
+    using = asyncio.ensure_future(hands.do(lambda: ended.wait(10)))
+    given = torch.ones(1 << 20)
+    for codec in ("zstd", ""):
+        there = pair[0].peer("b").using(codec=codec)
+        assert torch.equal(await there.call(remote.same_awaited, given), given)
+    ended.set()
+    assert await using  # it had its turn all the time
 
 
 async def test_a_call_is_cancelled_while_its_tensor_is_on_its_way(

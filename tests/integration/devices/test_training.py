@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -335,3 +336,20 @@ async def test_a_collective_of_the_host_and_of_a_device(pair: Pair) -> None:
 
     for one in await asyncio.gather(*map(at, pair)):
         assert torch.equal(one, torch.full((5,), 3.0))
+
+
+async def test_collectives_of_the_host_wait_for_no_turn(
+    pair: Pair, hands: Hands
+) -> None:
+    """What large ones do in threads touches no device."""
+    ended = threading.Event()
+    using = asyncio.ensure_future(hands.do(lambda: ended.wait(10)))
+
+    async def at(worker: Worker) -> None:
+        async with asyncrpc.Group(worker, ["a", "b"], name="host") as group:
+            found = await group.all_reduce(torch.ones(1 << 20))
+            assert torch.equal(found, torch.full((1 << 20,), 2.0))
+
+    await asyncio.gather(*map(at, pair))
+    ended.set()
+    assert await using  # it had its turn all the time
