@@ -45,6 +45,9 @@ def test_error_feedback_and_warm_start(size: int, tmp_path: Path) -> None:
                 "matrix_approximation_rank": rank,
                 "random_seed": 7,
             },
+            # Two columns nearly depend on each other at times, and enlarge what
+            # another order of additions makes: 3e-5, and 7e-15 in doubles.
+            tolerance=1e-4,
         )
         for hook in ("powerSGD", "batched")
         for feedback in (True, False)
