@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import tempfile
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +18,7 @@ from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.starting import CallStarter
 from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.machine.termination import Phase
+from asyncrpc.runtime.socket_directory import SocketDirectory
 from asyncrpc.transport.abc import Listener
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Closing(CallStarter):
     _services: dict[str, Service]
     _listeners: list[Listener]
     _token: contextvars.Token[Any] | None
-    _directory_path: tempfile.TemporaryDirectory[str] | None
+    _socket_directory: SocketDirectory | None
 
     async def shutdown(
         self,
@@ -231,8 +231,8 @@ class Closing(CallStarter):
             except asyncio.CancelledError as error:
                 cancelled = error
         self.watch.close()
-        if self._directory_path is not None:
-            self._directory_path.cleanup()
+        if self._socket_directory is not None:
+            self._socket_directory.remove()
         if cancelled is not None:
             raise cancelled
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, Final
 
 import torch
@@ -62,8 +63,10 @@ class CallOptions:
 
         Raises:
             UsageError: there is no such codec, or its package is not installed; or the
-                device map is none.
+                device map is none; or `timeout_s` is no number of seconds.
         """
+        if self.timeout_s is not UNSET and self.timeout_s is not None:
+            check_seconds("timeout_s", self.timeout_s)
         if self.codec:
             compression_named(self.codec)
         if self.device_map is not None:
@@ -71,6 +74,15 @@ class CallOptions:
 
 
 PLAIN: Final = CallOptions()
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Raise UsageError if an argument is no number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, Real) or value != value:  # noqa: PLR0124  (NaN)
+        raise UsageError(
+            f"{name} must be a number of seconds, or None for no limit, not"
+            f" {value!r:.60}"
+        )
 
 
 def options_within(timeout_s: Any) -> CallOptions:

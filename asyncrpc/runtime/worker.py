@@ -9,7 +9,6 @@ import asyncio
 import contextvars
 import os
 import secrets
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +42,7 @@ from asyncrpc.runtime.extensions import (
     Service,
     ThreadState,
 )
+from asyncrpc.runtime.forking import FORKED, end_in_forked_children
 from asyncrpc.runtime.links.directory import Directory, check_listen_address
 from asyncrpc.runtime.links.host import HOST_ID
 from asyncrpc.runtime.links.watching import Watch
@@ -57,6 +57,7 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.landing import ReceivePool
 from asyncrpc.runtime.payloads.placing import empty
 from asyncrpc.runtime.payloads.sharing import Sharing
+from asyncrpc.runtime.socket_directory import SocketDirectory
 from asyncrpc.runtime.spinning import spinner_for
 from asyncrpc.runtime.threads import ThreadPool, outcome_to
 from asyncrpc.serde import Codec, FunctionTable, Limits, Policy
@@ -141,7 +142,7 @@ class Worker(Meeting):
         self._state = "new"
         self._draining = False
         self._token: contextvars.Token[Any] | None = None
-        self._directory_path: tempfile.TemporaryDirectory[str] | None = None
+        self._socket_directory: SocketDirectory | None = None
         self.watch = Watch(self)
 
     # --- life ------------------------------------------------------------------------
@@ -162,6 +163,7 @@ class Worker(Meeting):
                 f"worker {self.name!r} has been started before; make a new Worker"
             )
         self._state = "starting"
+        end_in_forked_children(self)
         self.loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self.pool = self._make_pool()
@@ -225,6 +227,12 @@ class Worker(Meeting):
     ) -> None:
         """Shut down, alone: in order if the block ended well, at once if it raised."""
         await self.shutdown(drain_timeout_s=None if error is None else 0.0)
+
+    def end_in_child(self) -> None:
+        """Become unusable: this process was forked from the worker's own."""
+        self._state = FORKED
+        if self._socket_directory is not None:
+            self._socket_directory.disown()
 
     def _make_pool(self) -> ThreadPool:
         """Return the threads for plain functions; a simulation has others."""
@@ -345,8 +353,8 @@ class Worker(Meeting):
 
     def _default_addresses(self) -> list[str]:
         """A Unix socket of our own; with a secret, TCP on every interface too."""
-        self._directory_path = tempfile.TemporaryDirectory(prefix="asyncrpc-")
-        where = [f"uds://{Path(self._directory_path.name) / 'worker'}"]
+        self._socket_directory = SocketDirectory()
+        where = [f"uds://{self._socket_directory.path / 'worker'}"]
         if self.options.is_guarded:
             where.append("tcp://[::]:0" if has_ipv6() else "tcp://0.0.0.0:0")
         return where

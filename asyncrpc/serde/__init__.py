@@ -12,7 +12,12 @@ from asyncrpc.serde.compression import (
     is_packed,
     unreadable,
 )
-from asyncrpc.serde.exceptions import describe_exception, rebuild_exception
+from asyncrpc.serde.exceptions import (
+    describe_exception,
+    rebuild_exception,
+    text_of,
+    undescribed,
+)
 from asyncrpc.serde.functions import FunctionTable, describe_callable, expose
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
@@ -57,5 +62,7 @@ __all__ = [
     "rebuild_exception",
     "share",
     "stage",
+    "text_of",
+    "undescribed",
     "unreadable",
 ]

@@ -26,6 +26,10 @@ from asyncrpc.serde.functions import FunctionTable
 DEPTH_MAX: Final = 16  # links of a chain of causes; a reader sees a handful
 NODES_MAX: Final = 128  # exceptions in one tree, members of groups included
 TEXT_MAX: Final = 64 << 10  # characters of a traceback or a text; the middle goes
+NOTES_MAX: Final = 32  # notes of one exception
+# Bytes of arguments and attributes in one tree, tensors not counted; what is beyond is
+# left out: an error can always be sent, whatever it carries.
+VALUES_BYTES_MAX: Final = 8 << 20
 TYPES_MAX: Final = 256  # classes made per worker; programs raise tens
 # A generator or a coroutine takes the first two for its own end, and swallows them.
 _ENDING: Final = (StopIteration, StopAsyncIteration, asyncio.CancelledError)
@@ -42,7 +46,7 @@ class CanEncode(Protocol):
 
     functions: FunctionTable
 
-    def can_encode(self, value: object) -> bool: ...
+    def encoded_bytes(self, value: object) -> int | None: ...
 
 
 # --- describing ----------------------------------------------------------------------
@@ -55,11 +59,38 @@ def describe_exception(
 
     Args:
         error: what the function raised.
-        codec: tells what can travel; the rest is left out, and a note says so.
+        codec: tells what can travel; the rest is left out, and a note says so.  So is
+            what is too large.
         worker: name of this worker.
         pid: process id of this worker.
     """
     return _Describer(codec, worker, pid).describe(error, depth=0)
+
+
+def undescribed(error: BaseException, *, worker: str, pid: int) -> dict[str, Any]:
+    """Describe an exception in a few words, when `describe_exception` has failed.
+
+    Args:
+        error: why it failed.
+        worker: name of this worker.
+        pid: process id of this worker.
+    """
+    name = type(error).__name__[:100]
+    return {
+        "type": "asyncrpc.errors:EncodeError",
+        "message": f"what was raised cannot be sent: {name}",
+        "traceback": f"(it cannot be sent: {name})\n",
+        "args": [f"what was raised cannot be sent: {name}"],
+        "state": {},
+        "slots": {},
+        "notes": [],
+        "cause": None,
+        "context": None,
+        "suppress": True,
+        "members": [],
+        "worker": worker,
+        "pid": pid,
+    }
 
 
 class _Describer:
@@ -69,6 +100,7 @@ class _Describer:
         self._codec = codec
         self._where = {"worker": worker, "pid": pid}
         self._seen: set[int] = set()
+        self._bytes_left = VALUES_BYTES_MAX
 
     def describe(self, error: BaseException, depth: int) -> dict[str, Any]:
         self._seen.add(id(error))
@@ -79,7 +111,7 @@ class _Describer:
             args = [error.message]
         tree = {
             "type": _type_name(type(error)),
-            "message": _text(error),
+            "message": text_of(error),
             "traceback": _traceback(error, chain=depth == 0),
             "args": args,
             "state": state,
@@ -113,18 +145,25 @@ class _Describer:
         slots = dict(slots_of(error))
         lost: list[str] = []
         for index, value in enumerate(args):
-            if not self._codec.can_encode(value):
+            if not self._has_room(value):
                 args[index] = f"<{type(value).__qualname__}, which could not travel>"
                 lost.append(f"args[{index}]")
         for values in (state, slots):
-            for name in [
-                key for key in values if not self._codec.can_encode(values[key])
-            ]:
+            for name in [key for key in values if not self._has_room(values[key])]:
                 lost.append(name)
                 del values[name]
         if lost:
-            lost = [f"(could not travel with this exception: {', '.join(lost)})"]
+            shown = _shortened(", ".join(lost))
+            lost = [f"(could not travel with this exception: {shown})"]
         return args, state, slots, lost
+
+    def _has_room(self, value: object) -> bool:
+        """Tell whether a value can travel with the others, and count it if so."""
+        nbytes = self._codec.encoded_bytes(value)
+        if nbytes is None or nbytes > self._bytes_left:
+            return False
+        self._bytes_left -= nbytes
+        return True
 
 
 def _state(error: BaseException) -> dict[str, Any]:
@@ -155,13 +194,14 @@ def _relayed(error: RemoteError) -> dict[str, Any]:
 
 
 def _type_name(cls: type) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
+    return _shortened(f"{cls.__module__}:{cls.__qualname__}")
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception, cut to size; whatever its `__str__` does."""
     try:
         return _shortened(str(error))
-    except Exception as problem:  # noqa: BLE001 - the user's own __str__
+    except BaseException as problem:  # noqa: BLE001 - the user's own __str__
         return f"<its text could not be had: {type(problem).__name__}>"
 
 
@@ -169,7 +209,10 @@ def _notes(error: BaseException) -> list[str]:
     notes = getattr(error, "__notes__", [])
     if not isinstance(notes, (list, tuple)):
         return []
-    return [_shortened(note) for note in notes if isinstance(note, str)]
+    texts = [note for note in notes[:NOTES_MAX] if isinstance(note, str)]
+    if len(notes) > NOTES_MAX:
+        texts.append(f"({len(notes) - NOTES_MAX} more notes were left out)")
+    return [_shortened(note) for note in texts]
 
 
 def _traceback(error: BaseException, *, chain: bool) -> str:
@@ -180,7 +223,7 @@ def _traceback(error: BaseException, *, chain: bool) -> str:
         if isinstance(error, RemoteError):
             shown.__notes__ = None
         return _shortened("".join(shown.format(chain=chain)))
-    except Exception as problem:  # noqa: BLE001 - the user's own __str__
+    except BaseException as problem:  # noqa: BLE001 - the user's own __str__
         return f"<its traceback could not be formatted: {type(problem).__name__}>\n"
 
 

@@ -99,8 +99,15 @@ def describe_callable(
         method, a `functools.partial` or a callable object goes as a value.
 
     Raises:
+        UsageError: it is not callable.
         EncodeError: it is a function that no name leads to.
     """
+    if not callable(function):
+        raise UsageError(
+            f"function must be callable, not {function!r:.60} of type"
+            f" {type(function).__qualname__}; pass the function itself, and its"
+            " arguments after it"
+        )
     if isinstance(function, functools.partial) or is_bound(function):
         return "value", function
     if isinstance(function, NAMED_TYPES):

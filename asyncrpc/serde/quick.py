@@ -33,6 +33,7 @@ UNREAD: Final = object()
 # Shapes and messages remembered, per table; then it starts again.
 _REMEMBERED_MAX: Final = 1024
 _REMEMBERED_BYTES_MAX: Final = 256  # of one of them
+DIMENSIONS_MAX: Final = 64  # numpy's; what has more is refused by the long way
 # Lists within lists are looked through so deep, and if they are so short.
 _FLAT_DEPTH: Final = 2
 _FLAT_LENGTH: Final = 32
@@ -174,6 +175,8 @@ class Quick:
     def _new_table(self, tensor: torch.Tensor) -> bytes | None:
         name = NAMES[tensor.dtype]
         if name not in KNOWN_DTYPES or not tensor.nbytes:
+            return None
+        if tensor.dim() > DIMENSIONS_MAX:
             return None
         entry = [kinds.ENTRY_TENSOR, _flags(tensor), name, list(tensor.shape), 0]
         table = msgpack.packb([entry])
@@ -368,7 +371,9 @@ def _form_of(packed: bytes) -> Form | None:
     is_exact = all(type(table[0][at]) is int for at in (0, 1, 4))  # False is 0, too
     if name not in KNOWN_DTYPES or not is_exact or flags not in _PLAIN_FLAGS:
         return None
-    if any(type(size) is not int or size < 1 for size in shape):
+    if len(shape) > DIMENSIONS_MAX or any(
+        type(size) is not int or size < 1 for size in shape
+    ):
         return None
     dtype = np.dtype(name)
     if flags and dtype.kind not in "fc":  # it cannot require a gradient

@@ -16,6 +16,7 @@ from asyncrpc.serde import compression as packing
 from asyncrpc.serde.compression import Compression, Parcel
 from asyncrpc.serde.decoding import Decoder, OnGradient
 from asyncrpc.serde.encoding import Encoder
+from asyncrpc.serde.exceptions import text_of
 from asyncrpc.serde.functions import FunctionTable
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
@@ -203,11 +204,14 @@ class Codec:
         try:
             return self._control(encoder, value)
         except Unsendable as error:
-            raise _at_its_path(error, value, labels) from error.__cause__ or error
+            # Not from it itself: it holds the value, which would travel with an error.
+            raise _at_its_path(error, value, labels) from error.__cause__
         except EncodeError:  # of the stager: it has the words
             raise
-        except Exception as error:  # the values' own code runs here
-            raise _unencodable(f"{type(error).__name__}: {error}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the values' own code runs here
+            raise _unencodable(f"{type(error).__name__}: {text_of(error)}") from error
 
     def encode_quickly(self, value: Any) -> Encoded | None:
         """Encode a value that needs neither hooks nor an encoder's state, if it is one.
@@ -264,23 +268,29 @@ class Codec:
         decoder.shared = self.shared
         try:
             return decoder.decode(memoryview(control), on_gradient)
-        except (DecodeError, RejectedError):
+        except (DecodeError, RejectedError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # a value's own code may run here
             raise DecodeError(
-                f"what arrived is no value: {type(error).__name__}: {error}"
+                f"what arrived is no value: {type(error).__name__}: {text_of(error)}"
             ) from error
 
-    def can_encode(self, value: object) -> bool:
-        """Tell whether `encode` would take a value; no hook is called to find out."""
-        if type(value) in _SCALARS:
-            return True
+    def encoded_bytes(self, value: object) -> int | None:
+        """Return how long the control part of a value is; None if it cannot travel.
+
+        No hook is called to find out.
+        """
+        kind = type(value)
+        if kind is str:
+            return 4 * len(value)  # type: ignore[arg-type]
+        if kind in _SCALARS and kind is not bytes:
+            return 16
         hooks = None if self.hooks is None else _DryHooks(self.hooks.handled)
+        codec = Codec(self.functions, hooks, self.limits, self.stager)
         try:
-            Codec(self.functions, hooks, self.limits, self.stager).encode(value)
+            return len(codec.encode(value).control)
         except CallError:
-            return False
-        return True
+            return None
 
     def _control(self, encoder: Encoder, value: Any) -> bytes:
         try:

@@ -13,7 +13,7 @@ import pytest
 from asyncrpc import errors
 from asyncrpc.autograd import service
 from asyncrpc.runtime import threads
-from asyncrpc.runtime.calls import callee, caller
+from asyncrpc.runtime.calls import caller, named
 from asyncrpc.runtime.options import Options
 from asyncrpc.serde import exceptions, kinds
 from asyncrpc.serde.policy import Limits
@@ -137,7 +137,7 @@ def test_sizes_on_the_wire_are_those_of_the_code() -> None:
     ("what", "number"),
     [
         ("functions named on one connection", caller.NAMES_MAX),
-        ("functions named on one connection", callee.NAMES_MAX),
+        ("functions named on one connection", named.NAMES_MAX),
         ("ended autograd contexts remembered", service.ENDED_MAX),
         ("threads of a worker", threads.THREADS_MAX),
         ("path of a Unix socket", uds.PATH_BYTES_MAX),

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrpc.errors import CallError, Outcome, WorkerLostError
+from asyncrpc.errors import (
+    AsyncRpcError,
+    CallError,
+    MalformedError,
+    Outcome,
+    WorkerLostError,
+)
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.links.core import NO_META, LinkCore
+from asyncrpc.runtime.links.core import NO_META, LinkCore, unreadable
 from asyncrpc.serde import rebuild_exception
 from asyncrpc.wire.messages import Meta, unpack_head
 
@@ -27,8 +33,8 @@ class Answers(LinkCore):
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        call = self.pending.take(call_id)
         meta = self._answer_meta(head)
+        call = self.pending.take(call_id)
         if not isinstance(call, CallFuture):
             self._discard(control, buffers, meta)
             return
@@ -41,9 +47,11 @@ class Answers(LinkCore):
                 stats.bytes_received += buffer.nbytes
         try:
             value, loans = self._decode(control, buffers, meta)
-        except CallError as error:
-            error.function, error.to = call.function, call.to
-            error.outcome = Outcome.EXECUTED
+        except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
+            error = unreadable(raised)
+            if isinstance(error, CallError):
+                error.function, error.to = call.function, call.to
+                error.outcome = Outcome.EXECUTED
             call.fail(error)
             return
         if call.destination is None:
@@ -71,13 +79,16 @@ class Answers(LinkCore):
         self._release_pins(call, meta)
         try:
             tree = self.codec.decode(control, buffers)
-            error: CallError = rebuild_exception(
+            error: AsyncRpcError = rebuild_exception(
                 tree, self.worker.functions, function=call.function, to=call.to
             )
+        except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
+            error = unreadable(raised)
+            if isinstance(error, CallError):
+                error.function, error.to = call.function, call.to
+                error.outcome = Outcome.EXECUTED
+        if isinstance(error, CallError):
             error.outcome = Outcome.__members__.get(meta.get("o", ""), error.outcome)
-        except CallError as undecodable:
-            undecodable.function, undecodable.to = call.function, call.to
-            error = undecodable
         if isinstance(call, CallFuture):
             self.pending.take(call_id)
             call.fail(error)
@@ -99,13 +110,16 @@ class Answers(LinkCore):
             return
         record = unpack_head(head)
         meta = record[1] if len(record) > 1 and record[1] else NO_META
+        serial = int(record[0]) if record and type(record[0]) is int else -1
+        if serial < 0:
+            raise MalformedError("an item of a stream without its number")
         try:
             value, loans = self._decode(control, buffers, meta)
-        except CallError as error:
+        except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
             self.link.cancel(inflow)
-            inflow.on_error(error, 0)
+            inflow.on_error(unreadable(raised), 0)
             return
-        inflow.on_item(int(record[0]), value)
+        inflow.on_item(serial, value)
         self._end_if_whole(inflow)
         self._take_over(loans)
 
@@ -144,7 +158,7 @@ class Answers(LinkCore):
             return
         try:
             value, loans = self._decode(control, buffers, meta)
-        except CallError:
+        except Exception:  # noqa: BLE001  (nobody waits for it)
             return
         del value
         self._take_over(loans)

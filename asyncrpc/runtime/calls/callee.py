@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,7 @@ from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
     CallError,
+    DecodeError,
     MalformedError,
     Outcome,
     RejectedError,
@@ -28,11 +30,17 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target, mode_of
+from asyncrpc.runtime.calls.named import NamedFunctions
 from asyncrpc.runtime.calls.preparing import PACK_HERE_BYTES_MAX
 from asyncrpc.runtime.calls.profiling import show_function
 from asyncrpc.runtime.extensions import Refused
-from asyncrpc.runtime.links.core import CODEC, NO_META, LinkCore
-from asyncrpc.serde import Encoded, compression_for_answer, describe_exception
+from asyncrpc.runtime.links.core import CODEC, NO_META, LinkCore, unreadable
+from asyncrpc.serde import (
+    Encoded,
+    compression_for_answer,
+    describe_exception,
+    undescribed,
+)
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.messages import Meta, pack_head, unpack_head
 
@@ -42,8 +50,7 @@ if TYPE_CHECKING:
     from asyncrpc.runtime.worker import Worker
 
 
-# Functions one peer may name here: more than any program has, few enough to hold.
-NAMES_MAX: Final = 1 << 16
+logger = logging.getLogger("asyncrpc")
 
 # Plain numbers: to find a member of an enum costs 0.1 us, to test a flag 0.7 us.
 _STREAM: Final = int(Flags.STREAM)
@@ -55,7 +62,7 @@ class CalleeSide(LinkCore):
 
     def __init__(self, worker: Worker, peer: WorkerId, connection: Connection) -> None:
         super().__init__(worker, peer, connection)
-        self._targets: dict[int, Target] = {}
+        self._named = NamedFunctions(worker.target)
         # Heads that say no more than the number of a function named before.
         self._heads: dict[bytes, tuple[Target, dict[str, Any]]] = {}
         self._arriving = self.credit.account.arriving
@@ -73,17 +80,17 @@ class CalleeSide(LinkCore):
         deadline = None
         if aux >= 0:
             deadline = Deadline.from_budget(aux, self.loop.time())
-        inbound = InboundCall(self.link, call_id, deadline, meta)
+        inbound = None
         try:
+            inbound = InboundCall(self.link, call_id, deadline, meta)
             self.worker.admit()
             if meta and "r" in meta:
                 self._expect(inbound, meta["r"])
             (args, kwargs), inbound.loans = self._arguments(control, buffers, meta)
-        except RemoteProtocolError:
-            self._give_up_value(inbound)
-            raise
-        except AsyncRpcError as error:
-            self._refuse(inbound, target, error, buffers)
+        except BaseException as error:  # noqa: BLE001  (a value's own code may run)
+            if inbound is None:
+                inbound = InboundCall(self.link, call_id, deadline, NO_META)
+            self._refuse(inbound, target, unreadable(error), buffers)
             return
         self._begin_served(inbound)
         if self._arriving or (
@@ -99,14 +106,22 @@ class CalleeSide(LinkCore):
         except RemoteProtocolError:
             raise
         except AsyncRpcError as error:
+            self._name(error, target)
             self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
+        except BaseException as error:  # noqa: BLE001  (the function's; the caller's)
+            self.answer_error(inbound, error)
 
     def _read_head(self, head: bytes) -> tuple[Any, dict[str, Any]]:
         """Return what to run, as far as it is known, and what travels beside it."""
         record = unpack_head(head)
+        if not record:
+            raise MalformedError("a request for nothing")
+        if type(record[0]) is list:
+            self._named.learn(record[0])
         if len(record) != 1:
             return record[0], record[1] or NO_META
-        found = self._targets.get(record[0]) if type(record[0]) is int else None
+        number = record[0]
+        found = self._named.targets.get(number) if type(number) is int else None
         if found is None:
             return record[0], NO_META
         self._heads[head] = found, NO_META  # at most one for each function named
@@ -129,10 +144,10 @@ class CalleeSide(LinkCore):
             error.outcome = Outcome.NOT_EXECUTED
             raise
         if type(value) is not list or len(value) != 2:  # noqa: PLR2004
-            raise MalformedError("a request without arguments")
+            raise _no_arguments("it has none")
         args, kwargs = value
         if type(args) is not list or type(kwargs) is not dict:
-            raise MalformedError("a request whose arguments are no list and no map")
+            raise _no_arguments("they are no list and no map")
         return (args, kwargs), loans
 
     def _refuse(
@@ -142,10 +157,8 @@ class CalleeSide(LinkCore):
         error: AsyncRpcError,
         buffers: list[memoryview],
     ) -> None:
-        """Answer a request that cannot be run, and keep its name for those to come."""
-        if type(target) is list and target and type(target[0]) is int:
-            with contextlib.suppress(CallError):  # this caller is told of `error`
-                self._named_target(target)
+        """Answer a request that cannot be run."""
+        self._name(error, target)
         self._begin_served(inbound)
         inbound.claim = self.credit.claim(inbound.call_id, buffers)
         self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
@@ -159,17 +172,14 @@ class CalleeSide(LinkCore):
         flags: int,
     ) -> None:
         """Find what is to run, and run it."""
-        if type(target) is int:
-            found = self._targets.get(target)
-            if found is None:
-                raise MalformedError(f"function {target} has not been named")
-        elif target is None:
+        if target is None:
             found = self._value_target(args)
-        elif type(target) is list and target and type(target[0]) is int:
-            found = self._named_target(target)
         else:
-            self._resolve(inbound, target, args, kwargs)
-            return
+            named = self._named.find(target)
+            if named is None:
+                self._resolve(inbound, target, args, kwargs)
+                return
+            found = named
         self._run(inbound, found, args, kwargs, flags)
 
     def _run(
@@ -210,20 +220,20 @@ class CalleeSide(LinkCore):
             return target
         return Target(target.name, function, target.mode)
 
-    def _named_target(self, target: list[Any]) -> Target:
-        if len(target) != 2 or type(target[1]) is not str:  # noqa: PLR2004
-            raise MalformedError("a function is named by a number and a text")
-        number, name = target
-        if len(self._targets) >= NAMES_MAX and number:
-            raise MalformedError(f"more than {NAMES_MAX} functions have been named")
-        found = self.worker.target(name)
-        if number:
-            self._targets[number] = found
-        return found
+    def _name(self, error: AsyncRpcError, target: Any) -> None:
+        """Say in an error which function was called, as far as its request tells."""
+        if not isinstance(error, CallError) or error.function:
+            return
+        name = self._named.name_of(target)
+        if name:
+            error.function, error.to = name, self.worker.name
 
     def _value_target(self, args: list[Any]) -> Target:
         if not args or not callable(args[0]):
-            raise MalformedError("a request whose first argument is not callable")
+            raise DecodeError(
+                "what is to be called arrived as a value, and is not callable",
+                outcome=Outcome.NOT_EXECUTED,
+            )
         function = args.pop(0)
         if not self.worker.functions.is_allowed(function):
             raise RejectedError(
@@ -272,7 +282,7 @@ class CalleeSide(LinkCore):
             encode = functools.partial(encode, compression=compression)
         try:
             encoded, pins, meta = inbound.in_context(encode, value)
-        except AsyncRpcError as error:
+        except BaseException as error:  # noqa: BLE001  (the result's own code runs)
             if isinstance(error, CallError):
                 error.outcome = Outcome.EXECUTED
             self.answer_error(inbound, error)
@@ -380,9 +390,15 @@ class CalleeSide(LinkCore):
     def _send_error(
         self, inbound: InboundCall, tree: Any, items: int, outcome: Outcome
     ) -> None:
-        encoded = self.codec.encode(tree)
-        if encoded.copies:
-            self._fetch(encoded)
+        try:
+            encoded = self.codec.encode(tree)
+            if encoded.copies:
+                self._fetch(encoded)
+        except BaseException as error:
+            logger.exception("an error for %r could not be sent", self.peer.name)
+            encoded = self.codec.encode(
+                undescribed(error, worker=self.worker.name, pid=self.worker.pid)
+            )
         meta = None if outcome is Outcome.EXECUTED else {"o": outcome.name}
         self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items)
 
@@ -516,15 +532,15 @@ class CalleeSide(LinkCore):
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        record = unpack_head(head)
+        record = _routed(head)
         deadline = Deadline.from_budget(aux, self.loop.time())
         inbound = InboundCall(self.link, call_id, deadline, NO_META)
         self._begin_served(inbound)
         try:
             service = self.worker.service(record[0])
             value, inbound.loans = self._decode(control, buffers, NO_META)
-        except AsyncRpcError as error:
-            self.answer_error(inbound, error)
+        except BaseException as error:  # noqa: BLE001  (a value's own code may run)
+            self.answer_error(inbound, unreadable(error))
             return
         name = f"{record[0]}.{record[1]}"
         target = Target(name, service.on_request, Mode.COROUTINE)
@@ -539,13 +555,33 @@ class CalleeSide(LinkCore):
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        record = unpack_head(head)
+        record = _routed(head)
         try:
             service = self.worker.service(record[0])
             value, _ = self._decode(control, buffers, NO_META)
-        except CallError as error:
-            raise MalformedError(f"a notice that cannot be read: {error}") from error
-        service.on_notice(self.link, str(record[1]), value)
+            service.on_notice(self.link, str(record[1]), value)
+        except Exception:
+            # Nobody waits for an answer to it, and other messages are not at fault.
+            logger.exception(
+                "a notice of %r could not be taken: %s.%s",
+                self.peer.name,
+                record[0],
+                record[1],
+            )
+
+
+def _routed(head: bytes) -> list[Any]:
+    """Return the service and the method that a message is for, and what follows."""
+    record = unpack_head(head)
+    if len(record) < 2:  # noqa: PLR2004
+        raise MalformedError("a message to a service that names none")
+    return record
+
+
+def _no_arguments(problem: str) -> DecodeError:
+    return DecodeError(
+        f"a request's arguments cannot be read: {problem}", outcome=Outcome.NOT_EXECUTED
+    )
 
 
 def _holds_device_tensor(error: BaseException) -> bool:

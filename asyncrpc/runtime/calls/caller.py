@@ -56,6 +56,7 @@ class CallerSide(Answers):
         super().__init__(worker, peer, connection)
         # The number of each function, and the head that says no more than that.
         self._sent_names: dict[str, tuple[int, bytes]] = {}
+        self._names_given = 0
 
     def start(
         self,
@@ -495,8 +496,10 @@ class CallerSide(Answers):
         overtaken, self.may_be_overtaken = self.may_be_overtaken, False
         if may_come_last or overtaken or len(self._sent_names) >= NAMES_MAX:
             return pack_head([[0, target], meta])
-        number = len(self._sent_names) + 1
+        # Never one that was taken before: its request may have been written.
+        number = self._names_given + 1
         head = pack_head([[number, target], meta])
+        self._names_given = number
         # Only now: packing may have refused.
         self._sent_names[target] = number, pack_head([number])
         return head

@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from numbers import Real
 from typing import TYPE_CHECKING, Final
 
 from asyncrpc.clock import Deadline
@@ -86,7 +87,7 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
     if timeout_s is None:
         yield
         return
-    if not timeout_s >= 0 or math.isinf(timeout_s):
+    if not isinstance(timeout_s, Real) or not timeout_s >= 0 or math.isinf(timeout_s):
         raise UsageError(f"a timeout is a number of seconds >= 0, not {timeout_s!r}")
     loop = asyncio.get_running_loop()
     limit = Deadline.after(timeout_s, loop.time())

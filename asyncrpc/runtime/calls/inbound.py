@@ -283,7 +283,7 @@ class InboundCall:
             del running
         except asyncio.CancelledError as error:
             self._on_task_cancelled(error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (the caller gets it)
+        except BaseException as error:  # noqa: BLE001  (the caller gets it)
             self.link.answer_error(self, error)
         else:
             self.link.answer(self, result)
@@ -303,7 +303,7 @@ class InboundCall:
     ) -> None:
         try:
             result = self._in_thread(function, args, kwargs)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (the caller gets it)
+        except BaseException as error:  # noqa: BLE001  (the caller gets it)
             self.link.answer_error(self, error)
         else:
             self._on_returned(result)

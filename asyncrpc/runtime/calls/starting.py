@@ -34,6 +34,7 @@ from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
 from asyncrpc.runtime.eager import eager_task
 from asyncrpc.runtime.extensions import References, ThreadState
+from asyncrpc.runtime.forking import FORKED
 from asyncrpc.runtime.links.directory import Directory
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
@@ -459,6 +460,13 @@ class CallStarter:
             NotStartedError: it has not been started, or has been shut down.
         """
         if self.is_closed:
+            if self._state == FORKED:
+                raise NotStartedError(
+                    f"worker {self.name!r} belongs to the process that this one was"
+                    " forked from: a forked child has none; start processes with"
+                    " asyncrpc.multiprocessing or the method 'spawn', and a worker in"
+                    " each"
+                )
             raise NotStartedError(
                 f"worker {self.name!r} does not run: it has been shut down"
                 if self._state in ("closing", "closed")

@@ -196,7 +196,7 @@ async def _produce(inbound: InboundCall, source: Any) -> None:
             link.forget(inbound)
         else:
             link.answer_error(inbound, error, items=sent)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  (the consumer gets it)
+    except BaseException as error:  # noqa: BLE001  (the consumer gets it)
         link.answer_error(inbound, error, items=sent)
     else:
         link.end_stream(inbound, sent)

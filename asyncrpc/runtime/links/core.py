@@ -10,7 +10,13 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from asyncrpc.errors import AsyncRpcError, EncodeError
+from asyncrpc.errors import (
+    AsyncRpcError,
+    DecodeError,
+    EncodeError,
+    Outcome,
+    RemoteProtocolError,
+)
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.credit import LinkCredit
@@ -20,7 +26,7 @@ from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.preparing import Preparing
 from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap
 from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
-from asyncrpc.serde import UNREAD, Compression, Encoded, stage
+from asyncrpc.serde import UNREAD, Compression, Encoded, stage, text_of
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import Meta, unpack_head
 
@@ -32,6 +38,19 @@ if TYPE_CHECKING:
 
 NO_META: Final[dict[str, Any]] = {}
 CODEC: Final = "c"  # in the meta of a request: the codec that the caller uses and wants
+
+
+def unreadable(error: BaseException) -> AsyncRpcError:
+    """Return the error about a message whose content could not be read.
+
+    The message is at fault, and no other: it is answered, and the connection stays.
+    """
+    if isinstance(error, AsyncRpcError) and not isinstance(error, RemoteProtocolError):
+        return error
+    problem = f"what arrived cannot be read: {type(error).__name__}: {text_of(error)}"
+    found = DecodeError(problem, outcome=Outcome.NOT_EXECUTED)
+    found.__cause__ = error
+    return found
 
 
 class CommonArguments:

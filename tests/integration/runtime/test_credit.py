@@ -13,7 +13,12 @@ import torch
 
 import asyncrpc
 from asyncrpc import DeadlineExceededError, Options, Outcome, Worker, WorkerLostError
-from asyncrpc.errors import ConnectionLostError, RejectedError, RemoteError
+from asyncrpc.errors import (
+    ConnectionLostError,
+    DecodeError,
+    RejectedError,
+    RemoteError,
+)
 from asyncrpc.runtime.calls.credit import CreditStatistics
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.machine import credit as machine
@@ -277,6 +282,16 @@ class TestGivingUp:
             await nothing_is_held(b)
 
 
+class NoFunctionThere:
+    """Can be called here, and arrives as what cannot."""
+
+    def __call__(self) -> None:
+        """Never run."""
+
+    def __reduce__(self) -> Any:
+        return int, ()
+
+
 class TestHolding:
     async def test_a_thread_holds_its_request_after_the_caller_has_gone(self) -> None:
         """A thread cannot be stopped: until it ends, the memory is in use."""
@@ -316,7 +331,7 @@ class TestHolding:
     @pytest.mark.parametrize(
         ("function", "error"),
         [
-            ("no_such.module:function", RejectedError),
+            (NoFunctionThere(), DecodeError),
             (remote.add_on_loop, RemoteError),
             (remote.no_future, RemoteError),
             (remote.count_to, RejectedError),

@@ -1,0 +1,84 @@
+"""The functions that one peer has given numbers to, on one connection.
+
+A name travels once: its number stands for it from then on.  The peer relies on that
+from the moment it sends the first request, so the name is kept whatever else is wrong
+with that request; whether the function can be had is asked each time until it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.runtime.calls.inbound import Target
+
+# Functions one peer may name here: more than any program has, few enough to hold.
+NAMES_MAX: Final = 1 << 16
+
+
+class NamedFunctions:
+    """What each number of a peer stands for.
+
+    Attributes:
+        targets: those that have been found, by their numbers.
+    """
+
+    __slots__ = ("_find", "_names", "targets")
+
+    def __init__(self, find: Callable[[str], Target]) -> None:
+        """Begin with none; `find` returns the target of a name, or raises."""
+        self._find = find
+        self._names: dict[int, str] = {}
+        self.targets: dict[int, Target] = {}
+
+    def learn(self, target: list[Any]) -> None:
+        """Keep the name that a request gives to a number, before anything can fail.
+
+        Raises:
+            MalformedError: it is no name, or there are too many.
+        """
+        if not _is_named(target):
+            return  # something for an extension
+        if len(target) != 2 or type(target[1]) is not str:  # noqa: PLR2004
+            raise MalformedError("a function is named by a number and a text")
+        number, name = target
+        if number:
+            if len(self._names) >= NAMES_MAX:
+                raise MalformedError(f"more than {NAMES_MAX} functions have been named")
+            self._names[number] = name
+
+    def find(self, target: Any) -> Target | None:
+        """Return what a number, or a number with a name, stands for; None: neither.
+
+        Raises:
+            MalformedError: the number has never been named.
+            DecodeError: there is no such function here.
+            RejectedError: the policy does not allow it.
+        """
+        if type(target) is int:
+            known = self.targets.get(target)
+            if known is not None:
+                return known
+            number, name = target, self._names.get(target)
+            if name is None:
+                raise MalformedError(f"function {target} has not been named")
+        elif _is_named(target):
+            number, name = target
+        else:
+            return None
+        found = self._find(name)
+        if number:
+            self.targets[number] = found
+        return found
+
+    def name_of(self, target: Any) -> str:
+        """Return the name of what a request is for, as far as it tells; else ""."""
+        name = self._names.get(target) if type(target) is int else None
+        if _is_named(target):
+            name = target[1]
+        return (name or "").rpartition(":")[2]
+
+
+def _is_named(target: Any) -> bool:
+    return type(target) is list and bool(target) and type(target[0]) is int

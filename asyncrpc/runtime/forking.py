@@ -1,0 +1,41 @@
+"""What `os.fork` does to a worker: the child has none.
+
+The child holds the parent's sockets and a loop that polls with the parent's kernel
+objects, but none of its threads: a call made there could be written into the middle of
+the parent's, and never be answered.  So a fork ends the child's copy of every worker,
+and whoever uses one is told.  The parent's are untouched.
+
+`os.fork` is of the process, so who is to be told must be known process-wide: the
+workers, weakly.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Final, Protocol
+
+FORKED: Final = "forked"  # the state of a worker in a forked child
+
+
+class Forkable(Protocol):
+    """What ends in a forked child."""
+
+    def end_in_child(self) -> None:
+        """Become unusable, and let go of nothing that the parent uses."""
+
+
+_known: Final[weakref.WeakSet[Forkable]] = weakref.WeakSet()
+
+
+def end_in_forked_children(one: Forkable) -> None:
+    """Have `one` end in every process that is forked from this one."""
+    _known.add(one)
+
+
+def _end_all() -> None:
+    for one in list(_known):
+        one.end_in_child()
+
+
+os.register_at_fork(after_in_child=_end_all)
