@@ -44,8 +44,12 @@ class SocketDirectory:
         self._remove()
 
     def disown(self) -> None:
-        """Leave it to the process that this one was forked from."""
-        self._remove.detach()
+        """Leave it to the process that this one was forked from.
+
+        That process holds the lock on: it is of both until both have closed it.
+        """
+        if self._remove.detach() is not None:
+            os.close(self._lock)
 
 
 def _remove(path: Path, lock: int) -> None:
