@@ -257,15 +257,31 @@ class CallerSide(Answers):
             if not self.credit.waiting.spend(bytes_sent):
                 self._await_credit(call, target, encoded, deadline, meta)
                 return
-        self.connection.send(
-            _REQUEST,
-            call_id,
-            aux=budget_ns,
-            head=self._head(target, meta, bytes_sent),
-            control=encoded.control,
-            buffers=encoded.buffers,
-            on_sent=None if call.pins is None else call.pins.on_sent,
-        )
+        try:
+            self.connection.send(
+                _REQUEST,
+                call_id,
+                aux=budget_ns,
+                head=self._head(target, meta, bytes_sent),
+                control=encoded.control,
+                buffers=encoded.buffers,
+                on_sent=None if call.pins is None else call.pins.on_sent,
+            )
+        except BaseException:
+            self._unsend(call, target)
+            raise
+
+    def _unsend(
+        self, call: CallFuture[Any] | streams.Inflow, target: str | list[Any] | None
+    ) -> None:
+        """Forget a call whose request could not be written."""
+        self.pending.take(call.call_id)
+        call.settle()
+        if call.pins is not None:
+            call.pins.undo()
+            call.pins = None
+        if type(target) is str:  # it may never have been named: name it anew
+            self._sent_names.pop(target, None)
 
     def _await_credit(
         self,
