@@ -160,6 +160,10 @@ def root_gradients(
                 f"root {index} of shape {tuple(root.shape)} does not require a gradient"
             )
         gradient = None if gradients is None else gradients[index]
+        if not isinstance(gradient, torch.Tensor | None):
+            raise UsageError(
+                f"gradient {index} is a {type(gradient).__name__}, not a tensor"
+            )
         if gradient is None and (root.numel() != 1 or root.is_complex()):
             raise UsageError(
                 f"root {index} of shape {tuple(root.shape)} is no real scalar: give "

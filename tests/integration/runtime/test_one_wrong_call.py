@@ -360,8 +360,14 @@ async def test_backward_names_what_is_wrong(trio: Trio) -> None:
     async with context:
         with pytest.raises(UsageError, match="context must be"):
             await asyncrpc.autograd.backward(None, [torch.ones(1)])  # type: ignore[arg-type]
-        for roots in (None, 5, "loss", [None], [1.0]):
-            with pytest.raises(UsageError, match="roots must be"):
+        for roots, said in (
+            (None, "roots must be"),
+            (5, "roots must be"),
+            ("loss", "roots must be"),
+            ([None], "root 0 is a NoneType"),
+            ([1.0], "root 0 is a float"),
+        ):
+            with pytest.raises(UsageError, match=said):
                 await asyncrpc.autograd.backward(context, roots)  # type: ignore[arg-type]
 
 
