@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from typing import Any, Final
 
 import torch
 
+from asyncrpc.arguments import check_seconds
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.devices.names import DeviceName
@@ -74,15 +74,6 @@ class CallOptions:
 
 
 PLAIN: Final = CallOptions()
-
-
-def check_seconds(name: str, value: Any) -> None:
-    """Raise UsageError if an argument is no number of seconds."""
-    if isinstance(value, bool) or not isinstance(value, Real) or value != value:  # noqa: PLR0124  (NaN)
-        raise UsageError(
-            f"{name} must be a number of seconds, or None for no limit, not"
-            f" {value!r:.60}"
-        )
 
 
 def options_within(timeout_s: Any) -> CallOptions:

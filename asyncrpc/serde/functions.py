@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, TypeVar
 import torch
 
 from asyncrpc import errors
+from asyncrpc.arguments import shown
 from asyncrpc.errors import (
     DecodeError,
     EncodeError,
@@ -104,9 +105,8 @@ def describe_callable(
     """
     if not callable(function):
         raise UsageError(
-            f"function must be callable, not {function!r:.60} of type"
-            f" {type(function).__qualname__}; pass the function itself, and its"
-            " arguments after it"
+            f"function must be callable, not {shown(function)}; pass the function"
+            " itself, and its arguments after it"
         )
     if isinstance(function, functools.partial) or is_bound(function):
         return "value", function
