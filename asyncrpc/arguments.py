@@ -7,26 +7,38 @@ its own `__repr__`, which may raise, or be endless: `shown` never raises, and is
 
 from __future__ import annotations
 
+import reprlib
 from numbers import Real
 from typing import Any, Final
 
 from asyncrpc.errors import UsageError
 
 _SHOWN_CHARACTERS: Final = 60
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHOWN_CHARACTERS
 
 
 def shown(value: object) -> str:
-    """Return a value as an error shows it, cut to 60 characters, with its type."""
-    kind = type(value).__qualname__[:_SHOWN_CHARACTERS]
+    """Return a value as an error shows it: short, with its type."""
     if value is None or isinstance(value, bool):
         return repr(value)
+    kind = type(value).__qualname__[:_SHOWN_CHARACTERS]
     try:
-        text = repr(value)
-    except Exception as problem:  # noqa: BLE001  (the value's own code)
-        return f"a {kind} (its repr raised {type(problem).__name__})"
+        text = _words(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:  # noqa: BLE001  (the value's own code)
+        return f"an object of type {kind}, whose repr raised {type(problem).__name__}"
     if len(text) > _SHOWN_CHARACTERS:
         text = f"{text[:_SHOWN_CHARACTERS]}..."
     return f"{text} of type {kind}"
+
+
+def _words(value: Any) -> str:
+    """Return the text of a value; what is large is not looked at whole."""
+    if type(value).__module__ == "torch" and hasattr(value, "shape"):
+        return f"a tensor of shape {tuple(value.shape)}, {value.dtype},"
+    return _SHORT.repr(value)
 
 
 def wrong(name: str, wanted: str, value: object) -> UsageError:

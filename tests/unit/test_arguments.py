@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from asyncrpc.arguments import (
     check_callable,
@@ -23,14 +24,25 @@ class Unspeakable:
         raise ValueError("no words")
 
 
+class Leaving:
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
+def test_a_value_without_words_is_shown_by_its_type() -> None:
+    assert "Unspeakable" in shown(Unspeakable())
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         (None, "None"),
         (True, "True"),
         (5, "5 of type int"),
-        ("x" * 100, f"'{'x' * 59}... of type str"),
-        (Unspeakable(), "a Unspeakable (its repr raised ValueError)"),
+        ("x" * 100, f"'{'x' * 27}...{'x' * 28}' of type str"),
+        (list(range(100)), "[0, 1, 2, 3, 4, 5, ...] of type list"),
+        (torch.ones(2, 3), "a tensor of shape (2, 3), torch.float32, of type Tensor"),
+        (Leaving(), "an object of type Leaving, whose repr raised SystemExit"),
     ],
 )
 def test_a_value_is_shown_in_short(value: object, text: str) -> None:
