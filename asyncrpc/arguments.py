@@ -58,10 +58,17 @@ def check_kind(
         raise wrong(name, wanted, value)
 
 
-def check_seconds(name: str, value: Any) -> None:
-    """Raise UsageError unless an argument is a number of seconds."""
-    if isinstance(value, bool) or not isinstance(value, Real) or value != value:  # noqa: PLR0124  (NaN)
-        raise wrong(name, "a number of seconds, or None for no limit", value)
+def is_seconds(value: Any) -> bool:
+    """Return whether a value is a real number, and not NaN."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and value == value  # noqa: PLR0124  (NaN is not)
+
+
+def check_seconds(name: str, value: Any, *, at_least: float | None = None) -> None:
+    """Raise UsageError unless an argument is a number of seconds, large enough."""
+    if not is_seconds(value) or (at_least is not None and value < at_least):
+        least = "" if at_least is None else f" of at least {at_least:g}"
+        raise wrong(name, f"a number of seconds{least}, or None for no limit", value)
 
 
 def check_count(name: str, value: Any, *, at_least: int = 0) -> None:

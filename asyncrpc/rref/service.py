@@ -53,6 +53,7 @@ class RRefService(Travel, OwnedValues):
             except RRefDeletedError:
                 shared.check()  # the owner had refused to make it, and that says why
                 raise
+        self.worker.check_on_loop("RRef.to_here")
         future = self._values.get(handle.rref_id)
         if future is None:
             raise RRefDeletedError(f"the value of {handle!r} is gone, or never came")

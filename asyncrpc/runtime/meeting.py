@@ -73,5 +73,5 @@ class Meeting(Closing):
         Source: torch_xla's `xm.rendezvous`.  There all replicas have to take part, and
         payloads become part of the graph; before, they went through one server.
         """
-        self.check_running()
+        self.check_on_loop("Worker.rendezvous")
         return await self.meetings.meet(tag, payload, replicas, timeout)

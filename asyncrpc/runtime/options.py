@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any, Final
 
 import torch
 
-from asyncrpc.arguments import check_seconds
+from asyncrpc.arguments import check_count, check_kind, check_seconds, is_seconds, wrong
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.devices.names import DeviceName
@@ -25,13 +26,43 @@ SECRET_VARIABLE = "ASYNCRPC_SECRET"  # noqa: S105  (a variable's name, no secret
 
 SPIN_MAX_S: Final = 0.1
 
-AT_LEAST_ONE: Final = (
-    "threads",
-    "inbound_calls_max",
-    "inbound_bytes_max",
-    "handshakes_max",
-    "references_max",
-)
+# What fields of `Options` must be: integers and what they are at least, ...
+COUNTS: Final[Mapping[str, int]] = {
+    "threads": 1,
+    "on_loop_bytes_max": 0,
+    "inbound_calls_max": 1,
+    "inbound_bytes_max": 1,
+    "handshakes_max": 1,
+    "stream_items_max": 1,
+    "stream_bytes_max": 1,
+    "receive_pool_bytes": 0,
+    "shared_memory_bytes": 0,
+    "references_max": 1,
+}
+# ... seconds, and whether they may be None, ...
+TIMES: Final[Mapping[str, bool]] = {
+    "rpc_timeout_s": True,
+    "rendezvous_timeout_s": False,
+    "connect_timeout_s": False,
+    "handshake_timeout_s": False,
+    "heartbeat_s": False,
+    "lost_after_s": False,
+}
+# ... words, and what else.
+WORDS: Final[Mapping[str, Sequence[str]]] = {
+    "watch": ("auto", "on", "off"),
+    "membership": ("dynamic", "static"),
+}
+KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
+    "secret": ((str, bytes, NoneType), "a string, bytes or None"),
+    "tls": ((Tls, NoneType), "a Tls or None"),
+    "policy": ((Policy,), "a Policy"),
+    "interface": ((str, NoneType), "a string or None"),
+    "codecs": ((Mapping,), "a mapping from names of peers to codecs"),
+    "device_maps": ((Mapping,), "a mapping from names of peers to device maps"),
+    "takes_turns": ((bool, NoneType), "True, False or None"),
+    "limits": ((ReaderLimits,), "a ReaderLimits"),
+}
 
 UNSET: Final = object()  # "the worker's own default", where None means "no limit"
 
@@ -192,25 +223,17 @@ class Options:
         Raises:
             UsageError: a number is out of its range; the message names it.
         """
-        for name in AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                raise UsageError(
-                    f"Options.{name} is at least 1, not {getattr(self, name)}"
-                )
-        if self.receive_pool_bytes < 0:
-            raise UsageError("Options.receive_pool_bytes is at least 0; 0 keeps none")
+        for name, least in COUNTS.items():
+            check_count(f"Options.{name}", getattr(self, name), at_least=least)
+        for name, may_be_none in TIMES.items():
+            _check_time(f"Options.{name}", getattr(self, name), may_be_none=may_be_none)
+        check_seconds("Options.drain_timeout_s", self.drain_timeout_s, at_least=0)
+        _check_kinds(self)
         _check_lanes(self.bulk_lanes)
-        _check_watching(self.heartbeat_s, self.lost_after_s, self.watch)
-        if self.membership not in ("dynamic", "static"):
-            raise UsageError(
-                f'Options.membership is "dynamic" or "static", not {self.membership!r}'
-            )
-        for address in self.advertise or ():
-            Address.parse(address)
-        if self.shared_memory_bytes < 0:
-            raise UsageError("Options.shared_memory_bytes is at least 0; 0 uses none")
+        _check_watching(self.heartbeat_s, self.lost_after_s)
         _check_spin(self.spin)
-        _check_times(self.handshake_timeout_s, self.rpc_timeout_s)
+        for address in (*(self.listen or ()), *(self.advertise or ())):
+            Address.parse(address)
         for peer in self.codecs:
             self.compression_to(peer)
         for peer in self.device_maps:
@@ -255,42 +278,66 @@ class Options:
         return self
 
 
-def _check_times(handshake_timeout_s: float, rpc_timeout_s: float | None) -> None:
-    if not handshake_timeout_s > 0:
-        raise UsageError("Options.handshake_timeout_s is positive: seconds")
-    if rpc_timeout_s is not None and not rpc_timeout_s > 0:
-        raise UsageError("Options.rpc_timeout_s is positive, or None for no limit")
+def _check_time(name: str, value: Any, *, may_be_none: bool) -> None:
+    if value is None and may_be_none:
+        return
+    wanted = "a positive number of seconds"
+    if not is_seconds(value) or not value > 0:
+        raise wrong(
+            name, f"{wanted}, or None for no limit" * may_be_none or wanted, value
+        )
 
 
-def _check_spin(spin: str | float) -> None:
+def _check_kinds(options: Options) -> None:
+    """Raise UsageError unless what is no number is of its kind."""
+    for name, (kinds, wanted) in KINDS.items():
+        check_kind(f"Options.{name}", getattr(options, name), kinds, wanted)
+    for name, words in WORDS.items():
+        value = getattr(options, name)
+        if not isinstance(value, str) or value not in words:
+            wanted = " or ".join(f'"{word}"' for word in words)
+            raise wrong(f"Options.{name}", wanted, value)
+    for name in ("allow", "listen", "advertise", "devices"):
+        _check_texts(
+            f"Options.{name}", getattr(options, name), may_be_none=name != "allow"
+        )
+
+
+def _check_texts(name: str, value: Any, *, may_be_none: bool) -> None:
+    if value is None and may_be_none:
+        return
+    is_several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not is_several or not all(isinstance(one, str) and one for one in value):
+        raise wrong(name, "non-empty strings in a tuple", value)
+
+
+def _check_spin(spin: Any) -> None:
     if isinstance(spin, str):
-        if spin not in ("off", "adaptive"):
-            raise UsageError(
-                f'Options.spin is "off", "adaptive" or seconds, not {spin!r}'
-            )
-    elif not 0 <= spin <= SPIN_MAX_S:
-        raise UsageError(
-            f"Options.spin is at most {SPIN_MAX_S:g} seconds, not {spin!r}: "
-            "a loop that polls for longer only burns a core"
+        is_right = spin in ("off", "adaptive")
+    else:
+        is_right = is_seconds(spin) and 0 <= spin <= SPIN_MAX_S
+    if not is_right:
+        raise wrong(
+            "Options.spin",
+            f'"off", "adaptive" or at most {SPIN_MAX_S:g} seconds (a loop that polls'
+            " for longer only burns a core)",
+            spin,
         )
 
 
-def _check_lanes(count: int | None) -> None:
-    if count is not None and not 0 <= count <= LANES_MAX:
-        raise UsageError(
-            f"Options.bulk_lanes is 0 to {LANES_MAX}, or None to leave it to the "
-            f"transport; not {count}"
+def _check_lanes(count: Any) -> None:
+    if count is not None and not (type(count) is int and 0 <= count <= LANES_MAX):
+        raise wrong(
+            "Options.bulk_lanes",
+            f"0 to {LANES_MAX}, or None to leave it to the transport",
+            count,
         )
 
 
-def _check_watching(heartbeat_s: float, lost_after_s: float, watch: str) -> None:
-    if not heartbeat_s > 0:
-        raise UsageError(f"Options.heartbeat_s is positive, not {heartbeat_s!r}")
+def _check_watching(heartbeat_s: float, lost_after_s: float) -> None:
     if not lost_after_s >= 2 * heartbeat_s:
         raise UsageError(
-            f"Options.lost_after_s is at least twice Options.heartbeat_s, that is "
+            f"Options.lost_after_s must be at least twice Options.heartbeat_s, that is "
             f"{2 * heartbeat_s:g}, not {lost_after_s!r}: a peer must have the time to "
             "answer"
         )
-    if watch not in ("auto", "on", "off"):
-        raise UsageError(f'Options.watch is "auto", "on" or "off", not {watch!r}')

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar, cast
 
 import torch
 
+from asyncrpc.arguments import check_text
 from asyncrpc.errors import (
     AlreadyStartedError,
     MalformedError,
@@ -393,7 +394,8 @@ class Worker(Meeting):
         Example:
             >>> late = await worker.find("trainer7")
         """
-        self.check_running()
+        self.check_on_loop("Worker.find")
+        check_text("name", name)
         if timeout_s is None:
             timeout_s = self.options.connect_timeout_s
         await self.membership.find(name, timeout_s)
@@ -560,7 +562,7 @@ class Worker(Meeting):
         Cancellation:
             The others are told, and their barrier fails too.
         """
-        self.check_running()
+        self.check_on_loop("Worker.barrier")
         await self.barriers.wait(timeout)
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 import torch
 
-from asyncrpc.errors import EncodeError
+from asyncrpc.errors import AsyncRpcError, EncodeError
 from asyncrpc.serde import kinds, layouts, pickling
 from asyncrpc.serde.arrays import write_array
 from asyncrpc.serde.dismantling import dismantle
@@ -363,7 +363,11 @@ class Encoder:
 
     def _add_external(self, value: Any) -> int:
         assert self._hooks is not None  # it said that it handles the type
-        return self._append(value, [kinds.ENTRY_EXTERNAL, self._hooks.lower(value)])
+        try:
+            lowered = self._hooks.lower(value)
+        except AsyncRpcError as error:
+            raise Unsendable(value, str(error)) from error
+        return self._append(value, [kinds.ENTRY_EXTERNAL, lowered])
 
     def _pickle(self, value: Any) -> msgpack.ExtType:
         known = self._known(value)

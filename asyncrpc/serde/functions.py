@@ -22,6 +22,7 @@ import torch
 from asyncrpc import errors
 from asyncrpc.arguments import shown
 from asyncrpc.errors import (
+    AsyncRpcError,
     DecodeError,
     EncodeError,
     Outcome,
@@ -100,7 +101,7 @@ def describe_callable(
         method, a `functools.partial` or a callable object goes as a value.
 
     Raises:
-        UsageError: it is not callable.
+        UsageError: it is not callable, or raises when it is looked at.
         EncodeError: it is a function that no name leads to.
     """
     if not callable(function):
@@ -108,6 +109,20 @@ def describe_callable(
             f"function must be callable, not {shown(function)}; pass the function"
             " itself, and its arguments after it"
         )
+    try:
+        return _form_of(table, function)
+    except AsyncRpcError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"function raised {type(error).__name__} when it was looked at; it must"
+            f" be callable, and is {shown(function)}"
+        ) from error
+
+
+def _form_of(
+    table: FunctionTable, function: Any
+) -> tuple[Literal["name", "value"], Any]:
     if isinstance(function, functools.partial) or is_bound(function):
         return "value", function
     if isinstance(function, NAMED_TYPES):

@@ -6,6 +6,7 @@ it is.  So the first raises `Unsendable` with the value, and the codec looks it 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -47,8 +48,19 @@ def path_to(root: object, wanted: object, labels: Sequence[str]) -> str:
             return path
         if id(value) not in seen and len(waiting) < VISITED_MAX:
             seen.add(id(value))
-            waiting += [(path + step, part) for step, part in _parts(value)]
+            room = VISITED_MAX - len(waiting)
+            parts = itertools.islice(_parts(value), room)
+            waiting += [(path + step, part) for step, part in parts]
     return "value"
+
+
+def parts_of(
+    root: Sequence[object], labels: Sequence[str]
+) -> Iterator[tuple[str, object]]:
+    """Yield the parts of the labelled parts of `root`, each with where it is."""
+    for label, value in zip(labels, root, strict=False):
+        for step, part in _parts(value):
+            yield label + step, part
 
 
 def _parts(value: object) -> Iterator[tuple[str, Any]]:

@@ -23,7 +23,7 @@ from asyncrpc.serde.policy import Limits, Policy
 from asyncrpc.serde.quick import UNREAD, Quick
 from asyncrpc.serde.shared import SharedStorages
 from asyncrpc.serde.staging import Copy, HostStager, Stager
-from asyncrpc.serde.unsendable import TooDeep, Unsendable, path_to
+from asyncrpc.serde.unsendable import TooDeep, Unsendable, parts_of, path_to
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
@@ -204,14 +204,29 @@ class Codec:
         try:
             return self._control(encoder, value)
         except Unsendable as error:
+            where = path_to(value, error.value, labels)
+            if error.value is value:
+                where = self._first_unsendable(value, labels) or where
             # Not from it itself: it holds the value, which would travel with an error.
-            raise _at_its_path(error, value, labels) from error.__cause__
+            raise _unencodable(f"{where}: {error.problem}") from error.__cause__
         except EncodeError:  # of the stager: it has the words
             raise
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the values' own code runs here
-            raise _unencodable(f"{type(error).__name__}: {text_of(error)}") from error
+            where = self._first_unsendable(value, labels) or "value"
+            problem = f"{where}: {type(error).__name__}: {text_of(error)}"
+            raise _unencodable(problem) from error
+
+    def _first_unsendable(self, value: Any, labels: Sequence[str]) -> str:
+        """Return where in a request the first part is that cannot travel by itself."""
+        if not labels:
+            return ""
+        for path, part in parts_of(value, labels):
+            size_bytes = self.encoded_bytes(part)
+            if size_bytes is None or size_bytes > self.limits.control_bytes_max:
+                return path
+        return " and ".join(labels)
 
     def encode_quickly(self, value: Any) -> Encoded | None:
         """Encode a value that needs neither hooks nor an encoder's state, if it is one.

@@ -56,7 +56,7 @@ def take_reading() -> Reading:
         "threads": threading.active_count(),
         "tasks": len(asyncio.all_tasks()),
     }
-    return Reading(_own_bytes(), counts | _tables())
+    return Reading(_own_bytes(), counts | tables())
 
 
 def _own_bytes() -> int:
@@ -66,8 +66,8 @@ def _own_bytes() -> int:
     raise LookupError("RssAnon")
 
 
-def _tables() -> dict[str, int]:
-    """Count what the current worker keeps; the call that asks is one of the served."""
+def tables() -> dict[str, int]:
+    """Count what the current worker keeps; a call that asks is one of the served."""
     worker = asyncrpc.current_worker()
     links = worker.directory.links
     credit = worker.inbound_credit.statistics()

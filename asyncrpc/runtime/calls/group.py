@@ -232,8 +232,7 @@ class PeerGroup:
         cancels the rest.
         """
         worker = self._worker
-        worker.check_running()
-        _require_loop(worker)
+        worker.check_on_loop("PeerGroup.call")
         target, values = worker.describe(function, args, kwargs)
         name = target or str(getattr(function, "__qualname__", function))
         site = call_site(1)
@@ -270,18 +269,6 @@ def _name_of(worker: Worker, peer: str | int | Peer) -> str:
             "groups of names, and give options by `group.using(...)`"
         )
     return peer.name
-
-
-def _require_loop(worker: Worker) -> None:
-    try:
-        running = asyncio.get_running_loop()
-    except RuntimeError:
-        running = None
-    if running is not worker.loop:
-        raise UsageError(
-            "PeerGroup.call() begins on the worker's event loop; in a thread use "
-            "`asyncrpc.rpc_async` for each peer"
-        )
 
 
 def _deadline(worker: Worker, timeout_s: Any) -> Deadline | None:

@@ -194,7 +194,7 @@ class Peer:
         """
         self._refuse_out("stream", "`call`")
         worker = self._worker
-        worker.check_running()
+        worker.check_on_loop("Peer.stream")
         target, values = worker.describe(function, args, kwargs)
         meta = worker.meta_here()
         link = await worker.link_to(self.name)

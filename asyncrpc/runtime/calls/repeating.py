@@ -42,7 +42,10 @@ def idempotent(function: F) -> F:
 
 def is_idempotent(function: Callable[..., Any]) -> bool:
     """Say whether a function has been declared idempotent."""
-    return getattr(function, IDEMPOTENT_ATTRIBUTE, False) is True
+    try:
+        return getattr(function, IDEMPOTENT_ATTRIBUTE, False) is True
+    except Exception:  # noqa: BLE001  (its own code; to describe it says what is wrong)
+        return False
 
 
 async def repeat(call: CallFuture[Any], make: Callable[[], CallFuture[Any]]) -> None:

@@ -250,6 +250,8 @@ class CallStarter:
         if meta is None and (not _grad_is_on() or _any_autocast_is_on()):
             meta = self.meta_here()
         if threading.get_ident() != self._thread_id:
+            if running_loop() is not None:
+                self.check_on_loop("a call")
             meta = meta or {}
             self.loop.call_soon_threadsafe(
                 self._begin_later, call, target, values, timeout_s, meta, on_link
@@ -453,6 +455,26 @@ class CallStarter:
             if inbound.is_cancelled:  # by something that its first step has set off
                 task.cancel()
 
+    def check_on_loop(self, used: str) -> None:
+        """Raise unless this worker runs, and this is its event loop.
+
+        Args:
+            used: what was called, for the error.
+
+        Raises:
+            NotStartedError: as for `check_running`.
+            UsageError: another event loop runs here, or none.
+        """
+        self.check_running()
+        running = running_loop()
+        if running is not self.loop:
+            raise UsageError(
+                f"{used} must be used on the event loop that worker {self.name!r} was"
+                f" started on, not {_place_of(running)}; there use"
+                " `asyncio.run_coroutine_threadsafe(..., worker.loop)`, or the blocking"
+                " names such as `asyncrpc.rpc_sync`"
+            )
+
     def check_running(self) -> None:
         """Raise if this worker does not run.
 
@@ -472,6 +494,18 @@ class CallStarter:
                 if self._state in ("closing", "closed")
                 else f"worker {self.name!r} has not been started; use `async with`"
             )
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread; None if none does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _place_of(running: asyncio.AbstractEventLoop | None) -> str:
+    return "in a thread without one" if running is None else "on another one"
 
 
 def _named(error: AsyncRpcError, call: CallFuture[Any]) -> AsyncRpcError:

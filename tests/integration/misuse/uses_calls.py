@@ -1,0 +1,269 @@
+"""How workers, their options, calls and references are used."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+import asyncrpc
+from asyncrpc import LocalRendezvous, Options, Worker
+from tests.integration.misuse.using import ANYTHING, Use, nothing
+from tests.integration.misuse.wrong import SECONDS, World
+
+CANNOT_TRAVEL: Final = {
+    "too many dimensions",
+    "too large",
+    "too deep",
+    "unpicklable",
+    "a local function",
+    "an ended worker",
+    "another worker",
+    "a released reference",
+    "a reference of another worker",
+    "a peer of another worker",
+    "a future of another loop",
+    "a coroutine",
+    "a generator",
+    "raises in __reduce__",
+    "raises in everything",
+}
+VALUES: Final = ANYTHING - CANNOT_TRAVEL
+CALLABLES: Final = {"a class", "a function"}
+NAMED: Final = {"function": CALLABLES, "args": VALUES, "kwargs": VALUES}
+SAID: Final = {"args": r"args\[0\]", "kwargs": r"kwargs\['wrong'\]"}
+FLAG: Final = {"true"}
+
+
+def give_back(*args: Any, **kwargs: Any) -> Any:
+    """Be called with anything."""
+    return len(args), len(kwargs)
+
+
+def items(*args: Any, **kwargs: Any) -> Any:
+    yield len(args), len(kwargs)
+
+
+def _of_peer(method: str, function: Any = give_back) -> Use:
+    return Use(
+        lambda world: getattr(world.peer, method),
+        right={"function": lambda _: function},
+        fits=NAMED,
+        says=SAID,
+    )
+
+
+def _named(function: Callable[..., Any], **more: Any) -> Use:
+    """Return how a function of the current worker is used, with torch's arguments."""
+    return Use(
+        lambda _: function,
+        right={"to": lambda _: "b", "func": lambda _: give_back},
+        fits={
+            "to": set(),
+            "func": CALLABLES,
+            "args": {"an empty list", "a list of numbers", "a list of text"},
+            "kwargs": {"none", "a map"},
+            "timeout": SECONDS | {"infinite"},
+        },
+        **more,
+    )
+
+
+def _rref(world: World) -> asyncrpc.RRef[Any]:
+    return asyncrpc.RRef(torch.ones(3))
+
+
+def _future(world: World) -> asyncrpc.CallFuture[Any]:
+    return asyncrpc.rpc_async("b", give_back)
+
+
+def _unstarted(*args: Any, **kwargs: Any) -> Any:
+    """Make a worker that is not started."""
+    return Worker(*args, **kwargs).name
+
+
+def _marked() -> None:
+    """Be marked."""
+
+
+def _mark(mark: Callable[[Any], Any]) -> Use:
+    """Return how a decorator of functions is used."""
+    parameter = next(iter(inspect.signature(mark).parameters))
+    return Use(
+        lambda _: mark,
+        right={parameter: lambda _: _marked},
+        fits={parameter: {"a local function"}},
+        finish=nothing,
+    )
+
+
+TEXTS: Final = {"a list of text"}
+OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
+    "secret": {"none", "text", "empty text", "bytes", "too large"},
+    "tls": {"none"},
+    "policy": set(),
+    "allow": TEXTS | {"an empty list"},
+    "interface": {"none", "text", "empty text", "text with a surrogate", "too large"},
+    "listen": {"none", "an empty list"},
+    "advertise": {"none", "an empty list"},
+    "devices": {"none", "an empty list"},
+    "rpc_timeout_s": SECONDS | {"infinite"},
+    "watch": set(),
+    "membership": set(),
+    "codecs": set(),
+    "device_maps": set(),
+    "takes_turns": {"none", "true"},
+    "bulk_lanes": {"none", "an integer"},
+    "spin": set(),
+    "limits": set(),
+    "on_loop_bytes_max": {"an integer", "an integer of 70 bits"},
+    "lost_after_s": {"an integer", "infinite", "an integer of 70 bits"},
+    "heartbeat_s": {"an integer", "a fraction"},
+}
+POSITIVE: Final = (SECONDS | {"infinite"}) - {"none"}
+COUNT: Final = {"an integer", "an integer of 70 bits"}
+
+
+def _options_fit() -> Mapping[str, set[str]]:
+    fits = {}
+    for name in Options.__dataclass_fields__:
+        default = POSITIVE if name.endswith("_s") else COUNT
+        fits[name] = OPTIONS_FIT.get(name, default)
+    return fits
+
+
+ANY_SECONDS: Final = SECONDS | {"infinite", "a negative integer"}
+TO: Final = {"to": lambda _: "b", "func": lambda _: give_back}
+
+
+def _method(name: str, **about: Any) -> Use:
+    """Return how a method of the worker `a` is used."""
+    return Use(lambda world: getattr(world.a, name), **about)
+
+
+def _of_rref(name: str, **about: Any) -> Use:
+    """Return how a method of a reference to a value of `a` is used."""
+    return Use(lambda world: getattr(_rref(world), name), **about)
+
+
+async def _meet(world: World) -> None:
+    await asyncio.gather(world.a.barrier(), world.other.barrier())
+
+
+async def _meet_at(world: World) -> None:
+    await asyncio.gather(world.a.rendezvous("tag"), world.other.rendezvous("tag"))
+
+
+USES: Final[Mapping[str, Use]] = {
+    # --- workers
+    "Worker": Use(
+        lambda _: Worker,
+        right={"name": lambda _: "new", "rendezvous": lambda _: LocalRendezvous(1)},
+        fits={
+            "name": {"text", "text with a surrogate", "too large"},
+            "rank": {"none", "an integer"},
+            "world_size": {"none", "an integer"},
+            "options": {"none"},
+            "network": {"none"},
+        },
+        finish=nothing,
+    ),
+    "Worker.peer": _method("peer", right={"to": lambda _: "b"}),
+    "Worker.find": _method(
+        "find", right={"name": lambda _: "b"}, fits={"timeout_s": ANY_SECONDS}
+    ),
+    "Worker.members": _method("members", finish=nothing),
+    "Worker.rrefs": _method("rrefs"),
+    "Worker.group": _method(
+        "group", right={"peers": lambda _: ["b"]}, fits={"peers": {"an empty list"}}
+    ),
+    "Worker.empty": _method(
+        "empty",
+        right={"shape": lambda _: (3,)},
+        fits={"shape": {"an integer", "an empty list"}},
+    ),
+    "Worker.barrier": _method("barrier", fits={"timeout": ANY_SECONDS}, rightly=_meet),
+    "Worker.rendezvous": _method(
+        "rendezvous",
+        right={"tag": lambda _: "tag", "replicas": lambda world: [world.a.rank]},
+        fits={
+            "tag": {"text", "empty text", "text with a surrogate"},
+            "payload": {"bytes"},
+            "replicas": {"none"},
+            "timeout": ANY_SECONDS,
+        },
+        rightly=_meet_at,
+    ),
+    # --- calls
+    "Peer.call": _of_peer("call"),
+    "Peer.remote": _of_peer("remote"),
+    "Peer.stream": _of_peer("stream", items),
+    "Peer.using": Use(lambda world: world.peer.using, finish=nothing),
+    "PeerGroup.using": Use(lambda world: world.a.group(["b"]).using, finish=nothing),
+    "PeerGroup.call": Use(
+        lambda world: world.a.group(["b"]).call,
+        right={"function": lambda _: give_back},
+        fits=NAMED,
+        says=SAID,
+    ),
+    "rpc_async": _named(asyncrpc.rpc_async),
+    "remote": _named(asyncrpc.remote),
+    "deadline": Use(
+        lambda _: asyncrpc.deadline,
+        right={"timeout_s": lambda _: 60},
+        fits={"timeout_s": SECONDS},
+    ),
+    "get_worker_info": Use(
+        lambda _: asyncrpc.get_worker_info, fits={"worker_name": {"none"}}
+    ),
+    "CallFuture.cancel": Use(
+        lambda world: _future(world).cancel, fits={"msg": ANYTHING}, finish=nothing
+    ),
+    # --- references
+    "RRef": Use(
+        lambda _: asyncrpc.RRef, right={"value": lambda _: 1}, fits={"value": ANYTHING}
+    ),
+    "RRef.to_here": _of_rref(
+        "to_here",
+        fits={
+            "timeout": SECONDS | {"infinite"},
+            "timeout_s": SECONDS | {"infinite"},
+            "out": {"none", "a tensor"},
+        },
+    ),
+    "RRef.rpc_async": _of_rref("rpc_async", fits={"timeout": SECONDS}, finish=nothing),
+    "RRef.rpc_sync": _of_rref("rpc_sync", fits={"timeout": SECONDS}, finish=nothing),
+    "RRef.remote": _of_rref("remote", fits={"timeout": SECONDS}, finish=nothing),
+    "RRef.local_value": _of_rref("local_value"),
+    "RRef.release": _of_rref("release"),
+    "RRef.owner": _of_rref("owner"),
+    "RRef.owner_name": _of_rref("owner_name"),
+    "RRef.is_owner": _of_rref("is_owner"),
+    "RRef.confirmed_by_owner": _of_rref("confirmed_by_owner"),
+    # --- options
+    "Options": Use(lambda _: Options, fits=_options_fit()),
+    "LocalRendezvous": Use(
+        lambda _: LocalRendezvous,
+        right={"world_size": lambda _: 1},
+        fits={"world_size": {"an integer", "an integer of 70 bits"}},
+    ),
+    "JoinRendezvous": Use(
+        lambda _: asyncrpc.JoinRendezvous,
+        right={"addresses": lambda _: ["tcp://localhost:1"]},
+    ),
+    # --- marks
+    "on_loop": _mark(asyncrpc.on_loop),
+    "async_execution": _mark(asyncrpc.async_execution),
+    "idempotent": _mark(asyncrpc.idempotent),
+    "expose": _mark(asyncrpc.expose),
+    "share": Use(
+        lambda _: asyncrpc.share,
+        right={"value": lambda _: torch.ones(3)},
+        fits={
+            "value": {"a tensor", "a tensor of integers", "too many dimensions"},
+        },
+    ),
+}

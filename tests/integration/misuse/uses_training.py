@@ -1,0 +1,10 @@
+"""How training is used: autograd, optimizers, modules, collectives, data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tests.integration.misuse.using import Use
+
+USES: Final[Mapping[str, Use]] = {}
