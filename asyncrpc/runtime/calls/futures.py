@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from asyncrpc.arguments import check_seconds
 from asyncrpc.errors import Outcome, UsageError
 from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.options import PLAIN, CallOptions
@@ -110,6 +111,8 @@ class CallFuture(asyncio.Future[T], Generic[T]):
 
         Thread safety: from any thread but the event loop's.
         """
+        if timeout is not None:
+            check_seconds("timeout", timeout)
         refuse_on_loop("CallFuture.wait()", "`await` the future", self.get_loop())
         if not is_done_within(self, timeout):
             raise TimeoutError(f"no result of {self.function} in {timeout:g} s")

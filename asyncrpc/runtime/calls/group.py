@@ -32,6 +32,7 @@ from typing import (
     overload,
 )
 
+from asyncrpc.arguments import check_kind, wrong
 from asyncrpc.errors import AsyncRpcError, EncodeError, UsageError
 from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
@@ -253,6 +254,8 @@ class PeerGroup:
 
 def group_of(worker: Worker, peers: Iterable[str | int | Peer]) -> PeerGroup:
     """Return the group of these peers; see `Worker.group`."""
+    if isinstance(peers, str | bytes) or not isinstance(peers, Iterable):
+        raise wrong("peers", "names, ranks or peers in a list", peers)
     names = [_name_of(worker, peer) for peer in peers]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -262,6 +265,7 @@ def group_of(worker: Worker, peers: Iterable[str | int | Peer]) -> PeerGroup:
 
 def _name_of(worker: Worker, peer: str | int | Peer) -> str:
     if not isinstance(peer, Peer):
+        check_kind("each of peers", peer, (str, int), "a name, a rank or a Peer")
         return worker.peer(peer).name
     if peer._worker is not worker or peer._options != PLAIN:  # noqa: SLF001
         raise UsageError(

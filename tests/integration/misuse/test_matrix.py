@@ -101,7 +101,7 @@ def listed(problems: Iterable[tuple[str, str, str]]) -> str:
     """Return problems for people to read: a line for those that are alike."""
     lines = defaultdict(list)
     for parameter, kind, problem in problems:
-        lines[parameter, problem].append(kind)
+        lines[parameter, problem[:90]].append(kind)
     return "\n".join(
         f"{parameter}: {problem}: {', '.join(kinds)}"
         for (parameter, problem), kinds in lines.items()
@@ -112,8 +112,8 @@ def listed(problems: Iterable[tuple[str, str, str]]) -> str:
 async def test_a_mistake_costs_its_own_call_only(world: World, name: str) -> None:
     use = USES[name]
     assert await outcome_of(use, world) == Outcome(), "used rightly, it failed"
-    began = await sent(world)
     kept = await kept_by(world)
+    began = await sent(world)
     first = await mistakes(use, name, world)
     problems = [
         (parameter, kind, problem)
@@ -121,6 +121,8 @@ async def test_a_mistake_costs_its_own_call_only(world: World, name: str) -> Non
         if (problem := outcome.problem(use, parameter))
     ]
     assert not problems, listed(problems)
+    if not use.is_found_there:
+        assert await sent(world) == began + 1, "what was refused here was sent"
     assert await kept_by(world) == kept
     link = world.a.directory.find("b").link
     async with Traffic(world.a).flowing():

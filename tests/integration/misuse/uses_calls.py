@@ -31,6 +31,8 @@ CANNOT_TRAVEL: Final = {
     "raises in __reduce__",
     "raises in everything",
 }
+# What an error says of a worker's name or rank that nobody has.
+UNKNOWN: Final = r"\b(to|name)\b|worker .* is unknown"
 VALUES: Final = ANYTHING - CANNOT_TRAVEL
 CALLABLES: Final = {"a class", "a function"}
 NAMED: Final = {"function": CALLABLES, "args": VALUES, "kwargs": VALUES}
@@ -68,6 +70,7 @@ def _named(function: Callable[..., Any], **more: Any) -> Use:
             "kwargs": {"none", "a map"},
             "timeout": SECONDS | {"infinite"},
         },
+        says={"to": UNKNOWN, "func": r"\bfunction\b"},
         **more,
     )
 
@@ -95,7 +98,7 @@ def _mark(mark: Callable[[Any], Any]) -> Use:
     return Use(
         lambda _: mark,
         right={parameter: lambda _: _marked},
-        fits={parameter: {"a local function"}},
+        fits={parameter: {"a local function", "raises in everything"}},
         finish=nothing,
     )
 
@@ -109,7 +112,7 @@ OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
     "interface": {"none", "text", "empty text", "text with a surrogate", "too large"},
     "listen": {"none", "an empty list"},
     "advertise": {"none", "an empty list"},
-    "devices": {"none", "an empty list"},
+    "devices": {"none", "an empty list", "a list of text"},
     "rpc_timeout_s": SECONDS | {"infinite"},
     "watch": set(),
     "membership": set(),
@@ -135,7 +138,7 @@ def _options_fit() -> Mapping[str, set[str]]:
     return fits
 
 
-ANY_SECONDS: Final = SECONDS | {"infinite", "a negative integer"}
+ANY_SECONDS: Final = SECONDS | {"infinite"}
 TO: Final = {"to": lambda _: "b", "func": lambda _: give_back}
 
 
@@ -163,17 +166,21 @@ USES: Final[Mapping[str, Use]] = {
         lambda _: Worker,
         right={"name": lambda _: "new", "rendezvous": lambda _: LocalRendezvous(1)},
         fits={
-            "name": {"text", "text with a surrogate", "too large"},
-            "rank": {"none", "an integer"},
-            "world_size": {"none", "an integer"},
+            "name": {"text"},
+            "rendezvous": {"a map"},
+            "rank": {"none", "an integer", "an integer of 70 bits"},
+            "world_size": {"none", "an integer", "an integer of 70 bits"},
             "options": {"none"},
             "network": {"none"},
         },
         finish=nothing,
     ),
-    "Worker.peer": _method("peer", right={"to": lambda _: "b"}),
+    "Worker.peer": _method("peer", right={"to": lambda _: "b"}, says={"to": UNKNOWN}),
     "Worker.find": _method(
-        "find", right={"name": lambda _: "b"}, fits={"timeout_s": ANY_SECONDS}
+        "find",
+        right={"name": lambda _: "b"},
+        fits={"timeout_s": ANY_SECONDS},
+        says={"name": UNKNOWN},
     ),
     "Worker.members": _method("members", finish=nothing),
     "Worker.rrefs": _method("rrefs"),
@@ -217,7 +224,9 @@ USES: Final[Mapping[str, Use]] = {
         fits={"timeout_s": SECONDS},
     ),
     "get_worker_info": Use(
-        lambda _: asyncrpc.get_worker_info, fits={"worker_name": {"none"}}
+        lambda _: asyncrpc.get_worker_info,
+        fits={"worker_name": {"none"}},
+        says={"worker_name": UNKNOWN.replace("name", "worker_name")},
     ),
     "CallFuture.cancel": Use(
         lambda world: _future(world).cancel, fits={"msg": ANYTHING}, finish=nothing
@@ -231,12 +240,18 @@ USES: Final[Mapping[str, Use]] = {
         fits={
             "timeout": SECONDS | {"infinite"},
             "timeout_s": SECONDS | {"infinite"},
-            "out": {"none", "a tensor"},
+            "out": {"none", "a tensor", "a tensor of integers", "too many dimensions"},
         },
     ),
-    "RRef.rpc_async": _of_rref("rpc_async", fits={"timeout": SECONDS}, finish=nothing),
-    "RRef.rpc_sync": _of_rref("rpc_sync", fits={"timeout": SECONDS}, finish=nothing),
-    "RRef.remote": _of_rref("remote", fits={"timeout": SECONDS}, finish=nothing),
+    "RRef.rpc_async": _of_rref(
+        "rpc_async", fits={"timeout": SECONDS | {"infinite"}}, finish=nothing
+    ),
+    "RRef.rpc_sync": _of_rref(
+        "rpc_sync", fits={"timeout": SECONDS | {"infinite"}}, finish=nothing
+    ),
+    "RRef.remote": _of_rref(
+        "remote", fits={"timeout": SECONDS | {"infinite"}}, finish=nothing
+    ),
     "RRef.local_value": _of_rref("local_value"),
     "RRef.release": _of_rref("release"),
     "RRef.owner": _of_rref("owner"),

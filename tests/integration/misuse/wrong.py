@@ -78,7 +78,7 @@ class RaisesInEverything:
 
     __bool__ = __len__ = __iter__ = __index__ = __float__ = __call__ = _refuse
     __getitem__ = __contains__ = __next__ = __enter__ = __eq__ = __lt__ = _refuse
-    __hash__ = __repr__ = __str__ = __reduce__ = __fspath__ = _refuse  # type: ignore[assignment]
+    __hash__ = __repr__ = __str__ = __reduce__ = __fspath__ = _refuse
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ValueError("it does not want to be looked at")
