@@ -254,9 +254,14 @@ class PeerGroup:
 
 def group_of(worker: Worker, peers: Iterable[str | int | Peer]) -> PeerGroup:
     """Return the group of these peers; see `Worker.group`."""
-    if isinstance(peers, str | bytes) or not isinstance(peers, Iterable):
-        raise wrong("peers", "names, ranks or peers in a list", peers)
-    names = [_name_of(worker, peer) for peer in peers]
+    wanted = "names, ranks or peers in a list"
+    if isinstance(peers, str | bytes):
+        raise wrong("peers", wanted, peers)
+    try:
+        listed = list(peers)
+    except Exception as error:
+        raise wrong("peers", wanted, peers) from error
+    names = [_name_of(worker, peer) for peer in listed]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"a group has each worker once; twice in it: {twice}")

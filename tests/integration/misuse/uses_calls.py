@@ -160,6 +160,12 @@ async def _meet_at(world: World) -> None:
     await asyncio.gather(world.a.rendezvous("tag"), world.other.rendezvous("tag"))
 
 
+def _using(make: Callable[[World], Any]) -> Use:
+    # The values of options that there are: `CallOptions`.
+    says = {"options": "unexpected keyword argument 'wrong'"}
+    return Use(make, says=says, refusals=(TypeError,), finish=nothing)
+
+
 USES: Final[Mapping[str, Use]] = {
     # --- workers
     "Worker": Use(
@@ -185,7 +191,10 @@ USES: Final[Mapping[str, Use]] = {
     "Worker.members": _method("members", finish=nothing),
     "Worker.rrefs": _method("rrefs"),
     "Worker.group": _method(
-        "group", right={"peers": lambda _: ["b"]}, fits={"peers": {"an empty list"}}
+        "group",
+        right={"peers": lambda _: ["b"]},
+        fits={"peers": {"an empty list"}},
+        says={"peers": r"\bpeers\b|worker .* is unknown"},
     ),
     "Worker.empty": _method(
         "empty",
@@ -208,8 +217,8 @@ USES: Final[Mapping[str, Use]] = {
     "Peer.call": _of_peer("call"),
     "Peer.remote": _of_peer("remote"),
     "Peer.stream": _of_peer("stream", items),
-    "Peer.using": Use(lambda world: world.peer.using, finish=nothing),
-    "PeerGroup.using": Use(lambda world: world.a.group(["b"]).using, finish=nothing),
+    "Peer.using": _using(lambda world: world.peer.using),
+    "PeerGroup.using": _using(lambda world: world.a.group(["b"]).using),
     "PeerGroup.call": Use(
         lambda world: world.a.group(["b"]).call,
         right={"function": lambda _: give_back},
