@@ -189,7 +189,7 @@ class RRefService(Travel, OwnedValues):
                 on_link=partial(self._bind, shared, of),
             )
         except (CallError, RRefError) as error:
-            # Another than the one that is raised: that one's traceback keeps the handle.
+            # Not the one that is raised: its traceback keeps the handle.
             call.fail(rebuild(type(error), error.args, dict(vars(error))))
             call.exception()
             if isinstance(error, EncodeError):

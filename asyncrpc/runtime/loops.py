@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from asyncrpc.errors import UsageError
+
 T = TypeVar("T")
 
 try:
@@ -19,6 +21,29 @@ else:
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     """Return what makes the fastest event loop of this platform."""
     return _FACTORY
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread; None if none does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def loop_for(used: str) -> asyncio.AbstractEventLoop:
+    """Return the running event loop.
+
+    Raises:
+        UsageError: none runs in this thread, or this process is a forked child.
+    """
+    found = running_loop()
+    if found is None:
+        raise UsageError(
+            f"{used} needs a running event loop: use it in a coroutine that"
+            " `asyncrpc.run` or `asyncio.run` runs in this thread and process"
+        )
+    return found
 
 
 def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:

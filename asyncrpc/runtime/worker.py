@@ -46,6 +46,7 @@ from asyncrpc.runtime.forking import FORKED, end_in_forked_children
 from asyncrpc.runtime.links.directory import Directory, check_listen_address
 from asyncrpc.runtime.links.host import HOST_ID
 from asyncrpc.runtime.links.watching import Watch
+from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.meeting import Meeting
 from asyncrpc.runtime.membership.barrier import Barrier
 from asyncrpc.runtime.membership.changes import MemberChanges
@@ -166,9 +167,9 @@ class Worker(Meeting):
             raise AlreadyStartedError(
                 f"worker {self.name!r} has been started before; make a new Worker"
             )
+        self.loop = loop_for("a Worker")
         self._state = "starting"
         end_in_forked_children(self)
-        self.loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self.pool = self._make_pool()
         # Work on host memory waits for no turn at a device, and keeps none.

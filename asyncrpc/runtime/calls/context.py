@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from asyncrpc.arguments import check_seconds, wrong
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import NotStartedError
+from asyncrpc.runtime.loops import loop_for
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.inbound import InboundCall
@@ -90,7 +91,7 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
     check_seconds("timeout_s", timeout_s, at_least=0)
     if math.isinf(timeout_s):
         raise wrong("timeout_s", "finite, or None for no limit", timeout_s)
-    loop = asyncio.get_running_loop()
+    loop = loop_for("asyncrpc.deadline")
     limit = Deadline.after(timeout_s, loop.time())
     outer = deadline_var.get()
     token = deadline_var.set(limit if outer is None else min(limit, outer))

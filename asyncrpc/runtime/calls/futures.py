@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from asyncrpc.arguments import check_seconds
 from asyncrpc.errors import Outcome, UsageError
 from asyncrpc.runtime.calls.context import current_call_var
+from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.options import PLAIN, CallOptions
 
 if TYPE_CHECKING:
@@ -89,9 +90,16 @@ class CallFuture(asyncio.Future[T], Generic[T]):
 
         Returns:
             False if the call has ended already.
+
+        Thread safety: from any thread; from another than the event loop's it is
+        cancelled soon.
         """
         if self.done():
             return False
+        loop = self.get_loop()
+        if running_loop() is not loop:
+            loop.call_soon_threadsafe(self.cancel, msg)
+            return True
         if self.begun is not None:
             self.begun.cancel()
         if self.link is not None:
@@ -170,11 +178,8 @@ def refuse_on_loop(
     Raises:
         UsageError: it does.
     """
-    try:
-        running = asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    if loop is None or running is loop:
+    running = running_loop()
+    if running is not None and (loop is None or running is loop):
         raise UsageError(f"{what} would stop the event loop; {instead} here instead")
 
 

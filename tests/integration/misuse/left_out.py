@@ -5,6 +5,4 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-LEFT_OUT: Final[Mapping[str, str]] = {
-    # name: reason
-}
+LEFT_OUT: Final[Mapping[str, str]] = {}

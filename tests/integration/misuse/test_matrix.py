@@ -10,29 +10,21 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
 
 import pytest
 
 from asyncrpc import Worker
-from asyncrpc.runtime.links.connection import Connection
-from asyncrpc.testing import Cluster, acting_as
-from asyncrpc.wire.frames import FrameKind
-from asyncrpc.wire.messages import unpack_head
-from tests.integration.misuse import uses_calls, uses_hosts, uses_training
+from asyncrpc.testing import acting_as
+from tests.integration.misuse.conftest import Sent
 from tests.integration.misuse.left_out import LEFT_OUT
 from tests.integration.misuse.surface import surface
 from tests.integration.misuse.traffic import Traffic
-from tests.integration.misuse.using import Outcome, Use, outcome_of
+from tests.integration.misuse.uses import USES
+from tests.integration.misuse.using import NOTHING_RAISED, Outcome, Use
 from tests.integration.misuse.wrong import WRONG, World
 from tests.soak.readings import tables
 
-USES: Final[Mapping[str, Use]] = {
-    **uses_calls.USES,
-    **uses_training.USES,
-    **uses_hosts.USES,
-}
 Outcomes = Mapping[tuple[str, str], Outcome]
 
 
@@ -47,42 +39,6 @@ def test_a_use_speaks_of_parameters_that_there_are(name: str) -> None:
     use = USES[name]
     assert {*use.right, *use.fits, *use.says} - set(surface()[name]) == set()
     assert set().union(*use.fits.values()) - set(WRONG) == set()
-
-
-class Sent:
-    """Counts what workers ask of each other, but for news of members."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-
-    def note(self, kind: int, head: bytes) -> None:
-        if kind == FrameKind.REQUEST:
-            self.requests += 1
-        elif kind == FrameKind.SERVICE:
-            self.requests += unpack_head(head)[0] != "membership"
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    counting, send = Sent(), Connection.send
-
-    def counted(connection: Connection, kind: int, call_id: int, **about: Any) -> None:
-        counting.note(kind, about.get("head", b""))
-        send(connection, kind, call_id, **about)
-
-    monkeypatch.setattr(Connection, "send", counted)
-    return counting
-
-
-@pytest.fixture
-async def world(sent: Sent) -> AsyncIterator[World]:
-    """Two workers in this process, one of another group, and one that has ended."""
-    other_loop = asyncio.new_event_loop()
-    async with Cluster(1, names=["ended"]) as (ended,):
-        pass
-    async with Cluster(2) as (a, b), Cluster(1, names=["stranger"]) as (stranger,):
-        yield World(a, b, stranger, ended, other_loop)
-    other_loop.close()
 
 
 async def kept_by(world: World) -> dict[str, int]:
@@ -112,7 +68,7 @@ async def mistakes(use: Use, name: str, world: World) -> Outcomes:
         fitting = use.fits.get(parameter, ())
         for kind in WRONG:
             if kind not in fitting:
-                found[parameter, kind] = await outcome_of(use, world, parameter, kind)
+                found[parameter, kind] = await use.outcome(world, parameter, kind)
                 await asyncio.sleep(0)
     return found
 
@@ -133,7 +89,7 @@ async def test_a_mistake_costs_its_own_call_only(
     world: World, sent: Sent, name: str
 ) -> None:
     use = USES[name]
-    assert await outcome_of(use, world) == Outcome(), "used rightly, it failed"
+    assert await use.outcome(world) == NOTHING_RAISED, "used rightly, it failed"
     kept = await kept_by(world)
     before = sent.requests
     first = await mistakes(use, name, world)
@@ -154,4 +110,4 @@ async def test_a_mistake_costs_its_own_call_only(
         at: one.words for at, one in first.items()
     }
     assert world.a.directory.find("b").link is link
-    assert await outcome_of(use, world) == Outcome(), "used rightly again, it failed"
+    assert await use.outcome(world) == NOTHING_RAISED, "used rightly again, it failed"

@@ -80,7 +80,9 @@ def _rref(world: World) -> asyncrpc.RRef[Any]:
 
 
 def _future(world: World) -> asyncrpc.CallFuture[Any]:
-    return asyncrpc.rpc_async("b", give_back)
+    future = asyncrpc.rpc_async("b", give_back)
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
 
 
 def _unstarted(*args: Any, **kwargs: Any) -> Any:
@@ -97,6 +99,7 @@ def _mark(mark: Callable[[Any], Any]) -> Use:
     parameter = next(iter(inspect.signature(mark).parameters))
     return Use(
         lambda _: mark,
+        needs_worker=False,
         right={parameter: lambda _: _marked},
         fits={parameter: {"a local function", "raises in everything"}},
         finish=nothing,
@@ -163,13 +166,16 @@ async def _meet_at(world: World) -> None:
 def _using(make: Callable[[World], Any]) -> Use:
     # The values of options that there are: `CallOptions`.
     says = {"options": "unexpected keyword argument 'wrong'"}
-    return Use(make, says=says, refusals=(TypeError,), finish=nothing)
+    return Use(
+        make, says=says, refusals=(TypeError,), needs_worker=False, finish=nothing
+    )
 
 
 USES: Final[Mapping[str, Use]] = {
     # --- workers
     "Worker": Use(
         lambda _: Worker,
+        needs_worker=False,
         right={"name": lambda _: "new", "rendezvous": lambda _: LocalRendezvous(1)},
         fits={
             "name": {"text"},
@@ -229,6 +235,7 @@ USES: Final[Mapping[str, Use]] = {
     "remote": _named(asyncrpc.remote),
     "deadline": Use(
         lambda _: asyncrpc.deadline,
+        needs_worker=False,
         right={"timeout_s": lambda _: 60},
         fits={"timeout_s": SECONDS},
     ),
@@ -238,7 +245,10 @@ USES: Final[Mapping[str, Use]] = {
         says={"worker_name": UNKNOWN.replace("name", "worker_name")},
     ),
     "CallFuture.cancel": Use(
-        lambda world: _future(world).cancel, fits={"msg": ANYTHING}, finish=nothing
+        lambda world: _future(world).cancel,
+        fits={"msg": ANYTHING},
+        needs_worker=False,
+        finish=nothing,
     ),
     # --- references
     "RRef": Use(
@@ -253,29 +263,40 @@ USES: Final[Mapping[str, Use]] = {
         },
     ),
     "RRef.rpc_async": _of_rref(
-        "rpc_async", fits={"timeout": SECONDS | {"infinite"}}, finish=nothing
+        "rpc_async",
+        needs_worker=False,
+        fits={"timeout": SECONDS | {"infinite"}},
+        finish=nothing,
     ),
     "RRef.rpc_sync": _of_rref(
-        "rpc_sync", fits={"timeout": SECONDS | {"infinite"}}, finish=nothing
+        "rpc_sync",
+        needs_worker=False,
+        fits={"timeout": SECONDS | {"infinite"}},
+        finish=nothing,
     ),
     "RRef.remote": _of_rref(
-        "remote", fits={"timeout": SECONDS | {"infinite"}}, finish=nothing
+        "remote",
+        needs_worker=False,
+        fits={"timeout": SECONDS | {"infinite"}},
+        finish=nothing,
     ),
-    "RRef.local_value": _of_rref("local_value"),
-    "RRef.release": _of_rref("release"),
-    "RRef.owner": _of_rref("owner"),
-    "RRef.owner_name": _of_rref("owner_name"),
-    "RRef.is_owner": _of_rref("is_owner"),
-    "RRef.confirmed_by_owner": _of_rref("confirmed_by_owner"),
+    "RRef.local_value": _of_rref("local_value", needs_worker=False),
+    "RRef.release": _of_rref("release", needs_worker=False),
+    "RRef.owner": _of_rref("owner", needs_worker=False),
+    "RRef.owner_name": _of_rref("owner_name", needs_worker=False),
+    "RRef.is_owner": _of_rref("is_owner", needs_worker=False),
+    "RRef.confirmed_by_owner": _of_rref("confirmed_by_owner", needs_worker=False),
     # --- options
-    "Options": Use(lambda _: Options, fits=_options_fit()),
+    "Options": Use(lambda _: Options, fits=_options_fit(), needs_worker=False),
     "LocalRendezvous": Use(
         lambda _: LocalRendezvous,
+        needs_worker=False,
         right={"world_size": lambda _: 1},
         fits={"world_size": {"an integer", "an integer of 70 bits"}},
     ),
     "JoinRendezvous": Use(
         lambda _: asyncrpc.JoinRendezvous,
+        needs_worker=False,
         right={"addresses": lambda _: ["tcp://localhost:1"]},
     ),
     # --- marks
@@ -285,6 +306,7 @@ USES: Final[Mapping[str, Use]] = {
     "expose": _mark(asyncrpc.expose),
     "share": Use(
         lambda _: asyncrpc.share,
+        needs_worker=False,
         right={"value": lambda _: torch.ones(3)},
         fits={
             "value": {"a tensor", "a tensor of integers", "too many dimensions"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
@@ -34,6 +35,7 @@ class Use:
         refusals: classes of errors that are expected.
         rightly: uses it rightly, where that takes more than `right`.
         is_found_there: whether some mistakes can only be found by a peer.
+        needs_worker: whether it is of no use without a worker that runs.
         finish: what is done with the result; by default it is awaited, iterated over or
             entered, whatever it is made for.
     """
@@ -48,43 +50,50 @@ class Use:
     )
     rightly: Callable[[World], Awaitable[Any]] | None = None
     is_found_there: bool = False
+    needs_worker: bool = True
     finish: Callable[[Any], Awaitable[Any]] | None = None
 
-    async def attempt(self, world: World, parameter: str = "", kind: str = "") -> Any:
-        """Use it once, with one argument of a kind of `WRONG`, or rightly."""
+    def prepared(
+        self, world: World, parameter: str = "", kind: str = ""
+    ) -> Callable[[], Any]:
+        """Return what uses it: with one argument of a kind of `WRONG`, or none."""
         given = {name: make(world) for name, make in self.right.items()}
-        value = None
         if parameter:
-            value = given[parameter] = WRONG[kind](world)
-        try:
-            with acting_as(world.a):
-                return await self._within_limit(world, given, parameter)
-        finally:
-            if inspect.iscoroutine(value):
-                value.close()
+            given[parameter] = WRONG[kind](world)
+        return _with_arguments(self.make(world), given, is_wrong=parameter)
 
-    async def _within_limit(
-        self, world: World, given: dict[str, Any], parameter: str
-    ) -> Any:
-        try:
-            async with asyncio.timeout(HANGS_AFTER_S) as limit:
-                if self.rightly is not None and not parameter:
-                    return await self.rightly(world)
-                function = self.make(world)
-                result = _call(function, given, is_wrong=parameter)
-                return await (self.finish or finished)(result)
-        except TimeoutError as error:
-            if limit.expired():
-                raise HungError(f"it did not end in {HANGS_AFTER_S:g} s") from error
-            raise
+    def right_call(self, world: World) -> Callable[[], Any]:
+        """Return what uses it rightly, so that it comes to an end."""
+        if self.rightly is not None:
+            return functools.partial(self.rightly, world)
+        return self.prepared(world)
+
+    async def finished(self, result: Any) -> Any:
+        """Do with a result what it is made for."""
+        return await (self.finish or finished)(result)
+
+    async def outcome(
+        self, world: World, parameter: str = "", kind: str = ""
+    ) -> Outcome:
+        """Use it as the worker `a`, and return what came of it."""
+
+        async def attempt() -> Any:
+            if not parameter:
+                return await self.finished(self.right_call(world)())
+            return await self.finished(self.prepared(world, parameter, kind)())
+
+        with acting_as(world.a):
+            return await outcome_of(attempt)
 
 
 class HungError(Exception):
     """An attempt did not end."""
 
 
-def _call(function: Callable[..., Any], given: dict[str, Any], *, is_wrong: str) -> Any:
-    """Call a function with arguments by the names of its parameters."""
+def _with_arguments(
+    function: Callable[..., Any], given: dict[str, Any], *, is_wrong: str
+) -> Callable[[], Any]:
+    """Return a call of a function with arguments by the names of its parameters."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
     is_left_out = False
@@ -101,7 +110,7 @@ def _call(function: Callable[..., Any], given: dict[str, Any], *, is_wrong: str)
             named[name] = value
         else:
             positional.append(value)
-    return function(*positional, **named)
+    return functools.partial(function, *positional, **named)
 
 
 async def finished(result: Any) -> Any:
@@ -155,14 +164,20 @@ class Outcome:
         return ""
 
 
-async def outcome_of(
-    use: Use, world: World, parameter: str = "", kind: str = ""
-) -> Outcome:
+NOTHING_RAISED: Final = Outcome()
+
+
+async def outcome_of(attempt: Callable[[], Awaitable[Any]]) -> Outcome:
     """Make one attempt, and return what came of it."""
     try:
-        await use.attempt(world, parameter, kind)
+        async with asyncio.timeout(HANGS_AFTER_S) as limit:
+            await attempt()
     except asyncio.CancelledError:
         raise
+    except TimeoutError as error:
+        if limit.expired():
+            return Outcome(HungError, f"it did not end in {HANGS_AFTER_S:g} s")
+        return Outcome(type(error), str(error))
     except BaseException as error:  # noqa: BLE001  (it is looked at)
         return Outcome(type(error), str(error))
-    return Outcome()
+    return NOTHING_RAISED
