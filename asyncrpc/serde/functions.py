@@ -264,7 +264,8 @@ class FunctionTable:
     def _rejection(self, name: str) -> RejectedError:
         return RejectedError(
             f"{name!r} may not be called on this worker, whose policy is strict; mark"
-            " it with @asyncrpc.expose or list it in Options.allow",
+            " it with @asyncrpc.expose or list it in Options.allow, in a module that"
+            " its program has imported",
             outcome=Outcome.NOT_EXECUTED,
         )
 

@@ -11,16 +11,19 @@ import asyncio
 import gc
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import pytest
+import uvloop
 
-from asyncrpc import Worker
+from asyncrpc import Policy
 from asyncrpc.testing import acting_as
 from tests.integration.misuse.conftest import Sent
 from tests.integration.misuse.left_out import LEFT_OUT
 from tests.integration.misuse.surface import surface
-from tests.integration.misuse.traffic import Traffic
+from tests.integration.misuse.traffic import Traffic, tables_there
 from tests.integration.misuse.uses import USES
+from tests.integration.misuse.uses_values import value_uses
 from tests.integration.misuse.using import NOTHING_RAISED, Outcome, Use
 from tests.integration.misuse.wrong import WRONG, World
 from tests.soak.readings import tables
@@ -53,12 +56,10 @@ async def _kept_now(world: World) -> dict[str, int]:
     gc.collect()
     await world.peer.call(len, "ab")  # what is let go is told
     await asyncio.sleep(0)
-    return _tables_of(world.a, "a") | _tables_of(world.other, "b")
-
-
-def _tables_of(worker: Worker, name: str) -> dict[str, int]:
-    with acting_as(worker):
-        return {f"{what} of {name}": count for what, count in tables().items()}
+    with acting_as(world.a):
+        found = {f"{what} of a": count for what, count in tables().items()}
+    there = await world.peer.call(tables_there)
+    return found | {f"{what} of b": count for what, count in there.items()}
 
 
 async def mistakes(use: Use, name: str, world: World) -> Outcomes:
@@ -84,11 +85,7 @@ def listed(problems: Iterable[tuple[str, str, str]]) -> str:
     )
 
 
-@pytest.mark.parametrize("name", USES)
-async def test_a_mistake_costs_its_own_call_only(
-    world: World, sent: Sent, name: str
-) -> None:
-    use = USES[name]
+async def make_mistakes(world: World, sent: Sent, name: str, use: Use) -> None:
     assert await use.outcome(world) == NOTHING_RAISED, "used rightly, it failed"
     kept = await kept_by(world)
     before = sent.requests
@@ -111,3 +108,21 @@ async def test_a_mistake_costs_its_own_call_only(
     }
     assert world.a.directory.find("b").link is link
     assert await use.outcome(world) == NOTHING_RAISED, "used rightly again, it failed"
+
+
+class TestArguments:
+    # What is wrong with an argument does not depend on the loop.
+    loops: ClassVar = {"uvloop": uvloop.new_event_loop}
+
+    @pytest.mark.parametrize("name", USES)
+    async def test_a_mistake_costs_its_own_call_only(
+        self, world: World, sent: Sent, name: str
+    ) -> None:
+        await make_mistakes(world, sent, name, USES[name])
+
+    @pytest.mark.parametrize("policy", Policy)
+    @pytest.mark.parametrize("name", value_uses())
+    async def test_a_value_that_cannot_travel_costs_its_own_call_only(
+        self, world_of: World, sent: Sent, policy: Policy, name: str
+    ) -> None:
+        await make_mistakes(world_of, sent, name, value_uses(policy)[name])

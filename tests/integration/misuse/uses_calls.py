@@ -11,51 +11,14 @@ import torch
 
 import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Worker
+from tests.integration.misuse.uses_values import (
+    CALLABLES,
+    UNKNOWN,
+    give_back,
+    value_uses,
+)
 from tests.integration.misuse.using import ANYTHING, Use, nothing
 from tests.integration.misuse.wrong import SECONDS, World
-
-CANNOT_TRAVEL: Final = {
-    "too many dimensions",
-    "too large",
-    "too deep",
-    "unpicklable",
-    "a local function",
-    "an ended worker",
-    "another worker",
-    "a released reference",
-    "a reference of another worker",
-    "a peer of another worker",
-    "a future of another loop",
-    "a coroutine",
-    "a generator",
-    "raises in __reduce__",
-    "raises in everything",
-}
-# What an error says of a worker's name or rank that nobody has.
-UNKNOWN: Final = r"\b(to|name)\b|worker .* is unknown"
-VALUES: Final = ANYTHING - CANNOT_TRAVEL
-CALLABLES: Final = {"a class", "a function"}
-NAMED: Final = {"function": CALLABLES, "args": VALUES, "kwargs": VALUES}
-SAID: Final = {"args": r"args\[0\]", "kwargs": r"kwargs\['wrong'\]"}
-FLAG: Final = {"true"}
-
-
-def give_back(*args: Any, **kwargs: Any) -> Any:
-    """Be called with anything."""
-    return len(args), len(kwargs)
-
-
-def items(*args: Any, **kwargs: Any) -> Any:
-    yield len(args), len(kwargs)
-
-
-def _of_peer(method: str, function: Any = give_back) -> Use:
-    return Use(
-        lambda world: getattr(world.peer, method),
-        right={"function": lambda _: function},
-        fits=NAMED,
-        says=SAID,
-    )
 
 
 def _named(function: Callable[..., Any], **more: Any) -> Use:
@@ -83,11 +46,6 @@ def _future(world: World) -> asyncrpc.CallFuture[Any]:
     future = asyncrpc.rpc_async("b", give_back)
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future
-
-
-def _unstarted(*args: Any, **kwargs: Any) -> Any:
-    """Make a worker that is not started."""
-    return Worker(*args, **kwargs).name
 
 
 def _marked() -> None:
@@ -142,7 +100,6 @@ def _options_fit() -> Mapping[str, set[str]]:
 
 
 ANY_SECONDS: Final = SECONDS | {"infinite"}
-TO: Final = {"to": lambda _: "b", "func": lambda _: give_back}
 
 
 def _method(name: str, **about: Any) -> Use:
@@ -220,17 +177,9 @@ USES: Final[Mapping[str, Use]] = {
         rightly=_meet_at,
     ),
     # --- calls
-    "Peer.call": _of_peer("call"),
-    "Peer.remote": _of_peer("remote"),
-    "Peer.stream": _of_peer("stream", items),
+    **value_uses(),
     "Peer.using": _using(lambda world: world.peer.using),
     "PeerGroup.using": _using(lambda world: world.a.group(["b"]).using),
-    "PeerGroup.call": Use(
-        lambda world: world.a.group(["b"]).call,
-        right={"function": lambda _: give_back},
-        fits=NAMED,
-        says=SAID,
-    ),
     "rpc_async": _named(asyncrpc.rpc_async),
     "remote": _named(asyncrpc.remote),
     "deadline": Use(
