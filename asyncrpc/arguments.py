@@ -104,7 +104,8 @@ def set_mark(name: str, function: Any, attribute: str, value: object) -> None:
     try:
         setattr(inner, attribute, value)
     except Exception as error:
-        raise wrong(name, "a function that can be marked", function) from error
+        wanted = "a function that takes a mark (a builtin goes into Options.allow)"
+        raise wrong(name, wanted, function) from error
 
 
 def unwrapped(function: Any) -> Any:
