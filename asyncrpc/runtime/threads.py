@@ -51,17 +51,30 @@ _IDLE_S: Final = 10.0  # a spare that finds no work for so long ends
 
 
 def outcome_to(future: asyncio.Future[Any]) -> Done:
-    """Return what gives a future of the loop its outcome, unless nobody wants it."""
+    """Return what gives a future of the loop its outcome, unless nobody wants it.
+
+    No future takes a StopIteration: it comes as a RuntimeError from it, as it would out
+    of a generator.
+    """
 
     def finish(result: Any, error: BaseException | None) -> None:
         if future.done():
             return
         if error is not None:
-            future.set_exception(error)
+            future.set_exception(settable(error))
         else:
             future.set_result(result)
 
     return finish
+
+
+def settable(error: BaseException) -> BaseException:
+    """Return what a future can be told of an error: a StopIteration it refuses."""
+    if not issubclass(type(error), StopIteration):
+        return error
+    told = RuntimeError("a StopIteration was raised where nothing iterates")
+    told.__cause__ = error
+    return told
 
 
 class ThreadPool:
@@ -286,7 +299,12 @@ class ThreadPool:
         while finished:
             done, result, error = finished.popleft()
             self.unfinished -= 1
-            done(result, error)
+            try:
+                done(result, error)
+            except BaseException:  # the loop's handler is told; the others go on
+                self._waking = True
+                self._loop.call_soon(self._drain_finished)
+                raise
 
     def _on_stall_timer(self) -> None:
         self._stall_timer = None

@@ -67,20 +67,24 @@ def describe_exception(
     return _Describer(codec, worker, pid).describe(error, depth=0)
 
 
-def undescribed(error: BaseException, *, worker: str, pid: int) -> dict[str, Any]:
+def undescribed(
+    raised: str, problem: BaseException, *, worker: str, pid: int
+) -> dict[str, Any]:
     """Describe an exception in a few words, when `describe_exception` has failed.
 
     Args:
-        error: why it failed.
+        raised: name of the class of what the function raised.
+        problem: why it failed.
         worker: name of this worker.
         pid: process id of this worker.
     """
-    name = type(error).__name__[:100]
+    why = type(problem).__name__[:100]
+    text = f"a {raised[:100]} was raised, which cannot be sent: {why}"
     return {
         "type": "asyncrpc.errors:EncodeError",
-        "message": f"what was raised cannot be sent: {name}",
-        "traceback": f"(it cannot be sent: {name})\n",
-        "args": [f"what was raised cannot be sent: {name}"],
+        "message": text,
+        "traceback": f"({text})\n",
+        "args": [text],
         "state": {},
         "slots": {},
         "notes": [],

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from asyncrpc.errors import DecodeError
+from asyncrpc.serde.exceptions import text_of
 from asyncrpc.serde.naming import resolve_global
 from asyncrpc.serde.outbox import Outbox
 from asyncrpc.serde.unsendable import Unsendable
@@ -112,9 +113,9 @@ def dump(value: Any, outbox: Outbox, refer: Refer) -> tuple[bytes, list[int]]:
 
     try:
         _Pickler(file, refer, keep).dump(value)
-    except Unsendable:
+    except (Unsendable, KeyboardInterrupt):
         raise
-    except Exception as error:  # the object's own code runs here
+    except BaseException as error:  # the object's own code runs here
         raise Unsendable(value, _problem(value, error)) from error
     return file.getvalue(), indices
 
@@ -132,7 +133,8 @@ def load(data: Any, buffers: Sequence[memoryview], get: Callable[[int], Any]) ->
         raise
     except BaseException as error:  # SystemExit of a peer's object must not end us
         raise DecodeError(
-            f"a pickled object could not be rebuilt: {type(error).__name__}: {error}"
+            f"a pickled object could not be rebuilt: {type(error).__name__}:"
+            f" {text_of(error)}"
         ) from error
 
 
@@ -142,10 +144,10 @@ def _writable(buffer: memoryview) -> memoryview:
     return np.frombuffer(buffer, np.uint8).copy().data
 
 
-def _problem(value: Any, error: Exception) -> str:
+def _problem(value: Any, error: BaseException) -> str:
     kind = type(value)
     return (
         f"a {kind.__module__}.{kind.__qualname__} cannot be pickled:"
-        f" {type(error).__name__}: {error}; send its parts, or give it __reduce__ or"
-        " __getstate__"
+        f" {type(error).__name__}: {text_of(error)}; send its parts, or give it"
+        " __reduce__ or __getstate__"
     )

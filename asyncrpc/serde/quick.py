@@ -26,6 +26,7 @@ from asyncrpc.serde.tensors import (
     KNOWN_DTYPES,
     NAMES,
     SIZE_MAX,
+    has_its_memory,
     shared_entry,
 )
 
@@ -192,7 +193,12 @@ class Quick:
         gradients = [tensor] if tensor.requires_grad else []
         key = key_of(storage)
         if key is None:
-            view = view_memory(storage, tensor.data_ptr(), tensor.nbytes)
+            nbytes = tensor.nbytes
+            # 0.1 us: memory that `storage.resize_` has freed must not be read.
+            is_whole = storage.nbytes() == nbytes and not tensor.storage_offset()
+            if not is_whole and not has_its_memory(tensor):
+                return None
+            view = view_memory(storage, tensor.data_ptr(), nbytes)
             return table + tree, [view], gradients, None
         place = self._place_of(tensor) + tree
         return place, [memoryview(key)], gradients, {key: storage}

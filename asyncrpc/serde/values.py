@@ -217,8 +217,14 @@ class Codec:
         """Encode a value that needs neither hooks nor an encoder's state, if it is one.
 
         Such a value holds no reference.
+
+        Raises:
+            EncodeError: it changes while it is read.
         """
-        found = self._quick.write(value)
+        try:
+            found = self._quick.write(value)
+        except Exception as error:  # another thread writes to it
+            raise _unencodable(f"{type(error).__name__}: {text_of(error)}") from error
         if found is None or len(found[0]) > self.limits.control_bytes_max:
             return None
         control, buffers, gradient_tensors, shared = found

@@ -240,8 +240,7 @@ class CalleeSide(LinkCore):
                 f"{function!r} is not exposed here; mark it with @asyncrpc.expose",
                 outcome=Outcome.NOT_EXECUTED,
             )
-        name = getattr(function, "__qualname__", type(function).__qualname__)
-        return Target(name, function, mode_of(function))
+        return Target(_name_of(function), function, mode_of(function))
 
     def _resolve(
         self,
@@ -258,12 +257,14 @@ class CalleeSide(LinkCore):
             if isinstance(function, Refused):
                 self.answer_error(inbound, function.error, outcome=function.outcome)
                 return
-            name = getattr(function, "__qualname__", type(function).__qualname__)
             try:
-                found = Target(name, function, self.worker.mode_of_method(function))
+                mode = self.worker.mode_of_method(function)
+                found = Target(_name_of(function), function, mode)
                 self._run(inbound, found, args, kwargs, 0)
             except AsyncRpcError as error:
                 self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
+            except BaseException as error:  # noqa: BLE001  (the method's; the caller's)
+                self.answer_error(inbound, error)
 
         references.resolve(self.link, target, ready)
 
@@ -360,15 +361,9 @@ class CalleeSide(LinkCore):
             inbound.rref_id = None
             self.answer(inbound, None)
             return
-        if isinstance(error, CallError) and not error.function:
-            error.function, error.to = inbound.function_name, self.worker.name
-        describe = functools.partial(
-            describe_exception,
-            error,
-            self.codec,
-            worker=self.worker.name,
-            pid=self.worker.pid,
-        )
+        if issubclass(type(error), CallError) and not error.function:  # type: ignore[attr-defined]
+            error.function, error.to = inbound.function_name, self.worker.name  # type: ignore[attr-defined]
+        describe = functools.partial(self._describe, error)
         if not self.worker.pool.takes_turns or not _holds_device_tensor(error):
             self._send_error(inbound, describe(), items, outcome)
             return
@@ -376,16 +371,20 @@ class CalleeSide(LinkCore):
         def on_described(tree: Any, problem: BaseException | None) -> None:
             if self.served.get(inbound.call_id) is inbound:
                 if problem is not None:
-                    tree = describe_exception(
-                        problem,
-                        self.codec,
-                        worker=self.worker.name,
-                        pid=self.worker.pid,
-                    )
+                    tree = self._describe(problem)
                 self._send_error(inbound, tree, items, outcome)
 
         inbound.task = None  # it ends now; a cancel need not wait for it
         self.worker.pool.submit(describe, on_described)  # its text shows the tensor
+
+    def _describe(self, error: BaseException) -> dict[str, Any]:
+        """Return what is sent of an error: all that can be, in any case a few words."""
+        name, pid = self.worker.name, self.worker.pid
+        try:
+            return describe_exception(error, self.codec, worker=name, pid=pid)
+        except BaseException as problem:  # noqa: BLE001  (the error's own code)
+            raised = type(error).__name__
+            return undescribed(raised, problem, worker=name, pid=pid)
 
     def _send_error(
         self, inbound: InboundCall, tree: Any, items: int, outcome: Outcome
@@ -394,11 +393,12 @@ class CalleeSide(LinkCore):
             encoded = self.codec.encode(tree)
             if encoded.copies:
                 self._fetch(encoded)
-        except BaseException as error:
+        except BaseException as problem:
             logger.exception("an error for %r could not be sent", self.peer.name)
-            encoded = self.codec.encode(
-                undescribed(error, worker=self.worker.name, pid=self.worker.pid)
-            )
+            name, pid = self.worker.name, self.worker.pid
+            raised = str(tree["type"]).rpartition(":")[2]
+            tree = undescribed(raised, problem, worker=name, pid=pid)
+            encoded = self.codec.encode(tree)
         meta = None if outcome is Outcome.EXECUTED else {"o": outcome.name}
         self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items)
 
@@ -428,7 +428,11 @@ class CalleeSide(LinkCore):
             EncodeError: the item cannot travel.
         """
         encode = self._encode_back(inbound)
-        encoded, pins, meta = inbound.in_context(encode, value)
+        try:
+            encoded, pins, meta = inbound.in_context(encode, value)
+        except CallError as error:
+            error.outcome = Outcome.EXECUTED
+            raise
         self.connection.send(
             FrameKind.STREAM_ITEM,
             inbound.call_id,
@@ -568,6 +572,12 @@ class CalleeSide(LinkCore):
                 record[0],
                 record[1],
             )
+
+
+def _name_of(function: Any) -> str:
+    """Return what to call a function that arrived as a value, or is a method."""
+    name = getattr(function, "__qualname__", None)
+    return name if type(name) is str else type(function).__qualname__
 
 
 def _routed(head: bytes) -> list[Any]:

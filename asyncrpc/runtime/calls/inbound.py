@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import enum
 import functools
@@ -29,6 +30,7 @@ from asyncrpc.runtime.calls.cheap import is_cheap
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
+from asyncrpc.runtime.threads import outcome_to
 
 if TYPE_CHECKING:
     from torch.autograd import profiler
@@ -325,7 +327,10 @@ class InboundCall:
             if error is not None:
                 self.link.answer_error(self, error)
             else:
-                self._on_returned(result)
+                try:
+                    self._on_returned(result)
+                except BaseException as problem:  # noqa: BLE001  (the result's code)
+                    self.link.answer_error(self, problem)
         if self.claim is not None:
             self.claim.let_go()
 
@@ -333,7 +338,8 @@ class InboundCall:
         """Take what a plain function returned: a value, or what is to be awaited."""
         is_marked = self.target is not None and self.target.mode is Mode.ASYNC_EXECUTION
         future = as_awaitable(result) if is_marked else None
-        if future is None and asyncio.iscoroutine(result):
+        # By its type: a result may claim to be of another; a generator is none.
+        if future is None and issubclass(type(result), Coroutine):
             future = result
         if future is not None:
             self._start_task(self._await(_identity, [future], {}))
@@ -373,30 +379,37 @@ def as_awaitable(value: Any) -> Any:
     if isinstance(value, CallFuture | asyncio.Future) or inspect.isawaitable(value):
         return value
     if isinstance(value, concurrent.futures.Future):
-        return asyncio.wrap_future(value)
+        ours = _when_done(value, value.result)
+        ours.add_done_callback(lambda done: done.cancelled() and value.cancel())
+        return ours
     # What `then` returns is of the base class, which is written in C++.
-    return _from_torch(value) if isinstance(value, torch._C.Future) else None  # noqa: SLF001
+    if isinstance(value, torch._C.Future):  # noqa: SLF001
+        return _when_done(value, value.value)
+    return None
 
 
-def _from_torch(future: torch._C.Future[Any]) -> asyncio.Future[Any]:
-    """Return an asyncio future of a torch one, which completes in any thread."""
+def _when_done(future: Any, outcome_of: Callable[[], Any]) -> asyncio.Future[Any]:
+    """Return a future of this loop for one that completes in any thread.
+
+    Args:
+        future: has `add_done_callback`.
+        outcome_of: returns its result, or raises, once it is done.
+    """
     loop = asyncio.get_running_loop()
     ours: asyncio.Future[Any] = loop.create_future()
+    finish = outcome_to(ours)
 
-    def finish(result: Any, error: BaseException | None) -> None:
-        if ours.done():
-            return
-        if error is not None:
-            ours.set_exception(error)
-        else:
-            ours.set_result(result)
-
-    def on_done(done: torch._C.Future[Any]) -> None:
+    def on_done(_done: Any) -> None:
+        result: Any = None
+        error: BaseException | None = None
         try:
-            result, error = done.value(), None
-        except Exception as raised:  # noqa: BLE001  (handed on)
-            result, error = None, raised
-        loop.call_soon_threadsafe(finish, result, error)
+            result = outcome_of()
+        except concurrent.futures.CancelledError:
+            error = asyncio.CancelledError()
+        except BaseException as raised:  # noqa: BLE001  (handed on)
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, result, error)
 
     future.add_done_callback(on_done)
     return ours
