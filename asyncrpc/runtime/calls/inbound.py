@@ -223,12 +223,12 @@ class InboundCall:
         elif mode is _ON_LOOP or (target.is_listed and self._is_cheap(args, kwargs)):
             self._run_here(target.function, args, kwargs)
         else:
-            if self.claim is not None:
-                self.claim.hold()
             self.pool.submit(
                 lambda: self._in_thread(target.function, args, kwargs),
                 self._on_thread_done,
             )
+            if self.claim is not None:
+                self.claim.hold()
 
     def _is_cheap(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
         bytes_max = self.link.worker.options.on_loop_bytes_max
