@@ -563,6 +563,14 @@ class Worker(Meeting):
         self.check_running()
         await self.barriers.wait(timeout)
 
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("a Worker stays in its process; send its name")
+
     def __repr__(self) -> str:
         where = (
             f"rank {self.rank} of {self.world_size}" if self.rank >= 0 else "no rank"

@@ -282,7 +282,8 @@ class Codec:
     def encoded_bytes(self, value: object) -> int | None:
         """Return how long the control part of a value is; None if it cannot travel.
 
-        No hook is called to find out.
+        Nor can, under STRICT, what names a function or a class that may not be called:
+        the reader would refuse all of the message for it.  No hook is called.
         """
         kind = type(value)
         if kind is str:
@@ -292,9 +293,23 @@ class Codec:
         hooks = None if self.hooks is None else _DryHooks(self.hooks.handled)
         codec = Codec(self.functions, hooks, self.limits, self.stager)
         try:
-            return len(codec.encode(value).control)
+            encoded = codec.encode(value)
         except CallError:
             return None
+        return None if self._is_forbidden(encoded) else len(encoded.control)
+
+    def _is_forbidden(self, encoded: Encoded) -> bool:
+        """Tell whether a worker of this one's policy would refuse a value."""
+        if self.functions.policy is Policy.TRUSTED or encoded.copies:
+            return False
+        codec = Codec(self.functions, _DryHooks(()), self.limits)
+        try:
+            codec.decode(encoded.control, encoded.buffers)
+        except RejectedError:
+            return True
+        except CallError:
+            return False
+        return False
 
     def _control(self, encoder: Encoder, value: Any) -> bytes:
         try:

@@ -34,7 +34,13 @@ from asyncrpc.runtime.calls.named import NamedFunctions
 from asyncrpc.runtime.calls.preparing import PACK_HERE_BYTES_MAX
 from asyncrpc.runtime.calls.profiling import show_function
 from asyncrpc.runtime.extensions import Refused
-from asyncrpc.runtime.links.core import CODEC, NO_META, LinkCore, unreadable
+from asyncrpc.runtime.links.core import (
+    CODEC,
+    NO_META,
+    LinkCore,
+    unreadable,
+    unsendable,
+)
 from asyncrpc.serde import (
     Encoded,
     compression_for_answer,
@@ -284,9 +290,7 @@ class CalleeSide(LinkCore):
         try:
             encoded, pins, meta = inbound.in_context(encode, value)
         except BaseException as error:  # noqa: BLE001  (the result's own code runs)
-            if isinstance(error, CallError):
-                error.outcome = Outcome.EXECUTED
-            self.answer_error(inbound, error)
+            self.answer_error(inbound, unsendable(error))
             return
         if compression is None:
             self._send_answer(inbound, _RESPONSE, encoded, meta, pins)
@@ -430,9 +434,8 @@ class CalleeSide(LinkCore):
         encode = self._encode_back(inbound)
         try:
             encoded, pins, meta = inbound.in_context(encode, value)
-        except CallError as error:
-            error.outcome = Outcome.EXECUTED
-            raise
+        except BaseException as error:
+            raise unsendable(error) from error
         self.connection.send(
             FrameKind.STREAM_ITEM,
             inbound.call_id,

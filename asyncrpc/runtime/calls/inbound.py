@@ -18,7 +18,7 @@ import contextvars
 import enum
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -28,7 +28,6 @@ from asyncrpc.clock import Deadline
 from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
 from asyncrpc.runtime.calls.cheap import is_cheap
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
-from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.threads import outcome_to
 
@@ -284,21 +283,26 @@ class InboundCall:
             result = await running
             del running
         except asyncio.CancelledError as error:
-            self._on_task_cancelled(error)
+            self.on_cancelled(error)
         except BaseException as error:  # noqa: BLE001  (the caller gets it)
             self.link.answer_error(self, error)
         else:
             self.link.answer(self, result)
 
-    def _on_task_cancelled(self, error: asyncio.CancelledError) -> None:
-        """Answer for a task cancelled by its caller, its deadline or itself."""
+    def on_cancelled(self, error: asyncio.CancelledError, *, items: int = 0) -> None:
+        """Answer for a task cancelled by its caller, its deadline or itself.
+
+        Args:
+            error: as it was raised.
+            items: how many items a stream sent before.
+        """
         if self.is_cancelled:
             self.link.forget(self)
         elif self.link.worker.is_draining:
             gone = WorkerLostError("the worker shut down before the function ended")
-            self.link.answer_error(self, gone, outcome=Outcome.UNKNOWN)
+            self.link.answer_error(self, gone, items=items, outcome=Outcome.UNKNOWN)
         else:
-            self.link.answer_error(self, error)
+            self.link.answer_error(self, error, items=items)
 
     def _run_here(
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
@@ -376,14 +380,15 @@ async def _identity(future: Any) -> Any:
 
 def as_awaitable(value: Any) -> Any:
     """Return what a marked function returned as something to await, or None."""
-    if isinstance(value, CallFuture | asyncio.Future) or inspect.isawaitable(value):
+    kind = type(value)  # what it says of itself may be wrong, or raise
+    if issubclass(kind, Awaitable):
         return value
-    if isinstance(value, concurrent.futures.Future):
+    if issubclass(kind, concurrent.futures.Future):
         ours = _when_done(value, value.result)
         ours.add_done_callback(lambda done: done.cancelled() and value.cancel())
         return ours
     # What `then` returns is of the base class, which is written in C++.
-    if isinstance(value, torch._C.Future):  # noqa: SLF001
+    if issubclass(kind, torch._C.Future):  # noqa: SLF001
         return _when_done(value, value.value)
     return None
 

@@ -192,10 +192,7 @@ async def _produce(inbound: InboundCall, source: Any) -> None:
                 credit.spend(link.send_item(inbound, sent, item))
                 sent += 1
     except asyncio.CancelledError as error:
-        if inbound.is_cancelled:
-            link.forget(inbound)
-        else:
-            link.answer_error(inbound, error, items=sent)
+        inbound.on_cancelled(error, items=sent)
     except BaseException as error:  # noqa: BLE001  (the consumer gets it)
         link.answer_error(inbound, error, items=sent)
     else:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from asyncrpc.errors import (
     AsyncRpcError,
+    CallError,
     DecodeError,
     EncodeError,
     Outcome,
@@ -51,6 +52,18 @@ def unreadable(error: BaseException) -> AsyncRpcError:
     found = DecodeError(problem, outcome=Outcome.NOT_EXECUTED)
     found.__cause__ = error
     return found
+
+
+def unsendable(error: BaseException) -> AsyncRpcError:
+    """Return the error about what a function gave, and could not be encoded."""
+    if not isinstance(error, AsyncRpcError):
+        problem = f"cannot be sent: {type(error).__name__}: {text_of(error)}"
+        unsendable = EncodeError(problem, outcome=Outcome.EXECUTED)
+        unsendable.__cause__ = error
+        return unsendable
+    if isinstance(error, CallError):
+        error.outcome = Outcome.EXECUTED
+    return error
 
 
 class CommonArguments:
