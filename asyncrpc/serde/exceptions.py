@@ -209,6 +209,14 @@ def text_of(error: BaseException) -> str:
         return f"<its text could not be had: {type(problem).__name__}>"
 
 
+def words_of(error: BaseException) -> str:
+    """Return an error of a value's own code, or of the system: its class and text."""
+    kind, text = type(error), text_of(error)
+    if issubclass(kind, MemoryError) and not text:
+        text = "there is no memory left here"
+    return f"{kind.__name__}: {text}"
+
+
 def _notes(error: BaseException) -> list[str]:
     notes = getattr(error, "__notes__", [])
     if not isinstance(notes, (list, tuple)):

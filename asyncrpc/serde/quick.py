@@ -43,6 +43,8 @@ _SCALARS: Final = frozenset({type(None), bool, int, float, str})
 _REFERENCE: Final = msgpack.ExtType(kinds.REFERENCE, bytes(4))
 _NOTHING: Final = b"\x92\x90\x80"  # msgpack of [[], {}], the arguments of many calls
 _NONE: Final = b"\xc0"
+_FLAT_NOTHING: Final = kinds.FLAT + _NOTHING
+_FLAT_NONE: Final = kinds.FLAT + _NONE
 _PLAIN_FLAGS: Final = (0, kinds.REQUIRES_GRAD)
 
 # What each form of tree around one tensor is.
@@ -338,9 +340,9 @@ class _NotFlat(Exception):  # noqa: N818  (it says what was found, and is no err
 def _read_flat(control: bytes) -> Any:
     if control[:4] != kinds.FLAT:
         return UNREAD
-    if control[4:] == _NOTHING:
+    if control == _FLAT_NOTHING:
         return [[], {}]
-    if control[4:] == _NONE:
+    if control == _FLAT_NONE:
         return None
     return _unpack(memoryview(control)[4:], _not_flat)
 

@@ -16,7 +16,7 @@ from asyncrpc.serde import compression as packing
 from asyncrpc.serde.compression import Compression, Parcel
 from asyncrpc.serde.decoding import Decoder, OnGradient
 from asyncrpc.serde.encoding import Encoder
-from asyncrpc.serde.exceptions import text_of
+from asyncrpc.serde.exceptions import words_of
 from asyncrpc.serde.functions import FunctionTable
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
@@ -211,7 +211,7 @@ class Codec:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the values' own code runs here
-            raise _unencodable(_said(error)) from error
+            raise _unencodable(words_of(error)) from error
 
     def encode_quickly(self, value: Any) -> Encoded | None:
         """Encode a value that needs neither hooks nor an encoder's state, if it is one.
@@ -224,7 +224,7 @@ class Codec:
         try:
             found = self._quick.write(value)
         except Exception as error:  # another thread writes to it
-            raise _unencodable(_said(error)) from error
+            raise _unencodable(words_of(error)) from error
         if found is None or len(found[0]) > self.limits.control_bytes_max:
             return None
         control, buffers, gradient_tensors, shared = found
@@ -277,7 +277,7 @@ class Codec:
         except (DecodeError, RejectedError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a value's own code may run here
-            raise DecodeError(f"what arrived is no value: {_said(error)}") from error
+            raise DecodeError(f"what arrived is no value: {words_of(error)}") from error
 
     def encoded_bytes(self, value: object) -> int | None:
         """Return how long the control part of a value is; None if it cannot travel.
@@ -360,14 +360,6 @@ def _storages_of(encoder: Encoder) -> dict[bytes, torch.UntypedStorage] | None:
 
 def _at_its_path(error: Unsendable, root: Any, labels: Sequence[str]) -> EncodeError:
     return _unencodable(f"{path_to(root, error.value, labels)}: {error.problem}")
-
-
-def _said(error: BaseException) -> str:
-    """Return an error of a value's own code, or of the system, in words."""
-    kind, text = type(error), text_of(error)
-    if issubclass(kind, MemoryError) and not text:
-        text = "there is no memory for it here"
-    return f"{kind.__name__}: {text}"
 
 
 def _unencodable(problem: str) -> EncodeError:

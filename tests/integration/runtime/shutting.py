@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 
 import asyncrpc
 
-_ending: set[asyncio.Task[None]] = set()
+_begun: list[Future[None]] = []
+
+
+def _begin() -> Future[None]:
+    worker = asyncrpc.current_worker()
+    shutdown = asyncio.run_coroutine_threadsafe(worker.shutdown(), worker.loop)
+    _begun.append(shutdown)
+    return shutdown
+
+
+async def all_ended() -> None:
+    """Wait for the shutdowns that were begun here in threads, and on the loop."""
+    while _begun:
+        await asyncio.wrap_future(_begun.pop())
 
 
 async def in_coroutine() -> str:
@@ -16,22 +30,18 @@ async def in_coroutine() -> str:
 
 
 def in_thread() -> str:
-    worker = asyncrpc.current_worker()
-    asyncio.run_coroutine_threadsafe(worker.shutdown(), worker.loop).result()
+    _begin().result()
     return "it is over"
 
 
 def in_thread_and_return() -> str:
-    worker = asyncrpc.current_worker()
-    asyncio.run_coroutine_threadsafe(worker.shutdown(), worker.loop)
+    _begin()
     return "it will be over"
 
 
 @asyncrpc.on_loop
 def on_loop() -> str:
-    task = asyncio.ensure_future(asyncrpc.current_worker().shutdown())
-    _ending.add(task)
-    task.add_done_callback(_ending.discard)
+    _begin()
     return "it will be over"
 
 

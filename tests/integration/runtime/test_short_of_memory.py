@@ -150,6 +150,7 @@ async def test_a_call_waits_for_the_threads_that_there_are(pair: Worker) -> None
     """One that is held ends, and then there is room; the worker ends in order, too."""
     peer = pair.peer("b")
     held = asyncio.ensure_future(peer.call(short.wait_at_gate))
+    await asyncio.sleep(0)  # its request goes first
     await peer.call(short.limit_threads)
     waiting = [asyncio.ensure_future(peer.call(len, "ab")) for _ in range(3)]
     await peer.call(short.open_gate)
@@ -163,8 +164,10 @@ async def test_a_call_that_waits_gets_a_thread_once_there_can_be_one(
 ) -> None:
     peer = pair.peer("b")
     held = asyncio.ensure_future(peer.call(short.wait_at_gate))
+    await asyncio.sleep(0)  # its request goes first
     await peer.call(short.limit_threads)
     waiting = asyncio.ensure_future(peer.call(len, "ab"))
+    await asyncio.sleep(0)
     await peer.call(short.lift)
     async with asyncio.timeout(LIMIT_S):
         assert await waiting == 2
