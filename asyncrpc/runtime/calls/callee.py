@@ -30,7 +30,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target, mode_of
-from asyncrpc.runtime.calls.named import NamedFunctions
+from asyncrpc.runtime.calls.named import NamedFunctions, name_of_value
 from asyncrpc.runtime.calls.preparing import PACK_HERE_BYTES_MAX
 from asyncrpc.runtime.calls.profiling import show_function
 from asyncrpc.runtime.extensions import Refused
@@ -246,7 +246,7 @@ class CalleeSide(LinkCore):
                 f"{function!r} is not exposed here; mark it with @asyncrpc.expose",
                 outcome=Outcome.NOT_EXECUTED,
             )
-        return Target(_name_of(function), function, mode_of(function))
+        return Target(name_of_value(function), function, mode_of(function))
 
     def _resolve(
         self,
@@ -265,7 +265,7 @@ class CalleeSide(LinkCore):
                 return
             try:
                 mode = self.worker.mode_of_method(function)
-                found = Target(_name_of(function), function, mode)
+                found = Target(name_of_value(function), function, mode)
                 self._run(inbound, found, args, kwargs, 0)
             except AsyncRpcError as error:
                 self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
@@ -577,12 +577,6 @@ class CalleeSide(LinkCore):
             )
 
 
-def _name_of(function: Any) -> str:
-    """Return what to call a function that arrived as a value, or is a method."""
-    name = getattr(function, "__qualname__", None)
-    return name if type(name) is str else type(function).__qualname__
-
-
 def _routed(head: bytes) -> list[Any]:
     """Return the service and the method that a message is for, and what follows."""
     record = unpack_head(head)
@@ -598,4 +592,6 @@ def _no_arguments(problem: str) -> DecodeError:
 
 
 def _holds_device_tensor(error: BaseException) -> bool:
-    return any(isinstance(one, torch.Tensor) and not one.is_cpu for one in error.args)
+    args = BaseException.args.__get__(error)  # whatever its class makes of the name
+    tensors = [one for one in args if issubclass(type(one), torch.Tensor)]
+    return not all(one.is_cpu for one in tensors)

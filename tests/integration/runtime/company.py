@@ -11,7 +11,7 @@ import gc
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -50,7 +50,7 @@ async def count() -> AsyncIterator[int]:
 @asyncrpc.on_loop
 def tables() -> dict[str, int]:
     """Return how much the current worker has in hand, but for this very call."""
-    return tables_of(asyncrpc.current_worker(), served=-1)
+    return tables_of(cast("Worker", asyncrpc.current_worker()), served=-1)
 
 
 def tables_of(worker: Worker, *, served: int = 0) -> dict[str, int]:
@@ -133,7 +133,7 @@ async def _rounds(worker: Worker, enough: asyncio.Event, done: asyncio.Event) ->
                 await optimizer.step(ctx)
             there = worker.peer("b").call(reduce_here, 2.0)
             sums = await asyncio.gather(reduce_here(1.0), there)
-            assert sums == [3.0, 3.0]
+            assert list(sums) == [3.0, 3.0]
             done.set()
         await worker.peer("b").call(close_group)
         close_group()

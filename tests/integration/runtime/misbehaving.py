@@ -57,7 +57,7 @@ _METHODS: Final = (
     *("__repr__", "__eq__", "__hash__", "__bool__", "__len__", "__iter__"),
     *("__class__", "__getattribute__"),
 )
-HOSTILE: Final = {
+HOSTILE: Final[dict[tuple[str, type[BaseException]], type[Hostile]]] = {
     (name, error): _hostile_class(name, error)
     for name in _METHODS
     for error in (ValueError, SystemExit)

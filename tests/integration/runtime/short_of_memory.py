@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,6 +82,10 @@ def give(step: int = 1) -> Any:
 def size(value: Any) -> int:
     """Return how long something is that had to be received."""
     return len(value)
+
+
+def numbers(value: Any) -> Iterator[int]:
+    yield len(value)
 
 
 def wait_at_gate() -> str:

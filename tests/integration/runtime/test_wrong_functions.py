@@ -171,7 +171,7 @@ async def method_of_made(worker: Worker, _kind: str) -> None:
 
 
 async def settled_rref(worker: Worker) -> RRef[Any]:
-    rref = worker.peer("b").remote(ways.Propertied)
+    rref: RRef[Any] = worker.peer("b").remote(ways.Propertied)
     await rref
     return rref
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 
@@ -44,7 +44,7 @@ def by_future(kind: str) -> concurrent.futures.Future[Any]:
 def by_late_future(kind: str) -> concurrent.futures.Future[Any]:
     """Return a future that has its outcome later, from another thread."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    worker = asyncrpc.current_worker()
+    worker = cast("Worker", asyncrpc.current_worker())
 
     def finish() -> None:
         with acting_as(worker):
