@@ -592,6 +592,8 @@ def _no_arguments(problem: str) -> DecodeError:
 
 
 def _holds_device_tensor(error: BaseException) -> bool:
-    args = BaseException.args.__get__(error)  # whatever its class makes of the name
+    args = vars(BaseException)["args"].__get__(
+        error
+    )  # whatever its class makes of the name
     tensors = [one for one in args if issubclass(type(one), torch.Tensor)]
     return not all(one.is_cpu for one in tensors)
