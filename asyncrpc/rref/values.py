@@ -23,6 +23,7 @@ from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
 from asyncrpc.runtime.calls.inbound import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.extensions import Refused
 from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.threads import settable
 
 
 class _Returned:
@@ -80,7 +81,7 @@ class OwnedValues(RRefTable):
         """The function that makes a value has raised."""
         future = self._values.get(_id(rref_id))
         if future is not None and not future.done():
-            future.set_exception(error)
+            future.set_exception(settable(error))
             future.exception()  # whoever asks is told; nobody may ever ask
 
     def resolve(
@@ -101,7 +102,11 @@ class OwnedValues(RRefTable):
 
         def on_value(done: asyncio.Future[Any]) -> None:
             try:
-                ready(self._method(done, target[3]))
+                found = self._method(done, target[3])
+            except BaseException as error:  # noqa: BLE001  (the value's own code)
+                found = Refused(error, Outcome.EXECUTED)
+            try:
+                ready(found)
             finally:
                 self._carry_out(self._owner.unpin(rref_id))
 
@@ -180,10 +185,11 @@ def _outcome_of(error: BaseException, name: str) -> Outcome:
 
     A method has not run.  Who asks for the value asks what became of its function.
     """
-    if name or isinstance(error, RRefDeletedError):
+    kind = type(error)  # its own code may say that it is of another, or raise
+    if name or issubclass(kind, RRefDeletedError):
         return Outcome.NOT_EXECUTED
-    if isinstance(error, DeadlineExceededError):
-        return error.outcome
+    if issubclass(kind, DeadlineExceededError):
+        return error.outcome  # type: ignore[attr-defined, no-any-return]
     return Outcome.EXECUTED
 
 

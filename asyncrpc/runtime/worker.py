@@ -572,6 +572,14 @@ class Worker(Meeting):
             check_seconds("timeout", timeout, at_least=0)
         await self.barriers.wait(timeout)
 
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("a Worker stays in its process; send its name")
+
     def __repr__(self) -> str:
         where = (
             f"rank {self.rank} of {self.world_size}" if self.rank >= 0 else "no rank"

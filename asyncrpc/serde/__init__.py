@@ -17,6 +17,7 @@ from asyncrpc.serde.exceptions import (
     rebuild_exception,
     text_of,
     undescribed,
+    words_of,
 )
 from asyncrpc.serde.functions import FunctionTable, describe_callable, expose
 from asyncrpc.serde.hooks import Hooks
@@ -65,4 +66,5 @@ __all__ = [
     "text_of",
     "undescribed",
     "unreadable",
+    "words_of",
 ]

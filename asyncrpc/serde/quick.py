@@ -26,6 +26,7 @@ from asyncrpc.serde.tensors import (
     KNOWN_DTYPES,
     NAMES,
     SIZE_MAX,
+    has_its_memory,
     shared_entry,
 )
 
@@ -42,6 +43,8 @@ _SCALARS: Final = frozenset({type(None), bool, int, float, str})
 _REFERENCE: Final = msgpack.ExtType(kinds.REFERENCE, bytes(4))
 _NOTHING: Final = b"\x92\x90\x80"  # msgpack of [[], {}], the arguments of many calls
 _NONE: Final = b"\xc0"
+_FLAT_NOTHING: Final = kinds.FLAT + _NOTHING
+_FLAT_NONE: Final = kinds.FLAT + _NONE
 _PLAIN_FLAGS: Final = (0, kinds.REQUIRES_GRAD)
 
 # What each form of tree around one tensor is.
@@ -192,7 +195,12 @@ class Quick:
         gradients = [tensor] if tensor.requires_grad else []
         key = key_of(storage)
         if key is None:
-            view = view_memory(storage, tensor.data_ptr(), tensor.nbytes)
+            nbytes = tensor.nbytes
+            # 0.1 us: memory that `storage.resize_` has freed must not be read.
+            is_whole = storage.nbytes() == nbytes and not tensor.storage_offset()
+            if not is_whole and not has_its_memory(tensor):
+                return None
+            view = view_memory(storage, tensor.data_ptr(), nbytes)
             return table + tree, [view], gradients, None
         place = self._place_of(tensor) + tree
         return place, [memoryview(key)], gradients, {key: storage}
@@ -332,9 +340,9 @@ class _NotFlat(Exception):  # noqa: N818  (it says what was found, and is no err
 def _read_flat(control: bytes) -> Any:
     if control[:4] != kinds.FLAT:
         return UNREAD
-    if control[4:] == _NOTHING:
+    if control == _FLAT_NOTHING:
         return [[], {}]
-    if control[4:] == _NONE:
+    if control == _FLAT_NONE:
         return None
     return _unpack(memoryview(control)[4:], _not_flat)
 

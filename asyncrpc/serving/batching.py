@@ -239,7 +239,9 @@ class Batcher(Generic[A, B]):
         try:
             answers = await self._function([member.item for member in batch.members])
             _check_count(answers, len(batch.members))
-        except Exception as error:  # noqa: BLE001  (theirs who asked)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  (theirs who asked)
             for member in batch.members:
                 if not member.answer.done():
                     member.answer.set_exception(error)

@@ -30,11 +30,17 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target, mode_of
-from asyncrpc.runtime.calls.named import NamedFunctions
+from asyncrpc.runtime.calls.named import NamedFunctions, name_of_value
 from asyncrpc.runtime.calls.preparing import PACK_HERE_BYTES_MAX
 from asyncrpc.runtime.calls.profiling import show_function
 from asyncrpc.runtime.extensions import Refused
-from asyncrpc.runtime.links.core import CODEC, NO_META, LinkCore, unreadable
+from asyncrpc.runtime.links.core import (
+    CODEC,
+    NO_META,
+    LinkCore,
+    unreadable,
+    unsendable,
+)
 from asyncrpc.serde import (
     Encoded,
     compression_for_answer,
@@ -240,8 +246,7 @@ class CalleeSide(LinkCore):
                 f"{function!r} is not exposed here; mark it with @asyncrpc.expose",
                 outcome=Outcome.NOT_EXECUTED,
             )
-        name = getattr(function, "__qualname__", type(function).__qualname__)
-        return Target(name, function, mode_of(function))
+        return Target(name_of_value(function), function, mode_of(function))
 
     def _resolve(
         self,
@@ -258,12 +263,14 @@ class CalleeSide(LinkCore):
             if isinstance(function, Refused):
                 self.answer_error(inbound, function.error, outcome=function.outcome)
                 return
-            name = getattr(function, "__qualname__", type(function).__qualname__)
             try:
-                found = Target(name, function, self.worker.mode_of_method(function))
+                mode = self.worker.mode_of_method(function)
+                found = Target(name_of_value(function), function, mode)
                 self._run(inbound, found, args, kwargs, 0)
             except AsyncRpcError as error:
                 self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
+            except BaseException as error:  # noqa: BLE001  (the method's; the caller's)
+                self.answer_error(inbound, error)
 
         references.resolve(self.link, target, ready)
 
@@ -283,9 +290,7 @@ class CalleeSide(LinkCore):
         try:
             encoded, pins, meta = inbound.in_context(encode, value)
         except BaseException as error:  # noqa: BLE001  (the result's own code runs)
-            if isinstance(error, CallError):
-                error.outcome = Outcome.EXECUTED
-            self.answer_error(inbound, error)
+            self.answer_error(inbound, unsendable(error))
             return
         if compression is None:
             self._send_answer(inbound, _RESPONSE, encoded, meta, pins)
@@ -360,15 +365,9 @@ class CalleeSide(LinkCore):
             inbound.rref_id = None
             self.answer(inbound, None)
             return
-        if isinstance(error, CallError) and not error.function:
-            error.function, error.to = inbound.function_name, self.worker.name
-        describe = functools.partial(
-            describe_exception,
-            error,
-            self.codec,
-            worker=self.worker.name,
-            pid=self.worker.pid,
-        )
+        if issubclass(type(error), CallError) and not error.function:  # type: ignore[attr-defined]
+            error.function, error.to = inbound.function_name, self.worker.name  # type: ignore[attr-defined]
+        describe = functools.partial(self._describe, error)
         if not self.worker.pool.takes_turns or not _holds_device_tensor(error):
             self._send_error(inbound, describe(), items, outcome)
             return
@@ -376,16 +375,20 @@ class CalleeSide(LinkCore):
         def on_described(tree: Any, problem: BaseException | None) -> None:
             if self.served.get(inbound.call_id) is inbound:
                 if problem is not None:
-                    tree = describe_exception(
-                        problem,
-                        self.codec,
-                        worker=self.worker.name,
-                        pid=self.worker.pid,
-                    )
+                    tree = self._describe(problem)
                 self._send_error(inbound, tree, items, outcome)
 
         inbound.task = None  # it ends now; a cancel need not wait for it
         self.worker.pool.submit(describe, on_described)  # its text shows the tensor
+
+    def _describe(self, error: BaseException) -> dict[str, Any]:
+        """Return what is sent of an error: all that can be, in any case a few words."""
+        name, pid = self.worker.name, self.worker.pid
+        try:
+            return describe_exception(error, self.codec, worker=name, pid=pid)
+        except BaseException as problem:  # noqa: BLE001  (the error's own code)
+            raised = type(error).__name__
+            return undescribed(raised, problem, worker=name, pid=pid)
 
     def _send_error(
         self, inbound: InboundCall, tree: Any, items: int, outcome: Outcome
@@ -394,11 +397,12 @@ class CalleeSide(LinkCore):
             encoded = self.codec.encode(tree)
             if encoded.copies:
                 self._fetch(encoded)
-        except BaseException as error:
+        except BaseException as problem:
             logger.exception("an error for %r could not be sent", self.peer.name)
-            encoded = self.codec.encode(
-                undescribed(error, worker=self.worker.name, pid=self.worker.pid)
-            )
+            name, pid = self.worker.name, self.worker.pid
+            raised = str(tree["type"]).rpartition(":")[2]
+            tree = undescribed(raised, problem, worker=name, pid=pid)
+            encoded = self.codec.encode(tree)
         meta = None if outcome is Outcome.EXECUTED else {"o": outcome.name}
         self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items)
 
@@ -428,7 +432,10 @@ class CalleeSide(LinkCore):
             EncodeError: the item cannot travel.
         """
         encode = self._encode_back(inbound)
-        encoded, pins, meta = inbound.in_context(encode, value)
+        try:
+            encoded, pins, meta = inbound.in_context(encode, value)
+        except BaseException as error:
+            raise unsendable(error) from error
         self.connection.send(
             FrameKind.STREAM_ITEM,
             inbound.call_id,
@@ -585,4 +592,8 @@ def _no_arguments(problem: str) -> DecodeError:
 
 
 def _holds_device_tensor(error: BaseException) -> bool:
-    return any(isinstance(one, torch.Tensor) and not one.is_cpu for one in error.args)
+    args = vars(BaseException)["args"].__get__(
+        error
+    )  # whatever its class makes of the name
+    tensors = [one for one in args if issubclass(type(one), torch.Tensor)]
+    return not all(one.is_cpu for one in tensors)

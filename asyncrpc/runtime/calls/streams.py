@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from asyncrpc.errors import CallError, DeadlineExceededError, Outcome
 from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target
@@ -177,7 +177,7 @@ def serve(
     if target.mode is Mode.ASYNC_GENERATOR:
         source = target.function(*args, **kwargs)
     else:
-        source = _in_threads(inbound, target.function, args, kwargs)
+        source = _Steps(inbound, target.function, args, kwargs)
     inbound.start_stream(_produce(inbound, source))
 
 
@@ -192,35 +192,67 @@ async def _produce(inbound: InboundCall, source: Any) -> None:
                 credit.spend(link.send_item(inbound, sent, item))
                 sent += 1
     except asyncio.CancelledError as error:
-        if inbound.is_cancelled:
-            link.forget(inbound)
-        else:
-            link.answer_error(inbound, error, items=sent)
+        inbound.on_cancelled(error, items=sent)
     except BaseException as error:  # noqa: BLE001  (the consumer gets it)
         link.answer_error(inbound, error, items=sent)
     else:
         link.end_stream(inbound, sent)
 
 
-async def _in_threads(
-    inbound: InboundCall,
-    function: Callable[..., Any],
-    args: list[Any],
-    kwargs: dict[str, Any],
-) -> AsyncIterator[Any]:
-    """Step a plain generator in threads of the pool."""
+class _Steps:
+    """The items of a plain generator, which is stepped in threads of the pool.
 
-    def in_thread(job: Callable[[], Any]) -> asyncio.Future[Any]:
-        context = inbound.context.copy()
-        return inbound.link.worker.run_in_thread(lambda: context.run(job))
+    No asynchronous generator: one ends, and says so in words of its own, when what it
+    steps raises GeneratorExit.
+    """
 
-    generator = await in_thread(lambda: function(*args, **kwargs))
-    step = in_thread(lambda: next(generator, _END))
-    try:
-        while (item := await asyncio.shield(step)) is not _END:
-            yield item
-            step = in_thread(lambda: next(generator, _END))
-    finally:
-        # A step cannot be interrupted, and a generator that runs cannot be closed.
-        await asyncio.gather(step, return_exceptions=True)
-        await in_thread(generator.close)
+    __slots__ = ("_args", "_function", "_generator", "_inbound", "_kwargs", "_step")
+
+    def __init__(
+        self,
+        inbound: InboundCall,
+        function: Callable[..., Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._inbound = inbound
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
+        self._generator: Any = None
+        self._step: asyncio.Future[Any] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._step = self._in_thread(self._next)
+        item = await asyncio.shield(self._step)
+        if item is _END:
+            raise StopAsyncIteration
+        return item
+
+    async def aclose(self) -> None:
+        """Close the generator, once its step has ended.
+
+        A step cannot be interrupted, and a generator that runs cannot be closed.
+        """
+        if self._step is not None:
+            await asyncio.gather(self._step, return_exceptions=True)
+            await self._in_thread(self._close)
+
+    def _in_thread(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
+        context = self._inbound.context.copy()
+        return self._inbound.link.worker.run_in_thread(lambda: context.run(job))
+
+    def _next(self) -> Any:
+        if self._generator is None:
+            self._generator = self._function(*self._args, **self._kwargs)
+        try:
+            return next(self._generator, _END)
+        except StopAsyncIteration as error:  # it would end the stream as if in order
+            raise RuntimeError("generator raised StopAsyncIteration") from error
+
+    def _close(self) -> None:
+        if self._generator is not None:
+            self._generator.close()

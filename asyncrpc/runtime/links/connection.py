@@ -353,6 +353,10 @@ class Connection(Resuming):
         """Have `begun` told of call and bytes of each large request that begins."""
         self._frames.on_request = begun
 
+    def stand_in(self, unreadable: Callable[[str], bytes]) -> None:
+        """Have `unreadable` stand for what there is no memory for."""
+        self._frames.unreadable = unreadable
+
     def claim(self, call_id: int, memory: memoryview) -> None:
         """Let the only buffer of a call's response land in `memory`, if it fits."""
         self._landing.claims[call_id] = memory

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from asyncrpc.errors import (
     AsyncRpcError,
+    CallError,
     DecodeError,
     EncodeError,
     Outcome,
@@ -26,7 +27,7 @@ from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.preparing import Preparing
 from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap
 from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
-from asyncrpc.serde import UNREAD, Compression, Encoded, stage, text_of
+from asyncrpc.serde import UNREAD, Compression, Encoded, stage, words_of
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import Meta, unpack_head
 
@@ -47,10 +48,22 @@ def unreadable(error: BaseException) -> AsyncRpcError:
     """
     if isinstance(error, AsyncRpcError) and not isinstance(error, RemoteProtocolError):
         return error
-    problem = f"what arrived cannot be read: {type(error).__name__}: {text_of(error)}"
+    problem = f"what arrived cannot be read: {words_of(error)}"
     found = DecodeError(problem, outcome=Outcome.NOT_EXECUTED)
     found.__cause__ = error
     return found
+
+
+def unsendable(error: BaseException) -> AsyncRpcError:
+    """Return the error about what a function gave, and could not be encoded."""
+    if not isinstance(error, AsyncRpcError):
+        problem = f"cannot be sent: {words_of(error)}"
+        unsendable = EncodeError(problem, outcome=Outcome.EXECUTED)
+        unsendable.__cause__ = error
+        return unsendable
+    if isinstance(error, CallError):
+        error.outcome = Outcome.EXECUTED
+    return error
 
 
 class CommonArguments:
