@@ -48,6 +48,7 @@ from asyncrpc.optim.local import (
 from asyncrpc.optim.options import Changes, Options, can_travel, options_of
 from asyncrpc.optim.turns import TurnQueue
 from asyncrpc.optim.undo import Undo
+from asyncrpc.rref.handle import RRef
 from asyncrpc.runtime.forms import COUNT, Methods, ServiceMethods
 from asyncrpc.runtime.worker import Worker
 
@@ -118,10 +119,9 @@ class OptimizerService(ServiceMethods):
 
     # --- messages (Service) ----------------------------------------------------------
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
-        """Answer the maker of an optimizer."""
-        handler = self.requests.find(link.peer.name, method, value)
-        return await handler((link.peer.incarnation, value[0]), *value[1:])
+    def given(self, link: Link, value: list[Any]) -> tuple[Any, ...]:
+        """Return the optimizer that a request is about, and the rest of it."""
+        return (link.peer.incarnation, value[0]), *value[1:]
 
     async def answer(self, method: str, value: list[Any]) -> Any:
         """Do what this worker asks as the maker of an optimizer."""
@@ -407,7 +407,12 @@ class OptimizerService(ServiceMethods):
 
 async def _resolved(group: dict[str, Any]) -> dict[str, Any]:
     """Return a group with the parameters themselves in place of references."""
-    values = [await rref for rref in group["params"]]
+    references = group.get("params")
+    if type(references) is not list or not all(
+        isinstance(one, RRef) for one in references
+    ):
+        raise MalformedError("a group of parameters without a list of references")
+    values = [await rref for rref in references]
     check_parameters(values)
     return {**group, "params": values}
 

@@ -174,14 +174,18 @@ class Methods:
             ) from None
         return handler
 
+    def blame(self, peer: str, method: str, error: MalformedError) -> MalformedError:
+        """Return the error about a message that only its handler found to be wrong."""
+        name = f"{self._service}.{method}"
+        return MalformedError(f"worker {peer!r} sent {name!r}, which is wrong: {error}")
+
 
 class ServiceMethods:
     """A `runtime.extensions.Service` whose methods are declared.
 
     Attributes:
-        requests: those that are answered; handlers are given the link and the value,
-            and are awaited.
-        notices: those that are not; handlers are given the same.
+        requests: those that are answered; handlers are awaited.
+        notices: those that are not; handlers are given the link and the value.
     """
 
     name: str
@@ -194,7 +198,15 @@ class ServiceMethods:
         Raises:
             MalformedError: there is no such method, or it takes something else.
         """
-        return await self.requests.find(link.peer.name, method, value)(link, value)
+        handler = self.requests.find(link.peer.name, method, value)
+        try:
+            return await handler(*self.given(link, value))
+        except MalformedError as error:
+            raise self.requests.blame(link.peer.name, method, error) from error
+
+    def given(self, link: Link, value: Any) -> tuple[Any, ...]:
+        """Return what the handler of a request is given."""
+        return link, value
 
     def on_notice(self, link: Link, method: str, value: Any) -> None:
         """Take one message that wants no answer.

@@ -32,6 +32,7 @@ from asyncrpc.runtime.forms import TEXT, Methods, ServiceMethods, anything, arra
 from asyncrpc.runtime.machine.meetings import Meetings
 from asyncrpc.runtime.machine.series import (
     Blame,
+    Doubt,
     Failure,
     Payloads,
     Replicas,
@@ -162,13 +163,20 @@ class MeetingService(ServiceMethods):
                 f"{tag!r:.80}"
             )
         word: Word | None = None
-        if method not in {"up", "down"}:
+        passed = 0
+        if method in {"up", "down"}:
+            if method == "up":
+                passed = self._reader.passed(rest)
+            take_part(None, method, rest, len(ranks))  # it makes sense
+        else:
             word = self._reader.plain_word(method, rest, len(ranks))
+        if isinstance(word, Doubt) and word.rank not in ranks:
+            raise MalformedError(f"rank {word.rank} is not in {tag!r:.80}")
         if self.is_closed:
             return
         venue = self._venue(tag, replicas)
         if word is None:
-            word = self._taken(venue, rank, method, rest)
+            word = self._taken(venue, rank, method, rest, passed)
         if word is not None:
             self._hear(venue, rank, link, word)
 
@@ -180,13 +188,10 @@ class MeetingService(ServiceMethods):
         self.flush()
 
     def _taken(
-        self, venue: Venue, rank: int, method: str, rest: list[Any]
+        self, venue: Venue, rank: int, method: str, rest: list[Any], passed: int
     ) -> Report | Result | None:
         """Put payloads together; return them once they are whole."""
         count = len(venue.series.ranks)
-        passed = rest.pop(1) if method == "up" and len(rest) > 1 else 0
-        if type(passed) is not int:
-            raise MalformedError("a report of a rendezvous that cannot be read")
         arriving = take_part(venue.arriving.pop(rank, None), method, rest, count)
         if arriving is None or not self._has_room(venue, arriving):
             return None

@@ -308,18 +308,15 @@ class Regions(ServiceMethods):
 
     # --- what peers ask --------------------------------------------------------------
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
-        """Answer what a peer asks of its regions and ours.
+    def given(self, link: Link, value: Any) -> tuple[Any, ...]:
+        """Return what a peer has of us, and what it asks.
 
         Raises:
-            MalformedError: it is no such question, or no such memory.
-            RejectedError: this worker shares no memory, or has too many regions.
-            TimeoutError: a descriptor has not come.
+            RejectedError: this worker shares no memory with it.
         """
-        answer = self.requests.find(link.peer.name, method, value)
         if self._memory.mover_of(link) is None:
             raise _refused("this worker shares no memory with you")
-        return await answer(self._at_peers.setdefault(link, set()), value)
+        return self._at_peers.setdefault(link, set()), value
 
     async def _on_has(self, at_peer: set[bytes], value: list[Any]) -> list[bool]:
         found = [self._has(key, nbytes) for key, nbytes, *_ in value]

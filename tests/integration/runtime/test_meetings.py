@@ -478,5 +478,7 @@ async def test_what_makes_no_sense_is_dropped(
 async def test_nothing_is_asked_for_there() -> None:
     async with Cluster(2) as (a, _):
         link = await a.link_to("b")
-        with pytest.raises(asyncrpc.AsyncRpcError, match="sent 'meetings.here', which"):
+        with pytest.raises(
+            asyncrpc.AsyncRpcError, match="sent 'meetings\\.here', which"
+        ):
             await link.request_service("meetings", "here", None)
