@@ -41,11 +41,12 @@ class Answers(LinkCore):
         buffers: list[memoryview],
     ) -> None:
         meta = self._answer_meta(head)
-        call = self.pending.take(call_id)
+        call = self.pending.get(call_id)
         if not isinstance(call, CallFuture):
             self._refuse_kind(call, call_id)
             self._discard(control, meta)
             return
+        self.pending.take(call_id)
         call.settle()
         self._release_pins(call, meta)
         if buffers:

@@ -531,6 +531,8 @@ class CalleeSide(LinkCore):
     def _on_stream_credit(
         self, _flags: int, call_id: int, aux: int, *_rest: object
     ) -> None:
+        if aux <= 0:
+            raise MalformedError(f"a credit of {aux} items")
         inbound = self.served.get(call_id)
         if inbound is not None and inbound.credit is not None:
             inbound.credit.grant(aux)
