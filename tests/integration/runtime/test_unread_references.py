@@ -178,6 +178,24 @@ async def test_a_stream_that_is_given_up_with_items_on_their_way(trio: Trio) -> 
     await all_freed(*trio)
 
 
+async def test_an_item_that_crosses_the_end_of_its_stream(trio: Trio) -> None:
+    a, b, _ = trio
+    stream = a.peer("b").stream(held_references)
+    first = await anext(stream)
+    back = await b.link_to("a")
+    (serving,) = back.served
+    await stream.aclose()  # its CANCEL is on the way when the next item leaves
+    with acting_as(b):
+        back.send_item(serving, 1, RRef(Counter(1)))
+    del first, serving
+    await all_freed(*trio)
+
+
+async def held_references() -> AsyncIterator[RRef[Counter]]:
+    yield RRef(Counter(0))
+    await asyncio.Event().wait()
+
+
 async def test_a_stream_with_an_item_that_cannot_be_read(trio: Trio) -> None:
     a = trio[0]
     stream = a.peer("b").stream(unreadable_items)
