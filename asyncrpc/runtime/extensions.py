@@ -27,9 +27,6 @@ class Pins(Protocol):
     def on_sent(self) -> None:
         """The last byte has been handed to the transport."""
 
-    def release(self, returned: list[int]) -> None:
-        """The answer has come; it returns the loans with these tokens."""
-
     def undo(self) -> None:
         """The message was never sent whole: nobody has read it."""
 

@@ -244,7 +244,7 @@ async def test_one_wrong_release_spoils_no_other(trio: Trio) -> None:
     a, b, _ = trio
     with acting_as(b):
         kept = RRef(Counter(7))
-    lent = [await a.peer("b").call(make, number) for number in range(3)]
+    lent: list[Any] = [await a.peer("b").call(make, number) for number in range(3)]
     link = await a.link_to("b")
     service: Any = b.references
     assert counts(b)["owned"] == 4
@@ -268,7 +268,7 @@ def make(number: int) -> RRef[Counter]:
 @pytest.mark.parametrize("forks", [0, -1, 2, 2**63, 0.5, True, None])
 async def test_a_release_of_what_is_not_held(trio: Trio, forks: Any) -> None:
     a, _, c = trio
-    rref = await a.peer("b").call(make, 1)
+    rref: Any = await a.peer("b").call(make, 1)
     for worker in (a, c):  # c holds nothing
         link = await worker.link_to("b")
         one = 1 if worker is c else forks
@@ -283,7 +283,7 @@ async def test_a_release_of_what_is_not_held(trio: Trio, forks: Any) -> None:
 @pytest.mark.parametrize("method", ["gone", "registered"])
 async def test_only_its_owner_speaks_of_a_value(trio: Trio, method: str) -> None:
     a, _, c = trio
-    rref = await a.peer("b").call(make, 1)
+    rref: Any = await a.peer("b").call(make, 1)
     link = await c.link_to("a")
     link.notify("rref", method, list(rref.rref_id))
     assert await c.peer("a").call(len, "ab") == 2

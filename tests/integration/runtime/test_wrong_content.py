@@ -190,7 +190,7 @@ async def test_every_message_has_an_example() -> None:
         assert set(b._services) == set(SERVICES)
 
 
-async def refuse(link: Link, service: str, method: str, value: Any) -> str:
+async def refuse(link: Link, service: Any, method: Any, value: Any) -> str:
     """Ask for something; return the text of the error, empty if it was answered."""
     try:
         async with asyncio.timeout(LIMIT_S):
