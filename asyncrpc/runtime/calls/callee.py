@@ -596,6 +596,5 @@ def _routed(head: bytes) -> list[Any]:
 
 
 def _no_arguments(problem: str) -> DecodeError:
-    return DecodeError(
-        f"a request's arguments cannot be read: {problem}", outcome=Outcome.NOT_EXECUTED
-    )
+    text = f"a request's arguments cannot be read: {problem}"
+    return DecodeError(text, outcome=Outcome.NOT_EXECUTED)

@@ -63,10 +63,8 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
     me = int(attacker.incarnation)
     about = [STRANGER, 1]  # a context, or a reference, of nobody
     ids = [*about, STRANGER, 1]
-    failure = ["collective", "nothing happened", []]
     plan = [*ids, attacker.name, 0, [], [5, 0], None]
     how = [False, []]
-    record = ["nobody", -1, STRANGER, [], "", 0, 0, 0]
     return {
         ("rref", "register"): [int(victim.incarnation), 999],
         ("rref", "registered"): about,
@@ -97,6 +95,14 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
         ("optim", "load_state"): [999, {}],
         ("optim", "set_options"): [999, []],
         ("optim", "drop"): 999,
+        **_of_groups(),
+    }
+
+
+def _of_groups() -> dict[tuple[str, str], Any]:
+    failure = ["collective", "nothing happened", []]
+    record = ["nobody", -1, STRANGER, [], "", 0, 0, 0]
+    return {
         ("collectives", "begun"): [GROUP],
         ("collectives", "block"): [GROUP, 1 << 40, 0, 0, None, [torch.ones(1)]],
         ("collectives", "point"): [1 << 62, -1, 0, torch.ones(1)],
