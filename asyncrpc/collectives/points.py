@@ -133,6 +133,12 @@ class Points:
             if come in self._come:  # the sender has given it up
                 self._come.remove(come)
 
+    def drop(self, rank: int, failure: Failure) -> None:
+        """Refuse what has come from a rank."""
+        for come in self._come:
+            if come.rank == rank and not come.taken.done():
+                come.taken.set_result(failure)
+
     def fail(self, failure: Failure) -> None:
         """Let everything fail: the group has."""
         for wanted in self._wanted:

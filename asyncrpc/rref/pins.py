@@ -97,10 +97,6 @@ class MessagePins:
     def on_sent(self) -> None:
         """Do nothing: the receiver returns what it was lent."""
 
-    def release(self, returned: list[int]) -> None:
-        """The answer is here, with the loans that the receiver has returned."""
-        self._service.take_back(self._link.peer.incarnation, returned)
-
     def undo(self) -> None:
         """The message was never sent, or not to its end: nobody has read it."""
         # The count of a lost peer went with it; one that came back has another.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from asyncrpc.errors import (
     DeadlineExceededError,
+    DecodeError,
     MalformedError,
     Outcome,
     RejectedError,
@@ -22,8 +23,13 @@ from asyncrpc.rref.table import RRefTable, Value
 from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
 from asyncrpc.runtime.calls.inbound import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.extensions import Refused
+from asyncrpc.runtime.forms import ID, TEXT, Form, array, one_of
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.threads import settable
+
+_METHOD: Final[Form] = array(
+    mark=one_of({"=": ...}), creator=ID, serial=ID, method=TEXT
+)
 
 
 class _Returned:
@@ -91,9 +97,11 @@ class OwnedValues(RRefTable):
         ready: Callable[[Callable[..., Any] | Refused], None],
     ) -> None:
         """Call `ready` with a method of a value that is here, once it is made."""
-        if len(target) != 4 or target[0] != "=" or type(target[3]) is not str:  # noqa: PLR2004
-            raise MalformedError(f"{target!r} is no method of a reference")
-        rref_id = _id((int(target[1]), int(target[2])))
+        try:
+            _METHOD("what is to be called", target)
+        except MalformedError as error:  # of this request, and of no other
+            raise DecodeError(str(error), outcome=Outcome.NOT_EXECUTED) from error
+        rref_id = _id((target[1], target[2]))
         self._carry_out(self._owner.pin(rref_id))
         if self._owner.state(rref_id) is m.EntryState.GONE:
             self._carry_out(self._owner.unpin(rref_id))

@@ -24,6 +24,7 @@ from asyncrpc.errors import (
     MalformedError,
     Outcome,
     RejectedError,
+    UsageError,
 )
 from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.runtime.calls.context import current_worker_var
@@ -525,9 +526,9 @@ class Worker(Meeting):
         Raises:
             MalformedError: there is none: the peer speaks another dialect.
         """
-        found = self._services.get(name)
+        found = self._services.get(name) if type(name) is str else None
         if found is None:
-            raise MalformedError(f"there is no service {name!r}")
+            raise MalformedError(f"there is no service {name!r:.80}")
         return found
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:

@@ -12,6 +12,7 @@ from asyncrpc.serde.compression import (
     is_packed,
     unreadable,
 )
+from asyncrpc.serde.decoding import references_in
 from asyncrpc.serde.exceptions import (
     describe_exception,
     rebuild_exception,
@@ -61,6 +62,7 @@ __all__ = [
     "is_staged",
     "is_unprepared",
     "rebuild_exception",
+    "references_in",
     "share",
     "stage",
     "text_of",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -361,8 +361,9 @@ class _DryHooks:
     def __init__(self, handled: tuple[type, ...]) -> None:
         self.handled = handled
 
-    def lower(self, value: Any) -> None:
-        """Answer for any value, with nothing done."""
+    def lower(self, value: Any) -> NoReturn:
+        """Refuse: a reference is counted for a call, or its result, and no error."""
+        raise _unencodable(f"a {type(value).__qualname__} outside of a call")
 
     def lift(self, tree: Any) -> None:
         """Never called: nothing that was encoded so is ever decoded."""

@@ -205,14 +205,21 @@ class FrameReader:
         while self._end - self._start >= self._wanted:
             self._parse_frame()
 
-    def drop_transfer(self, kind: int, call_id: int) -> bool:
-        """Forget a message whose payload is arriving; say whether there was one."""
+    def drop_transfer(self, kind: int, call_id: int) -> bytes | None:
+        """Forget a message whose payload is arriving.
+
+        Returns:
+            Its control part; None if there is no such message.
+        """
         transfer = self._transfers.get((kind, call_id))
         if transfer is None:
             arrivals = self.arrivals
-            return arrivals is not None and arrivals.forget(kind, call_id)
+            return None if arrivals is None else arrivals.forget(kind, call_id)
+        if not transfer.message:
+            return None
+        control = transfer.message[5]
         transfer.message = ()  # its bytes go on arriving
-        return True
+        return control
 
     def move_transfer(
         self, kind: int, call_id: int, make: Callable[[int], memoryview]

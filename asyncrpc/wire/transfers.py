@@ -342,13 +342,13 @@ class Arrivals:
         kind, _, call_id = arrival.message[:3]
         return (kind, call_id) if was_wanted else None
 
-    def forget(self, kind: int, call_id: int) -> bool:
-        """Do not deliver a message; say whether there was one on its way."""
+    def forget(self, kind: int, call_id: int) -> bytes | None:
+        """Do not deliver a message; return its control part, None if there is none."""
         arrival = self._wanted(kind, call_id)
         if arrival is None:
-            return False
+            return None
         arrival.forget()
-        return True
+        return arrival.message[5]
 
     def move(self, kind: int, call_id: int, make: Callable[[int], memoryview]) -> None:
         """Let the rest of a payload land in other memory, which `make` makes."""

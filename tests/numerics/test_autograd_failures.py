@@ -196,10 +196,12 @@ async def open_on_b(workers: list[Worker], k: Keepers) -> tuple[Link, torch.Tens
 async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
     """Theirs may have payloads, it has none; the pass must not start after its end."""
     async with group_of(2) as (workers, keepers), context() as ctx:
-        link, _ = await open_on_b(workers, keepers)
+        link, y = await open_on_b(workers, keepers)
+        crossing = y.grad_fn.received.crossing  # type: ignore[union-attr]
+        key = [crossing.message.serial, crossing.position]
         ids = ids_of(ctx, workers[0])
         link.notify("autograd", "abort", ids)
-        late = link.request_service("autograd", "advance", advance(ids))
+        late = link.request_service("autograd", "advance", advance(ids, key))
         with pytest.raises(asyncrpc.AutogradError, match="aborted"):
             await late
         async with asyncio.timeout(30):
@@ -211,7 +213,7 @@ async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
     [
         ("advance", [1 << 40, 0], "nothing was sent as"),
         ("close", None, "aborted"),
-        ("unheard", None, "does not answer 'unheard'"),
+        ("unheard", None, "which this worker does not know"),
     ],
 )
 async def test_a_request_that_makes_no_sense_is_refused(

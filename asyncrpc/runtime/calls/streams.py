@@ -108,6 +108,15 @@ class Inflow:
         self.on_error(error, 0)
 
     @property
+    def received(self) -> int:
+        """How many items have come."""
+        return self._next + len(self._items)
+
+    def has(self, serial: int) -> bool:
+        """Say whether an item has come before."""
+        return serial < self._next or serial in self._items
+
+    @property
     def is_whole(self) -> bool:
         """Whether the stream has ended and all its items have arrived."""
         return self._end is not None and self._next + len(self._items) >= self._end

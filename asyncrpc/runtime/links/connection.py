@@ -341,8 +341,12 @@ class Connection(Resuming):
             self._write(parts)
         return True
 
-    def forget_transfer(self, kind: int, call_id: int) -> bool:
-        """Do not deliver a message whose payload is arriving; say if there was one."""
+    def forget_transfer(self, kind: int, call_id: int) -> bytes | None:
+        """Do not deliver a message whose payload is arriving.
+
+        Returns:
+            Its control part; None if there is no such message.
+        """
         return self._frames.drop_transfer(kind, call_id)
 
     def read_places(self, places: Places) -> None:

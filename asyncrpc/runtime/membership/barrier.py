@@ -13,12 +13,21 @@ from asyncrpc.errors import (
     AsyncRpcError,
     BarrierBrokenError,
     BarrierTimeoutError,
-    MalformedError,
     Outcome,
     UsageError,
     WorkerLostError,
 )
 from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.forms import (
+    NUMBER,
+    TEXT,
+    Methods,
+    ServiceMethods,
+    array,
+    each,
+    mask,
+    one_of,
+)
 from asyncrpc.runtime.machine.barriers import Barriers, Blame, Failure
 from asyncrpc.runtime.membership.neighbours import STALL_S, Neighbours
 
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
     from asyncrpc.runtime.worker import Worker
 
 
-class Barrier:
+class Barrier(ServiceMethods):
     """The barriers of one worker, one after the other; a `Service`."""
 
     name = "barrier"
@@ -40,6 +49,18 @@ class Barrier:
         self._neighbours = Neighbours(worker, self._say, self._on_gone)
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
+        here = array(number=NUMBER, passed=NUMBER, known=mask(self._size))
+        failed = array(
+            number=NUMBER,
+            blame=one_of(Blame.__members__),
+            problem=TEXT,
+            missing=each(TEXT),
+        )
+        self.requests = Methods(self.name, {})
+        self.notices = Methods(
+            self.name,
+            {"here": (here, self._on_here), "failed": (failed, self._on_failed)},
+        )
 
     async def wait(self, timeout_s: float | None) -> None:
         """Pass one barrier; see `Worker.barrier`."""
@@ -91,26 +112,19 @@ class Barrier:
                 await self._changed.wait()
         return self._changed.is_set()
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
-        """Take the word of another rank."""
-        try:
-            if method == "failed":
-                number, blame, problem, missing = value
-                names = tuple(str(name) for name in missing)
-                failure = Failure(Blame[blame], str(problem), names)
-                self._machine.hear_failure(int(number), failure)
-            else:
-                number, passed, known = value
-                mask = int.from_bytes(known, "little")
-                if self._machine.hear(int(number), int(passed), mask):
-                    self._say(link)
-        except (KeyError, TypeError, ValueError) as error:
-            raise MalformedError(f"a word of a barrier: {value!r}") from error
+    def _on_failed(self, link: Link, value: list[Any]) -> None:
+        number, blame, problem, missing, *_ = value
+        self._neighbours.check_rank(link)
+        failure = Failure(Blame[blame], problem, tuple(missing))
+        self._machine.hear_failure(number, failure)
         self._changed.set()
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
-        """Nothing here is asked for."""
-        raise MalformedError(f"a barrier does not answer {method!r}")
+    def _on_here(self, link: Link, value: list[Any]) -> None:
+        number, passed, known, *_ = value
+        self._neighbours.check_rank(link)
+        if self._machine.hear(number, passed, int.from_bytes(known, "little")):
+            self._say(link)
+        self._changed.set()
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Fail if it is not known that the worker had come."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from asyncrpc.errors import (
     AsyncRpcError,
     ConnectionLostError,
+    MalformedError,
     UnknownWorkerError,
     WorkerLostError,
 )
@@ -97,6 +98,17 @@ class Neighbours:
             return self._worker.directory.find(name).member.rank
         except UnknownWorkerError:
             return -1
+
+    def check_rank(self, link: Link) -> None:
+        """Refuse the word of a worker that has no rank among those of the group.
+
+        Raises:
+            MalformedError: it has none.
+        """
+        if not 0 <= self.rank_of(link.peer.name) < self._worker.world_size:
+            raise MalformedError(
+                f"worker {link.peer.name!r} has no rank in this group, and no say in it"
+            )
 
     def _link(self, rank: int) -> Link | None:
         try:
