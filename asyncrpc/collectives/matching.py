@@ -306,8 +306,8 @@ class Matching:
             async with asyncio.timeout(ANSWER_S):
                 link = await self.worker.link_to(self.members[rank])
                 return int(await link.request_service(SERVICE, "begun", [self.id]))
-        except (AsyncRpcError, TimeoutError):
-            return None
+        except (AsyncRpcError, TimeoutError, TypeError, ValueError):
+            return None  # or it answers with what is no number
 
     def name_of(self, rank: int) -> str:
         """Return how a rank is called in errors."""

@@ -147,6 +147,7 @@ class OptimizerService:
         """Let go of everything."""
         self._optimizers.clear()
         self._kept.clear()
+        self._turns.close()
 
     # --- steps -----------------------------------------------------------------------
 

@@ -101,7 +101,8 @@ class OwnedValues(RRefTable):
 
         def on_value(done: asyncio.Future[Any]) -> None:
             try:
-                ready(self._method(done, target[3]))
+                if not self.is_closed:  # else the end of the link tells who asks
+                    ready(self._method(done, target[3]))
             finally:
                 self._carry_out(self._owner.unpin(rref_id))
 
@@ -114,9 +115,9 @@ class OwnedValues(RRefTable):
         self, done: asyncio.Future[Any], name: str
     ) -> Callable[..., Any] | Refused:
         """Return what to call, or why there is nothing."""
-        error = done.exception()
-        if error is not None:
-            return Refused(copy_of(error), _outcome_of(error, name))
+        failure = done.exception()
+        if failure is not None:
+            return Refused(copy_of(failure), _outcome_of(failure, name))
         value = done.result()
         if not name:
             return _Returned(value)
@@ -132,8 +133,8 @@ class OwnedValues(RRefTable):
             )
         try:
             method: Callable[..., Any] = getattr(value, name)
-        except AttributeError as missing:
-            return Refused(missing)
+        except Exception as error:  # noqa: BLE001  (a property's own code; the caller's)
+            return Refused(error)
         return method
 
     def value(self, rref_id: RRefId) -> Value:

@@ -51,7 +51,11 @@ def problem_of(one: AnyFuture, places: list[Place]) -> str:
         return "" if _owner_of(one) else "its owner is closed, or has forgotten it"
     if any(_has_started(worker, one) for worker in _open_workers()):
         return ""
-    awaited = getattr(one, "_fut_waiter", None)
+    return _problem_of_wait(getattr(one, "_fut_waiter", None), places)
+
+
+def _problem_of_wait(awaited: object, places: list[Place]) -> str:
+    """Return why nothing will end what a task awaits at some places."""
     if isinstance(awaited, CallFuture | Value):
         return problem_of(awaited, [])
     for place in places:
@@ -60,7 +64,7 @@ def problem_of(one: AnyFuture, places: list[Place]) -> str:
     worker = worker_of(places)
     if worker is None:
         return "nothing that asyncrpc knows of will end it"
-    return _problem_of_worker(worker)
+    return "" if _is_open(worker) else f"worker {worker.name!r} is closed"
 
 
 def worker_of(places: list[Place]) -> Worker | None:
@@ -99,10 +103,6 @@ def _has_started(worker: Worker, task: AnyFuture) -> bool:
     return task in worker._tasks  # noqa: SLF001  (the kit looks where others must not)
 
 
-def _problem_of_worker(worker: Worker) -> str:
-    return "" if _is_open(worker) else f"worker {worker.name!r} is closed"
-
-
 def _problem_of_call(call: CallFuture[Any]) -> str:
     if call.timer is not None:
         return ""
@@ -130,6 +130,10 @@ def _problem_at(link: Link, call: CallFuture[Any] | Inflow) -> str:
         return "its link does not know it any more"
     if call.call_id in link.credit.waiting or link.connection.is_broken:
         return ""
+    return _problem_at_callee(link, call.call_id)
+
+
+def _problem_at_callee(link: Link, call_id: int) -> str:
     callee = next(
         (one for one in known_workers() if _is_life(one, link.peer.incarnation)), None
     )
@@ -137,9 +141,9 @@ def _problem_at(link: Link, call: CallFuture[Any] | Inflow) -> str:
         return ""
     if not _is_open(callee):
         return f"worker {callee.name!r}, which was called, is closed"
-    if not any(_serves(one, link, call.call_id) for one in callee.directory.links):
-        return f"worker {callee.name!r} does not have it in hand"
-    return ""
+    if any(_serves(one, link, call_id) for one in callee.directory.links):
+        return ""
+    return f"worker {callee.name!r} does not have it in hand"
 
 
 def _is_life(one: object, incarnation: int) -> bool:

@@ -158,8 +158,7 @@ class _Sight:
 
 def _wait_of(one: AnyFuture) -> str:
     """Describe a future that nothing will end; empty: it is not ours, or will end."""
-    is_task = isinstance(one, asyncio.Task)
-    places = places_of(one) if is_task else _told(one)
+    places = places_of(one) if isinstance(one, asyncio.Task) else _told(one)
     is_ours = isinstance(one, CallFuture | Value)
     if not is_ours and not any(place.is_ours for place in places):
         return ""

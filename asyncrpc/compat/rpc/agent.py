@@ -19,7 +19,7 @@ from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.gathering import ProfiledThreads
 from asyncrpc.compat.rpc.options import RpcBackendOptions, WorkerInfo
 from asyncrpc.compat.rpc.promises import Promise
-from asyncrpc.errors import AsyncRpcError, CallError, EncodeError
+from asyncrpc.errors import AsyncRpcError, CallError, ClosedError, EncodeError
 from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.hosting import LoopThread
@@ -245,10 +245,18 @@ class Agent:
 
     def in_thread(self, job: Callable[[], object]) -> None:
         """Run a job in a thread of the worker's, if it has any left; on the loop."""
-        try:
-            self.worker.pool.submit(job, _ignore)
-        except AsyncRpcError:  # it ends: somebody may wait all the same
+
+        def ended(_result: object, error: BaseException | None) -> None:
+            if isinstance(error, ClosedError):  # it was never run
+                apart()
+
+        def apart() -> None:  # the worker ends: somebody may wait all the same
             threading.Thread(target=job, daemon=True).start()
+
+        try:
+            self.worker.pool.submit(job, ended)
+        except AsyncRpcError:
+            apart()
 
     # --- life ------------------------------------------------------------------------
 
@@ -275,10 +283,6 @@ class Agent:
             raise RuntimeError(str(error)) from error
         finally:
             self.host.stop()
-
-
-def _ignore(_result: Any, _error: BaseException | None) -> None:
-    """Take no note of what a job returned."""
 
 
 def print_raised(error: BaseException) -> None:

@@ -49,6 +49,7 @@ class Barrier:
             await self._pass(timeout_s)
 
     async def _pass(self, timeout_s: float | None) -> None:
+        self._worker.check_running()  # it may have ended while this waited for a turn
         machine = self._machine
         machine.come()
         try:
@@ -120,6 +121,7 @@ class Barrier:
         """Tell those who do not know it yet that the last barrier has been passed.
 
         It comes before the end of the connection: so that is not taken for a death.
+        One that this worker still waits at, it gives up: nobody would end that.
 
         Cancellation:
             It never waits.
@@ -127,6 +129,8 @@ class Barrier:
         if self._machine.has_passed:
             for link in self._others():
                 self._say(link)
+        self._give_up("shut down")
+        self._changed.set()
 
     def _on_gone(self, rank: int, reason: str) -> None:
         name = self._neighbours.name_of(rank)
