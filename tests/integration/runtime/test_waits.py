@@ -20,6 +20,7 @@ from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.membership.neighbours import Neighbours
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime.conftest import Trio
+from tests.integration.runtime.groups import until
 from tests.integration.runtime.remote import count_to
 
 LIMIT_S: Final = 60.0
@@ -62,12 +63,6 @@ async def in_time(waited: Any) -> Any:
     """Await something that must not hang."""
     async with asyncio.timeout(LIMIT_S):
         return await waited
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    """Let the loop turn until something has happened."""
-    while not happened():
-        await asyncio.sleep(0)
 
 
 class Cut:

@@ -22,9 +22,9 @@ from asyncrpc.errors import (
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.optim.driving import drive
 from asyncrpc.testing import Cluster, acting_as
+from tests.integration.runtime.groups import until
 from tests.integration.runtime.proxied import proxied
 from tests.integration.runtime.remote import double
-from tests.integration.runtime.test_waits import until
 
 LIMIT_S: Final = 60.0
 AT_ONCE = Options(drain_timeout_s=0.0)
