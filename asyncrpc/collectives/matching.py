@@ -306,8 +306,8 @@ class Matching:
             async with asyncio.timeout(ANSWER_S):
                 link = await self.worker.link_to(self.members[rank])
                 return int(await link.request_service(SERVICE, "begun", [self.id]))
-        except (AsyncRpcError, TimeoutError, TypeError, ValueError):
-            return None  # or it answers with what is no number
+        except (AsyncRpcError, TimeoutError):
+            return None
 
     def name_of(self, rank: int) -> str:
         """Return how a rank is called in errors."""
@@ -442,6 +442,16 @@ class Run:
             await self._wait()
         finally:
             timer.cancel()
+
+    async def until_done(self, other: asyncio.Future[Any]) -> None:
+        """Wait until something else is done that this collective needs first.
+
+        Raises:
+            CollectiveError: the collective has failed before, by its time limit say.
+        """
+        other.add_done_callback(lambda _: self.wake())
+        while not other.done():
+            await self._wait()
 
     async def _wait(self) -> None:
         """Wait until something has changed.

@@ -103,6 +103,12 @@ class Agent:
         """Return every worker, this one too; of a static group those who have left."""
         return [info for key, info in self._known().items() if isinstance(key, str)]
 
+    def gone_of(self, names: set[str]) -> list[str]:
+        """Return which of some workers are not there any more; all, after the end."""
+        if self.worker.is_closed:
+            return sorted(names)
+        return sorted(names - {one.name for one in self.worker.known_members})
+
     def _known(self) -> dict[str | int, WorkerInfo]:
         if self._infos:
             return self._infos

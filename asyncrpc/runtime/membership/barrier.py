@@ -45,15 +45,33 @@ class Barrier:
         """Pass one barrier; see `Worker.barrier`."""
         if not self._size:
             raise UsageError("a barrier needs ranks: this group was made without")
-        async with self._turn:
-            await self._pass(timeout_s)
+        now_s = self._worker.loop.time()
+        end_s = None if timeout_s is None else now_s + timeout_s
+        await self._line_up(timeout_s, end_s)
+        try:
+            await self._pass(timeout_s, end_s)
+        finally:
+            self._turn.release()
 
-    async def _pass(self, timeout_s: float | None) -> None:
+    async def _line_up(self, timeout_s: float | None, end_s: float | None) -> None:
+        """Wait for the turn; who gives up before has not come to a barrier."""
+        try:
+            async with asyncio.timeout_at(end_s):
+                await self._turn.acquire()  # whoever has it leaves at `close`, too
+        except TimeoutError:
+            raise BarrierTimeoutError(
+                f"a barrier: in {timeout_s:g} s its turn did not come: another call of "
+                "this worker waits at one",
+                number=self._machine.number,
+                missing=(),
+            ) from None
+
+    async def _pass(self, timeout_s: float | None, end_s: float | None) -> None:
         self._worker.check_running()  # it may have ended while this waited for a turn
         machine = self._machine
         machine.come()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(end_s):
                 await self._until_over()
                 # Who passes may leave at once: whoever relies on its word has it first.
                 await self._neighbours.settle()

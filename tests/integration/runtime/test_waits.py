@@ -14,7 +14,13 @@ from typing import Any, Final
 import pytest
 
 from asyncrpc import Options, RRefDeletedError
-from asyncrpc.errors import BarrierBrokenError, ClosedError, ConnectionLostError
+from asyncrpc.errors import (
+    BarrierBrokenError,
+    BarrierTimeoutError,
+    ClosedError,
+    ConnectionLostError,
+    NotStartedError,
+)
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.membership.neighbours import Neighbours
@@ -74,7 +80,7 @@ class Cut:
 
     async def when_dialed(self) -> None:
         """Wait until the dial is under way; then it is cut when it has ended."""
-        await until(lambda: self._entry.dial is not None)
+        await until(lambda: self._entry.dial is not None, step_s=0.0)
         self._entry.dial.add_done_callback(self._cut)
 
     def _cut(self, dial: asyncio.Task[Any]) -> None:
@@ -104,6 +110,35 @@ class TestALinkLostAsItIsMade:
         await cut.when_dialed()
         assert await in_time(taking) == [0, 1, 2]
         assert [link.is_lost for link in cut.links] == [True]
+
+
+async def test_a_call_of_a_thread_that_cannot_begin_says_why(trio: Trio) -> None:
+    """Whatever it is that goes wrong on the loop: the thread waits for it."""
+    a = trio[0]
+    assert await a.peer("b").call(max, 1, 2) == 2
+
+    def refuse(_link: Any) -> None:
+        raise LookupError("of the link")
+
+    def begin() -> int:
+        call: CallFuture[int] = a.new_call("max", "b")
+        a.begin(call, "builtins:max", ([1, 2], {}), on_link=refuse)
+        return call.wait(LIMIT_S)
+
+    with pytest.raises(LookupError, match="of the link"):
+        await asyncio.to_thread(begin)
+
+
+async def test_a_limit_counts_while_others_have_their_turn_at_a_barrier(
+    trio: Trio,
+) -> None:
+    first = asyncio.create_task(trio[0].barrier())
+    await asyncio.sleep(0)
+    with pytest.raises(BarrierTimeoutError, match="its turn did not come"):
+        await in_time(trio[0].barrier(timeout=0.01))
+    await asyncio.gather(trio[1].barrier(), trio[2].barrier())
+    await first
+    await asyncio.gather(*(one.barrier() for one in trio))  # none was left out
 
 
 class TestTheEndOfAWorker:
@@ -146,6 +181,17 @@ class TestTheEndOfAWorker:
             await _begun.wait()
         with pytest.raises(ClosedError):
             await in_time(waiting)
+
+    async def test_nor_does_one_wait_for_its_turn_at_one(self) -> None:
+        async with Cluster(2, options=AT_ONCE) as (a, _):
+            barriers = [asyncio.create_task(a.barrier()) for _ in "12"]
+            await asyncio.sleep(0)
+            await a.shutdown()
+            first, second = await in_time(
+                asyncio.gather(*barriers, return_exceptions=True)
+            )
+            assert isinstance(first, BarrierBrokenError)
+            assert isinstance(second, NotStartedError)
 
     async def test_nobody_waits_for_a_word_whose_dial_did_not_begin(
         self, trio: Trio

@@ -62,7 +62,7 @@ async def test_a_pass_whose_dial_is_cut_off_ends() -> None:
                 proxies["b"].partition()
                 entry.link.connection.end(ConnectionLostError("cut by the test"))
                 running = asyncio.create_task(backward(ctx, [loss]))
-                await until(lambda: entry.dial is not None)
+                await until(lambda: entry.dial is not None, step_s=0.0)
                 await a.shutdown()
                 async with asyncio.timeout(LIMIT_S):
                     with pytest.raises(AutogradError):
