@@ -139,7 +139,7 @@ class Matching:
         operation = self.operations.arrive(number, place, arrival)
         if operation is not None:
             self.runs[number].on_arrival(place)
-        return await arrival.taken
+        return await arrival.taken  # `fail` completes it, too: of a lost rank, say
 
     def _too_late(
         self, number: int, rank: int, descriptor: Descriptor | None
@@ -462,7 +462,7 @@ class Run:
         self.check()
         self._waiter = self.matching.worker.loop.create_future()
         try:
-            await self._waiter
+            await self._waiter  # `fail` wakes it: of a lost rank, a limit, our `leave`
         finally:
             self._waiter = None
         self.check()

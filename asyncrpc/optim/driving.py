@@ -64,6 +64,7 @@ async def drive(
     work = worker.run_in_thread(lambda: context.run(algorithm, ask))
     work.add_done_callback(lambda _: events.put_nowait(_Event.ENDED))
     try:
+        # The thread asks or ends; a job that its pool has dropped ends, too.
         while await events.get() is _Event.ASKED:
             try:
                 answers.put((await evaluate(), None))

@@ -59,7 +59,7 @@ class RRefService(Travel, OwnedValues):
         if timeout_s is UNSET:
             timeout_s = self.worker.options.rpc_timeout_s
         async with asyncio.timeout(timeout_s):
-            await asyncio.wait([future])
+            await asyncio.wait([future])  # failed if freed, or if this worker ends
         value = result_of(future)
         if out is None:
             return value

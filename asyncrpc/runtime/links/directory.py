@@ -167,7 +167,7 @@ class Directory(Reconnecting):
 
     async def _await_dial(self, dial: asyncio.Task[Link]) -> Link:
         try:
-            return await asyncio.shield(dial)
+            return await asyncio.shield(dial)  # of so many attempts, each with a limit
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if dial.cancelled() and not (task and task.cancelling()):

@@ -107,7 +107,7 @@ class Barrier:
             return True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                await self._changed.wait()
+                await self._changed.wait()  # after a silence losses are watched for
         return self._changed.is_set()
 
     def on_notice(self, link: Link, method: str, value: Any) -> None:

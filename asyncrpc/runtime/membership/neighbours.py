@@ -74,7 +74,7 @@ class Neighbours:
         Cancellation:
             Some have not been told.
         """
-        while self._to_be_told:
+        while self._to_be_told:  # each dial has a limit, and then takes its rank out
             await asyncio.wait([self._dials[rank] for rank in self._to_be_told])
 
     def forget(self) -> None:
