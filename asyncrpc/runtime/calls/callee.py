@@ -258,12 +258,14 @@ class CalleeSide(LinkCore):
             if isinstance(function, Refused):
                 self.answer_error(inbound, function.error, outcome=function.outcome)
                 return
-            name = getattr(function, "__qualname__", type(function).__qualname__)
             try:
+                name = getattr(function, "__qualname__", type(function).__qualname__)
                 found = Target(name, function, self.worker.mode_of_method(function))
                 self._run(inbound, found, args, kwargs, 0)
             except AsyncRpcError as error:
                 self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
+            except Exception as error:  # noqa: BLE001  (its own code; the caller's)
+                self.answer_error(inbound, error)
 
         references.resolve(self.link, target, ready)
 

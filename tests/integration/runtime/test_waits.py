@@ -50,8 +50,25 @@ async def number() -> int:
     return 7
 
 
+class Nameless:
+    """What does not even say its name."""
+
+    def __call__(self) -> int:
+        """Be callable."""
+        return 1
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise, and not AttributeError."""
+        raise ValueError(f"a {name} of its own")
+
+
 class Odd:
-    """Something with a property that raises."""
+    """Something with a property that raises, and one whose value does."""
+
+    @property
+    def nameless(self) -> Nameless:
+        """Return what cannot be described."""
+        return Nameless()
 
     @property
     def broken(self) -> Callable[[], int]:
@@ -220,18 +237,19 @@ class TestAValueThatIsStillToBeMade:
                 await in_time(waiting)
             _go.set()
 
+    @pytest.mark.parametrize("name", ["broken", "nameless"])
     async def test_a_property_of_it_that_raises_is_told_to_who_asked(
-        self, trio: Trio
+        self, trio: Trio, name: str
     ) -> None:
         a = trio[0]
         with acting_as(a):
             rref = a.peer("b").remote(odd)
-            asking = asyncio.ensure_future(rref.rpc_async().broken())
+            asking = asyncio.ensure_future(getattr(rref.rpc_async(), name)())
             await _begun.wait()
             links = trio[1].directory.links
             await until(lambda: sum(len(link.served) for link in links) == 2)
             _go.set()
-            with pytest.raises(ValueError, match="a property of its own"):
+            with pytest.raises(ValueError, match="of its own"):
                 await in_time(asking)
 
 
