@@ -181,14 +181,14 @@ class ContextState:
 
     async def outcome(self, pass_id: PassId) -> bool:
         """Wait until a pass has ended; say whether it has succeeded."""
-        while pass_id in self.passes:
+        while pass_id in self.passes:  # whoever began it ends it, or else its loss does
             self._pass_ended.clear()
             await self._pass_ended.wait()
         return self.ended.get(pass_id, False)
 
     async def settled(self) -> None:
         """Wait until no backward pass runs here."""
-        while self.passes:
+        while self.passes:  # likewise; and the end of this worker ends them all
             self._pass_ended.clear()
             await self._pass_ended.wait()
 
@@ -348,7 +348,7 @@ class Pass:
         """
         while self.failure is None and not self.wave.is_idle:
             self._idle = asyncio.get_running_loop().create_future()
-            await self._idle
+            await self._idle  # what is under way ends, well or not, and looks up
         self.check()
 
     def abort(self, reason: str) -> None:

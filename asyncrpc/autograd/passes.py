@@ -344,7 +344,14 @@ class Passes(ServiceMethods):
 
         task = self.worker.start_task(watched())
         one.tasks.add(task)
-        task.add_done_callback(one.tasks.discard)
+        task.add_done_callback(partial(self._on_ended, one))
+
+    @staticmethod
+    def _on_ended(one: Pass, task: asyncio.Task[None]) -> None:
+        """Let a pass fail if its work was cancelled: nothing else would tell of it."""
+        one.tasks.discard(task)
+        if task.cancelled():
+            one.fail(AutogradError(_ABORTED))
 
     # --- asking others ---------------------------------------------------------------
 

@@ -118,10 +118,12 @@ class AutogradService(Passes):
 
         Raises:
             InvalidContextError: the context has ended.
+            NotStartedError: the worker was shut down meanwhile.
         """
         state = self._contexts.get(context_id)
         if state is not None:
             await state.settled()
+            self.worker.check_running()  # else its end is what ended the passes
         if context_id in self._ended:
             raise InvalidContextError(
                 f"autograd context {context_id} has ended on worker "
@@ -279,7 +281,13 @@ class AutogradService(Passes):
             self.release(context_id)
 
     async def close(self) -> None:
-        """Let go of every graph."""
+        """Let go of every graph, and tell whoever waits here for a pass."""
+        for state in self._contexts.values():
+            for pass_id in list(state.passes):
+                one = state.end_pass(pass_id, commit=False)
+                # Those that others began are served, and their requests cancelled.
+                if one is not None and pass_id[0] == self.worker.incarnation:
+                    one.abort("the worker was shut down")
         self._contexts.clear()
 
 

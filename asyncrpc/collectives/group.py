@@ -91,7 +91,6 @@ class Group:
         self._matching = service.open(name, self.members)
         self.rank = self._matching.rank
         self.size = len(self.members)
-        self._path: Path | None = None
         self._opening: asyncio.Task[Path] | None = None
         self._turn = asyncio.Semaphore(RUNNING_MAX)
         self._points = self._matching.points
@@ -149,7 +148,7 @@ class Group:
     def close(self) -> None:
         """Leave the group: what is under way here fails, for all.  Idempotent."""
         self._service.close_group(self._matching)
-        self._path = self._opening = None  # the path has all memory that is shared
+        self._opening = None  # its result has all memory that is shared
         self.kept.clear()
 
     async def __aenter__(self) -> Self:
@@ -535,10 +534,9 @@ class Group:
         run = self._matching.begin(descriptor, self.timeout_s)
         try:
             async with self._turn:
-                path = self._path
-                if path is None:
-                    path = await asyncio.shield(opening)
-                yield run, path
+                if not opening.done():  # others may never come to it
+                    await run.until_done(opening)
+                yield run, await opening
         except asyncio.CancelledError:
             run.abandon("cancelled it")
             raise
@@ -562,7 +560,7 @@ class Group:
     async def _open(self, run: Run) -> Path:
         """Agree with the others on the way that all collectives take."""
         try:
-            self._path = await open_path(run)
+            return await open_path(run)
         except BaseException as error:
             # Some may have agreed: those cannot be made to ask again.
             failure = Failure(GroupChangedError.code, str(error), ())
@@ -570,7 +568,6 @@ class Group:
             raise
         finally:
             run.end()
-        return self._path
 
     def _check_rank(self, rank: int, what: str) -> None:
         if not 0 <= rank < self.size:

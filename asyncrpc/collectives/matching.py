@@ -179,7 +179,7 @@ class Matching:
         operation = self.operations.arrive(number, place, arrival)
         if operation is not None:
             self.runs[number].on_arrival(place)
-        return await arrival.taken
+        return await arrival.taken  # `fail` completes it, too: of a lost rank, say
 
     def _too_late(
         self, number: int, rank: int, descriptor: Descriptor | None
@@ -484,6 +484,16 @@ class Run:
         finally:
             timer.cancel()
 
+    async def until_done(self, other: asyncio.Future[Any]) -> None:
+        """Wait until something else is done that this collective needs first.
+
+        Raises:
+            CollectiveError: the collective has failed before, by its time limit say.
+        """
+        other.add_done_callback(lambda _: self.wake())
+        while not other.done():
+            await self._wait()
+
     async def _wait(self) -> None:
         """Wait until something has changed.
 
@@ -493,7 +503,7 @@ class Run:
         self.check()
         self._waiter = self.matching.worker.loop.create_future()
         try:
-            await self._waiter
+            await self._waiter  # `fail` wakes it: of a lost rank, a limit, our `leave`
         finally:
             self._waiter = None
         self.check()

@@ -128,7 +128,7 @@ class Points:
         come = _Come(rank, tag, tensor, self._matching.worker.loop.create_future())
         self._come.append(come)
         try:
-            return await come.taken
+            return await come.taken  # or `fail`; a sender that gives up cancels this
         finally:
             if come in self._come:  # the sender has given it up
                 self._come.remove(come)

@@ -172,6 +172,7 @@ class Stage:
             if step in self._ended:
                 raise copy_of(self._ended[step])
             self._begun.clear()
+            # If it never begins here, whoever asks is cancelled with the step there.
             await self._begun.wait()
         return run
 

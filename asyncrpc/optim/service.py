@@ -149,6 +149,7 @@ class OptimizerService(ServiceMethods):
         """Let go of everything."""
         self._optimizers.clear()
         self._kept.clear()
+        self._turns.close()
 
     # --- steps -----------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from asyncrpc.errors import (
+    ClosedError,
     OwnerLostError,
     RemoteProtocolError,
     RRefDeletedError,
@@ -89,6 +90,7 @@ class RRefTable(ServiceMethods):
         self._notes: deque[tuple[_Change, Shared]] = deque()
         self._noted = False
         self._thread_id = threading.get_ident()
+        self.is_closed = False
         self.handle_class: type[RRef[Any]] = RRef  # a facade may have its own
         self._notices = Notices(
             worker, name_of=self._name_of, on_unreachable=self.on_peer_lost
@@ -289,9 +291,12 @@ class RRefTable(ServiceMethods):
             self.on_peer_back(peer)
 
     async def close(self) -> None:
-        """Let go of every value."""
+        """Let go of every value; who waits here for one is told that it never comes."""
         self.settle_notes()
         self._notices.close()
+        self.is_closed = True
+        for rref_id in self._values:
+            self.whole.fail(rref_id, ClosedError("its owner was shut down before"))
         self._values.clear()
 
     def counts(self) -> dict[str, int]:
@@ -366,6 +371,8 @@ class RRefTable(ServiceMethods):
         self._notices.send(effect.to, method, [*effect.rref_id])
 
     def _free(self, effect: m.Freed | m.NotWanted) -> None:
+        freed = RRefDeletedError("the value was freed before it was made")
+        self.whole.fail(effect.rref_id, freed)  # which a value that is here ignores
         self._values.pop(effect.rref_id, None)
 
     def _fail_value(self, effect: m.ValueGone) -> None:

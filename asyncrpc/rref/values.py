@@ -110,10 +110,12 @@ class OwnedValues(RRefTable):
 
         def on_value(done: asyncio.Future[Any]) -> None:
             try:
-                found = self._method(done, target[3])
-            except BaseException as error:  # noqa: BLE001  (the value's own code)
-                found = Refused(error, Outcome.EXECUTED)
-            try:
+                if self.is_closed:
+                    return  # the end of the link tells who asks
+                try:
+                    found = self._method(done, target[3])
+                except BaseException as error:  # noqa: BLE001  (the value's own code)
+                    found = Refused(error, Outcome.EXECUTED)
                 ready(found)
             finally:
                 self._carry_out(self._owner.unpin(rref_id))
@@ -127,9 +129,9 @@ class OwnedValues(RRefTable):
         self, done: asyncio.Future[Any], name: str
     ) -> Callable[..., Any] | Refused:
         """Return what to call, or why there is nothing."""
-        error = done.exception()
-        if error is not None:
-            return Refused(copy_of(error), _outcome_of(error, name))
+        failure = done.exception()
+        if failure is not None:
+            return Refused(copy_of(failure), _outcome_of(failure, name))
         value = done.result()
         if not name:
             return _Returned(value)
@@ -145,8 +147,8 @@ class OwnedValues(RRefTable):
             )
         try:
             method: Callable[..., Any] = getattr(value, name)
-        except AttributeError as missing:
-            return Refused(missing)
+        except Exception as error:  # noqa: BLE001  (a property's own code; the caller's)
+            return Refused(error)
         return method
 
     def value(self, rref_id: RRefId) -> Value:

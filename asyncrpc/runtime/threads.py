@@ -16,6 +16,7 @@ the loop looked.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,7 +24,9 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, Protocol
 
-from asyncrpc.errors import Outcome, RejectedError
+from asyncrpc.errors import ClosedError, Outcome, RejectedError
+
+logger = logging.getLogger("asyncrpc")
 
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
@@ -62,6 +65,8 @@ def outcome_to(future: asyncio.Future[Any]) -> Done:
             return
         if error is not None:
             future.set_exception(settable(error))
+            if isinstance(error, ClosedError):
+                future.exception()  # that its worker ends is news to nobody else
         else:
             future.set_result(result)
 
@@ -209,13 +214,12 @@ class ThreadPool:
     async def close(self, timeout_s: float) -> list[str]:
         """Let the threads end; return the names of those that have not in time.
 
-        Jobs that have not begun are dropped.  A thread cannot be interrupted: one that
-        runs on is a daemon, and does not keep the process.
+        Jobs that have not begun are dropped: whoever waits gets a `ClosedError`.  A
+        thread cannot be interrupted: one that runs on is a daemon, and does not keep
+        the process.
         """
         self._closed = True
-        with suppress(Empty):
-            while True:
-                self._jobs.get_nowait()
+        self._drop_jobs()
         for _ in range(len(self._threads)):
             self._jobs.put(None)
         if self._stall_timer is not None:
@@ -231,6 +235,16 @@ class ThreadPool:
         finally:
             self._drain_finished()
         return sorted(thread.name for thread in self._threads)
+
+    def _drop_jobs(self) -> None:
+        """Tell those who wait for jobs that have not begun that they never will."""
+        with suppress(Empty):
+            while (work := self._jobs.get_nowait()) is not None:
+                self.unfinished -= 1
+                try:
+                    work[1](None, ClosedError("the worker was shut down before it ran"))
+                except Exception:  # whoever waits for another is to be told, too
+                    logger.exception("the end of a worker could not be told")
 
     def _start_thread(self) -> bool:
         """Start one more thread; the lock is held.

@@ -130,7 +130,7 @@ class Batcher(Generic[A, B]):
             if error is None:
                 self._pump()
                 while self._tasks:
-                    await asyncio.wait(self._tasks)
+                    await asyncio.wait(self._tasks)  # the program's function ends them
         finally:
             await self._abort()
 
@@ -155,7 +155,9 @@ class Batcher(Generic[A, B]):
         """
         member = self._join(item)
         try:
-            return await member.answer
+            return (
+                await member.answer
+            )  # the end of its batch, or `_abort`, completes it
         except asyncio.CancelledError:
             self._leave(member)
             raise

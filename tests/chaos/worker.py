@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from asyncrpc import Options
 from asyncrpc.runtime.loops import run as run_on_loop
+from asyncrpc.testing import all_end
 from asyncrpc.testing.leaks import open_descriptors
 from tests.chaos.heap import Heap, allocated_blocks
 from tests.chaos.load import ChaosWorker, Load
@@ -28,6 +29,7 @@ from tests.chaos.log import RAN, TOLD, Log
 SAMPLE: Final = "sample"
 SAMPLE_S: Final = 2.0
 FINISH_S: Final = 60.0  # the longest limit of a call, several times over
+ENDED_S: Final = 5.0  # for what waits when a worker has ended; its fleet waits longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ async def main(seat: Seat) -> None:
     ran, told = (Log(folder, kind, seat.name) for kind in (RAN, TOLD))
     worker = ChaosWorker(seat.name, ran, rendezvous=seat.where, options=options)
     peers = [name for name in seat.where if name != seat.name]
-    async with Commands() as commands, worker:
+    async with all_end(within_s=ENDED_S), Commands() as commands, worker:
         load = Load(worker, peers, told, seat.seed)
         say(seat.name, "ready", holdings(worker))
         async with asyncio.TaskGroup() as tasks:

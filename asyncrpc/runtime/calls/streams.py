@@ -62,7 +62,7 @@ class Credit:
         Cancellation:
             Nothing has changed.
         """
-        await self._room.wait()
+        await self._room.wait()  # a consumer that is lost, or leaves, cancels this
 
 
 class Inflow:
@@ -133,7 +133,7 @@ class Inflow:
                     raise self._error
                 return _END
             self._arrived.clear()
-            await self._arrived.wait()
+            await self._arrived.wait()  # the end of the link arrives here, too
         value = self._items.pop(self._next)
         self._next += 1
         self._untold += 1

@@ -379,7 +379,7 @@ class Connection(Resuming):
         Cancellation:
             Nothing has changed.
         """
-        await self._writable.wait()
+        await self._writable.wait()  # set by the end of the connection, too
         if self.state is ConnectionState.CLOSED:
             raise ConnectionLostError(f"the connection to {self.where} has ended")
 
@@ -494,7 +494,7 @@ class Connection(Resuming):
             whoever waits here has its turn.
         """
         try:
-            return await self.opened
+            return await self.opened  # who dials has a limit; `_finish` fails it
         except asyncio.CancelledError:
             refused = self.peer is not None and self.peer.verdict
             if refused or self.state is not ConnectionState.OPEN:

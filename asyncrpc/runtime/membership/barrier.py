@@ -66,14 +66,33 @@ class Barrier(ServiceMethods):
         """Pass one barrier; see `Worker.barrier`."""
         if not self._size:
             raise UsageError("a barrier needs ranks: this group was made without")
-        async with self._turn:
-            await self._pass(timeout_s)
+        now_s = self._worker.loop.time()
+        end_s = None if timeout_s is None else now_s + timeout_s
+        await self._line_up(timeout_s, end_s)
+        try:
+            await self._pass(timeout_s, end_s)
+        finally:
+            self._turn.release()
 
-    async def _pass(self, timeout_s: float | None) -> None:
+    async def _line_up(self, timeout_s: float | None, end_s: float | None) -> None:
+        """Wait for the turn; who gives up before has not come to a barrier."""
+        try:
+            async with asyncio.timeout_at(end_s):
+                await self._turn.acquire()  # whoever has it leaves at `close`, too
+        except TimeoutError:
+            raise BarrierTimeoutError(
+                f"a barrier: in {timeout_s:g} s its turn did not come: another call of "
+                "this worker waits at one",
+                number=self._machine.number,
+                missing=(),
+            ) from None
+
+    async def _pass(self, timeout_s: float | None, end_s: float | None) -> None:
+        self._worker.check_running()  # it may have ended while this waited for a turn
         machine = self._machine
         machine.come()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(end_s):
                 await self._until_over()
                 # Who passes may leave at once: whoever relies on its word has it first.
                 await self._neighbours.settle()
@@ -109,7 +128,7 @@ class Barrier(ServiceMethods):
             return True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                await self._changed.wait()
+                await self._changed.wait()  # after a silence losses are watched for
         return self._changed.is_set()
 
     def _on_failed(self, link: Link, value: list[Any]) -> None:
@@ -134,6 +153,7 @@ class Barrier(ServiceMethods):
         """Tell those who do not know it yet that the last barrier has been passed.
 
         It comes before the end of the connection: so that is not taken for a death.
+        One that this worker still waits at, it gives up: nobody would end that.
 
         Cancellation:
             It never waits.
@@ -141,6 +161,8 @@ class Barrier(ServiceMethods):
         if self._machine.has_passed:
             for link in self._others():
                 self._say(link)
+        self._give_up("shut down")
+        self._changed.set()
 
     def _on_gone(self, rank: int, reason: str) -> None:
         name = self._neighbours.name_of(rank)

@@ -384,7 +384,7 @@ class Venue:
                 tell_s = now_s() + STALL_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(tell_s):
-                    await self.changed.wait()
+                    await self.changed.wait()  # a loss changes it, and our end
             if tell_s is not None and now_s() >= tell_s:
                 tell_s = None
                 for rank in series.overdue():
@@ -437,7 +437,7 @@ class Venue:
         call = Waiting(self._service.worker.loop.create_future())
         self._calls.append(call)
         try:
-            await call.ready
+            await call.ready  # the one before it ends, at the latest with its worker
         except BaseException:
             call.problem = "stopped waiting before its turn came"
             if call.ready.done() and not call.ready.cancelled():  # it has just come

@@ -75,7 +75,7 @@ class Neighbours:
         Cancellation:
             Some have not been told.
         """
-        while self._to_be_told:
+        while self._to_be_told:  # each dial has a limit, and then takes its rank out
             await asyncio.wait([self._dials[rank] for rank in self._to_be_told])
 
     def forget(self) -> None:
@@ -120,6 +120,13 @@ class Neighbours:
         if rank not in self._dials:
             dial = self._worker.start_task(self._connect(rank, patience_s))
             self._dials[rank] = dial
+            dial.add_done_callback(lambda _: self._on_ended(rank, dial))
+
+    def _on_ended(self, rank: int, dial: asyncio.Task[None]) -> None:
+        """Take note of a dial that was cancelled before it began, and did nothing."""
+        if self._dials.get(rank) is dial:
+            del self._dials[rank]
+            self._to_be_told.discard(rank)
 
     async def _connect(self, rank: int, patience_s: float) -> None:
         gone = ""

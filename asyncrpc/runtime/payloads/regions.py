@@ -28,6 +28,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -115,6 +116,8 @@ class Regions(ServiceMethods):
         self._memory = memory
         self._storages: dict[bytes, torch.UntypedStorage] = {}
         self._used: set[bytes] = set()  # since the last sweep
+        # By messages that are held back until their peer has it: how many each.
+        self._awaited: Counter[bytes] = Counter()
         self._at_peers: dict[Link, set[bytes]] = {}  # what each has, and knows of us
         self.loans = Loans(worker.loop, self._end_loan)
         self._sweeping: asyncio.TimerHandle | None = None
@@ -189,17 +192,20 @@ class Regions(ServiceMethods):
         self, link: Link, keys: list[bytes], marks: list[Any], held: HeldBack
     ) -> None:
         """Have the peer map regions, then send what was held back for them."""
+        self._awaited.update(keys)
         try:
             if keys:
                 await self._pass_all(link, keys)
             await self._worker.devices.reach(marks)
-        except (AsyncRpcError, OSError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001  (the call must end, whatever it is)
             problem = EncodeError(
                 f"shared memory could not be passed to {link.peer.name!r}: {error}",
                 outcome=Outcome.NOT_EXECUTED,
             )
             fail_held(link, held, problem)
             return
+        finally:
+            self._awaited -= Counter(keys)
         held.release()
 
     async def _pass_all(self, link: Link, keys: list[bytes]) -> None:
@@ -281,13 +287,17 @@ class Regions(ServiceMethods):
         idle = [
             key
             for key, storage in self._storages.items()
-            if key not in self._used and users_of(storage) <= 1
+            if not self._is_in_use(key, storage)
         ]
         self._used.clear()
         if idle and not self._worker.is_draining:
             self._worker.start_task(self._let_go(idle))
         if self._storages:
             self._sweeping = self._worker.loop.call_later(IDLE_S, self._sweep)
+
+    def _is_in_use(self, key: bytes, storage: torch.UntypedStorage) -> bool:
+        """Say whether a region is kept: also for a message that waits for its peer."""
+        return key in self._used or key in self._awaited or users_of(storage) > 1
 
     async def _let_go(self, keys: list[bytes]) -> None:
         for link, at_peer in tuple(self._at_peers.items()):
@@ -302,7 +312,7 @@ class Regions(ServiceMethods):
                 at_peer.difference_update(gone)
         for key in keys:
             storage = self._storages.get(key)
-            if storage is None or key in self._used or users_of(storage) > 1:
+            if storage is None or self._is_in_use(key, storage):
                 continue  # in use again; peers are told again when it is referred to
             del self._storages[key]
 

@@ -234,6 +234,30 @@ async def test_subgroups_work_beside_each_other(groups: list[Group]) -> None:
         groups[1].subgroup([0, 2])
 
 
+async def test_the_first_collective_is_late_as_any_other() -> None:
+    """It waits for another one, in which all agree on their way: that has no limit."""
+    async with Cluster(2, options=OPTIONS) as workers:
+        groups = [Group(worker, timeout_s=0.2) for worker in workers]
+        for number in (1, 2):
+            with pytest.raises(CollectiveTimeoutError, match=f"{number} .*: rank 1"):
+                async with asyncio.timeout(60.0):
+                    await groups[0].all_reduce(torch.ones(4))
+        # Who comes at last is told, and can go on with the others.
+        found = await outcomes(*(groups[1].all_reduce(torch.ones(4)) for _ in "ab"))
+        assert [type(one) for one in found] == [CollectiveTimeoutError] * 2
+        await works(groups)
+
+
+async def test_the_first_collective_ends_with_its_worker() -> None:
+    async with Cluster(2, options=OPTIONS) as workers:
+        groups = [Group(worker) for worker in workers]
+        waiting = asyncio.create_task(groups[0].all_reduce(torch.ones(4)))
+        await asyncio.sleep(0)
+        await workers[0].shutdown(drain_timeout_s=0.0)
+        with pytest.raises(GroupChangedError):
+            await waiting
+
+
 class TestPoints:
     async def test_nobody_sends(self) -> None:
         async with Cluster(2, options=OPTIONS) as workers:
