@@ -21,6 +21,17 @@ from asyncrpc.serde import rebuild_exception
 from asyncrpc.wire.messages import Meta, unpack_head
 
 
+def _unreadable_answer(
+    raised: BaseException, call: CallFuture[Any] | streams.Inflow
+) -> AsyncRpcError:
+    """Return the error about an answer that cannot be read: the function has run."""
+    error = unreadable(raised)
+    if isinstance(error, CallError):
+        error.function, error.to = call.function, call.to
+        error.outcome = Outcome.EXECUTED
+    return error
+
+
 class Answers(LinkCore):
     """What the peer answers."""
 
@@ -48,10 +59,7 @@ class Answers(LinkCore):
         try:
             value, loans = self._decode(control, buffers, meta)
         except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
-            error = unreadable(raised)
-            if isinstance(error, CallError):
-                error.function, error.to = call.function, call.to
-                error.outcome = Outcome.EXECUTED
+            error = _unreadable_answer(raised, call)
             call.fail(error)
             return
         if call.destination is None:
@@ -83,10 +91,7 @@ class Answers(LinkCore):
                 tree, self.worker.functions, function=call.function, to=call.to
             )
         except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
-            error = unreadable(raised)
-            if isinstance(error, CallError):
-                error.function, error.to = call.function, call.to
-                error.outcome = Outcome.EXECUTED
+            error = _unreadable_answer(raised, call)
         if isinstance(error, CallError):
             error.outcome = Outcome.__members__.get(meta.get("o", ""), error.outcome)
         if isinstance(call, CallFuture):
@@ -117,7 +122,7 @@ class Answers(LinkCore):
             value, loans = self._decode(control, buffers, meta)
         except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
             self.link.cancel(inflow)
-            inflow.on_error(unreadable(raised), 0)
+            inflow.on_error(_unreadable_answer(raised, inflow), 0)
             return
         inflow.on_item(serial, value)
         self._end_if_whole(inflow)
