@@ -96,6 +96,7 @@ class Fleet:
         self._folder = folder
         self._seed = seed
         self._options = options
+        self._strict = list(wires.names[-1:])
         self._starts: defaultdict[str, int] = defaultdict(int)
         self._tasks = asyncio.TaskGroup()
         self._errors = (folder / ERRORS).open("ab")
@@ -127,6 +128,7 @@ class Fleet:
             secret="of the chaos suite",
             folder=str(self._folder),
             seed=self._seed_of(name),
+            strict=self._strict,
             options=self._options,
         )
         command = (sys.executable, "-m", "tests.chaos.worker", seat_as_text(seat))

@@ -11,14 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from asyncrpc import Options
 from asyncrpc.testing.leaks import child_processes
 from tests.chaos.faults import Chaos
 from tests.chaos.fleet import ERRORS, Fleet
-from tests.chaos.log import read_all
+from tests.chaos.history import History
+from tests.chaos.log import now_s, read_all
+from tests.chaos.losses import judge_losses
+from tests.chaos.mistakes_made import Mistakes, count_mistakes
 from tests.chaos.verdict import Verdict, judge_calls, judge_holdings, judge_memory
 from tests.chaos.wires import Namespaces, Proxies, Wires
 
 LOST_AFTER_S: Final = 6.0
+# A peer may have been silent for a heartbeat before a fault begins.
+SILENCE_S: Final = LOST_AFTER_S - Options().heartbeat_s
 WARM_UP_S: Final = 2.0
 REST_S: Final = (
     4.0  # after the last call: what is late comes, what is free is given back
@@ -59,6 +65,7 @@ class Report:
     injected: Counter[str]
     lives: int
     calls: int
+    mistakes: Mistakes
     took_s: float
     verdict: Verdict
 
@@ -78,16 +85,18 @@ async def go(given: Given) -> Report:
     async with await choose(given.wires, names) as wires:
         options = {"drain_timeout_s": 3.0, "lost_after_s": LOST_AFTER_S}
         fleet = Fleet(wires, given.folder, given.seed, options)
+        history = History(silence_s=SILENCE_S, dial_s=Options().connect_timeout_s)
         async with fleet:
-            chaos = Chaos(fleet, wires, given.seed, lost_after_s=LOST_AFTER_S)
+            chaos = Chaos(fleet, wires, given.seed, history, lost_after_s=LOST_AFTER_S)
             await _break(given, fleet, chaos)
-            await _end(fleet, verdict)
+            await _end(fleet, history, verdict)
     lives = [*fleet.dead, *fleet.alive.values()]
     for life in lives:
         judge_memory(life.label, life.samples, verdict)
     verdict.others += [*fleet.problems, *unhandled(given.folder / ERRORS)]
-    calls = read_all(given.folder, {life.label for life in fleet.dead})
-    judge_calls(calls, verdict)
+    story = read_all(given.folder, {life.label for life in fleet.dead})
+    judge_calls(story.calls, verdict)
+    verdict.losses = judge_losses(story, history)
     # A process that was killed leaves its private folder: nobody is there to remove it.
     folders = len(fleet.dead)
     new = [one for one in left_behind() if one not in before]
@@ -100,7 +109,8 @@ async def go(given: Given) -> Report:
         Wires.faults - wires.faults,
         chaos.injected,
         len(lives),
-        len(calls),
+        len(story.calls),
+        count_mistakes(story),
         time.monotonic() - begun_s,
         verdict,
     )
@@ -128,7 +138,7 @@ async def _break(given: Given, fleet: Fleet, chaos: Chaos) -> None:
     await asyncio.sleep(WARM_UP_S)
 
 
-async def _end(fleet: Fleet, verdict: Verdict) -> None:
+async def _end(fleet: Fleet, history: History, verdict: Verdict) -> None:
     """Have the workers finish, say what they have left, and leave."""
     finished = await fleet.ask("finish", "finished")
     for told in finished.values():
@@ -137,6 +147,7 @@ async def _end(fleet: Fleet, verdict: Verdict) -> None:
     last = await fleet.ask("report", "left")
     first = {name: fleet.alive[name].first for name in last}
     judge_holdings(first, last, verdict)
+    history.left_s = now_s()
     await fleet.leave()
 
 

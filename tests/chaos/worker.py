@@ -18,15 +18,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from asyncrpc import Options
+from asyncrpc import Options, Policy
 from asyncrpc.runtime.loops import run as run_on_loop
 from asyncrpc.testing.leaks import open_descriptors
+from tests.chaos.called import ChaosWorker
 from tests.chaos.heap import Heap, allocated_blocks
-from tests.chaos.load import ChaosWorker, Load
+from tests.chaos.load import Load
 from tests.chaos.log import RAN, TOLD, Log
+from tests.chaos.mistakes import MISTAKES
 
 SAMPLE: Final = "sample"
 SAMPLE_S: Final = 2.0
+ALLOWED: Final = ("tests.chaos.called:*", "tests.chaos.wrongs:*")  # where STRICT
 FINISH_S: Final = 60.0  # the longest limit of a call, several times over
 
 
@@ -42,6 +45,7 @@ class Seat:
         secret: of the group.
         folder: for its logs.
         seed: of its load.
+        strict: names of the workers whose policy is STRICT.
         options: more of its options.
     """
 
@@ -52,6 +56,7 @@ class Seat:
     secret: str
     folder: str
     seed: int
+    strict: list[str]
     options: dict[str, Any]
 
 
@@ -107,16 +112,18 @@ async def main(seat: Seat) -> None:
         secret=seat.secret,
         listen=(seat.listen,),
         advertise=(seat.advertise,) if seat.advertise else None,
+        policy=Policy.STRICT if seat.name in seat.strict else Policy.TRUSTED,
+        allow=ALLOWED,
         **seat.options,
     )
     ran, told = (Log(folder, kind, seat.name) for kind in (RAN, TOLD))
-    worker = ChaosWorker(seat.name, ran, rendezvous=seat.where, options=options)
+    worker = ChaosWorker(seat.name, ran, told, rendezvous=seat.where, options=options)
     peers = [name for name in seat.where if name != seat.name]
     async with Commands() as commands, worker:
-        load = Load(worker, peers, told, seat.seed)
+        load = Load(worker, peers, seat.strict, seat.seed)
         say(seat.name, "ready", holdings(worker))
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(load.go_on())
+            tasks.create_task(load.go_on(MISTAKES))
             telling = tasks.create_task(tell_memory(seat.name))
             await next_command(commands, "finish")
             telling.cancel()

@@ -1,0 +1,120 @@
+"""What was broken in a run, between whom, and from when to when.
+
+What a fault explains is asked of its causes, not of the clock alone.  A life that was
+given up was killed; or two workers could not hear each other for so long that one may
+give up the other, and the link that was lost is one that they had then.  A cut explains
+nothing: it is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+# Within this after one silence has ended, another goes on with it: a connection that
+# broke is dialed again after at most so long.
+APART_S: Final = 2.0
+
+
+@dataclass(eq=False, slots=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: such as `SIGKILL` or `partition, long`.
+        names: of one worker, or of the two that are parted.
+        begun_s: not after this, by the host's monotonic clock.
+        ended_s: not before that.
+        life: label of the process that was killed; else empty.
+    """
+
+    kind: str
+    names: frozenset[str]
+    begun_s: float
+    ended_s: float = inf
+    life: str = ""
+
+    @property
+    def is_silence(self) -> bool:
+        """Whether somebody cannot hear somebody meanwhile."""
+        return self.kind.startswith(("SIGSTOP", "partition"))
+
+    def touches(self, one: str, other: str) -> bool:
+        """Say whether it is one between these two workers."""
+        return self.names <= {one, other}
+
+    def overlaps(self, begun_s: float, ended_s: float) -> bool:
+        """Say whether it lasts at some time between these two."""
+        return self.begun_s <= ended_s and begun_s <= self.ended_s
+
+
+@dataclass(slots=True)
+class History:
+    """All faults of a run.
+
+    Attributes:
+        faults: in the order of their beginnings.
+        silence_s: shorter ones make no worker give up another.
+        dial_s: how long one attempt to connect may take.
+        left_s: when the workers were told to leave.
+    """
+
+    silence_s: float
+    dial_s: float
+    faults: list[Fault] = field(default_factory=list)
+    left_s: float = inf
+
+    def begin(
+        self, kind: str, *names: str, at_s: float, life: str = ""
+    ) -> Callable[[float], None]:
+        """Enter a fault; return what enters its end."""
+        fault = Fault(kind, frozenset(names), at_s, life=life)
+        self.faults.append(fault)
+
+        def end(at_s: float) -> None:
+            fault.ended_s = at_s
+
+        return end
+
+    def killed(self, life: str, by_s: float) -> bool:
+        """Say whether a process had been killed by then."""
+        return any(
+            fault.life == life and fault.begun_s <= by_s for fault in self.faults
+        )
+
+    def parted(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
+        """Say whether two workers were silent for too long, at some time between."""
+        return any(
+            end - begin >= self.silence_s and begin <= ended_s and begun_s <= end
+            for begin, end in self._silences(one, other)
+        )
+
+    def disturbed(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
+        """Say whether there was any fault between two workers, at some time between."""
+        return any(
+            fault.touches(one, other) and fault.overlaps(begun_s, ended_s)
+            for fault in self.faults
+        )
+
+    def unreachable(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
+        """Say whether a dial that ended then may have failed for a fault."""
+        return any(
+            (fault.is_silence or fault.life)
+            and fault.touches(one, other)
+            and fault.overlaps(begun_s - self.dial_s, ended_s)
+            for fault in self.faults
+        )
+
+    def _silences(self, one: str, other: str) -> Iterator[tuple[float, float]]:
+        """Return from when to when two workers could not hear each other."""
+        begin = end = -inf
+        for fault in sorted(self.faults, key=lambda fault: fault.begun_s):
+            if not (fault.is_silence and fault.touches(one, other)):
+                continue
+            if fault.begun_s > end + APART_S:
+                yield begin, end
+                begin = fault.begun_s
+            end = max(end, fault.ended_s)
+        yield begin, end
