@@ -38,7 +38,7 @@ class CollectivesService:
         self._groups: dict[int, Matching] = {}
         self._closed: OrderedDict[int, str] = OrderedDict()
         self._made: defaultdict[int, int] = defaultdict(int)
-        self._lost: dict[str, str] = {}
+        self._lost: dict[str, tuple[WorkerId, str]] = {}
 
     # --- groups ----------------------------------------------------------------------
 
@@ -70,8 +70,11 @@ class CollectivesService:
         matching.join(
             f"{label} of {len(members)}", members, members.index(self.worker.name)
         )
-        for lost, reason in self._lost.items():
-            matching.on_lost(lost, reason)
+        known = self.worker.directory.known_incarnation
+        matching.lives = {member: known(member) for member in members}
+        for lost, reason in self._lost.values():
+            if matching.has(lost):
+                matching.on_lost(lost.name, reason)
         return matching
 
     def close_group(self, matching: Matching) -> None:
@@ -173,9 +176,10 @@ class CollectivesService:
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Let every group fail that the worker was in."""
-        self._lost[peer.name] = reason
+        self._lost[peer.name] = peer, reason
         for matching in list(self._groups.values()):
-            matching.on_lost(peer.name, reason)
+            if matching.has(peer):
+                matching.on_lost(peer.name, reason)
 
     def on_peer_back(self, peer: WorkerId) -> None:
         """Groups made from now on may have it; those that failed stay so."""
