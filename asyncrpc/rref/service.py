@@ -23,7 +23,7 @@ from asyncrpc.errors import (
 from asyncrpc.ids import WorkerId
 from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.pins import Shared
+from asyncrpc.rref.pins import Shared, frameless
 from asyncrpc.rref.travel import Travel
 from asyncrpc.rref.values import OwnedValues, result_of
 from asyncrpc.runtime.calls.destination import Destination, put
@@ -229,8 +229,8 @@ class RRefService(Travel, OwnedValues):
         if error is None:
             self._carry_out(self._user.confirmed(shared.rref_id))
             return
-        if shared.error is None:
-            shared.error = error if isinstance(error, Exception) else None
+        if shared.error is None and isinstance(error, Exception):
+            shared.error = frameless(error)
         self._carry_out(self._user.refused(shared.rref_id))
 
 

@@ -99,11 +99,15 @@ class History:
         )
 
     def unreachable(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
-        """Say whether a dial that ended then may have failed for a fault."""
+        """Say whether a dial that ended between may have failed for a fault.
+
+        A dial that began before, and meets silence, fails late; one that meets nobody,
+        at once.
+        """
         return any(
             (fault.is_silence or fault.life)
             and fault.touches(one, other)
-            and fault.overlaps(begun_s - self.dial_s, ended_s)
+            and fault.overlaps(begun_s - self.dial_s * fault.is_silence, ended_s)
             for fault in self.faults
         )
 

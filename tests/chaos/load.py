@@ -23,6 +23,7 @@ from asyncrpc import (
     Outcome,
     ProtocolError,
     RankLostError,
+    RRefDeletedError,
     RRefError,
     TransportError,
     WorkerLostError,
@@ -82,9 +83,15 @@ def end_of(error: BaseException, wanted: Wanted | None) -> End:
     """Say how a call ended that raised."""
     if wanted is not None and wanted.fits(error):
         return End.AS_EXPECTED
-    if isinstance(error, LOSSES):
-        return End.LOST
-    return End.LATE if isinstance(error, TimeoutError) else End.STRANGE
+    if isinstance(error, TimeoutError):
+        return End.LATE
+    return End.LOST if isinstance(error, LOSSES) else End.STRANGE
+
+
+def in_short(error: BaseException) -> str:
+    """Return the text of an error in one line that a terminal can show."""
+    line = " ".join(f"{error!s:.300}".split())
+    return "".join(one if one.isprintable() else "?" for one in line)
 
 
 class Load:
@@ -186,13 +193,11 @@ class Load:
         self._write_made(call_id, limit_s, parties, what, since_s)
         begun_s = self._awake_s
 
-        def tell(outcome: Outcome, end: End, error: str) -> None:
+        def tell(outcome: Outcome, end: End, *error: str) -> None:
             claimed = outcome if claims else Outcome.UNKNOWN
             took_s = f"{self._awake_s - begun_s:.2f}"
             at_s = f"{now_s():.4f}"
-            self._told.write(
-                "C", call_id, claimed.name, at_s, took_s, end.name, error[:100]
-            )
+            self._told.write("C", call_id, claimed.name, at_s, took_s, end.name, *error)
 
         try:
             async with asyncrpc.deadline(limit_s):
@@ -203,12 +208,12 @@ class Load:
         except Exception as caught:
             is_call = isinstance(caught, CallError)
             outcome = caught.outcome if is_call else Outcome.UNKNOWN  # type: ignore[attr-defined]
-            end, name = end_of(caught, wanted), type(caught).__name__
-            tell(outcome, end, name if end is not End.AS_EXPECTED else "expected")
+            end = end_of(caught, wanted)
+            tell(outcome, end, type(caught).__name__.split()[0][:40], in_short(caught))
             if end is End.STRANGE:
                 self._find(what, call_id, parties, f"raised {caught!r:.300}")
             raise
-        tell(Outcome.EXECUTED, End.AS_EXPECTED if wanted is None else End.STRANGE, "")
+        tell(Outcome.EXECUTED, End.AS_EXPECTED if wanted is None else End.STRANGE)
         if wanted is not None:
             self._find(what, call_id, parties, f"returned {result!r:.100}")
         return call_id, result
@@ -330,15 +335,21 @@ async def cancelled(load: Load, to: str) -> None:
 async def reference(load: Load, to: str) -> None:
     """Make a value, use it, pass it on, use it again, and let go."""
     third = load.rng.choice(load.peers)
-    peer, since_s = load.worker.peer(third), now_s()
+    peer, since_s, limit_s = load.worker.peer(third), now_s(), load.rng.choice(LIMITS_S)
     made = load.excused("remote", to)
-    async with asyncrpc.deadline(load.rng.choice(LIMITS_S)):
+    async with asyncrpc.deadline(limit_s):
         rref = load.worker.peer(to).remote(Counter, made)
 
+    async def add_here(call_id: str) -> str:
+        try:
+            return await rref.rpc_async().add(call_id)  # type: ignore[no-any-return]
+        except RRefDeletedError as error:
+            if now_s() < since_s + limit_s:
+                raise
+            raise TimeoutError("the value was not made in its time") from error
+
     async def add() -> None:
-        await load.expect(
-            "add", (to,), lambda it: rref.rpc_async().add(it), since_s=since_s
-        )
+        await load.expect("add", (to,), add_here, since_s=since_s)
 
     await add()
     await load.expect(

@@ -10,7 +10,7 @@ which all processes share:
 
     I life                                  this worker's incarnation
     M call at since limit parties what      a call is made
-    C call outcome at took end error        that it has ended
+    C call outcome at took end error text   that it has ended
     X call                                  given up: nobody is told
     L peer life at reason                   it has given up this life of a peer
     K peer life at                          that is here again
@@ -74,6 +74,7 @@ class Call:
         outcome: what its caller was told; None if it was told nothing.
         took_s: how long that took, of the time that the caller was running.
         error: class of the error, or empty.
+        text: of the error, in short.
         is_excused: the caller gave up, or died first.
         caller: label of the process that made it.
         parties: names of the workers that it needs: its callee first.
@@ -89,6 +90,7 @@ class Call:
     outcome: Outcome | None = None
     took_s: float = 0.0
     error: str = ""
+    text: str = ""
     is_excused: bool = False
     caller: str = ""
     parties: tuple[str, ...] = ()
@@ -184,7 +186,7 @@ def _take(call: Call, word: str, rest: list[str], process: str) -> None:
         case "C", [outcome, at, took, end, *error]:
             call.outcome, call.end = Outcome[outcome], End[end]
             call.ended_s, call.took_s = float(at), float(took)
-            call.error = " ".join(error)
+            call.error, call.text = (error or [""])[0], " ".join(error[1:])
         case "X", []:
             call.is_excused = True
         case _:

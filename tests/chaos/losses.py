@@ -103,7 +103,7 @@ def _add(found: Losses, call_id: str, call: Call, why: str) -> None:
     found.innocent[pair, call.what, call.error] += 1
     found.lines.append(
         f"{call_id} ({call.what}; {call.error}) {pair}, "
-        f"{call.begun_s:.2f} to {call.ended_s:.2f} s: {why}"
+        f"{call.begun_s:.2f} to {call.ended_s:.2f} s: {call.text!r}; {why}"
     )
 
 

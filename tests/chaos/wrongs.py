@@ -47,7 +47,7 @@ ERRORS: Final[dict[str, Callable[..., BaseException]]] = {
     "many texts": lambda _: ValueError(*("x" * (1 << 18) for _ in range(40))),
     "no text": lambda _: SilentError(),
     "long name": lambda _: type("E" * (1 << 20), (Exception,), {})("short"),
-    "hostile name": lambda _: type("E\n\x1b[31m \ud800", (Exception,), {})("short"),
+    "hostile name": lambda _: type("E\n\x1b[31m %s", (Exception,), {})("short"),
 }
 
 

@@ -1,0 +1,50 @@
+"""A value that is never made leaves nothing behind, whatever its creator holds."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrpc import EncodeError, Worker
+from asyncrpc.wire.messages import Hello
+from tests.integration.runtime.conftest import Trio
+
+
+def numbers() -> Iterator[int]:
+    yield 1
+
+
+def try_to_make(worker: Worker, value: Any) -> None:
+    """Start a call that cannot be sent, with a reference to what is to come."""
+    with pytest.raises(EncodeError, match="cannot be sent"):
+        worker.peer("b").remote(len, value)
+
+
+@pytest.mark.parametrize("value", [numbers(), torch.ones([1] * 65), lambda: 1])
+async def test_what_cannot_be_sent_keeps_no_reference(trio: Trio, value: Any) -> None:
+    a = trio[0]
+    assert await a.peer("b").call(len, "ab") == 2
+    for _ in range(3):
+        try_to_make(a, value)
+    assert await a.peer("b").call(len, "ab") == 2  # what is noted has been seen to
+    gc.collect()
+    assert await a.peer("b").call(len, "ab") == 2
+    assert a.rrefs() == []
+
+
+async def test_who_introduced_itself_in_time_is_not_dropped(trio: Trio) -> None:
+    """The time may be over in the very turn of the loop in which it is known."""
+    a = trio[0]
+    connection = a.directory.accept()
+    hello = Hello("z", 1, -1, 1, "a", 0, "")
+    connection.opened.set_result(hello)
+    a.directory.admission._expire(connection, 5.0)  # noqa: SLF001  (the timer's turn)
+    assert not connection.ended.done()
+    assert not a.counters.connections_dropped_unauthenticated
+    await asyncio.sleep(0)  # that it has introduced itself is noted
+    assert not len(a.directory.admission)
