@@ -16,6 +16,7 @@ from typing import Final
 # Within this after one silence has ended, another goes on with it: a connection that
 # broke is dialed again after at most so long.
 APART_S: Final = 2.0
+START: Final = "start"  # the first of a worker: who is called before is not there yet
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +41,11 @@ class Fault:
     def is_silence(self) -> bool:
         """Whether somebody cannot hear somebody meanwhile."""
         return self.kind.startswith(("SIGSTOP", "partition"))
+
+    @property
+    def is_down(self) -> bool:
+        """Whether there is no process meanwhile."""
+        return bool(self.life) or self.kind == START
 
     def touches(self, one: str, other: str) -> bool:
         """Say whether it is one between these two workers."""
@@ -105,7 +111,7 @@ class History:
         at once.
         """
         return any(
-            (fault.is_silence or fault.life)
+            (fault.is_silence or fault.is_down)
             and fault.touches(one, other)
             and fault.overlaps(begun_s - self.dial_s * fault.is_silence, ended_s)
             for fault in self.faults

@@ -245,7 +245,7 @@ async def no_time(load: Load, to: str) -> None:
     peer, given = load.worker.peer(to), load.rng.choice(NO_TIMES)
 
     async def within(call_id: str) -> Any:
-        async with asyncrpc.deadline(given):  # type: ignore[arg-type]
+        async with asyncrpc.deadline(given):
             return await peer.call(run, call_id)
 
     async def using(call_id: str) -> Any:
@@ -401,9 +401,7 @@ async def odd_shape(load: Load, to: str) -> None:
 async def cut_short(load: Load, to: str) -> None:
     """Make another mistake, and cancel it at any moment."""
     kinds = [kind for kind in MISTAKES if kind is not cut_short]
-    task: asyncio.Task[None] = asyncio.ensure_future(
-        load.rng.choice(kinds)(load, to)  # type: ignore[arg-type]
-    )
+    task: asyncio.Task[None] = asyncio.ensure_future(load.rng.choice(kinds)(load, to))
     await asyncio.wait([task], timeout=load.rng.expovariate(20.0))
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

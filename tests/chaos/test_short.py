@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from asyncrpc import Outcome
+from tests.chaos.fleet import Given
 from tests.chaos.heap import Heap, allocated_blocks
 from tests.chaos.log import Call
-from tests.chaos.run import Given, go
+from tests.chaos.run import go
 from tests.chaos.verdict import Verdict, judge_calls, judge_memory
 
 SECONDS = 15.0

@@ -1,7 +1,7 @@
 """One worker of the chaos suite: `python -m tests.chaos.worker SEAT`, SEAT in JSON.
 
-It calls the others until it reads `finish` on its input; then it lets go of all that it
-holds.  On `report` it says what it has left, on `leave` it ends in order.
+It calls the others until it reads `finish` on its input.  On `let go` it lets go of all
+that it holds, on `report` it says what it has left, on `leave` it ends in order.
 """
 
 from __future__ import annotations
@@ -130,8 +130,10 @@ async def main(seat: Seat) -> None:
             load.stop()
             faulthandler.dump_traceback_later(FINISH_S, exit=True)
         faulthandler.cancel_dump_traceback_later()
-        worker.kept.clear()
         say(seat.name, "finished", {"problems": load.problems})
+        await next_command(commands, "let go")
+        worker.kept.clear()
+        say(seat.name, "let go", {})
         await next_command(commands, "report")
         say(seat.name, "left", holdings(worker))
         await next_command(commands, "leave")
