@@ -71,7 +71,7 @@ async def not_importable(load: Load, to: str) -> None:
     wanted = Wanted((DecodeError,), ("cannot import",))
     if to in load.strict:  # which does not say what it has
         wanted = Wanted((RejectedError,), ("may not be called",))
-    await _in_ways(load, "function that no callee has", to, wanted, function)
+    await _in_ways(load, "function: not importable", to, wanted, function)
 
 
 async def not_exposed(load: Load, to: str) -> None:
@@ -79,13 +79,13 @@ async def not_exposed(load: Load, to: str) -> None:
         to = load.rng.choice(sorted(load.strict - {load.worker.name}) or [to])
     if to in load.strict:
         wanted = Wanted((RejectedError,), ("mark it with @asyncrpc.expose",))
-        await _in_ways(load, "function not exposed", to, wanted, unexposed, "never")
+        await _in_ways(load, "function: not exposed", to, wanted, unexposed, "never")
 
 
 async def not_callable(load: Load, to: str) -> None:
     function = load.rng.choice([5, "name", None, 2.5, [len]])
     wanted = Wanted((UsageError,), ("must be callable",))
-    await _in_ways(load, "no function", to, wanted, function)
+    await _in_ways(load, "function: not callable", to, wanted, function)
 
 
 async def _in_ways(
@@ -109,12 +109,14 @@ async def wrong_way(load: Load, to: str) -> None:
         lambda it: peer.call(count_to, it, 3),
         lambda it: use(peer, "stream", run, it),
     ]
-    await load.mistake(
-        "generator called, or other", (to,), wanted, load.rng.choice(calls)
-    )
+    await load.mistake("function: wrong way", (to,), wanted, load.rng.choice(calls))
 
 
 # --- arguments and results -----------------------------------------------------------
+
+
+# Here a KeyboardInterrupt is the user's own, and ends the program.
+HERE: Final = [kind for kind in wrongs.KINDS if kind != "KeyboardInterrupt"]
 
 
 async def unsendable(load: Load, to: str) -> None:
@@ -122,14 +124,14 @@ async def unsendable(load: Load, to: str) -> None:
         "a lambda": lambda: lambda: 1,
         "a generator": lambda: (number for number in range(3)),
         "65 dimensions": lambda: torch.ones([1] * 65),
-        "raises": lambda: wrongs.RaisesWhenWritten(load.rng.choice(wrongs.KINDS)),
+        "raises": lambda: wrongs.RaisesWhenWritten(load.rng.choice(HERE)),
         "deep": lambda: [wrongs.RaisesWhenWritten("RecursionError"), torch.ones(9)],
     }
     if load.rng.random() < 0.1:
         makes = {"too long": lambda: "n" * wrongs.TOO_LONG}
     value = load.rng.choice(list(makes.values()))()
     wanted = Wanted((EncodeError,), ("cannot be sent",), NOT_EXECUTED)
-    await _with_argument(load, "argument that cannot travel", to, wanted, value)
+    await _with_argument(load, "argument: cannot travel", to, wanted, value)
 
 
 async def unreadable(load: Load, to: str) -> None:
@@ -137,7 +139,7 @@ async def unreadable(load: Load, to: str) -> None:
     wanted = Wanted((DecodeError,), ("rebuilt", "cannot be read", "no value"))
     if is_strict(load, to):
         wanted = Wanted((EncodeError, RejectedError), _STRICT)
-    await _with_argument(load, "argument that raises when read", to, wanted, value)
+    await _with_argument(load, "argument: raises if read", to, wanted, value)
 
 
 async def _with_argument(
@@ -159,9 +161,10 @@ async def wrong_result(load: Load, to: str) -> None:
     if kind == "too long" and load.rng.random() < 0.7:  # it takes 64 MiB
         kind = "65 dimensions"
     function = load.rng.choice([wrongs.returns, wrongs.returns_async])
-    wanted = Wanted((EncodeError,), ("cannot be sent",), EXECUTED)
+    texts = ("cannot be sent", "KeyboardInterrupt")
+    wanted = Wanted((EncodeError, RemoteError), texts, EXECUTED)
     await load.mistake(
-        "result that cannot travel",
+        "result: cannot travel",
         (to,),
         wanted,
         lambda it: peer.call(function, it, kind),
@@ -178,7 +181,7 @@ async def unreadable_result(load: Load, to: str) -> None:
         lambda it: peer.call(wrongs.gives, it, kind),
         lambda it: use(peer, "stream", wrongs.streams, it, kind),
     ]
-    what = "result that raises when read"
+    what = "result: raises if read"
     await load.mistake(what, (to,), wanted, load.rng.choice(calls))
 
 
@@ -193,14 +196,14 @@ async def wrong_arguments(load: Load, to: str) -> None:
         lambda _: use(peer, "remote", Counter),
     ]
     make = load.rng.choice(calls)
-    await load.mistake("arguments that do not fit", (to,), wanted, make, claims=False)
+    await load.mistake("arguments: do not fit", (to,), wanted, make, claims=False)
 
 
 async def wrong_out(load: Load, to: str) -> None:
     peer = load.worker.peer(to).using(out=torch.empty(7))
     wanted = Wanted((OutMismatchError,), ("out=",), EXECUTED)
     await load.mistake(
-        "out= of another shape",
+        "out=: another shape",
         (to,),
         wanted,
         lambda it: peer.call(double, it, torch.ones(5)),
@@ -228,7 +231,7 @@ async def raising(load: Load, to: str) -> None:
     function = load.rng.choice(functions[way])
     wanted = Wanted((RemoteError,), _TEXTS.get(kind, ("short", kind)), EXECUTED)
     await load.mistake(
-        f"function that raises, by {way}",
+        f"function: raises, {way}",
         (to,),
         wanted,
         lambda it: use(peer, way, function, it, kind),
@@ -253,7 +256,7 @@ async def no_time(load: Load, to: str) -> None:
 
     wanted = Wanted((UsageError,), ("number of seconds",))
     make = load.rng.choice([within, using])
-    await load.mistake("time that is none", (to,), wanted, make)
+    await load.mistake("timeout: no number", (to,), wanted, make)
 
 
 async def no_time_left(load: Load, to: str) -> None:
@@ -271,9 +274,7 @@ async def no_time_left(load: Load, to: str) -> None:
     ]
     wanted = Wanted((DeadlineExceededError,), ("no response in 0 s",))
     which = load.rng.randrange(len(calls))
-    await load.mistake(
-        "deadline that is over", (to,), wanted, calls[which], claims=which < 3
-    )
+    await load.mistake("deadline: over", (to,), wanted, calls[which], claims=which < 3)
 
 
 # --- references, streams, workers, gradients, collectives ----------------------------
@@ -294,7 +295,7 @@ async def released(load: Load, to: str) -> None:
     ]
     wanted = Wanted((RRefDeletedError, EncodeError), ("by RRef.release()",))
     for make in load.rng.sample(uses, 2):
-        await load.mistake("reference after release", (to,), wanted, make)
+        await load.mistake("reference: released", (to,), wanted, make)
 
 
 class StreamEndedError(Exception):
@@ -315,7 +316,7 @@ async def closed_stream(load: Load, to: str) -> None:
             await anext(items)
     await items.aclose()
     wanted = Wanted((StreamEndedError,), ("closed",))
-    await load.mistake("stream that was closed", (to,), wanted, take_one)
+    await load.mistake("stream: closed", (to,), wanted, take_one)
 
 
 async def nobody(load: Load, to: str) -> None:
@@ -323,7 +324,7 @@ async def nobody(load: Load, to: str) -> None:
         return await load.worker.peer("nobody").call(run, call_id)
 
     wanted = Wanted((UnknownWorkerError,), ("known: ",))
-    await load.mistake("worker that is none", (to,), wanted, call)
+    await load.mistake("worker: unknown", (to,), wanted, call)
 
 
 async def no_root(load: Load, to: str) -> None:
@@ -337,7 +338,7 @@ async def no_root(load: Load, to: str) -> None:
         for roots, text in _wrong_roots(load, result):
             wanted = Wanted((UsageError, NoGradientPathError), (text,))
             await load.mistake(
-                "backward from no root",
+                "backward: no root",
                 (to,),
                 wanted,
                 lambda _, roots=roots: asyncrpc.autograd.backward(context, roots),  # type: ignore[misc]
@@ -392,7 +393,7 @@ async def odd_shape(load: Load, to: str) -> None:
 
     parties = (to, *(name for name in members if name not in (to, load.worker.name)))
     call_id, told = await load.enter(
-        f"{MISTAKE} collective of two shapes", parties, reduce, claims=False
+        f"{MISTAKE} collective: two shapes", parties, reduce, claims=False
     )
     if set(told) != {f"CollectiveError, then {len(members)}"}:
         load.problems.append(f"a collective of two shapes {call_id}: {told}")

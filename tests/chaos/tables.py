@@ -11,6 +11,7 @@ from tests.chaos.log import End
 from tests.chaos.run import Report
 
 EXAMPLES_MAX: Final = 5  # of each thing that should not have been
+INNOCENT_MAX: Final = 20  # pairs and kinds of calls
 _NUMBERS: Final = frozenset(
     {"times", "logged", "not logged", "calls", "made", "own error", "late"}
     | {"fault", "given up", "else", "is"}
@@ -40,7 +41,7 @@ def show(report: Report) -> None:
 
 def _table(*columns: str, title: str) -> Table:
     """Return a table whose numbers line up."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", min_width=len(title) + 2)
     for index, column in enumerate(columns):
         is_number = column in _NUMBERS and index
         table.add_column(column, justify="right" if is_number else "left")
@@ -63,7 +64,7 @@ def _outcomes(report: Report) -> Table:
 
 
 def _errors(report: Report) -> Table:
-    table = _table("error", "calls", title="What callers of right calls were told")
+    table = _table("error", "calls", title="Ends of right calls")
     for error, count in report.verdict.errors.most_common():
         table.add_row(error, f"{count:,}")
     return table
@@ -97,8 +98,13 @@ def _causes(report: Report) -> Table:
 
 def _innocent(report: Report) -> Table:
     table = _table("pair", "call", "error", "calls", title="Lost without a fault")
-    for (pair, what, error), count in report.verdict.losses.innocent.most_common():
+    innocent = report.verdict.losses.innocent
+    shown = innocent.most_common(INNOCENT_MAX)
+    for (pair, what, error), count in shown:
         table.add_row(pair, what, error, f"{count:,}")
+    rest = innocent.total() - sum(count for _, count in shown)
+    if rest:
+        table.add_row("others", "", "", f"{rest:,}")
     return table
 
 

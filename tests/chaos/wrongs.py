@@ -6,6 +6,7 @@ What begins enters its call first, so that it can be seen that it ran.
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -134,7 +135,10 @@ RESULTS: Final[dict[str, Callable[[], Any]]] = {
     "too long": lambda: "n" * TOO_LONG,
     "a generator": lambda: (number for number in range(3)),
     "a lambda": lambda: lambda: 1,
-    "raises when written": lambda: RaisesWhenWritten("RecursionError"),
+    **{
+        f"{kind} when written": functools.partial(RaisesWhenWritten, kind)
+        for kind in ("RecursionError", "SystemExit", "KeyboardInterrupt", "no text")
+    },
 }
 
 
