@@ -177,7 +177,8 @@ class RRefService(Travel, OwnedValues):
                 on_link=partial(self._bind, shared, of),
             )
         except (CallError, RRefError) as error:
-            call.fail(error)
+            # The frames that it has passed hold the call, and the arguments.
+            call.fail(frameless(error))
             call.exception()
             if isinstance(error, EncodeError):
                 raise

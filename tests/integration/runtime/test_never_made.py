@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +36,35 @@ async def test_what_cannot_be_sent_keeps_no_reference(trio: Trio, value: Any) ->
     gc.collect()
     assert await a.peer("b").call(len, "ab") == 2
     assert a.rrefs() == []
+
+
+class Large:
+    """Stands for what is large: it should go when nobody uses it."""
+
+    def __reduce__(self) -> Any:
+        raise ValueError("cannot be written")
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Nothing is freed but what nobody refers to."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def test_what_cannot_be_sent_is_let_go_at_once(
+    trio: Trio, no_collector: None
+) -> None:
+    a = trio[0]
+    assert await a.peer("b").call(len, "ab") == 2
+    value = Large()
+    seen = weakref.ref(value)
+    try_to_make(a, value)
+    del value
+    assert await a.peer("b").call(len, "ab") == 2
+    assert seen() is None
 
 
 async def test_who_introduced_itself_in_time_is_not_dropped(trio: Trio) -> None:
