@@ -29,9 +29,9 @@ class TestShort:
         assert found == {}
         assert report.injected.total() > 2
         assert report.verdict.outcomes["EXECUTED", True] > 100
-        assert len(report.mistakes.workers) == report.mistakes.at_once == 3
-        assert len(report.mistakes.made) >= 15  # kinds
-        assert report.mistakes.made.total() > 100
+        assert report.mistakes.workers == {"a", "b", "c"}
+        assert report.mistakes.at_once >= 2
+        assert len(report.mistakes.made) >= 8  # kinds
 
 
 def call(outcome: Outcome | None, *ran: str, took_s: float = 0.1) -> Call:
