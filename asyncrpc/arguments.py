@@ -7,7 +7,6 @@ its own `__repr__`, which may raise, or be endless: `shown` never raises, and is
 
 from __future__ import annotations
 
-from math import isfinite
 from numbers import Real
 from typing import Any, Final
 
@@ -49,8 +48,7 @@ def check_kind(
 
 def check_seconds(name: str, value: Any) -> None:
     """Raise UsageError unless an argument is a number of seconds."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or value != value:  # noqa: PLR0124  (NaN)
         raise wrong(name, "a number of seconds, or None for no limit", value)
 
 

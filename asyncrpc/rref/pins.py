@@ -66,32 +66,6 @@ def copy_of(error: BaseException) -> BaseException:
     return copy.with_traceback(error.__traceback__)
 
 
-def frameless(error: Exception) -> Exception:
-    """Return an error like one that was raised here, to be kept: it holds no frame.
-
-    A frame holds those that it was called from, and one of them the very handle whose
-    finalizer keeps the error.  Its causes stay out if they have frames: the text says
-    what they were.
-    """
-    copy = copy_of(error).with_traceback(None)
-    assert isinstance(copy, Exception)
-    if _has_frames(copy.__cause__):
-        copy.__cause__ = None
-    if _has_frames(copy.__context__):
-        copy.__context__ = None
-    return copy
-
-
-def _has_frames(error: BaseException | None) -> bool:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if error.__traceback__ is not None:
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
-
-
 class MessagePins:
     """What one message that was sent relies on; a `runtime.extensions.Pins`."""
 

@@ -19,11 +19,12 @@ from asyncrpc.errors import (
     RRefDeletedError,
     RRefError,
     UsageError,
+    rebuild,
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.pins import Shared, frameless
+from asyncrpc.rref.pins import Shared
 from asyncrpc.rref.travel import Travel
 from asyncrpc.rref.values import OwnedValues, result_of
 from asyncrpc.runtime.calls.destination import Destination, put
@@ -177,8 +178,8 @@ class RRefService(Travel, OwnedValues):
                 on_link=partial(self._bind, shared, of),
             )
         except (CallError, RRefError) as error:
-            # The frames that it has passed hold the call, and the arguments.
-            call.fail(frameless(error))
+            # Not the one that is raised: its traceback keeps the handle.
+            call.fail(rebuild(type(error), error.args, dict(vars(error))))
             call.exception()
             if isinstance(error, EncodeError):
                 raise
@@ -230,8 +231,8 @@ class RRefService(Travel, OwnedValues):
         if error is None:
             self._carry_out(self._user.confirmed(shared.rref_id))
             return
-        if shared.error is None and isinstance(error, Exception):
-            shared.error = frameless(error)
+        if shared.error is None:
+            shared.error = error if isinstance(error, Exception) else None
         self._carry_out(self._user.refused(shared.rref_id))
 
 

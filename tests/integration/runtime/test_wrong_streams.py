@@ -56,6 +56,15 @@ async def test_the_option_timeout_limits_a_stream(trio: Trio) -> None:
     assert len(items) <= 1
 
 
+async def test_an_infinite_timeout_is_no_limit(trio: Trio) -> None:
+    peer = trio[0].peer("b").using(timeout_s=float("inf"))
+    assert await peer.call(len, "ab") == 2
+    assert await peer.remote(len, "abc").to_here(timeout_s=float("inf")) == 3
+    async for item in peer.stream(waits):
+        assert item == 1
+        break
+
+
 async def test_no_timeout_of_a_stream_stands_for_no_limit(trio: Trio) -> None:
     async for item in trio[0].peer("b").using(timeout_s=None).stream(waits):
         assert item == 1
