@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeAlias
 
 from tests.chaos.fleet import Fleet
-from tests.chaos.history import History
+from tests.chaos.history import CUT, History
 from tests.chaos.log import now_s
 from tests.chaos.wires import Wires
 
@@ -130,7 +130,7 @@ async def cut(chaos: Chaos) -> None:
     """Break the connections between two workers, once or in a row."""
     one, other = chaos.pair()
     for _ in range(chaos.rng.choice([1, 1, 5])):
-        end = chaos.begin("cut", one, other)
+        end = chaos.begin(CUT, one, other)
         await chaos.wires.cut(one, other)
         end()
         await asyncio.sleep(chaos.rng.uniform(0.0, 0.5))

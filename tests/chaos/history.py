@@ -3,7 +3,7 @@
 What a fault explains is asked of its causes, not of the clock alone.  A life that was
 given up was killed; or two workers could not hear each other for so long that one may
 give up the other, and the link that was lost is one that they had then.  A cut explains
-nothing: it is resumed.
+no lost link: that is resumed.  It may only end a dial, before there is a link.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final
 # Within this after one silence has ended, another goes on with it: a connection that
 # broke is dialed again after at most so long.
 APART_S: Final = 2.0
+CUT: Final = "cut"
 START: Final = "start"  # the first of a worker: who is called before is not there yet
 
 
@@ -116,6 +117,26 @@ class History:
             and fault.overlaps(begun_s - self.dial_s * fault.is_silence, ended_s)
             for fault in self.faults
         )
+
+    def dial_cut(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
+        """Say whether a connection that was being made may have been cut.
+
+        There is nothing yet that could be resumed.
+        """
+        return any(
+            fault.kind == CUT
+            and fault.touches(one, other)
+            and fault.overlaps(begun_s - self.dial_s, ended_s)
+            for fault in self.faults
+        )
+
+    def lines(self) -> list[str]:
+        """Return one line for each fault, to be read beside the logs."""
+        return [
+            f"{one.begun_s:.2f} to {one.ended_s:.2f} {one.kind}: "
+            f"{', '.join(sorted(one.names))} {one.life}"
+            for one in self.faults
+        ]
 
     def _silences(self, one: str, other: str) -> Iterator[tuple[float, float]]:
         """Return from when to when two workers could not hear each other."""

@@ -17,6 +17,7 @@ from tests.chaos.log import Call, End, Loss, Story
 
 KILLED: Final = "a worker was killed"
 PARTED: Final = "they could not hear each other for too long"
+DIAL_CUT: Final = "its dial was cut, before there was a link"
 UNREACHABLE: Final = "it was down or out of reach"
 NONE: Final = ""
 # A call with so much time that waited for all of it, undisturbed, was lost silently.
@@ -74,6 +75,9 @@ def cause_of(call: Call, story: Story, history: History) -> tuple[str, list[Loss
         for one, other in _pairs(call):
             if history.unreachable(one, other, call.since_s, call.ended_s):
                 return UNREACHABLE, losses
+            never_ran = call.outcome is Outcome.NOT_EXECUTED
+            if never_ran and history.dial_cut(one, other, call.since_s, call.ended_s):
+                return DIAL_CUT, losses
     return NONE, losses
 
 

@@ -30,6 +30,7 @@ REST_S: Final = (
 )
 OPTIONS: Final = {"drain_timeout_s": 3.0, "lost_after_s": LOST_AFTER_S}
 NAMES: Final = "abcdefgh"
+FAULTS: Final = "faults.txt"
 UNHANDLED: Final = ("Exception in callback", "Task exception was never")
 SHARED_MEMORY: Final = Path("/dev") / "shm"
 
@@ -81,6 +82,7 @@ async def _go(given: Given, room: Path) -> Report:
     story = read_all(given.folder, {life.label for life in fleet.dead})
     judge_calls(story.calls, verdict)
     verdict.losses = judge_losses(story, history)
+    (given.folder / FAULTS).write_text("\n".join(history.lines()), encoding="utf-8")
     verdict.leaks += _left(before, left_behind(room), killed=len(fleet.dead))
     return Report(
         given,

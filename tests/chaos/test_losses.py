@@ -16,6 +16,7 @@ from tests.chaos.history import History
 from tests.chaos.load import Wanted, end_of
 from tests.chaos.log import Call, End, Loss, Story, read_all
 from tests.chaos.losses import (
+    DIAL_CUT,
     KILLED,
     PARTED,
     UNREACHABLE,
@@ -134,7 +135,7 @@ def test_the_callee_may_have_given_up_the_caller() -> None:
         (("partition, long", ("a", "b"), 83.0, 92.0, ""), NO_OUTCOME, True),
         (("partition, long", ("a", "b"), 73.0, 82.0, ""), NO_OUTCOME, False),
         (("partition, long", ("a", "c"), 83.0, 101.0, ""), NO_OUTCOME, False),
-        (("cut", ("a", "b"), 100.4, 100.4, ""), NO_OUTCOME, False),
+        (("cut", ("a", "c"), 100.4, 100.4, ""), NO_OUTCOME, False),
         # Who may have been reached had a link.
         (("SIGKILL", ("b",), 95.0, 100.5, LIFE), Outcome.EXECUTED, False),
     ],
@@ -168,6 +169,22 @@ def test_a_call_that_had_no_link(
 def test_a_call_that_nobody_answered(call: Call, *, is_found: bool) -> None:
     faults = history(("cut", ("a", "c"), 105.0, 105.0, ""))
     assert bool(judged(call, faults).lines) == is_found
+
+
+@pytest.mark.parametrize(
+    ("outcome", "losses", "cause"),
+    [
+        (NO_OUTCOME, [], DIAL_CUT),
+        (Outcome.UNKNOWN, [], ""),  # there was a link, which is resumed
+        (NO_OUTCOME, [given_up()], ""),
+    ],
+)
+def test_a_cut_explains_a_dial_and_no_link(
+    outcome: Outcome, losses: list[Loss], cause: str
+) -> None:
+    cut = ("cut", ("a", "b"), 100.4, 100.4, "")
+    found = judged(lost_call(outcome=outcome), history(cut), *losses)
+    assert dict(found.causes) == ({cause: 1} if cause else {})
 
 
 def test_links_that_end_with_their_workers_are_no_losses() -> None:
