@@ -91,6 +91,15 @@ class History:
             fault.life == life and fault.begun_s <= by_s for fault in self.faults
         )
 
+    def stopped(self, name: str, begun_s: float, ended_s: float) -> bool:
+        """Say whether a worker's process was stopped, at some time between."""
+        return any(
+            fault.kind.startswith("SIGSTOP")
+            and name in fault.names
+            and fault.overlaps(begun_s, ended_s)
+            for fault in self.faults
+        )
+
     def parted(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
         """Say whether two workers were silent for too long, at some time between."""
         return any(

@@ -18,8 +18,11 @@ from tests.chaos.log import Call, End, Loss, Story
 KILLED: Final = "a worker was killed"
 PARTED: Final = "they could not hear each other for too long"
 DIAL_CUT: Final = "its dial was cut, before there was a link"
+STOPPED: Final = "it was stopped, and silent before for want of a processor"
 UNREACHABLE: Final = "it was down or out of reach"
 NONE: Final = ""
+WATCH_SAID: Final = "its process is stopped"
+EVIDENCE_S: Final = 4.0  # no older is what a worker knows of a peer's process
 # A call with so much time that waited for all of it, undisturbed, was lost silently.
 PATIENT_S: Final = 30.0
 
@@ -87,6 +90,11 @@ def cause_of_loss(loss: Loss, story: Story, history: History) -> str:
         return KILLED
     if history.parted(_name(loss.by), loss.peer, loss.linked_s, loss.at_s):
         return PARTED
+    # On a machine with too much to do one is silent before it is stopped.  The watch
+    # says that it is stopped, and so it was when the watch looked.
+    looked_s = loss.at_s - EVIDENCE_S
+    if WATCH_SAID in loss.reason and history.stopped(loss.peer, looked_s, loss.at_s):
+        return STOPPED
     return NONE
 
 

@@ -103,6 +103,22 @@ def test_a_call_on_a_link_that_was_given_up(
     assert len(found.lines) == (0 if cause else 2)  # the link, and the call
 
 
+@pytest.mark.parametrize(
+    ("names", "reason", "is_explained"),
+    [
+        (("b",), "silent for 6.0 s: its process is stopped, by a signal", True),
+        (("c",), "silent for 6.0 s: its process is stopped, by a signal", False),
+        (("b",), "silent for 6.0 s: its event loop runs", False),
+    ],
+)
+def test_who_was_silent_before_it_was_stopped(
+    names: tuple[str, ...], reason: str, *, is_explained: bool
+) -> None:
+    stop = ("SIGSTOP, short", names, 98.0, 100.4, "")
+    loss = Loss("a.10", "b", "life of b", 0.0, 100.5, reason)
+    assert bool(judged(lost_call(), history(stop), loss).lines) != is_explained
+
+
 def test_a_link_that_is_younger_than_the_fault_is_not_lost_by_it() -> None:
     stop = ("SIGSTOP, long", ("b",), 80.0, 95.0, "")
     old = judged(lost_call(), history(stop), given_up(linked_s=94.0))
