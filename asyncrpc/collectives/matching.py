@@ -7,7 +7,7 @@ failed for one collective leaves the next ones be; a rank that is lost leaves no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +35,8 @@ from asyncrpc.errors import (
     TransportError,
     WorkerLostError,
 )
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.links.link import Link
@@ -64,6 +66,7 @@ class Matching:
         self.label = "a group"
         self.members: Sequence[str] = ()  # not known before the group is made here
         self.rank = -1
+        self.lives: Mapping[str, Incarnation | None] = {}  # of members, as then known
         self.operations: Operations[Arrival] = Operations()
         self.lost: Failure | None = None
         self._ended = 0  # collectives before this number do not need who is lost
@@ -112,6 +115,14 @@ class Matching:
     def is_hearsay_of(self, name: str) -> bool:
         """Say whether a group is known by the messages of this worker alone."""
         return not self.members and set(self._heard) <= {name}
+
+    def has(self, peer: WorkerId) -> bool:
+        """Say whether this life of a worker may be a member, and not a later one.
+
+        Word that a worker was lost may come when it has been restarted long ago.
+        """
+        life = self.lives.get(peer.name)
+        return life in (None, UNKNOWN_INCARNATION, peer.incarnation)
 
     # --- beginning and ending --------------------------------------------------------
 

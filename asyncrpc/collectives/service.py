@@ -53,7 +53,7 @@ class CollectivesService(ServiceMethods):
         self._groups: dict[int, Matching] = {}
         self._closed: OrderedDict[int, str] = OrderedDict()
         self._made: defaultdict[int, int] = defaultdict(int)
-        self._lost: dict[str, str] = {}
+        self._lost: dict[str, tuple[WorkerId, str]] = {}
         block = array(
             group=COUNT,
             number=COUNT,
@@ -119,8 +119,11 @@ class CollectivesService(ServiceMethods):
         matching.join(
             f"{label} of {len(members)}", members, members.index(self.worker.name)
         )
-        for lost, reason in self._lost.items():
-            matching.on_lost(lost, reason)
+        known = self.worker.directory.known_incarnation
+        matching.lives = {member: known(member) for member in members}
+        for lost, reason in self._lost.values():
+            if matching.has(lost):
+                matching.on_lost(lost.name, reason)
         return matching
 
     def close_group(self, matching: Matching) -> None:
@@ -217,9 +220,10 @@ class CollectivesService(ServiceMethods):
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Let every group fail that the worker was in."""
-        self._lost[peer.name] = reason
+        self._lost[peer.name] = peer, reason
         for matching in list(self._groups.values()):
-            matching.on_lost(peer.name, reason)
+            if matching.has(peer):
+                matching.on_lost(peer.name, reason)
             if matching.is_hearsay_of(peer.name):
                 del self._groups[matching.id]
 

@@ -40,6 +40,7 @@ _FLAT_DEPTH: Final = 2
 _FLAT_LENGTH: Final = 32
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str})
+_PACKER_BYTES_MAX: Final = 1 << 20  # with more it is made anew
 _REFERENCE: Final = msgpack.ExtType(kinds.REFERENCE, bytes(4))
 _NOTHING: Final = b"\x92\x90\x80"  # msgpack of [[], {}], the arguments of many calls
 _NONE: Final = b"\xc0"
@@ -83,6 +84,12 @@ class Form(NamedTuple):
     place: Place | None = None  # if the buffer is the key of shared memory
 
 
+def _new_packer() -> msgpack.Packer:
+    return msgpack.Packer(
+        strict_types=True, unicode_errors="surrogatepass", autoreset=True
+    )
+
+
 class Quick:
     """The shortcuts of one codec; what it remembers is bounded and only saves time."""
 
@@ -95,9 +102,7 @@ class Quick:
         self._forms: dict[bytes, Form | None] = {}  # by the table
         # By the whole control part, where the tree is a common one.
         self._wholes: dict[bytes, tuple[Form | None, bytes]] = {}
-        self._packer = msgpack.Packer(
-            strict_types=True, unicode_errors="surrogatepass", autoreset=True
-        )
+        self._packer = _new_packer()
 
     # --- writing ---------------------------------------------------------------------
 
@@ -152,6 +157,8 @@ class Quick:
         except (OverflowError, ValueError):  # an integer of more than 64 bits, say
             self._packer.reset()
             return None
+        if len(packed) > _PACKER_BYTES_MAX:  # it keeps twice as much for ever
+            self._packer = _new_packer()
         return packed
 
     def _table_of(self, tensor: torch.Tensor) -> bytes | None:

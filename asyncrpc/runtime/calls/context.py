@@ -110,7 +110,7 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
 def effective_deadline(timeout_s: float | None, now_s: float) -> Deadline | None:
     """Return the earlier of the enclosing deadline and `timeout_s` from now."""
     outer = deadline_var.get()
-    if timeout_s is None:
+    if timeout_s is None or timeout_s == math.inf:
         return outer
     own = Deadline.after(timeout_s, now_s)
     return own if outer is None else min(own, outer)

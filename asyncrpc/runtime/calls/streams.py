@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from asyncrpc.clock import Deadline
     from asyncrpc.runtime.devices.maps import DeviceMap
     from asyncrpc.runtime.links.link import Link
+    from asyncrpc.runtime.worker import Worker
 
 _END: Final = object()
 
@@ -156,6 +157,29 @@ async def consume(
             yield item
     finally:
         link.cancel(inflow)  # does nothing if the stream has ended
+
+
+async def link_by(
+    deadline: Deadline | None, worker: Worker, to: str, function: str
+) -> Link:
+    """Return the link that a stream is to come over, before the deadline.
+
+    Raises:
+        DeadlineExceededError: there was none in time; nothing was sent.
+        WorkerLostError: the worker cannot be reached.
+    """
+    try:
+        async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
+            return await worker.link_to(to)
+    except TimeoutError as error:
+        if deadline is None or isinstance(error, CallError):
+            raise
+        raise DeadlineExceededError(
+            function=function,
+            to=to,
+            outcome=Outcome.NOT_EXECUTED,
+            timeout_s=deadline.allowed_s,
+        ) from error
 
 
 async def _take_by(inflow: Inflow, deadline: Deadline | None) -> Any:
