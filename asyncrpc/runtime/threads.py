@@ -65,7 +65,7 @@ def outcome_to(future: asyncio.Future[Any]) -> Done:
             return
         if error is not None:
             future.set_exception(settable(error))
-            if isinstance(error, ClosedError):
+            if issubclass(type(error), ClosedError):  # it may lie of its class
                 future.exception()  # that its worker ends is news to nobody else
         else:
             future.set_result(result)

@@ -29,6 +29,7 @@ from asyncrpc.errors import (
 from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.credit import InboundCredit
+from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.group import PeerGroup, group_of
 from asyncrpc.runtime.calls.inbound import Mode, Target
 from asyncrpc.runtime.calls.peer import Peer
@@ -209,6 +210,7 @@ class Worker(Meeting):
         limits = Limits(unpacked_bytes_max=unpacked_bytes_max)
         self.codec = Codec(self.functions, self.references, limits, self.devices)
         self.codec.shared = self.memory.regions
+        self.error_encoder = ErrorEncoder(self.codec, worker=self.name, pid=self.pid)
         try:
             await self.devices.start()
             await self._listen()

@@ -207,8 +207,7 @@ class Codec:
             where = path_to(value, error.value, labels)
             if error.value is value:
                 where = self._first_unsendable(value, labels) or where
-            # Not from it itself: it holds the value, which would travel with an error.
-            raise _unencodable(f"{where}: {error.problem}") from error.__cause__
+            refusal, cause = _unencodable(f"{where}: {error.problem}"), error.__cause__
         except EncodeError:  # of the stager: it has the words
             raise
         except KeyboardInterrupt:
@@ -217,6 +216,8 @@ class Codec:
             where = self._first_unsendable(value, labels) or "value"
             problem = f"{where}: {words_of(error)}"
             raise _unencodable(problem) from error
+        # Out of its reach: that error holds the value, which would live with this one.
+        raise refusal from cause
 
     def _first_unsendable(self, value: Any, labels: Sequence[str]) -> str:
         """Return where in a request the first part is that cannot travel by itself."""

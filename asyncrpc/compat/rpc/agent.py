@@ -253,7 +253,7 @@ class Agent:
         """Run a job in a thread of the worker's, if it has any left; on the loop."""
 
         def ended(_result: object, error: BaseException | None) -> None:
-            if isinstance(error, ClosedError):  # it was never run
+            if issubclass(type(error), ClosedError):  # it was never run
                 apart()
 
         def apart() -> None:  # the worker ends: somebody may wait all the same

@@ -28,7 +28,7 @@ from asyncrpc.errors import (
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
-from asyncrpc.runtime.calls.error_encoder import ErrorEncoder, holds_device_tensor
+from asyncrpc.runtime.calls.error_encoder import holds_device_tensor
 from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target, mode_of
 from asyncrpc.runtime.calls.named import NamedFunctions, name_of_value
 from asyncrpc.runtime.calls.preparing import PACK_HERE_BYTES_MAX
@@ -64,7 +64,7 @@ class CalleeSide(LinkCore):
         # Heads that say no more than the number of a function named before.
         self._heads: dict[bytes, tuple[Target, dict[str, Any]]] = {}
         self._arriving = self.credit.account.arriving
-        self._errors = ErrorEncoder(worker.codec, worker=worker.name, pid=worker.pid)
+        self._errors = worker.error_encoder
 
     def _on_request(  # noqa: PLR0917
         self,

@@ -90,7 +90,8 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
         return
     check_seconds("timeout_s", timeout_s, at_least=0)
     if math.isinf(timeout_s):
-        raise wrong("timeout_s", "finite, or None for no limit", timeout_s)
+        wanted = "a finite number of seconds, or None for no limit"
+        raise wrong("timeout_s", wanted, timeout_s)
     loop = loop_for("asyncrpc.deadline")
     limit = Deadline.after(timeout_s, loop.time())
     outer = deadline_var.get()

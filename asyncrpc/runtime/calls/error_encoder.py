@@ -2,7 +2,7 @@
 
 An error is described in full; what cannot travel of it is left out.  If even that
 fails, a few words are sent, and if there is no memory for these, a record that has been
-ready since the connection was opened.
+ready since the worker was started.
 """
 
 from __future__ import annotations
