@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from tests.integration.misuse.left_out_training import LEFT_OUT_TRAINING
+
 LEFT_OUT: Final[Mapping[str, str]] = {
     # name: reason
+    **LEFT_OUT_TRAINING,
 }

@@ -17,7 +17,7 @@ import pytest
 
 from asyncrpc import Worker
 from asyncrpc.testing import Cluster, acting_as
-from tests.integration.misuse import uses_calls, uses_hosts, uses_training
+from tests.integration.misuse import uses_calls, uses_ddp, uses_hosts, uses_training
 from tests.integration.misuse.left_out import LEFT_OUT
 from tests.integration.misuse.surface import surface
 from tests.integration.misuse.traffic import Traffic
@@ -28,6 +28,7 @@ from tests.soak.readings import tables
 USES: Final[Mapping[str, Use]] = {
     **uses_calls.USES,
     **uses_training.USES,
+    **uses_ddp.USES,
     **uses_hosts.USES,
 }
 Outcomes = Mapping[tuple[str, str], Outcome]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 import torch
@@ -27,6 +27,7 @@ class World:
         b: its peer, if it is in this process.
         stranger: a worker of another group, in this process.
         ended: a worker that has ended.
+        kept: what uses of one function share: a group, a module, by name.
     """
 
     a: Worker
@@ -34,6 +35,7 @@ class World:
     stranger: Worker
     ended: Worker
     other_loop: asyncio.AbstractEventLoop
+    kept: dict[str, Any] = field(default_factory=dict)
 
     @property
     def other(self) -> Worker:
