@@ -7,11 +7,17 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import Any, Final, Self, cast
 from weakref import WeakKeyDictionary
 
 import torch
 
+from asyncrpc.arguments import (
+    check_kind,
+    check_seconds,
+    check_sequence,
+    wrong,
+)
 from asyncrpc.collectives import tensors as shapes
 from asyncrpc.collectives.machine.operations import Descriptor, Failure
 from asyncrpc.collectives.matching import Run
@@ -21,14 +27,16 @@ from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.collectives.tensors import Hosted, Parts
 from asyncrpc.collectives.words import SERVICE
 from asyncrpc.errors import CollectiveError, GroupChangedError, UsageError
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.worker import Worker
+from asyncrpc.runtime.devices.names import DeviceName
+from asyncrpc.runtime.worker import Worker
 
 TIMEOUT_S: Final = 1800.0  # as torch.distributed's
 # Collectives of one group that run at a time here; more wait their turn.  So what a
 # rank that is behind has to keep for those ahead is bounded.
 RUNNING_MAX: Final = 32
+_REASON_MAX: Final = 4096  # characters that others are told
+_TAG_BITS: Final = 63  # and the sign: what a message can carry
+_BYTES_MAX: Final = 1 << 62  # of one tensor
 
 
 class Group:
@@ -75,11 +83,15 @@ class Group:
             timeout_s: seconds that a collective may take; None: no limit.
 
         Raises:
-            UsageError: `worker` is no member, a member is named twice, or the group is
-                open here already.
+            UsageError: `worker` is no member, a member is named twice, the group is
+                open here already, or an argument is of another kind.
             UnknownWorkerError: there is no such worker.
             NotStartedError: `worker` does not run.
         """
+        check_kind("worker", worker, Worker, "a worker")
+        check_kind("name", name, str, "a string")
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s, at_least=0)
         worker.check_running()
         self.worker = worker
         self.name = name
@@ -106,10 +118,17 @@ class Group:
             name: tells groups of the same members apart.
 
         Raises:
-            UsageError: this worker is not among them, or one is out of range.
+            UsageError: this worker is not among them, one is out of range, or an
+                argument is of another kind.
         """
-        for rank in ranks:
-            self._check_rank(rank, "a member")
+        check_sequence("ranks", ranks, "ranks of this group in a list")
+        for index, rank in enumerate(ranks):
+            self._check_rank(rank, f"ranks[{index}]")
+        check_kind("name", name, str, "a string")
+        if self.rank not in ranks:
+            raise UsageError(
+                f"ranks must have rank {self.rank}, which this worker is, not {ranks}"
+            )
         path = f"{self.name}/{name}" if name else f"{self.name}/"
         members = [self.members[rank] for rank in ranks]
         return Group(self.worker, members, name=path, timeout_s=self.timeout_s)
@@ -125,10 +144,11 @@ class Group:
                 a number.
 
         Raises:
-            UsageError: there is one of this name.
+            UsageError: there is one of this name, or it is no string.
 
         Source: MPI_Comm_dup.
         """
+        check_kind("name", name, str, "a string")
         if not name:
             self._duplicates += 1
             name = f"#{self._duplicates}"
@@ -142,9 +162,12 @@ class Group:
 
         Raises:
             CollectiveError: the group has failed before.
+            UsageError: `reason` is no string; or this is not the worker's event loop.
         """
+        check_kind("reason", reason, str, "a string")
+        self.worker.check_on_loop("Group.refuse")
         self._start_opening()
-        self._matching.refuse(reason)
+        self._matching.refuse(_speakable(reason))
 
     def close(self) -> None:
         """Leave the group: what is under way here fails, for all.  Idempotent."""
@@ -188,6 +211,7 @@ class Group:
 
         Raises:
             CollectiveError: it has failed for all ranks; see the class.
+            UsageError: an argument is wrong; nothing has begun here.
 
         Cancellation:
             It fails for all ranks; the next one can be used.
@@ -195,8 +219,7 @@ class Group:
         Source: torch.empty.
         """
         sizes = shape[0] if shape and not isinstance(shape[0], int) else shape
-        count = math.prod(cast("Sequence[int]", sizes))
-        nbytes = count * dtype.itemsize
+        nbytes = _bytes_of(sizes, dtype)
         async with self._run(Descriptor("empty", shape=(nbytes,))) as (run, path):
             memory = await path.empty(run, nbytes)
         return memory.view(dtype).view(cast("Sequence[int]", sizes))
@@ -382,13 +405,16 @@ class Group:
             It fails for all ranks; the next one can be used.
         """
         self._check_rank(root, "root")
+        if device is not None:
+            check_kind("device", device, str, "the name of a device")
+            _device(device)
         given = None
         if self.rank == root:
             given = shapes.one_each(tensors, "scatter", self.size)
         elif tensors is not None:
             raise UsageError(
-                f"scatter takes tensors at its root, rank {root}; this is rank "
-                f"{self.rank}: give None"
+                f"tensors must be None but at the root, rank {root}; this is rank "
+                f"{self.rank}"
             )
         async with self._run(Descriptor("scatter", root=root)) as (run, path):
             parts = None if given is None else await self._copies(given)
@@ -421,7 +447,7 @@ class Group:
         devices, dtype = self.worker.devices, parts.like.dtype
         by = reduction_for(op, dtype)
         if len(parts.dtypes) > 1:
-            raise UsageError("reduce_scatter takes tensors of one dtype")
+            raise UsageError("tensors of reduce_scatter must be of one dtype")
         descriptor = Descriptor("reduce_scatter", op, str(dtype), parts.numels)
         async with self._run(descriptor) as (run, path):
             hosts = await parts.on_host(devices)
@@ -471,12 +497,15 @@ class Group:
         Raises:
             RankLostError: the other rank is gone.
             CollectiveTimeoutError: it did not take the tensor in time.
+            UsageError: an argument is wrong; nothing has been sent.
 
         Cancellation:
             What has not been taken never is.
         """
-        self._check_rank(to, "the receiver")
+        self._check_rank(to, "to")
+        _check_tag(tag)
         shapes.check(tensor)
+        self.worker.check_on_loop("Group.send")
         (host,) = await self.worker.devices.copies_of([tensor])
         await self._points.send(host.detach(), to, tag, self.timeout_s)
 
@@ -499,12 +528,17 @@ class Group:
             RankLostError: a rank that it may come from is gone.
             CollectiveTimeoutError: nothing was sent in time.
             CollectiveError: `out` has another shape or dtype.
+            UsageError: an argument is of another kind.
 
         Cancellation:
             What comes is for the next one who asks.
         """
         if from_ is not None:
-            self._check_rank(from_, "the sender")
+            self._check_rank(from_, "from_")
+        _check_tag(tag)
+        if out is not None:
+            shapes.check(out, "out")
+        self.worker.check_on_loop("Group.recv")
         found = await self._points.recv(from_, tag, self.timeout_s)
         if out is None:
             return found
@@ -531,6 +565,7 @@ class Group:
     @asynccontextmanager
     async def _run(self, descriptor: Descriptor) -> AsyncIterator[tuple[Run, Path]]:
         """Run one collective: number it, watch it, and fail it for all if it fails."""
+        self.worker.check_on_loop(f"Group.{descriptor.operation}")
         opening = self._start_opening()
         run = self._matching.begin(descriptor, self.timeout_s)
         try:
@@ -572,11 +607,9 @@ class Group:
             run.end()
         return self._path
 
-    def _check_rank(self, rank: int, what: str) -> None:
-        if not 0 <= rank < self.size:
-            raise UsageError(
-                f"{what} is rank {rank}, of a group with ranks 0 to {self.size - 1}"
-            )
+    def _check_rank(self, rank: int, name: str) -> None:
+        if type(rank) is not int or not 0 <= rank < self.size:
+            raise wrong(name, f"a rank from 0 to {self.size - 1}", rank)
 
 
 def _names(worker: Worker, members: Sequence[str | int] | None) -> tuple[str, ...]:
@@ -585,6 +618,9 @@ def _names(worker: Worker, members: Sequence[str | int] | None) -> tuple[str, ..
             problem = "is in no group of a fixed size: say who the members are"
             raise UsageError(f"worker {worker.name!r} {problem}")
         members = range(worker.world_size)
+    check_sequence("members", members, "names or ranks of workers in a list")
+    for index, member in enumerate(members):
+        check_kind(f"members[{index}]", member, (str, int), "the name or rank of one")
     names = tuple(worker.directory.find(member).member.name for member in members)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -592,6 +628,44 @@ def _names(worker: Worker, members: Sequence[str | int] | None) -> tuple[str, ..
             f"a group has every worker once; twice in it: {', '.join(map(repr, twice))}"
         )
     return names
+
+
+def _check_tag(tag: object) -> None:
+    if type(tag) is not int or tag.bit_length() > _TAG_BITS:
+        raise wrong("tag", f"an integer of {_TAG_BITS + 1} bits", tag)
+
+
+def _bytes_of(sizes: Any, dtype: torch.dtype) -> int:
+    """Return the bytes of a tensor that is to be.
+
+    Raises:
+        UsageError: there can be none of the sizes, or of the dtype.
+    """
+    check_kind("dtype", dtype, torch.dtype, "a torch.dtype")
+    check_sequence("shape", sizes, "sizes, integers of at least 0")
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise wrong("shape", "sizes, integers of at least 0", sizes)
+    nbytes = math.prod(sizes) * dtype.itemsize
+    if nbytes > _BYTES_MAX:
+        raise wrong("shape", "of a tensor that fits into memory", sizes)
+    return nbytes
+
+
+def _device(name: str) -> None:
+    """Refuse what names no device.
+
+    Raises:
+        UsageError: it does not.
+    """
+    try:
+        DeviceName.parse(name)
+    except UsageError as error:
+        raise UsageError(f"device: {error}") from error
+
+
+def _speakable(reason: str) -> str:
+    """Return a reason as it can be told to others: short, and in Unicode."""
+    return reason[:_REASON_MAX].encode(errors="replace").decode()
 
 
 def _describe(
