@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -12,12 +11,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from asyncrpc.arguments import (
-    check_kind,
-    check_seconds,
-    check_sequence,
-    wrong,
-)
+from asyncrpc.arguments import check_kind
+from asyncrpc.collectives import given
 from asyncrpc.collectives import tensors as shapes
 from asyncrpc.collectives.machine.operations import Descriptor, Failure
 from asyncrpc.collectives.matching import Run
@@ -27,16 +22,12 @@ from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.collectives.tensors import Hosted, Parts
 from asyncrpc.collectives.words import SERVICE
 from asyncrpc.errors import CollectiveError, GroupChangedError, UsageError
-from asyncrpc.runtime.devices.names import DeviceName
 from asyncrpc.runtime.worker import Worker
 
 TIMEOUT_S: Final = 1800.0  # as torch.distributed's
 # Collectives of one group that run at a time here; more wait their turn.  So what a
 # rank that is behind has to keep for those ahead is bounded.
 RUNNING_MAX: Final = 32
-_REASON_MAX: Final = 4096  # characters that others are told
-_TAG_BITS: Final = 63  # and the sign: what a message can carry
-_BYTES_MAX: Final = 1 << 62  # of one tensor
 
 
 class Group:
@@ -88,14 +79,10 @@ class Group:
             UnknownWorkerError: there is no such worker.
             NotStartedError: `worker` does not run.
         """
-        check_kind("worker", worker, Worker, "a worker")
-        check_kind("name", name, str, "a string")
-        if timeout_s is not None:
-            check_seconds("timeout_s", timeout_s, at_least=0)
-        worker.check_running()
+        given.check_group(worker, name, timeout_s)
         self.worker = worker
         self.name = name
-        self.members = _names(worker, members)
+        self.members = given.names_of(worker, members)
         self.timeout_s = timeout_s
         service = worker.service(SERVICE)
         assert isinstance(service, CollectivesService)
@@ -121,14 +108,8 @@ class Group:
             UsageError: this worker is not among them, one is out of range, or an
                 argument is of another kind.
         """
-        check_sequence("ranks", ranks, "ranks of this group in a list")
-        for index, rank in enumerate(ranks):
-            self._check_rank(rank, f"ranks[{index}]")
         check_kind("name", name, str, "a string")
-        if self.rank not in ranks:
-            raise UsageError(
-                f"ranks must have rank {self.rank}, which this worker is, not {ranks}"
-            )
+        given.check_ranks(ranks, self.rank, self.size)
         path = f"{self.name}/{name}" if name else f"{self.name}/"
         members = [self.members[rank] for rank in ranks]
         return Group(self.worker, members, name=path, timeout_s=self.timeout_s)
@@ -167,7 +148,7 @@ class Group:
         check_kind("reason", reason, str, "a string")
         self.worker.check_on_loop("Group.refuse")
         self._start_opening()
-        self._matching.refuse(_speakable(reason))
+        self._matching.refuse(given.speakable(reason))
 
     def close(self) -> None:
         """Leave the group: what is under way here fails, for all.  Idempotent."""
@@ -219,7 +200,7 @@ class Group:
         Source: torch.empty.
         """
         sizes = shape[0] if shape and not isinstance(shape[0], int) else shape
-        nbytes = _bytes_of(sizes, dtype)
+        nbytes = given.bytes_of(sizes, dtype)
         async with self._run(Descriptor("empty", shape=(nbytes,))) as (run, path):
             memory = await path.empty(run, nbytes)
         return memory.view(dtype).view(cast("Sequence[int]", sizes))
@@ -406,18 +387,17 @@ class Group:
         """
         self._check_rank(root, "root")
         if device is not None:
-            check_kind("device", device, str, "the name of a device")
-            _device(device)
-        given = None
+            await given.check_device(self.worker, device)
+        whole = None
         if self.rank == root:
-            given = shapes.one_each(tensors, "scatter", self.size)
+            whole = shapes.one_each(tensors, "scatter", self.size)
         elif tensors is not None:
             raise UsageError(
                 f"tensors must be None but at the root, rank {root}; this is rank "
                 f"{self.rank}"
             )
         async with self._run(Descriptor("scatter", root=root)) as (run, path):
-            parts = None if given is None else await self._copies(given)
+            parts = None if whole is None else await self._copies(whole)
             found = await path.scatter(run, parts, root)
         if device is None:
             return found
@@ -478,8 +458,8 @@ class Group:
         devices, parts = self.worker.devices, Parts(tensors, "all_to_all", self.size)
         descriptor = Descriptor("all_to_all", dtype=str(parts.like.dtype))
         async with self._run(descriptor) as (run, path):
-            given = [shapes.copy(one) for one in await parts.on_host(devices)]
-            found = await path.all_to_all(run, given)
+            mine = [shapes.copy(one) for one in await parts.on_host(devices)]
+            found = await path.all_to_all(run, mine)
         return await shapes.put_like(devices, found, parts.like)
 
     # --- from one to one -------------------------------------------------------------
@@ -503,7 +483,7 @@ class Group:
             What has not been taken never is.
         """
         self._check_rank(to, "to")
-        _check_tag(tag)
+        given.check_tag(tag)
         shapes.check(tensor)
         self.worker.check_on_loop("Group.send")
         (host,) = await self.worker.devices.copies_of([tensor])
@@ -535,7 +515,7 @@ class Group:
         """
         if from_ is not None:
             self._check_rank(from_, "from_")
-        _check_tag(tag)
+        given.check_tag(tag)
         if out is not None:
             shapes.check(out, "out")
         self.worker.check_on_loop("Group.recv")
@@ -608,64 +588,7 @@ class Group:
         return self._path
 
     def _check_rank(self, rank: int, name: str) -> None:
-        if type(rank) is not int or not 0 <= rank < self.size:
-            raise wrong(name, f"a rank from 0 to {self.size - 1}", rank)
-
-
-def _names(worker: Worker, members: Sequence[str | int] | None) -> tuple[str, ...]:
-    if members is None:
-        if worker.world_size <= 0:
-            problem = "is in no group of a fixed size: say who the members are"
-            raise UsageError(f"worker {worker.name!r} {problem}")
-        members = range(worker.world_size)
-    check_sequence("members", members, "names or ranks of workers in a list")
-    for index, member in enumerate(members):
-        check_kind(f"members[{index}]", member, (str, int), "the name or rank of one")
-    names = tuple(worker.directory.find(member).member.name for member in members)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(
-            f"a group has every worker once; twice in it: {', '.join(map(repr, twice))}"
-        )
-    return names
-
-
-def _check_tag(tag: object) -> None:
-    if type(tag) is not int or tag.bit_length() > _TAG_BITS:
-        raise wrong("tag", f"an integer of {_TAG_BITS + 1} bits", tag)
-
-
-def _bytes_of(sizes: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of a tensor that is to be.
-
-    Raises:
-        UsageError: there can be none of the sizes, or of the dtype.
-    """
-    check_kind("dtype", dtype, torch.dtype, "a torch.dtype")
-    check_sequence("shape", sizes, "sizes, integers of at least 0")
-    if not all(type(size) is int and size >= 0 for size in sizes):
-        raise wrong("shape", "sizes, integers of at least 0", sizes)
-    nbytes = math.prod(sizes) * dtype.itemsize
-    if nbytes > _BYTES_MAX:
-        raise wrong("shape", "of a tensor that fits into memory", sizes)
-    return nbytes
-
-
-def _device(name: str) -> None:
-    """Refuse what names no device.
-
-    Raises:
-        UsageError: it does not.
-    """
-    try:
-        DeviceName.parse(name)
-    except UsageError as error:
-        raise UsageError(f"device: {error}") from error
-
-
-def _speakable(reason: str) -> str:
-    """Return a reason as it can be told to others: short, and in Unicode."""
-    return reason[:_REASON_MAX].encode(errors="replace").decode()
+        given.check_rank(rank, name, self.size)
 
 
 def _describe(

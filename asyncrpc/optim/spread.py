@@ -18,7 +18,7 @@ from typing import Any
 from asyncrpc.errors import CallError, OptimizerError, RemoteError, UsageError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim import states
-from asyncrpc.optim.groups import Group, groups_of, owners_of, part_of
+from asyncrpc.optim.groups import Group, owners_of, part_of
 from asyncrpc.optim.local import norm_of, scale_for
 from asyncrpc.optim.options import (
     Changes,
@@ -188,7 +188,7 @@ class Spread:
 
     async def add_group(self, group: Mapping[str, Any], name: str) -> None:
         """Optimize more parameters; see `DistributedOptimizer.add_param_group`."""
-        added = groups_of([group])[0]
+        added = dict(group)
         old = list(self._owners.listed)
         self._groups.append(added)
         self._owners.add(owners_of([added]))
