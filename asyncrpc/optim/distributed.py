@@ -20,6 +20,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Self
 
 import torch
@@ -303,7 +304,8 @@ class DistributedOptimizer:
 
     @property
     def _name(self) -> str:
-        return getattr(self._class, "__name__", repr(self._class))
+        is_named = isinstance(self._class, type | FunctionType | BuiltinFunctionType)
+        return self._class.__name__ if is_named else shown(self._class)
 
     async def _made(self) -> Self:
         self._worker.check_on_loop("a DistributedOptimizer")
