@@ -139,7 +139,8 @@ class Parts:
             if not tensors.dim() or rows % size:
                 raise UsageError(
                     f"tensors: {operation} cuts {text(tensors)} along its first "
-                    f"dimension, which is not divisible by the {size} ranks; give a list"
+                    f"dimension, which is not divisible by the {size} ranks; give a "
+                    "list"
                 )
             self._whole = self.like = tensors
             self.numels = (tensors.numel() // size,) * size

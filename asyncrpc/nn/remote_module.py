@@ -24,7 +24,6 @@ from asyncrpc.arguments import (
     check_flag,
     check_kind,
     check_sequence,
-    check_text,
     shown,
     wrong,
 )
@@ -39,6 +38,7 @@ from asyncrpc.runtime.worker import Worker
 
 T = TypeVar("T")
 
+_NAME_MAX: Final = 1000  # characters of a method's name
 _ON_OWNER: Final = "do it in a function that is called on the owner with `module_rref`"
 _STATE: Final = "use `await m.state_dict()`"
 _NAMED: Final = "use `await m.named_remote_parameters()`"
@@ -110,7 +110,7 @@ class RemoteModule:
         """
         placement = Placement.parse(remote_device)
         _check_class(module_cls)
-        _check_given(args, kwargs)
+        _check_given(() if args is None else args, kwargs)
         worker = current_worker()
         # By name: so the error about one that cannot travel names it.
         values = {
@@ -274,7 +274,8 @@ class RemoteModule:
         Cancellation:
             A coroutine function there is cancelled, a thread is not.
         """
-        check_text("name", name)
+        if type(name) is not str or not name.isidentifier() or len(name) > _NAME_MAX:
+            raise wrong("name", "the name of a method", name)
         _check_given(args, kwargs)
         return await self._start(name, tuple(args), dict(kwargs or {}))
 
@@ -354,8 +355,8 @@ class RemoteModule:
         """
         if not isinstance(dtype, torch.dtype):
             raise UsageError(
-                f"dtype must be a torch.dtype, not {shown(dtype)}: a module stays where "
-                f"it is; {_PLACED}"
+                f"dtype must be a torch.dtype, not {shown(dtype)}: a module stays "
+                f"where it is; {_PLACED}"
             )
         await self._call(owner.cast, dtype)
         return self
@@ -513,8 +514,7 @@ def _check_class(module_cls: object) -> None:
 
 def _check_given(args: object, kwargs: object) -> None:
     """Raise UsageError unless these are arguments by position, and by name."""
-    if args is not None:
-        check_sequence("args", args, "arguments in a list")
+    check_sequence("args", args, "arguments in a list")
     if kwargs is not None:
         check_kind("kwargs", kwargs, Mapping, "arguments in a dictionary")
         if not all(type(name) is str for name in cast("Mapping[Any, Any]", kwargs)):

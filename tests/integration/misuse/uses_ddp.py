@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import torch
 
-import asyncrpc
 from asyncrpc import Group, ddp
 from tests.integration.misuse.uses_calls import CALLABLES, COUNT, FLAG
 from tests.integration.misuse.uses_training import (

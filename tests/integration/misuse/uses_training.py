@@ -13,6 +13,7 @@ import asyncrpc
 from asyncrpc import Group, autograd, nn
 from asyncrpc.errors import NoGradientPathError, OptimizerError
 from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.testing import acting_as
 from tests.integration.misuse.traffic import make_parameter
 from tests.integration.misuse.uses_calls import COUNT, FLAG, SAID, VALUES
 from tests.integration.misuse.using import Arguments, Use, nothing
@@ -36,7 +37,8 @@ def three(_: object = None) -> torch.Tensor:
 def kept(world: World, what: str, make: Callable[[], Any]) -> Any:
     """Return what all uses of this world share; made when it is asked for first."""
     if what not in world.kept:
-        world.kept[what] = make()
+        with acting_as(world.a):
+            world.kept[what] = make()
     return world.kept[what]
 
 
