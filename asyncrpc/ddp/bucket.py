@@ -88,8 +88,8 @@ class GradBucket:
         check(buffer, "buffer")
         if buffer.dim() != 1 or buffer.numel() != self._offsets[-1]:
             raise UsageError(
-                f"the buffer of a bucket is of shape ({self._offsets[-1]},), and this is "
-                f"of shape {tuple(buffer.shape)}"
+                f"the buffer of a bucket is of shape ({self._offsets[-1]},), and this "
+                f"is of shape {tuple(buffer.shape)}"
             )
         self._buffer = buffer
 

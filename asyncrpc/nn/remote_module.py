@@ -148,8 +148,8 @@ class RemoteModule:
         )
         if name != at:
             raise UsageError(
-                f"remote_device {shown(remote_device)} is on worker {name!r}, and the "
-                f"module is on {at!r}"
+                f"remote_device {shown(remote_device)} is on worker {name!r}, and "
+                f"module_rref is on {at!r}"
             )
         return _restore(placement.device, module_rref)
 

@@ -226,8 +226,8 @@ async def _called(hook: Hook[S], state: S, bucket: GradBucket) -> torch.Tensor:
     numel = bucket.buffer().numel()
     if not isinstance(result, torch.Tensor) or result.numel() != numel:
         raise UsageError(
-            f"hook {shown(hook)} has to return the {numel} elements of its bucket in one "
-            "tensor"
+            f"hook {shown(hook)} has to return the {numel} elements of its bucket in "
+            "one tensor"
         )
     return result
 

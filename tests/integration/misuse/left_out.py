@@ -8,6 +8,5 @@ from typing import Final
 from tests.integration.misuse.left_out_training import LEFT_OUT_TRAINING
 
 LEFT_OUT: Final[Mapping[str, str]] = {
-    # name: reason
     **LEFT_OUT_TRAINING,
 }

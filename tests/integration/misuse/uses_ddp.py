@@ -109,13 +109,12 @@ def zero(world: World) -> ddp.ZeroRedundancyOptimizer:
 def _ready(method: str, **about: Any) -> Use:
     """Return how a method of a module is used that has been awaited."""
 
-    async def rightly(world: World) -> Any:
-        one = await model(world)
-        use = Use(lambda _: getattr(one, method), **about)
-        return await use.attempt(world)
-
     def make(world: World) -> Any:
         return getattr(world.kept["model"], method)
+
+    async def rightly(world: World) -> Any:
+        await model(world)
+        return await Use(make, **about).attempt(world)
 
     return Use(make, rightly=rightly, **about)
 
@@ -144,6 +143,7 @@ def _saved(of: Any) -> Mapping[str, Use]:
 
 
 async def _register(world: World) -> None:
+    await model(world)
     made = ddp.DistributedDataParallel(torch.nn.Linear(3, 1), group(world))
     made.register_comm_hook(None, ddp.allreduce_hook)
     made.close()
@@ -213,7 +213,7 @@ MODELS: Final[Mapping[str, Use]] = {
         },
         rightly=_join,
     ),
-    "ddp.Join.__aenter__": Use(lambda world: nothing, rightly=_join),
+    "ddp.Join.__aenter__": Use(lambda _: nothing, rightly=_join),
     "ddp.DistributedDataParallel.register_comm_hook": Use(
         lambda world: world.kept["model"].register_comm_hook,
         right={"state": lambda _: None, "hook": lambda _: ddp.allreduce_hook},
