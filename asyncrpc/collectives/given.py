@@ -103,7 +103,7 @@ def bytes_of(sizes: Any, dtype: torch.dtype) -> int:
     check_sequence("shape", sizes, "sizes, integers of at least 0")
     if not all(type(size) is int and size >= 0 for size in sizes):
         raise wrong("shape", "sizes, integers of at least 0", sizes)
-    nbytes = math.prod(sizes) * dtype.itemsize
+    nbytes: int = math.prod(sizes) * dtype.itemsize
     if nbytes > _BYTES_MAX:
         raise wrong("shape", "of a tensor that fits into memory", sizes)
     return nbytes

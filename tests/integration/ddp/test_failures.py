@@ -94,7 +94,7 @@ class TestModules:
         ("module", "options", "says"),
         [
             (nn.ReLU(), {}, "no parameter of the module needs a gradient"),
-            (Mlp(), {"bucket_cap_mb": 0}, "positive size"),
+            (Mlp(), {"bucket_cap_mb": 0}, "bucket_cap_mb must be a number above 0"),
             (Mlp(), {"ignored": ["third.bias"]}, "'third.bias'"),
             (nn.Linear(2, 2, device="meta"), {}, "'weight' is on meta"),
         ],

@@ -128,6 +128,18 @@ def _hook(hook: Any, state: Any, **fits: Any) -> Use:
     )
 
 
+def _of_bucket(method: str) -> Use:
+    return Use(lambda _: getattr(bucket(), method))
+
+
+def _wrapper(wrap: Any) -> Use:
+    return Use(
+        lambda _: wrap,
+        right={"hook": lambda _: ddp.allreduce_hook},
+        fits={"hook": CALLED},
+    )
+
+
 def _saved(of: Any) -> Mapping[str, Use]:
     """Return how the state of a hook's state is saved, by method."""
     return {
@@ -227,7 +239,7 @@ MODELS: Final[Mapping[str, Use]] = {
         )
     ),
     **{
-        f"ddp.GradBucket.{name}": Use(lambda _, name=name: getattr(bucket(), name))
+        f"ddp.GradBucket.{name}": _of_bucket(name)
         for name in ("index", "buffer", "gradients", "parameters", "is_last")
     },
     "ddp.GradBucket.set_buffer": Use(
@@ -290,11 +302,7 @@ STATES: Final[Mapping[str, Use]] = {
     "ddp.powerSGD_hook": _hook(ddp.powerSGD_hook, power),
     "ddp.batched_powerSGD_hook": _hook(ddp.batched_powerSGD_hook, power),
     **{
-        f"ddp.{wrap.__name__}": Use(
-            lambda _, wrap=wrap: wrap,
-            right={"hook": lambda _: ddp.allreduce_hook},
-            fits={"hook": CALLED},
-        )
+        f"ddp.{wrap.__name__}": _wrapper(wrap)
         for wrap in (ddp.bf16_compress_wrapper, ddp.fp16_compress_wrapper)
     },
 }

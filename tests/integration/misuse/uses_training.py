@@ -219,7 +219,8 @@ async def _current(_: World) -> None:
 
 
 def remote_parameter(world: World) -> asyncrpc.RRef[torch.nn.Parameter]:
-    return world.peer.remote(make_parameter)
+    made: asyncrpc.RRef[torch.nn.Parameter] = world.peer.remote(make_parameter)
+    return made
 
 
 def optimizer(world: World) -> DistributedOptimizer:
@@ -264,7 +265,7 @@ AUTOGRAD: Final[Mapping[str, Use]] = {
             "kwargs": lambda _: {"lr": 0.1},
         },
         fits={"optimizer_class": {"a function"}},
-        says={"args": "could not be made", "kwargs": "'wrong'"},
+        says={"args": "could not be made", "kwargs": r"'wrong'|\bkwargs\b"},
         refusals=REFUSED_BY_OWNER,
     ),
     "optim.DistributedOptimizer.step": Use(
@@ -382,7 +383,7 @@ GIVEN: Final[Mapping[str, Any]] = {
     "fits": {"args": VALUES, "kwargs": VALUES},
     "says": SAID,
 }
-TRAINED: Final = {"x": rows, "target": rows, "loss_fn": lambda _: loss}
+TRAINED: Final[Arguments] = {"x": rows, "target": rows, "loss_fn": lambda _: loss}
 TRAINED_FITS: Final = {
     "x": TENSORS,
     "target": TENSORS,
@@ -460,7 +461,7 @@ MODULES: Final[Mapping[str, Use]] = {
     ),
     "nn.Pipeline.train_step": _of_pipeline(
         "train_step",
-        right=TRAINED | {"optimizer": optimizer},
+        right={**TRAINED, "optimizer": optimizer},
         fits=TRAINED_FITS,
         rightly=_of_all_parameters,
     ),
