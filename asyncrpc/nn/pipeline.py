@@ -227,11 +227,13 @@ class Pipeline:
             OwnerLostError: it had been lost before.
             RejectedError: it is shutting down.
             DeadlineExceededError: the enclosing deadline passed.
-            UsageError: `x` cannot be cut into micro-batches.
+            UsageError: `x` cannot be cut into micro-batches, or this is not the worker's
+                event loop.
 
         Cancellation:
             All stages are told, and drop what they have of it.
         """
+        self._worker.check_on_loop("Pipeline.forward")
         chunks = self._count(x, rows_of(x, "x"))
         with_graph = current_context_var.get() is not None and torch.is_grad_enabled()
         number = self._number()
@@ -278,7 +280,8 @@ class Pipeline:
             DeadlineExceededError: the enclosing deadline passed.
             EncodeError: `loss_fn` has no name that leads to it.
             UsageError: `x` or `target` cannot be cut into micro-batches, or `x`
-                requires a gradient.
+                requires a gradient; an argument is of another kind; or this is not the
+                worker's event loop.
 
         Cancellation:
             All stages are told, and drop what they have of the step.  Once all have
@@ -287,6 +290,7 @@ class Pipeline:
         Source: torch.distributed.pipelining.ScheduleGPipe.step and Schedule1F1B.step;
         those weigh micro-batches alike, also if they have different sizes.
         """
+        self._worker.check_on_loop("Pipeline.forward_backward")
         current_context()
         check_callable("loss_fn", loss_fn)
         check_choice("reduction", reduction, REDUCTIONS)

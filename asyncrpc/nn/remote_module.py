@@ -491,6 +491,7 @@ class RemoteModule:
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CallFuture[Any]:
         """Start a method of the module, in one round trip."""
+        _worker_of(self._rref).check_running()  # else it is the owner that is gone
         if self._device == "cpu":
             return getattr(self._rref.rpc_async(), name)(*args, **kwargs)  # type: ignore[no-any-return]
         options = _worker_of(self._rref).options

@@ -285,11 +285,12 @@ class PowerSGDState(HookState):
 
         Raises:
             CollectiveError: it has failed for all ranks; errors may differ then.
-            UsageError: there is no group yet.
+            UsageError: there is no group yet, or this is not the worker's event loop.
 
         Cancellation:
             It fails for all ranks; errors may differ then.
         """
+        self.group.worker.check_on_loop("PowerSGDState.average_errors")
         for errors in (self._memory.errors, self._memory.loose_errors):
             for key in sorted(errors):
                 await average(self.group, errors[key])

@@ -188,6 +188,16 @@ COLLECTIVES: Final[Mapping[str, Use]] = {
     ),
 }
 
+# Those that send nothing, or wait for nobody.
+AT_ONCE: Final = {
+    "Group",
+    "Group.subgroup",
+    "Group.duplicate",
+    "Group.refuse",
+    "Group.close",
+    "Group.__aenter__",
+}
+
 # --- autograd, optimizers ------------------------------------------------------------
 
 HERE: Final = object()  # stands for the context that a use is in
