@@ -227,8 +227,8 @@ class Pipeline:
             OwnerLostError: it had been lost before.
             RejectedError: it is shutting down.
             DeadlineExceededError: the enclosing deadline passed.
-            UsageError: `x` cannot be cut into micro-batches, or this is not the worker's
-                event loop.
+            UsageError: `x` cannot be cut into micro-batches, or this is not the event
+                loop of the worker.
 
         Cancellation:
             All stages are told, and drop what they have of it.

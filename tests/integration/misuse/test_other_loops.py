@@ -1,4 +1,4 @@
-"""Training on another event loop than the worker's is refused at once, as after its end.
+"""Training on another loop than the worker's is refused at once, as after its end.
 
 Whatever is used there would touch what the worker's loop owns, from another thread.
 """
