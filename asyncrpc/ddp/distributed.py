@@ -244,8 +244,9 @@ class DistributedDataParallel(nn.Module):
 
         def roots_of() -> Sequence[torch.Tensor]:
             its = context.run(loss) if callable(loss) else loss
+            roots = check_roots(its, gradient)
             found.append(its)
-            return [its] if isinstance(its, torch.Tensor) else list(its)
+            return roots
 
         def engine() -> None:
             torch.autograd.backward(found[0], gradient, retain_graph=retain_graph)

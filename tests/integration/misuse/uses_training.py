@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -318,13 +318,10 @@ class Encoder(torch.nn.Module):
         return len(args) + len(kwargs)
 
 
-class Counts:
+class Counts(Protocol):
     """An interface: what is declared here is awaited."""
 
-    async def count(self, *args: Any, **kwargs: Any) -> int:
-        raise NotImplementedError
-
-    count.__isabstractmethod__ = True  # type: ignore[attr-defined]
+    async def count(self, *args: Any, **kwargs: Any) -> int: ...
 
 
 def module(world: World) -> nn.RemoteModule:
@@ -383,6 +380,7 @@ def report(_: World) -> nn.PipelineReport:
 
 
 async def _of_all_parameters(world: World) -> None:
+    optimizer(world)  # which mistakes are made with
     one = pipeline(world)
     parameters = await one.remote_parameters()
     stepping = DistributedOptimizer("SGD", parameters, lr=0.1)
