@@ -506,7 +506,9 @@ async def test_what_makes_no_sense_is_refused_before_anything_runs() -> None:
             asyncrpc.UsageError, match=r"stages\[0\] must be .* of type str"
         ):
             Pipeline(["b"], chunks=2)  # type: ignore[list-item]
-        with pytest.raises(asyncrpc.UsageError, match="schedule must be .* not '1F1B'"):
+        with pytest.raises(
+            asyncrpc.UsageError, match=r"schedule must be .* not '1F1B'"
+        ):
             Pipeline(stages, chunks=2, schedule="1F1B")
         pipe = Pipeline(stages, chunks=2)
         with pytest.raises(asyncrpc.InvalidContextError):

@@ -90,14 +90,14 @@ class Endless:
 @pytest.mark.parametrize("value", [None, 0, -1, True, float("nan"), "1", Endless()])
 def test_a_number_is_above_another(value: Any) -> None:
     check_above("size", 0.5, 0)
-    with pytest.raises(UsageError, match="^size must be a number above 0, not "):
+    with pytest.raises(UsageError, match=r"^size must be a number above 0, not "):
         check_above("size", value, 0)
 
 
 @pytest.mark.parametrize("value", [None, "c", ["a"], Endless()])
 def test_a_choice_is_one_of_several(value: Any) -> None:
     check_choice("mode", "a", ("a", "b"))
-    with pytest.raises(UsageError, match="^mode must be 'a' or 'b', not "):
+    with pytest.raises(UsageError, match=r"^mode must be 'a' or 'b', not "):
         check_choice("mode", value, ("a", "b"))
 
 
@@ -106,7 +106,7 @@ def test_things_in_a_list_are_no_text(value: Any) -> None:
     check_sequence("things", (1, 2), "things in a list")
     assert listed("things", (one for one in range(2)), "things") == [0, 1]
     for check in (check_sequence, listed):
-        with pytest.raises(UsageError, match="^things must be things in a list, not "):
+        with pytest.raises(UsageError, match=r"^things must be things in a list, not "):
             check("things", value, "things in a list")
 
 

@@ -464,7 +464,7 @@ class TestParameters:
     ) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
         for zero in ranks.zeros:
-            with pytest.raises(UsageError, match="param_group: .*more than one"):
+            with pytest.raises(UsageError, match=r"param_group: .*more than one"):
                 zero.add_param_group({"params": [zero.param_groups[0]["params"][0]]})
             with pytest.raises(UsageError, match="sparse"):
                 zero.add_param_group({"params": [torch.ones(2, 2).to_sparse()]})

@@ -143,17 +143,6 @@ class Outcome:
         return ""
 
 
-def _forget_frames(error: BaseException) -> None:
-    """Let go of what the frames of an error and of its causes hold: it is kept."""
-    waiting, seen = [error], {id(error)}
-    for one in waiting:
-        one.__traceback__ = None
-        for other in (one.__cause__, one.__context__):
-            if other is not None and id(other) not in seen:
-                seen.add(id(other))
-                waiting.append(other)
-
-
 async def outcome_of(
     use: Use, world: World, parameter: str = "", kind: str = ""
 ) -> Outcome:
@@ -163,6 +152,6 @@ async def outcome_of(
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001  (it is looked at)
-        _forget_frames(error)
-        return Outcome(error)
+        error.__cause__ = error.__context__ = None  # they hold what was given
+        return Outcome(error.with_traceback(None))
     return Outcome()
