@@ -197,7 +197,7 @@ class TestPasses:
             )
 
         found = await outcomes(*(run(r, m) for r, m in enumerate(models)))
-        with pytest.raises(UsageError, match="^loss must "):
+        with pytest.raises(UsageError, match=r"^loss must "):
             raise cast("BaseException", found[1])
         for rank in (0, 2):
             assert isinstance(found[rank], CollectiveError)
