@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import asyncrpc
 from asyncrpc import AsyncRpcError
+from asyncrpc.rref.pins import copy_of
 from asyncrpc.testing import acting_as
 from tests.integration.misuse.wrong import WRONG, World
 
@@ -152,6 +153,8 @@ async def outcome_of(
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001  (it is looked at)
-        error.__cause__ = error.__context__ = None  # they hold what was given
-        return Outcome(error.with_traceback(None))
+        # A copy: what causes and frames hold must go with the error itself.
+        copy = copy_of(error)
+        copy.__cause__ = copy.__context__ = None
+        return Outcome(copy.with_traceback(None))
     return Outcome()
