@@ -8,6 +8,7 @@ its own `__repr__`, which may raise, or be endless: `shown` never raises, and is
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Final
 
@@ -79,6 +80,50 @@ def check_count(
     if is_low or (at_most is not None and value > at_most):
         most = "" if at_most is None else f" and at most {at_most}"
         raise wrong(name, f"an integer of at least {at_least}{most}", value)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise UsageError unless an argument is True or False."""
+    if type(value) is not bool:
+        raise wrong(name, "True or False", value)
+
+
+def check_flags(**flags: object) -> None:
+    """Raise UsageError unless these arguments, by their names, are True or False."""
+    for name, value in flags.items():
+        check_flag(name, value)
+
+
+def check_above(name: str, value: Any, least: float) -> None:
+    """Raise UsageError unless an argument is a real number above another."""
+    if not is_seconds(value) or not value > least:
+        raise wrong(name, f"a number above {least:g}", value)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise UsageError unless an argument is one of several strings."""
+    if type(value) is not str or value not in choices:
+        raise wrong(name, " or ".join(map(repr, choices)), value)
+
+
+def check_sequence(name: str, value: object, wanted: str) -> None:
+    """Raise UsageError unless an argument is a list, tuple or alike; no text."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise wrong(name, wanted, value)
+
+
+def listed(name: str, value: Any, wanted: str) -> list[Any]:
+    """Return what an argument holds, which may be a generator.
+
+    Raises:
+        UsageError: it is no such thing, or raised.
+    """
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise wrong(name, wanted, value)
+    try:
+        return list(value)
+    except Exception as error:  # the value's own code
+        raise wrong(name, wanted, value) from error
 
 
 def check_text(name: str, value: object, *, at_most: int | None = None) -> None:

@@ -26,7 +26,7 @@ from asyncrpc.autograd.functions import (
     total,
 )
 from asyncrpc.autograd.machine import LocalPass, Wave
-from asyncrpc.errors import AutogradError
+from asyncrpc.errors import AutogradError, UsageError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 
 if TYPE_CHECKING:
@@ -59,7 +59,19 @@ class Context:
         return self._service
 
     async def __aenter__(self) -> Self:
-        """Make this the current context of the task."""
+        """Make this the current context of the task.
+
+        Raises:
+            InvalidContextError: it has ended.
+            NotStartedError: its worker has.
+            UsageError: it has been entered before; or this is not the worker's loop.
+        """
+        self._service.worker.check_on_loop("autograd.context")
+        if self._token is not None:
+            raise UsageError(
+                "this autograd context has been entered before: make another one, "
+                "`async with asyncrpc.autograd.context() as ctx:`"
+            )
         self._service.open(self.id, self._service.worker.id)
         self._token = current_context_var.set(self)
         return self

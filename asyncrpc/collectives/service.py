@@ -244,5 +244,6 @@ class CollectivesService(ServiceMethods):
 
 def group_id(name: str, members: Sequence[str], made: int) -> int:
     """Return the number by which the ranks of a group know it."""
-    text = "\0".join((name, str(made), *members)).encode()
+    # Names are as users give them: they may have what is no Unicode.
+    text = "\0".join((name, str(made), *members)).encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

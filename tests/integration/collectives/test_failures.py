@@ -194,15 +194,21 @@ class TestUsage:
     async def test_what_is_wrong_here_is_said_here(self, groups: list[Group]) -> None:
         group = groups[0]
         cases: list[tuple[Callable[[], Awaitable[Any]], str]] = [
-            (lambda: group.all_reduce(torch.ones(2), "mean"), "no reduction 'mean'"),
+            (
+                lambda: group.all_reduce(torch.ones(2), "mean"),
+                "op must be one of .* not 'mean'",
+            ),
             (lambda: group.all_reduce(torch.ones(2), "band"), "no meaning for"),
             (lambda: group.all_reduce(torch.ones(2).long(), "avg"), "use 'sum'"),
             (lambda: group.all_reduce(torch.ones(2).to_sparse()), "sparse_coo"),
             (lambda: group.all_reduce(torch.ones(2, device="meta")), "'meta'"),
-            (lambda: group.all_reduce(cast("Any", [1, 2])), "a list"),
-            (lambda: group.broadcast(torch.ones(2), 3), "ranks 0 to 2"),
+            (lambda: group.all_reduce(cast("Any", [1, 2])), "of type list"),
+            (
+                lambda: group.broadcast(torch.ones(2), 3),
+                "root must be a rank from 0 to 2",
+            ),
             (lambda: group.scatter([torch.ones(2)], 0), "each of the 3 ranks"),
-            (lambda: group.scatter([torch.ones(2)] * 3, 1), "give None"),
+            (lambda: group.scatter([torch.ones(2)] * 3, 1), "tensors must be None"),
             (lambda: group.all_to_all(torch.ones(4)), "not divisible by the 3"),
             (lambda: group.reduce_scatter([torch.ones(1)] * 2), "got 2"),
         ]

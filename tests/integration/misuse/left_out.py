@@ -5,4 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-LEFT_OUT: Final[Mapping[str, str]] = {}
+from tests.integration.misuse.left_out_training import LEFT_OUT_TRAINING
+
+LEFT_OUT: Final[Mapping[str, str]] = {
+    **LEFT_OUT_TRAINING,
+}
