@@ -8,13 +8,13 @@ from typing import Any, Final
 import torch
 
 from asyncrpc import Group, ddp
-from tests.integration.misuse.uses_calls import CALLABLES, COUNT, FLAG
 from tests.integration.misuse.uses_training import (
     POSITIVE,
     closed,
     kept,
     three,
 )
+from tests.integration.misuse.uses_values import CALLABLES, COUNT, FLAG
 from tests.integration.misuse.using import ANYTHING, Use, nothing
 from tests.integration.misuse.wrong import World
 
@@ -114,7 +114,8 @@ def _ready(method: str, **about: Any) -> Use:
 
     async def rightly(world: World) -> Any:
         await model(world)
-        return await Use(make, **about).attempt(world)
+        use = Use(make, **about)
+        return await use.finished(use.prepared(world)())
 
     return Use(make, rightly=rightly, **about)
 

@@ -15,7 +15,7 @@ from asyncrpc.errors import NoGradientPathError, OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import acting_as
 from tests.integration.misuse.traffic import make_parameter
-from tests.integration.misuse.uses_calls import COUNT, FLAG, SAID, VALUES
+from tests.integration.misuse.uses_values import COUNT, FLAG, SAID, VALUES
 from tests.integration.misuse.using import Arguments, Use, nothing
 from tests.integration.misuse.wrong import SECONDS, World
 
