@@ -134,6 +134,7 @@ COLLECTIVES: Final[Mapping[str, Use]] = {
             "name": NAMES,
             "timeout_s": SECONDS | {"infinite"},
         },
+        says={"members": r"\bmembers\b|worker .* is unknown"},
         finish=closed,
     ),
     "Group.subgroup": Use(
@@ -277,6 +278,7 @@ AUTOGRAD: Final[Mapping[str, Use]] = {
         fits={"optimizer_class": {"a function"}},
         says={"args": "could not be made", "kwargs": r"'wrong'|\bkwargs\b"},
         refusals=REFUSED_BY_OWNER,
+        is_found_there=True,
     ),
     "optim.DistributedOptimizer.step": Use(
         lambda world: in_context(optimizer(world).step),
@@ -291,6 +293,7 @@ AUTOGRAD: Final[Mapping[str, Use]] = {
     "optim.DistributedOptimizer.add_param_group": Use(
         lambda world: optimizer(world).add_param_group,
         right={"group": lambda world: {"params": [remote_parameter(world)]}},
+        is_found_there=True,
     ),
     "optim.DistributedOptimizer.state_dict": Use(
         lambda world: optimizer(world).state_dict, fits={"per_owner": FLAG}
@@ -466,12 +469,14 @@ MODULES: Final[Mapping[str, Use]] = {
         lambda world: in_context(pipeline(world).forward_backward),
         right=TRAINED,
         fits={name: TRAINED_FITS[name] for name in TRAINED},
+        is_found_there=True,
     ),
     "nn.Pipeline.train_step": _of_pipeline(
         "train_step",
         right={**TRAINED, "optimizer": optimizer},
         fits=TRAINED_FITS,
         rightly=_of_all_parameters,
+        is_found_there=True,
     ),
     "nn.PipelineReport.timeline": Use(
         lambda world: report(world).timeline, fits={"columns": {"an integer"}}

@@ -34,7 +34,8 @@ class Use:
             not its name.
         refusals: classes of errors that are expected.
         rightly: uses it rightly, where that takes more than `right`.
-        is_found_there: whether some mistakes can only be found by a peer.
+        is_found_there: whether some mistakes can only be found by a peer, or what is
+            right is made there.
         needs_worker: whether it is of no use without a worker that runs.
         finish: what is done with the result; by default it is awaited, iterated over or
             entered, whatever it is made for.
