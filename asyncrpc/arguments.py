@@ -7,9 +7,10 @@ its own `__repr__`, which may raise, or be endless: `shown` never raises, and is
 
 from __future__ import annotations
 
+import math
 import reprlib
 from numbers import Real
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from asyncrpc.errors import UsageError
 
@@ -58,7 +59,7 @@ def check_kind(
         raise wrong(name, wanted, value)
 
 
-def is_seconds(value: Any) -> bool:
+def is_seconds(value: object) -> TypeGuard[float]:
     """Return whether a value is a real number, and not NaN."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     return is_number and value == value  # noqa: PLR0124  (NaN is not)
@@ -69,6 +70,29 @@ def check_seconds(name: str, value: Any, *, at_least: float | None = None) -> No
     if not is_seconds(value) or (at_least is not None and value < at_least):
         least = "" if at_least is None else f" of at least {at_least:g}"
         raise wrong(name, f"a number of seconds{least}, or None for no limit", value)
+
+
+def check_timeout(name: str, value: Any) -> None:
+    """Raise UsageError unless an argument is seconds of at least 0, or None."""
+    if value is not None:
+        check_seconds(name, value, at_least=0)
+
+
+def check_duration(name: str, value: Any) -> None:
+    """Raise UsageError unless an argument is finite seconds of at least 0."""
+    if not is_seconds(value) or not 0 <= value < math.inf:
+        raise wrong(name, "a finite number of seconds of at least 0", value)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise UsageError unless an argument is True or False."""
+    check_kind(name, value, bool, "True or False")
+
+
+def check_within(name: str, value: Any, least: int, most: int) -> None:
+    """Raise UsageError unless an argument is an integer in a range, ends included."""
+    if type(value) is not int or not least <= value <= most:
+        raise wrong(name, f"an integer from {least:,} to {most:,}", value)
 
 
 def check_count(name: str, value: Any, *, at_least: int = 0) -> None:

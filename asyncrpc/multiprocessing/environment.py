@@ -13,9 +13,10 @@ import os
 import secrets
 from typing import Final
 
-from asyncrpc.errors import UsageError
+from asyncrpc.arguments import check_within
 
 SECRET_VARIABLE: Final = "ASYNCRPC_SECRET"  # noqa: S105  the name, not the secret
+THREADS_MAX: Final = 4096  # of torch in a process: more than any host has cores
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
 
 
@@ -67,10 +68,9 @@ def threads_each(nprocs: int, requested: int | None) -> int:
     would by default start as many as there are cores.
 
     Raises:
-        UsageError: fewer than one was requested.
+        UsageError: no such number of threads was requested.
     """
     if requested is None:
         return max(1, usable_cores() // nprocs)
-    if requested < 1:
-        raise UsageError(f"a process needs at least 1 thread, not {requested}")
+    check_within("threads_per_process", requested, 1, THREADS_MAX)
     return requested

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from asyncrpc.arguments import check_flag, wrong
+from asyncrpc.errors import UsageError
+
 T = TypeVar("T")
 
 try:
@@ -32,10 +35,24 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
         debug: asyncio's debug mode; None takes it from the interpreter's options.
 
     Raises:
-        RuntimeError: called while a loop runs in this thread.
+        UsageError: an argument is of another kind, or a loop runs in this thread.
 
     Example:
         >>> asyncrpc.run(main())
     """
+    if not asyncio.iscoroutine(main):
+        raise wrong("main", "a coroutine, such as main()", main)
+    if debug is not None:
+        check_flag("debug", debug)
+    _refuse_on_loop(main)
     with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
         return runner.run(main)
+
+
+def _refuse_on_loop(main: Coroutine[Any, Any, Any]) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    main.close()
+    raise UsageError("run() makes an event loop, and one runs in this thread: await it")

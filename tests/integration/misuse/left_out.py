@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from tests.integration.misuse import left_out_hosts
+
 LEFT_OUT: Final[Mapping[str, str]] = {
     # name: reason
+    **left_out_hosts.LEFT_OUT,
 }

@@ -72,20 +72,20 @@ def _call(function: Callable[..., Any], given: dict[str, Any], *, is_wrong: str)
     """Call a function with arguments by the names of its parameters."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
+    is_left_out = False
     for name, parameter in inspect.signature(function).parameters.items():
         if name not in given:
+            is_left_out = True
             continue
         value = given[name]
         if parameter.kind is parameter.VAR_POSITIONAL:
             positional.extend([value] if name == is_wrong else value)
         elif parameter.kind is parameter.VAR_KEYWORD:
             named |= {"wrong": value} if name == is_wrong else value
-        elif parameter.kind is parameter.KEYWORD_ONLY:
+        elif parameter.kind is parameter.KEYWORD_ONLY or is_left_out:
             named[name] = value
-        elif parameter.kind is parameter.POSITIONAL_ONLY or not named:
-            positional.append(value)
         else:
-            named[name] = value
+            positional.append(value)
     return function(*positional, **named)
 
 
