@@ -39,10 +39,10 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
         group: the ranks.
 
     Raises:
-        UsageError: an argument is of another kind.  Or no parameter has a gradient, one has it at some ranks only, or one
-            is sparse: every rank raises it.  Or the worker of `group` was not told of
-            the device, for which the others get a CollectiveError.  The gradients are
-            as they were.
+        UsageError: an argument is of another kind.  Or no parameter has a gradient, one
+            has it at some ranks only, or one is sparse: every rank raises it.  Or the
+            worker of `group` was not told of the device, for which the others get a
+            CollectiveError.  The gradients are as they were.
         CollectiveError: it has failed for all ranks; the gradients are as they were.
 
     Cancellation:

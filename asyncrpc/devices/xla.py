@@ -174,10 +174,9 @@ async def rendezvous(
 
 
 def _are_ranks(replicas: object) -> bool:
-    is_several = isinstance(replicas, Sequence) and not isinstance(
-        replicas, str | bytes
-    )
-    return is_several and all(type(one) is int for one in replicas)
+    if not isinstance(replicas, Sequence) or isinstance(replicas, str | bytes):
+        return False
+    return all(type(one) is int for one in replicas)
 
 
 def made_alone(make: Callable[[], nn.Module]) -> nn.Module:
@@ -232,8 +231,9 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
         optimizer: of parameters on this replica's XLA device.
 
     Raises:
-        UsageError: `optimizer` is none.  Or there are several replicas, and the device cannot reduce over them.
-            torch_xla would step each by its own gradients, in silence.
+        UsageError: `optimizer` is none.  Or there are several replicas, and the device
+            cannot reduce over them: torch_xla would step each by its own gradients, in
+            silence.
 
     Source: torch_xla.core.xla_model.optimizer_step.
     """

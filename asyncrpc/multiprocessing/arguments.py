@@ -43,21 +43,21 @@ class Arguments:
 
     def _blame(self) -> None:
         """Raise UsageError that names what cannot be pickled."""
-        _pickled(self._fn, "fn", "define it at the top level of a module")
+        _pickled(self._fn, "fn", "; define it at the top level of a module")
         for number, one in enumerate(self._args):
-            _pickled(one, f"args[{number}]", "pass what can be pickled")
+            _pickled(one, f"args[{number}]")
 
 
 def _pickled(value: Any, name: str = "args", advice: str = "") -> bytes:
     """Return the pickle of what goes to a new process."""
     file = io.BytesIO()
-    with refusing(f"{name} cannot be sent to a new process", advice):
+    with refusing(f"{name} cannot be sent to a new process{advice}"):
         _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
 
 
 @contextmanager
-def refusing(problem: str, advice: str) -> Iterator[None]:
+def refusing(problem: str) -> Iterator[None]:
     """Take what is raised while a value is pickled for a fault of that value.
 
     Raises:
@@ -66,10 +66,10 @@ def refusing(problem: str, advice: str) -> Iterator[None]:
     """
     try:
         yield
-    except (UsageError, OSError, MemoryError, KeyboardInterrupt):
+    except (OSError, MemoryError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise UsageError(f"{problem}: {error}; {advice}") from error
+        raise UsageError(f"{problem}: {error}") from error
 
 
 class _Pickler(ForkingPickler):

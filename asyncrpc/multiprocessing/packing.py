@@ -203,7 +203,7 @@ class Parcel:
         """
         self._channel = channel
         sources, file = _Sources(channel), io.BytesIO()
-        with refusing("the item cannot be put into a queue", "it has to be pickled"):
+        with refusing("the item cannot be put into a queue"):
             _Pickler(file, sources).dump(value)
         self._pickle = file.getvalue()
         self._sources = sources.found

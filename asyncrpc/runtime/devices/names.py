@@ -16,7 +16,7 @@ import torch
 from asyncrpc.arguments import check_within, shown, wrong
 from asyncrpc.errors import UsageError
 
-_TYPE: Final = re.compile(r"[a-z][a-z_0-9]*")
+_TYPE: Final = re.compile(r"[a-z][a-z_0-9]{0,30}")
 _FORM: Final = re.compile(rf"(?P<type>{_TYPE.pattern})(?::(?P<index>[0-9]{{1,4}}))?")
 INDEX_MAX: Final = 9999  # four digits
 CPU: Final = "cpu"

@@ -8,6 +8,5 @@ from typing import Final
 from tests.integration.misuse import left_out_hosts
 
 LEFT_OUT: Final[Mapping[str, str]] = {
-    # name: reason
     **left_out_hosts.LEFT_OUT,
 }

@@ -108,7 +108,7 @@ def _needs_torch_xla(function: Callable[[], Any]) -> Use:
         try:
             function()
         except asyncrpc.UsageError as error:
-            assert "torch_xla cannot be imported" in str(error)  # noqa: PT017
+            assert "cannot be imported: No module named 'torch_xla'" in str(error)  # noqa: PT017
 
     return Use(lambda _: function, rightly=use)
 
@@ -144,6 +144,20 @@ def _reduce(world: World) -> Any:
     return _with_groups(
         world, lambda group: xla.reduce_gradients(_optimizer(), group), "reduce"
     )
+
+
+def _closing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what closes the group that a function was given."""
+
+    @functools.wraps(function)
+    async def use(given: Any, group: Any) -> None:
+        try:
+            await function(given, group)
+        finally:
+            if isinstance(group, Group):
+                group.close()
+
+    return use
 
 
 def _group_of_one(world: World) -> Group:
@@ -312,12 +326,12 @@ USES: Final[Mapping[str, Use]] = {
         rightly=_meet,
     ),
     "devices.xla.broadcast_master_param": Use(
-        lambda _: xla.broadcast_master_param,
+        lambda _: _closing(xla.broadcast_master_param),
         right={"module": lambda _: _linear(), "group": _group_of_one},
         rightly=_broadcast,
     ),
     "devices.xla.reduce_gradients": Use(
-        lambda _: xla.reduce_gradients,
+        lambda _: _closing(xla.reduce_gradients),
         right={"optimizer": lambda _: _optimizer(), "group": _group_of_one},
         rightly=_reduce,
     ),
