@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any, Final
 
 import torch
@@ -39,6 +40,11 @@ SEQUENCES: Final = {"an empty list", "a list of numbers", "a list of text"}
 
 async def _main() -> int:
     return 1
+
+
+@functools.wraps(asyncrpc.run)
+def _run(main: Any, **kwargs: Any) -> Any:
+    return asyncrpc.run(main() if main is _main else main, **kwargs)
 
 
 @functools.wraps(asyncrpc.shutdown)
@@ -146,22 +152,21 @@ def _reduce(world: World) -> Any:
     )
 
 
-def _closing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what closes the group that a function was given."""
+_ALONE: Final = "a group of one"
+
+
+def _with_group(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what gives a function a group where it is given `_ALONE`."""
 
     @functools.wraps(function)
     async def use(given: Any, group: Any) -> None:
-        try:
+        if group is not _ALONE:
             await function(given, group)
-        finally:
-            if isinstance(group, Group):
-                group.close()
+            return
+        with closing(Group(asyncrpc.current_worker(), ["a"], name="alone")) as alone:
+            await function(given, alone)
 
     return use
-
-
-def _group_of_one(world: World) -> Group:
-    return Group(world.a, ["a"], name="alone")
 
 
 async def _meet(world: World) -> Any:
@@ -177,8 +182,8 @@ USES: Final[Mapping[str, Use]] = {
     **uses_testing.USES,
     # --- programs
     "run": Use(
-        lambda _: in_thread(asyncrpc.run),
-        right={"main": lambda _: _main()},
+        lambda _: in_thread(_run),
+        right={"main": lambda _: _main},
         fits={"main": {"a coroutine"}, "debug": {"none", "true"}},
     ),
     "init_rpc": Use(
@@ -326,13 +331,13 @@ USES: Final[Mapping[str, Use]] = {
         rightly=_meet,
     ),
     "devices.xla.broadcast_master_param": Use(
-        lambda _: _closing(xla.broadcast_master_param),
-        right={"module": lambda _: _linear(), "group": _group_of_one},
+        lambda _: _with_group(xla.broadcast_master_param),
+        right={"module": lambda _: _linear(), "group": lambda _: _ALONE},
         rightly=_broadcast,
     ),
     "devices.xla.reduce_gradients": Use(
-        lambda _: _closing(xla.reduce_gradients),
-        right={"optimizer": lambda _: _optimizer(), "group": _group_of_one},
+        lambda _: _with_group(xla.reduce_gradients),
+        right={"optimizer": lambda _: _optimizer(), "group": lambda _: _ALONE},
         rightly=_reduce,
     ),
     "devices.xla.optimizer_step": Use(
