@@ -65,13 +65,6 @@ def is_seconds(value: object) -> TypeGuard[float]:
     return is_number and value == value  # noqa: PLR0124  (NaN is not)
 
 
-def check_seconds(name: str, value: Any, *, at_least: float | None = None) -> None:
-    """Raise UsageError unless an argument is a number of seconds, large enough."""
-    if not is_seconds(value) or (at_least is not None and value < at_least):
-        least = "" if at_least is None else f" of at least {at_least:g}"
-        raise wrong(name, f"a number of seconds{least}, or None for no limit", value)
-
-
 def check_timeout(name: str, value: Any) -> None:
     """Raise UsageError unless an argument is seconds of at least 0, or None."""
     if value is not None:
@@ -89,16 +82,21 @@ def check_flag(name: str, value: object) -> None:
     check_kind(name, value, bool, "True or False")
 
 
-def check_within(name: str, value: Any, least: int, most: int) -> None:
-    """Raise UsageError unless an argument is an integer in a range, ends included."""
-    if type(value) is not int or not least <= value <= most:
-        raise wrong(name, f"an integer from {least:,} to {most:,}", value)
+def check_seconds(name: str, value: Any, *, at_least: float | None = None) -> None:
+    """Raise UsageError unless an argument is a number of seconds, large enough."""
+    if not is_seconds(value) or (at_least is not None and value < at_least):
+        least = "" if at_least is None else f" of at least {at_least:g}"
+        raise wrong(name, f"a number of seconds{least}, or None for no limit", value)
 
 
-def check_count(name: str, value: Any, *, at_least: int = 0) -> None:
-    """Raise UsageError unless an argument is an integer that is large enough."""
-    if type(value) is not int or value < at_least:
-        raise wrong(name, f"an integer of at least {at_least}", value)
+def check_count(
+    name: str, value: Any, *, at_least: int = 0, at_most: int | None = None
+) -> None:
+    """Raise UsageError unless an argument is an integer within limits."""
+    is_low = type(value) is not int or value < at_least
+    if is_low or (at_most is not None and value > at_most):
+        most = "" if at_most is None else f" and at most {at_most}"
+        raise wrong(name, f"an integer of at least {at_least}{most}", value)
 
 
 def check_text(name: str, value: object) -> None:

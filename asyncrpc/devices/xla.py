@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from asyncrpc import multiprocessing
-from asyncrpc.arguments import check_callable, check_kind, check_within, wrong
+from asyncrpc.arguments import check_callable, check_count, check_kind, wrong
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.initial import broadcast
 from asyncrpc.devices.gradients import reduce_gradients
@@ -213,9 +213,9 @@ def generator(seed: int, *, replica: int | None = None) -> torch.Generator:
         UsageError: an argument is no such number; or `replica` is None, and torch_xla
             cannot be imported.
     """
-    check_within("seed", seed, -(1 << 63), _SEED_MAX)
+    check_count("seed", seed, at_least=-(1 << 63), at_most=_SEED_MAX)
     if replica is not None:
-        check_within("replica", replica, 0, _REPLICA_MAX)
+        check_count("replica", replica, at_least=0, at_most=_REPLICA_MAX)
     number = global_ordinal() if replica is None else replica
     # As torch reads a seed: modulo 2^64.
     return torch.Generator().manual_seed((seed + _SEED_STEP * number) % (1 << 64))

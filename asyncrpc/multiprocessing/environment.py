@@ -13,7 +13,7 @@ import os
 import secrets
 from typing import Final
 
-from asyncrpc.arguments import check_within
+from asyncrpc.arguments import check_count
 
 SECRET_VARIABLE: Final = "ASYNCRPC_SECRET"  # noqa: S105  the name, not the secret
 THREADS_MAX: Final = 4096  # of torch in a process: more than any host has cores
@@ -72,5 +72,5 @@ def threads_each(nprocs: int, requested: int | None) -> int:
     """
     if requested is None:
         return max(1, usable_cores() // nprocs)
-    check_within("threads_per_process", requested, 1, THREADS_MAX)
+    check_count("threads_per_process", requested, at_least=1, at_most=THREADS_MAX)
     return requested

@@ -21,10 +21,10 @@ import torch.multiprocessing  # noqa: F401  lets tensors in `args` travel as sha
 
 from asyncrpc.arguments import (
     check_callable,
+    check_count,
     check_flag,
     check_kind,
     check_timeout,
-    check_within,
     shown,
     wrong,
 )
@@ -210,7 +210,7 @@ def check_task(fn: Any, args: Any, nprocs: Any) -> None:
     """
     check_callable("fn", fn)
     check_kind("args", args, (tuple, list), "a tuple of what follows the rank")
-    check_within("nprocs", nprocs, 1, PROCESSES_MAX)
+    check_count("nprocs", nprocs, at_least=1, at_most=PROCESSES_MAX)
 
 
 def check_method(name: str, method: Any) -> None:

@@ -23,7 +23,7 @@ from queue import Empty, Full
 from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from asyncrpc.arguments import check_timeout, check_within
+from asyncrpc.arguments import check_count, check_timeout
 from asyncrpc.clock import Clock, Deadline
 from asyncrpc.errors import UsageError
 from asyncrpc.multiprocessing.packing import Known, Parcel, unpack
@@ -95,8 +95,13 @@ class Queue(Generic[T]):
     def __init__(
         self, maxsize: int = ITEMS_DEFAULT, *, memory_bytes: int = MEMORY_BYTES_DEFAULT
     ) -> None:
-        check_within("maxsize", maxsize, 1, ITEMS_MAX)
-        check_within("memory_bytes", memory_bytes, _MEMORY_BYTES_MIN, MEMORY_BYTES_MAX)
+        check_count("maxsize", maxsize, at_least=1, at_most=ITEMS_MAX)
+        check_count(
+            "memory_bytes",
+            memory_bytes,
+            at_least=_MEMORY_BYTES_MIN,
+            at_most=MEMORY_BYTES_MAX,
+        )
         self._use(Channel.create(memory_bytes, maxsize))
 
     def _use(self, channel: Channel) -> None:

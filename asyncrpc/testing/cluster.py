@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from asyncrpc import runtime
 from asyncrpc.api import Worker
-from asyncrpc.arguments import check_kind, check_text, check_within, wrong
+from asyncrpc.arguments import check_count, check_kind, check_text, wrong
 from asyncrpc.errors import MalformedError, ProcessFailedError, UsageError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.multiprocessing import Processes, launch
@@ -144,7 +144,8 @@ class Cluster:
         """
         check_names("names", names)
         if count is not None:
-            check_within("count", count, 1, len(names) or len(LETTERS))
+            most = len(names) or len(LETTERS)
+            check_count("count", count, at_least=1, at_most=most)
         self.names = tuple(names) or tuple(LETTERS[: count or 0])
         if not self.names or count not in (None, len(self.names)):
             raise UsageError(f"count is {count}, and names are {self.names}")

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from asyncrpc.arguments import check_within, shown, wrong
+from asyncrpc.arguments import check_count, shown, wrong
 from asyncrpc.errors import UsageError
 
 _TYPE: Final = re.compile(r"[a-z][a-z_0-9]{0,30}")
@@ -43,7 +43,7 @@ class DeviceName:
         if not isinstance(self.type, str) or not _TYPE.fullmatch(self.type):
             raise wrong("type", "a type of device, such as 'cuda'", self.type)
         if self.index is not None:
-            check_within("index", self.index, 0, INDEX_MAX)
+            check_count("index", self.index, at_least=0, at_most=INDEX_MAX)
 
     @classmethod
     def parse(cls, name: Any) -> DeviceName:
