@@ -142,14 +142,20 @@ SECONDS: Final = {
     *("a fraction", "infinite"),
 }
 FUNCTIONS: Final = {"a class", "a function"}
-SEVERAL: Final = {"none", "an empty list", "a list of numbers", "a list of text"}
+# As torch does, whatever can be iterated over is arguments.
+SEQUENCES: Final = {
+    *("none", "an empty list", "a list of numbers", "a list of text"),
+    *("text", "empty text", "text with a surrogate", "bytes", "a map", "a generator"),
+    *("too many dimensions", "too large", "too deep", "a tensor"),
+    *("a tensor of integers", "a meta tensor", "a sparse tensor"),
+}
 TO: Final = {"to": lambda: PEER, "func": lambda: give_back}
 CALL: Final = {
-    "to": set(),
+    "to": {"true"},  # a rank
     "func": FUNCTIONS,
-    "args": SEVERAL,
-    "kwargs": {"none", "a map"},
-    "timeout": SECONDS,
+    "args": SEQUENCES,
+    "kwargs": {"none", "a map", "empty text", "an empty list"},
+    "timeout": SECONDS | {"none", "empty text", "an empty list"},
 }
 
 USES: Final[Mapping[str, Use]] = {
@@ -201,6 +207,11 @@ USES: Final[Mapping[str, Use]] = {
             "module_cls": lambda: nn.Linear,
             "args": lambda: (2, 2),
         },
-        {"remote_device": set(), "module_cls": set(), "args": set(), "kwargs": {"none"}},
+        {
+            "remote_device": set(),
+            "module_cls": set(),
+            "args": set(),
+            "kwargs": {"none"},
+        },
     ),
 }
