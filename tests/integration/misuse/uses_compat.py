@@ -127,15 +127,6 @@ def _module(**given: Any) -> Any:
     return RemoteModule(**given).forward(torch.ones(2, 2))
 
 
-CANNOT_TRAVEL: Final = {
-    "too deep",
-    "unpicklable",
-    "a local function",
-    "a generator",
-    "raises in __reduce__",
-    "raises in everything",
-    "a future",
-}
 # As torch does, any real number is a timeout: True is 1 s, less than 0 the default.
 SECONDS: Final = {
     *("true", "an integer", "a negative integer", "an integer of 70 bits"),
@@ -160,35 +151,28 @@ CALL: Final = {
 
 USES: Final[Mapping[str, Use]] = {
     "rpc.rpc_sync": Use(lambda: rpc.rpc_sync, TO, CALL),
-    "rpc.rpc_async": Use(lambda: rpc.rpc_async, TO, CALL),
+    "rpc.rpc_async": Use(lambda: rpc.rpc_async, TO, {**CALL, "timeout": ANYTHING}),
     "rpc.remote": Use(lambda: rpc.remote, TO, CALL),
     "rpc.get_worker_info": Use(
-        lambda: rpc.get_worker_info, wrong={"worker_name": {"none"}}
-    ),
-    "rpc.init_rpc": Use(
-        # It runs already: so nothing of it is right.
-        lambda: rpc.get_rpc_timeout
+        lambda: rpc.get_worker_info, wrong={"worker_name": {"none", "true"}}
     ),
     "rpc.backend_registered": Use(
         lambda: rpc.backend_registered, {"backend_name": lambda: "TENSORPIPE"}
     ),
     "rpc.RRef": Use(lambda: rpc.RRef, {"value": lambda: 1}),
-    "rpc.RRef.to_here": Use(lambda: parameter().to_here, wrong={"timeout": SECONDS}),
-    "rpc.RRef.rpc_sync": Use(lambda: parameter().rpc_sync, wrong={"timeout": SECONDS}),
-    "rpc.RRef.rpc_async": Use(
-        lambda: parameter().rpc_async, wrong={"timeout": SECONDS}
+    "rpc.RRef.to_here": Use(
+        lambda: parameter().to_here, wrong={"timeout": CALL["timeout"]}
     ),
-    "rpc.RRef.remote": Use(lambda: parameter().remote, wrong={"timeout": SECONDS}),
     "rpc.RRef.backward": Use(
         lambda: _rref_backward,
-        wrong={"dist_autograd_ctx_id": set(), "retain_graph": {"true"}},
-    ),
-    "rpc.shutdown": Use(
-        lambda: rpc.get_rpc_timeout,
+        wrong={
+            "dist_autograd_ctx_id": {"an integer"},
+            "retain_graph": {"true", "an integer"},
+        },
     ),
     "autograd.backward": Use(
         lambda: _backward,
-        wrong={"context_id": set(), "roots": set(), "retain_graph": {"true"}},
+        wrong={"context_id": set(), "roots": set(), "retain_graph": ANYTHING},
     ),
     "autograd.get_gradients": Use(lambda: _gradients, wrong={"context_id": set()}),
     "optim.DistributedOptimizer": Use(
@@ -197,7 +181,11 @@ USES: Final[Mapping[str, Use]] = {
             "optimizer_class": lambda: torch.optim.SGD,
             "params_rref": lambda: [parameter()],
         },
-        {"optimizer_class": set(), "params_rref": set(), "lr": {"a fraction"}},
+        {
+            "optimizer_class": set(),
+            "params_rref": {"too large"},
+            "lr": SECONDS | {"not a number"},
+        },
     ),
     "optim.DistributedOptimizer.step": Use(lambda: _step, wrong={"context_id": set()}),
     "nn.RemoteModule": Use(
