@@ -146,12 +146,12 @@ CALL: Final = {
     "func": FUNCTIONS,
     "args": SEQUENCES,
     "kwargs": {"none", "a map", "empty text", "an empty list"},
-    "timeout": SECONDS | {"none", "empty text", "an empty list"},
+    "timeout": SECONDS | {"none"},
 }
 
 USES: Final[Mapping[str, Use]] = {
     "rpc.rpc_sync": Use(lambda: rpc.rpc_sync, TO, CALL),
-    "rpc.rpc_async": Use(lambda: rpc.rpc_async, TO, {**CALL, "timeout": ANYTHING}),
+    "rpc.rpc_async": Use(lambda: rpc.rpc_async, TO, CALL),
     "rpc.remote": Use(lambda: rpc.remote, TO, CALL),
     "rpc.get_worker_info": Use(
         lambda: rpc.get_worker_info, wrong={"worker_name": {"none", "true"}}
