@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from torch import nn
 from asyncrpc.compat import autograd, rpc
 from asyncrpc.compat.nn import RemoteModule
 from asyncrpc.compat.optim import DistributedOptimizer
-from tests.integration.misuse.wrong import WRONG
+from tests.integration.misuse.wrong import WRONG, World
 
 PEER: Final = "worker1"
 # They are made of workers that a program with torch's names does not see.
@@ -30,7 +31,7 @@ _OF_WORKERS: Final = {
 }
 KINDS: Final[Mapping[str, Callable[[], Any]]] = {
     **{
-        kind: lambda make=make: make(None)
+        kind: partial(make, cast("World", None))
         for kind, make in WRONG.items()
         if kind not in _OF_WORKERS
     },
@@ -89,7 +90,8 @@ def give_back(*args: Any, **kwargs: Any) -> Any:
 def loss() -> torch.Tensor:
     """Return a root of a backward pass whose graph is here and at the peer."""
     x = torch.ones(3, requires_grad=True)
-    return rpc.rpc_sync(PEER, torch.mul, (x, 2.0)).sum()
+    doubled: torch.Tensor = rpc.rpc_sync(PEER, torch.mul, (x, 2.0))
+    return doubled.sum()
 
 
 def _backward(**given: Any) -> None:
@@ -172,9 +174,11 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "autograd.backward": Use(
         lambda: _backward,
-        wrong={"context_id": set(), "roots": set(), "retain_graph": ANYTHING},
+        wrong={"context_id": {"an integer"}, "roots": set(), "retain_graph": ANYTHING},
     ),
-    "autograd.get_gradients": Use(lambda: _gradients, wrong={"context_id": set()}),
+    "autograd.get_gradients": Use(
+        lambda: _gradients, wrong={"context_id": {"an integer"}}
+    ),
     "optim.DistributedOptimizer": Use(
         lambda: _optimizer,
         {
@@ -187,7 +191,9 @@ USES: Final[Mapping[str, Use]] = {
             "lr": SECONDS | {"not a number"},
         },
     ),
-    "optim.DistributedOptimizer.step": Use(lambda: _step, wrong={"context_id": set()}),
+    "optim.DistributedOptimizer.step": Use(
+        lambda: _step, wrong={"context_id": {"an integer"}}
+    ),
     "nn.RemoteModule": Use(
         lambda: _module,
         {
@@ -198,8 +204,8 @@ USES: Final[Mapping[str, Use]] = {
         {
             "remote_device": set(),
             "module_cls": set(),
-            "args": set(),
-            "kwargs": {"none"},
+            "args": SEQUENCES,
+            "kwargs": CALL["kwargs"],
         },
     ),
 }
