@@ -12,14 +12,14 @@ from types import TracebackType
 from typing import Any
 
 from asyncrpc import runtime
-from asyncrpc.arguments import check_flag, check_kind, wrong
+from asyncrpc.arguments import check_flag, check_kind, check_timeout, wrong
 from asyncrpc.autograd import backward as backward_from
 from asyncrpc.autograd import check_context
 from asyncrpc.autograd.context import Context
 from asyncrpc.autograd.modes import ThreadModes
 from asyncrpc.autograd.service import AutogradService
 from asyncrpc.collectives.service import CollectivesService
-from asyncrpc.errors import AlreadyStartedError, UsageError
+from asyncrpc.errors import AlreadyStartedError
 from asyncrpc.ids import WorkerInfo
 from asyncrpc.optim.service import OptimizerService
 from asyncrpc.rref.handle import RRef
@@ -171,7 +171,7 @@ def init_rpc(
     Source: torch.distributed.rpc.init_rpc.
     """
     if backend is not None:
-        raise UsageError("asyncrpc has one backend; leave `backend` out")
+        raise wrong("backend", "left out: asyncrpc has one", backend)
     present = current_worker_var.get()
     if present is not None and not present.is_closed:
         raise AlreadyStartedError(
@@ -201,6 +201,7 @@ async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
 
     Raises:
         NotStartedError: there is no current worker.
+        UsageError: an argument is of another kind; nothing has been ended.
         TimeoutError: `timeout` passed before all had come and no call was in flight;
             the message says who is to blame.  The worker has ended anyway.
 
@@ -211,6 +212,9 @@ async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
     left out, instead of making the wait last for ever.
     """
     worker = current_worker()
+    worker.check_on_loop("shutdown")
+    check_flag("graceful", graceful)
+    check_timeout("timeout", timeout)
     try:
         if graceful:
             await worker.shutdown(graceful=True, timeout=timeout)

@@ -7,10 +7,11 @@ its own `__repr__`, which may raise, or be endless: `shown` never raises, and is
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from asyncrpc.errors import UsageError
 
@@ -59,10 +60,27 @@ def check_kind(
         raise wrong(name, wanted, value)
 
 
-def is_seconds(value: Any) -> bool:
+def is_seconds(value: object) -> TypeGuard[float]:
     """Return whether a value is a real number, and not NaN."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     return is_number and value == value  # noqa: PLR0124  (NaN is not)
+
+
+def check_timeout(name: str, value: Any) -> None:
+    """Raise UsageError unless an argument is seconds of at least 0, or None."""
+    if value is not None:
+        check_seconds(name, value, at_least=0)
+
+
+def check_duration(name: str, value: Any) -> None:
+    """Raise UsageError unless an argument is finite seconds of at least 0."""
+    if not is_seconds(value) or not 0 <= value < math.inf:
+        raise wrong(name, "a finite number of seconds of at least 0", value)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise UsageError unless an argument is True or False."""
+    check_kind(name, value, bool, "True or False")
 
 
 def check_seconds(name: str, value: Any, *, at_least: float | None = None) -> None:
@@ -80,12 +98,6 @@ def check_count(
     if is_low or (at_most is not None and value > at_most):
         most = "" if at_most is None else f" and at most {at_most}"
         raise wrong(name, f"an integer of at least {at_least}{most}", value)
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise UsageError unless an argument is True or False."""
-    if type(value) is not bool:
-        raise wrong(name, "True or False", value)
 
 
 def check_flags(**flags: object) -> None:

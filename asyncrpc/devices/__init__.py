@@ -8,10 +8,12 @@ runtime in `asyncrpc.devices.xla`.
 from __future__ import annotations
 
 import contextvars
+import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from asyncrpc.arguments import check_callable, wrong
 from asyncrpc.runtime.calls.context import current_worker
 from asyncrpc.runtime.devices.names import DeviceName
 from asyncrpc.runtime.devices.turns import turn
@@ -39,6 +41,8 @@ async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
 
     Raises:
         NotStartedError: there is no current worker.
+        UsageError: `function` cannot be called, or is a coroutine function; or this is
+            not the event loop of the current worker.
         Exception: what `function` raised.
 
     Cancellation:
@@ -49,7 +53,12 @@ async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
 
     Source: asyncio.to_thread.
     """
+    worker = current_worker()
+    worker.check_on_loop("devices.run")
+    check_callable("function", function)
+    if inspect.iscoroutinefunction(function):
+        raise wrong("function", "a plain function: a thread awaits nothing", function)
     context = contextvars.copy_context()
     job: Callable[[], Any] = partial(context.run, function, *args, **kwargs)
-    running: Awaitable[T] = current_worker().run_in_thread(job)
+    running: Awaitable[T] = worker.run_in_thread(job)
     return await running

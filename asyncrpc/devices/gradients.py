@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 import torch
 
+from asyncrpc.arguments import check_kind
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.flat import parts
 from asyncrpc.ddp.threads import run_beside, user_of
@@ -38,10 +39,10 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
         group: the ranks.
 
     Raises:
-        UsageError: no parameter has a gradient, one has it at some ranks only, or one
-            is sparse: every rank raises it.  Or the worker of `group` was not told of
-            the device, for which the others get a CollectiveError.  The gradients are
-            as they were.
+        UsageError: an argument is of another kind.  Or no parameter has a gradient, one
+            has it at some ranks only, or one is sparse: every rank raises it.  Or the
+            worker of `group` was not told of the device, for which the others get a
+            CollectiveError.  The gradients are as they were.
         CollectiveError: it has failed for all ranks; the gradients are as they were.
 
     Cancellation:
@@ -57,6 +58,8 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
     the graph of the step, and takes it that all ranks have the same gradients.  Here
     they are divided before they are added up, as in `asyncrpc.ddp`, not after.
     """
+    check_kind("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
+    check_kind("group", group, Group, "a Group")
     parameters = [one for those in optimizer.param_groups for one in those["params"]]
     memories = await _agree(optimizer, parameters, group)
     if group.size == 1:

@@ -24,10 +24,12 @@ import torch
 from torch import nn
 
 from asyncrpc import multiprocessing
+from asyncrpc.arguments import check_callable, check_count, check_kind, wrong
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.initial import broadcast
 from asyncrpc.devices.gradients import reduce_gradients
 from asyncrpc.errors import UsageError
+from asyncrpc.multiprocessing.launcher import check_task
 from asyncrpc.runtime import loops
 from asyncrpc.runtime.calls.context import current_worker
 from asyncrpc.runtime.devices import pjrt
@@ -49,6 +51,8 @@ __all__ = [
 ]
 
 _SEED_STEP: Final = 1_000_003  # between replicas: a prime, so that seeds seldom meet
+_SEED_MAX: Final = (1 << 63) - 1
+_REPLICA_MAX: Final = (1 << 32) - 1
 _making: Final = threading.Lock()
 
 
@@ -124,6 +128,7 @@ async def broadcast_master_param(module: nn.Module, group: Group) -> None:
         group: the ranks.
 
     Raises:
+        UsageError: an argument is of another kind.
         CollectiveError: it has failed for all ranks.
 
     Cancellation:
@@ -131,6 +136,8 @@ async def broadcast_master_param(module: nn.Module, group: Group) -> None:
 
     Source: torch_xla.core.xla_model.broadcast_master_param, which has the device do it.
     """
+    check_kind("module", module, nn.Module, "a torch.nn.Module")
+    check_kind("group", group, Group, "a Group")
     tensors = [one.detach() for one in module.parameters()]
     await broadcast(group, [*tensors, *module.buffers()], 0)
 
@@ -152,6 +159,7 @@ async def rendezvous(
         The payload of each, in the order of `replicas`, or of their ranks.
 
     Raises:
+        UsageError: `replicas` are no ranks.
         AsyncRpcError: what `Worker.rendezvous` raises.
 
     Cancellation:
@@ -160,7 +168,15 @@ async def rendezvous(
     Source: torch_xla.core.xla_model.rendezvous.
     """
     worker = current_worker()
+    if not _are_ranks(replicas):
+        raise wrong("replicas", "ranks of replicas in a list or a tuple", replicas)
     return await worker.rendezvous(tag, payload, list(replicas) or None)
+
+
+def _are_ranks(replicas: object) -> bool:
+    if not isinstance(replicas, Sequence) or isinstance(replicas, str | bytes):
+        return False
+    return all(type(one) is int for one in replicas)
 
 
 def made_alone(make: Callable[[], nn.Module]) -> nn.Module:
@@ -173,11 +189,13 @@ def made_alone(make: Callable[[], nn.Module]) -> nn.Module:
         make: returns a module.
 
     Raises:
+        UsageError: `make` cannot be called.
         Exception: what `make` raises.
 
     Example:
         >>> model = xla.made_alone(lambda: Net().to("xla"))
     """
+    check_callable("make", make)
     with _making:
         return make()
 
@@ -188,14 +206,19 @@ def generator(seed: int, *, replica: int | None = None) -> torch.Generator:
     The same in each run, different for each replica, whatever other threads do.
 
     Args:
-        seed: of the program.
+        seed: of the program; of 64 bits.
         replica: whose; None: this one's, by `global_ordinal`.
 
     Raises:
-        UsageError: `replica` is None, and torch_xla cannot be imported.
+        UsageError: an argument is no such number; or `replica` is None, and torch_xla
+            cannot be imported.
     """
+    check_count("seed", seed, at_least=-(1 << 63), at_most=_SEED_MAX)
+    if replica is not None:
+        check_count("replica", replica, at_least=0, at_most=_REPLICA_MAX)
     number = global_ordinal() if replica is None else replica
-    return torch.Generator().manual_seed(seed + _SEED_STEP * number)
+    # As torch reads a seed: modulo 2^64.
+    return torch.Generator().manual_seed((seed + _SEED_STEP * number) % (1 << 64))
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
@@ -208,11 +231,13 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
         optimizer: of parameters on this replica's XLA device.
 
     Raises:
-        UsageError: there are several replicas, and the device cannot reduce over them.
-            torch_xla would step each by its own gradients, in silence.
+        UsageError: `optimizer` is none.  Or there are several replicas, and the device
+            cannot reduce over them: torch_xla would step each by its own gradients, in
+            silence.
 
     Source: torch_xla.core.xla_model.optimizer_step.
     """
+    check_kind("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
     kind, size = pjrt.set_up(), world_size()
     native = int(pjrt.module("torch_xla.runtime").world_size())
     if size > native:
@@ -251,17 +276,16 @@ def launch(
 
     Source: torch_xla.launch.
     """
+    check_task(fn, args, 1 if nprocs is None else nprocs)
     if nprocs is None:
         nprocs = 1
         if pjrt.set_up() == "TPU":
             nprocs = int(pjrt.module("torch_xla._internal.tpu").num_local_processes())
-    found = multiprocessing.launch(_replicas, (fn, args, nprocs), nprocs=nprocs)
+    found = multiprocessing.launch(partial(_replicas, fn, nprocs), args, nprocs=nprocs)
     return [result for results in found for result in results]
 
 
-def _replicas(
-    rank: int, fn: Callable[..., Any], args: tuple[Any, ...], of: int
-) -> list[Any]:
+def _replicas(fn: Callable[..., Any], of: int, rank: int, *args: Any) -> list[Any]:
     """Run a function for each device of this process; return what it returned."""
     if pjrt.set_up() == "TPU" and of > 1:
         pjrt.module("torch_xla._internal.pjrt").initialize_multiprocess(rank, of)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -28,13 +29,47 @@ class Arguments:
     It is pickled while a process starts, and only then: descriptors go along.
     """
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
+        self._fn = fn
+        self._args = tuple(args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        file = io.BytesIO()
-        _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(self._value)
-        return pickle.loads, (file.getvalue(),)  # noqa: S301  for our own child
+        try:
+            pickled = _pickled((self._fn, self._args))
+        except UsageError:
+            self._blame()
+            raise
+        return pickle.loads, (pickled,)  # noqa: S301  for our own child
+
+    def _blame(self) -> None:
+        """Raise UsageError that names what cannot be pickled."""
+        _pickled(self._fn, "fn", "; define it at the top level of a module")
+        for number, one in enumerate(self._args):
+            _pickled(one, f"args[{number}]")
+
+
+def _pickled(value: Any, name: str = "args", advice: str = "") -> bytes:
+    """Return the pickle of what goes to a new process."""
+    file = io.BytesIO()
+    with refusing(f"{name} cannot be sent to a new process{advice}"):
+        _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
+
+
+@contextmanager
+def refusing(problem: str) -> Iterator[None]:
+    """Take what is raised while a value is pickled for a fault of that value.
+
+    Raises:
+        UsageError: pickle, or the value's own code, has raised something.
+        OSError: the system is out of something; likewise MemoryError.
+    """
+    try:
+        yield
+    except (OSError, MemoryError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise UsageError(f"{problem}: {error}") from error
 
 
 class _Pickler(ForkingPickler):

@@ -13,9 +13,10 @@ import os
 import secrets
 from typing import Final
 
-from asyncrpc.errors import UsageError
+from asyncrpc.arguments import check_count
 
 SECRET_VARIABLE: Final = "ASYNCRPC_SECRET"  # noqa: S105  the name, not the secret
+THREADS_MAX: Final = 4096  # of torch in a process: more than any host has cores
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
 
 
@@ -60,17 +61,23 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def threads_each(nprocs: int, requested: int | None) -> int:
+def threads_each(
+    nprocs: int, requested: int | None, name: str = "threads_per_process"
+) -> int:
     """Return how many threads torch should use in each of `nprocs` processes.
 
     More threads than cores is the commonest reason for a slow program: every process
     would by default start as many as there are cores.
 
+    Args:
+        nprocs: how many processes.
+        requested: so many in each; None: an equal share of the cores.
+        name: of that argument, for the error.
+
     Raises:
-        UsageError: fewer than one was requested.
+        UsageError: no such number of threads was requested.
     """
     if requested is None:
         return max(1, usable_cores() // nprocs)
-    if requested < 1:
-        raise UsageError(f"a process needs at least 1 thread, not {requested}")
+    check_count(name, requested, at_least=1, at_most=THREADS_MAX)
     return requested

@@ -9,7 +9,6 @@ that none outlives its parent.
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -20,6 +19,15 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, TypeVarTuple, overlo
 
 import torch.multiprocessing  # noqa: F401  lets tensors in `args` travel as shared memory
 
+from asyncrpc.arguments import (
+    check_callable,
+    check_count,
+    check_flag,
+    check_kind,
+    check_timeout,
+    shown,
+    wrong,
+)
 from asyncrpc.clock import Clock
 from asyncrpc.errors import UsageError
 from asyncrpc.multiprocessing.arguments import Arguments
@@ -39,6 +47,7 @@ Ts = TypeVarTuple("Ts")
 Method: TypeAlias = Literal["spawn", "forkserver"]
 
 _METHODS: Final = ("spawn", "forkserver")
+PROCESSES_MAX: Final = 4096  # on one host; each has two descriptors here
 
 
 @overload
@@ -159,7 +168,13 @@ def launch(
 
     Source: torch.multiprocessing.spawn.
     """
-    _refuse_nonsense(nprocs, method)
+    check_task(fn, args, nprocs)
+    check_method("method", method)
+    for name, flag in (("host_store", host_store), ("daemon", daemon), ("join", join)):
+        check_flag(name, flag)
+    check_timeout("timeout_s", timeout_s)
+    check_kind("secret", secret, (str, type(None)), "text, or None for a new one")
+    _refuse_inheriting()
     if join:
         refuse_on_loop("launch(join=True)", "launch(join=False) and wait_async()")
     clock = Clock()
@@ -180,24 +195,42 @@ def launch(
             args,
         ),
         Supervisor(nprocs, stop_at_s=stop_at_s),
-        task=Task(getattr(fn, "__qualname__", repr(fn)), timeout_s),
+        task=Task(getattr(fn, "__qualname__", shown(fn)), timeout_s),
         store=store,
         clock=clock,
     )
     return processes.wait() if join else processes
 
 
-def _refuse_nonsense(nprocs: int, method: str) -> None:
-    if nprocs < 1:
-        raise UsageError(f"nprocs is {nprocs}; it must be at least 1")
+def check_task(fn: Any, args: Any, nprocs: Any) -> None:
+    """Refuse what cannot be run in so many processes.
+
+    Raises:
+        UsageError: it names the argument.
+    """
+    check_callable("fn", fn)
+    check_kind("args", args, (tuple, list), "a tuple of what follows the rank")
+    check_count("nprocs", nprocs, at_least=1, at_most=PROCESSES_MAX)
+
+
+def check_method(name: str, method: Any) -> None:
+    """Refuse what is no way to start processes.
+
+    Raises:
+        UsageError: it names the argument.
+    """
+    check_kind(name, method, str, "'spawn' or 'forkserver'")
     if method == "fork":
         raise UsageError(
-            "method 'fork' is not supported: a forked process inherits locks held by "
+            f"{name} 'fork' is not supported: a forked process inherits locks held by "
             "threads it does not have, OpenMP pools without their threads, and a "
             "CUDA context it must not use; use 'spawn' or 'forkserver'"
         )
     if method not in _METHODS:
-        raise UsageError(f"method {method!r} is unknown; use 'spawn' or 'forkserver'")
+        raise wrong(name, "'spawn' or 'forkserver'", method)
+
+
+def _refuse_inheriting() -> None:
     # What the standard library looks at, too, before it raises its own long text.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError(
@@ -256,21 +289,14 @@ def _start(
     reader, writer = connection.Pipe(duplex=False)
     process = starter(
         target=run_child,
-        args=(spec, writer, Arguments((fn, args))),
+        args=(spec, writer, Arguments(fn, args)),
         name=f"rank{spec.rank}",
     )
     try:
         process.start()
-    except UsageError:  # it has its own words
+    except BaseException:
         reader.close()
         raise
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        reader.close()
-        raise UsageError(
-            f"the function or its arguments cannot be sent to a new process: {error}; "
-            "define the function at the top level of a module, and pass what can be "
-            "pickled"
-        ) from error
     finally:
         writer.close()  # the child's end is the only one: its death ends our reading
     return Child(spec.rank, process, reader)

@@ -33,7 +33,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from asyncrpc.errors import UsageError
-from asyncrpc.multiprocessing.arguments import refuse_graph
+from asyncrpc.multiprocessing.arguments import refuse_graph, refusing
 from asyncrpc.serde.layouts import is_known, put_together, take_apart
 from asyncrpc.serde.shared import descriptor_of, key_of, mark, storage_over
 from asyncrpc.serde.spans import reach
@@ -198,13 +198,13 @@ class Parcel:
         """Pickle a value; its memory is copied when there is room.
 
         Raises:
-            UsageError: it can never be put: a tensor is part of a graph, or it needs
-                more than the queue has.
-            Exception: whatever pickle raises.
+            UsageError: it can never be put: it cannot be pickled, a tensor is part of a
+                graph, or it needs more than the queue has.
         """
         self._channel = channel
         sources, file = _Sources(channel), io.BytesIO()
-        _Pickler(file, sources).dump(value)
+        with refusing("the item cannot be put into a queue"):
+            _Pickler(file, sources).dump(value)
         self._pickle = file.getvalue()
         self._sources = sources.found
         self._holds: list[Hold] | None = None

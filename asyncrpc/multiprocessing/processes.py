@@ -20,6 +20,7 @@ from multiprocessing import connection
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
+from asyncrpc.arguments import check_duration, check_timeout
 from asyncrpc.clock import Clock
 from asyncrpc.errors import (
     DeadlineExceededError,
@@ -155,12 +156,16 @@ class Processes(Generic[T]):
             ProcessFailedError: a process failed, or `terminate` was called.  No process
                 runs any more.
             DeadlineExceededError: the `timeout_s` of `launch` passed; likewise.
-            UsageError: called on a running event loop; use `wait_async` there.
+            UsageError: called on a running event loop; use `wait_async` there.  Or
+                `timeout_s` is no number of seconds.
 
         Source: `join` of torch.multiprocessing.spawn's context, which has to be called
         until it returns True.
         """
         refuse_on_loop("Processes.join", "await Processes.wait_async()")
+        check_timeout("timeout_s", timeout_s)
+        if timeout_s is not None:  # what a thread can wait for has a limit
+            timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         try:
             self._results.exception(timeout_s)
         except TimeoutError:
@@ -178,7 +183,11 @@ class Processes(Generic[T]):
 
         Args:
             grace_s: seconds that they are given.
+
+        Raises:
+            UsageError: `grace_s` is no finite number of seconds.
         """
+        check_duration("grace_s", grace_s)
         self._requests.put(grace_s)
         with self._wake_lock, contextlib.suppress(OSError):  # closed: all have ended
             self._wake_writer.send_bytes(b"wake")

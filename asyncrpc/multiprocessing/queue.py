@@ -23,6 +23,7 @@ from queue import Empty, Full
 from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
+from asyncrpc.arguments import check_count, check_timeout
 from asyncrpc.clock import Clock, Deadline
 from asyncrpc.errors import UsageError
 from asyncrpc.multiprocessing.packing import Known, Parcel, unpack
@@ -94,15 +95,13 @@ class Queue(Generic[T]):
     def __init__(
         self, maxsize: int = ITEMS_DEFAULT, *, memory_bytes: int = MEMORY_BYTES_DEFAULT
     ) -> None:
-        if not 1 <= maxsize <= ITEMS_MAX:
-            raise UsageError(
-                f"maxsize is {maxsize}; a queue has a bound, from 1 to {ITEMS_MAX:,}"
-            )
-        if not _MEMORY_BYTES_MIN <= memory_bytes <= MEMORY_BYTES_MAX:
-            raise UsageError(
-                f"memory_bytes is {memory_bytes:,}; it must be from "
-                f"{_MEMORY_BYTES_MIN:,} to {MEMORY_BYTES_MAX:,}"
-            )
+        check_count("maxsize", maxsize, at_least=1, at_most=ITEMS_MAX)
+        check_count(
+            "memory_bytes",
+            memory_bytes,
+            at_least=_MEMORY_BYTES_MIN,
+            at_most=MEMORY_BYTES_MAX,
+        )
         self._use(Channel.create(memory_bytes, maxsize))
 
     def _use(self, channel: Channel) -> None:
@@ -122,12 +121,13 @@ class Queue(Generic[T]):
         Raises:
             queue.Full: no room came in time; nothing was put.
             UsageError: called on a running event loop, on a closed queue or in a forked
-                process; or a tensor is part of a graph, or larger than the queue.
-            Exception: what pickle raises; nothing was put.
+                process; `timeout_s` is no number of seconds; or the item cannot be
+                pickled, is larger than the queue, or has a tensor that is part of a
+                graph.  Nothing was put.
         """
         refuse_on_loop("Queue.put", "await Queue.put_async() or Queue.put_nowait()")
-        parcel = self._pack(item)
         deadline = self._deadline(timeout_s)
+        parcel = Parcel(item, self._channel, self._known)
         while not parcel.advance():
             left_s = self._left_s(deadline)
             if left_s <= 0:
@@ -143,9 +143,8 @@ class Queue(Generic[T]):
         Raises:
             queue.Full: there is no room; nothing was put.
             UsageError: see `put`.
-            Exception: what pickle raises; nothing was put.
         """
-        if not self._pack(item).advance():
+        if not Parcel(item, self._channel, self._known).advance():
             raise Full
 
     async def put_async(self, item: T) -> None:
@@ -164,20 +163,10 @@ class Queue(Generic[T]):
         Cancellation:
             Nothing was put.
         """
-        parcel = self._pack(item)
+        parcel = Parcel(item, self._channel, self._known)
         await asyncio.sleep(0)  # always a cancellation point
         while not parcel.advance():
             await _wait_async(self._channel.ends.room, ROOM_POLL_S)
-
-    def _pack(self, item: T) -> Parcel:
-        try:
-            return Parcel(item, self._channel, self._known)
-        except Exception as error:
-            error.add_note(
-                f"a {type(item).__qualname__} could not be put into a queue, because "
-                "it cannot be pickled"
-            )
-            raise
 
     # --- getting ---------------------------------------------------------------------
 
@@ -193,7 +182,7 @@ class Queue(Generic[T]):
         Raises:
             queue.Empty: none came in time.
             UsageError: called on a running event loop, on a closed queue or in a forked
-                process.
+                process; or `timeout_s` is no number of seconds.
             OSError: the item has tensors with descriptors, and this process can have no
                 more of those.  The item is still there.
             Exception: what unpickling raises; the item is gone.
@@ -283,6 +272,7 @@ class Queue(Generic[T]):
     def _deadline(self, timeout_s: float | None) -> Deadline | None:
         if timeout_s is None:
             return None
+        check_timeout("timeout_s", timeout_s)
         return Deadline.after(timeout_s, self._clock.now_s())
 
     def _left_s(self, deadline: Deadline | None) -> float:

@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Literal, TypeVarTuple, overload
 
-from asyncrpc.multiprocessing.launcher import Method, launch
+from asyncrpc.arguments import check_flag
+from asyncrpc.multiprocessing.launcher import (
+    Method,
+    check_method,
+    check_task,
+    launch,
+)
 from asyncrpc.multiprocessing.processes import Processes
 
 Ts = TypeVarTuple("Ts")
@@ -76,9 +83,12 @@ def spawn(  # noqa: PLR0917  torch's order, for its callers
     Source: torch.multiprocessing.spawn; there a failure is a ProcessRaisedException or
     a ProcessExitedException.
     """
+    check_task(fn, args, nprocs)
+    check_method("start_method", start_method)
+    check_flag("join", join)
     processes = launch(
-        _run,
-        (fn, args),
+        partial(_run, fn),
+        args,
         nprocs,
         method=start_method,
         daemon=daemon,
@@ -91,7 +101,7 @@ def spawn(  # noqa: PLR0917  torch's order, for its callers
     return None
 
 
-def _run(rank: int, fn: Callable[..., object], args: tuple[Any, ...]) -> Any:
+def _run(fn: Callable[..., object], rank: int, *args: Any) -> Any:
     found = fn(rank, *args)
     return _awaited(found) if inspect.iscoroutine(found) else None
 

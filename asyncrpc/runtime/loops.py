@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from typing import Any, TypeVar
 
+from asyncrpc.arguments import check_flag, check_kind
 from asyncrpc.errors import UsageError
 
 T = TypeVar("T")
@@ -57,10 +59,23 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
         debug: asyncio's debug mode; None takes it from the interpreter's options.
 
     Raises:
-        RuntimeError: called while a loop runs in this thread.
+        UsageError: an argument is of another kind, or a loop runs in this thread.
 
     Example:
         >>> asyncrpc.run(main())
     """
-    with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
-        return runner.run(main)
+    check_kind("main", main, Coroutine, "a coroutine, such as main()")
+    with closing(main):  # if it is not run, nobody is to miss it
+        if debug is not None:
+            check_flag("debug", debug)
+        _refuse_on_loop()
+        with asyncio.Runner(debug=debug, loop_factory=loop_factory()) as runner:
+            return runner.run(main)
+
+
+def _refuse_on_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise UsageError("run() makes an event loop, and one runs in this thread: await it")

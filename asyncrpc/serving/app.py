@@ -23,6 +23,7 @@ from typing import Any, Final, TypeAlias
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from asyncrpc.arguments import check_duration, check_kind, wrong
 from asyncrpc.errors import (
     AsyncRpcError,
     DeadlineExceededError,
@@ -72,7 +73,8 @@ def worker_context(
         A function for `app.cleanup_ctx`.
 
     Raises:
-        UsageError: when the application starts: another worker is under `key`.
+        UsageError: an argument is of another kind.  When the application starts: what
+            `worker` made is none, or another worker is under `key`.
         RendezvousTimeoutError: likewise: not every worker of the group appeared.
 
     Cancellation:
@@ -82,6 +84,9 @@ def worker_context(
         >>> app.cleanup_ctx.append(serving.worker_context(Worker("front", rank=0)))
         >>> app.cleanup_ctx.append(serving.worker_context(make_other, key=OTHER))
     """
+    if not isinstance(worker, Worker) and not callable(worker):
+        raise wrong("worker", "a Worker, or what makes one", worker)
+    check_key("key", key)
 
     async def context(app: web.Application) -> AsyncIterator[None]:
         if app.get(key) is not None and not app[key].is_closed:
@@ -90,6 +95,7 @@ def worker_context(
                 "give each of several workers its own web.AppKey"
             )
         chosen = worker if isinstance(worker, Worker) else worker()
+        check_kind("what worker() returns", chosen, Worker, "a Worker")
         app[key] = chosen
         if not chosen.is_closed:
             yield
@@ -129,12 +135,15 @@ def middleware(
         A middleware for `web.Application(middlewares=[...])`.
 
     Raises:
-        UsageError: a number is out of its range.
+        UsageError: an argument is of another kind, or out of its range.
 
     Cancellation:
         The handler's calls are cancelled where they run.
     """
-    _refuse_negative(timeout_s=timeout_s, retry_after_s=retry_after_s)
+    if timeout_s is not None:
+        check_duration("timeout_s", timeout_s)
+    check_duration("retry_after_s", retry_after_s)
+    check_key("key", key)
 
     @web.middleware
     async def use_worker(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -162,10 +171,9 @@ def middleware(
     return use_worker
 
 
-def _refuse_negative(**numbers: float | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and (not number >= 0 or math.isinf(number)):
-            raise UsageError(f"{name} is a number of seconds >= 0, not {number!r}")
+def check_key(name: str, key: object) -> None:
+    """Raise UsageError unless an argument is what an application keeps workers by."""
+    check_kind(name, key, web.AppKey, "a web.AppKey")
 
 
 def _answer_to(

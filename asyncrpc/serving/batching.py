@@ -21,6 +21,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
+from asyncrpc.arguments import check_callable, check_count, check_duration
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import NotStartedError, Outcome, RejectedError, UsageError
 from asyncrpc.runtime.calls.context import deadline_var
@@ -89,14 +90,13 @@ class Batcher(Generic[A, B]):
             batches_max: batches that may run at the same time.
 
         Raises:
-            UsageError: a number is out of its range.
+            UsageError: an argument is of another kind, or out of its range.
         """
-        if min(max_size, waiting_max, batches_max) < 1 or not max_wait_s >= 0:
-            raise UsageError(
-                "a Batcher's max_size, waiting_max and batches_max are at least 1 and "
-                f"its max_wait_s at least 0, not {max_size}, {waiting_max}, "
-                f"{batches_max} and {max_wait_s}"
-            )
+        check_callable("function", function)
+        check_count("max_size", max_size, at_least=1)
+        check_duration("max_wait_s", max_wait_s)
+        check_count("waiting_max", waiting_max, at_least=1)
+        check_count("batches_max", batches_max, at_least=1)
         self._function = function
         self._max_size = max_size
         self._max_wait_s = max_wait_s
@@ -145,7 +145,8 @@ class Batcher(Generic[A, B]):
 
         Raises:
             RejectedError: too many items wait, or the batcher has been closed.
-            UsageError: the function returned more or fewer answers than it got items.
+            UsageError: the function returned more or fewer answers than it got items;
+                or this is another event loop than the one it was entered on.
             NotStartedError: the batcher has not been entered.
             Exception: what the function raised; every member of the batch gets it.
 
@@ -170,6 +171,8 @@ class Batcher(Generic[A, B]):
     def _join(self, item: A) -> _Member[A, B]:
         if self._loop is None:
             raise NotStartedError("the Batcher has not been entered; use `async with`")
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError("the Batcher was entered on another event loop than this")
         if self._is_closing:
             raise _rejected("the batcher is closed")
         if len(self._waiting) >= self._waiting_max:

@@ -12,8 +12,9 @@ import dataclasses
 
 from aiohttp import web
 
+from asyncrpc.arguments import check_kind, wrong
 from asyncrpc.runtime.worker import Worker
-from asyncrpc.serving.app import WORKER, WorkerKey
+from asyncrpc.serving.app import WORKER, WorkerKey, check_key
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +43,12 @@ class WorkerStatus:
 
 
 def status_of(worker: Worker) -> WorkerStatus:
-    """Return the state of a worker, started or not.  Waits for nothing."""
+    """Return the state of a worker, started or not.  Waits for nothing.
+
+    Raises:
+        UsageError: `worker` is none.
+    """
+    check_kind("worker", worker, Worker, "a Worker")
     links = [] if worker.is_closed else worker.directory.links
     return WorkerStatus(
         name=worker.name,
@@ -71,7 +77,14 @@ def health_routes(
 
     Returns:
         Two routes.
+
+    Raises:
+        UsageError: an argument is of another kind.
     """
+    for number, key in enumerate(keys):
+        check_key(f"keys[{number}]", key)
+    _check_path("live", live)
+    _check_path("ready", ready)
     watched = keys or (WORKER,)
 
     async def get_live(_: web.Request) -> web.Response:
@@ -86,3 +99,8 @@ def health_routes(
         return web.json_response(body, status=200 if is_ready else 503)
 
     return [web.get(live, get_live), web.get(ready, get_ready)]
+
+
+def _check_path(name: str, path: object) -> None:
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise wrong(name, "a path that begins with '/'", path)

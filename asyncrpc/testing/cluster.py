@@ -25,10 +25,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
+from asyncrpc import runtime
 from asyncrpc.api import Worker
+from asyncrpc.arguments import check_count, check_kind, check_text, wrong
 from asyncrpc.errors import MalformedError, ProcessFailedError, UsageError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.multiprocessing import Processes, launch
+from asyncrpc.multiprocessing.launcher import check_method
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.membership.rendezvous import LocalRendezvous, Member
@@ -41,6 +44,7 @@ from asyncrpc.wire.messages import Hello
 
 Wires: TypeAlias = Literal["mem", "uds", "tcp"]
 
+WIRES: Final = ("mem", "uds", "tcp")
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 _SECRET: Final = "a secret that every test knows"  # noqa: S105  (that is what it is)
 
@@ -135,11 +139,19 @@ class Cluster:
             options: of every worker.  With `tcp` and no secret, a secret is added.
 
         Raises:
-            UsageError: neither names nor a count, or they disagree.
+            UsageError: neither names nor a count, or they disagree; or an argument is
+                of another kind.
         """
+        check_names("names", names)
+        if count is not None:
+            most = len(names) or len(LETTERS)
+            check_count("count", count, at_least=1, at_most=most)
         self.names = tuple(names) or tuple(LETTERS[: count or 0])
         if not self.names or count not in (None, len(self.names)):
-            raise UsageError(f"{count} workers cannot have the names {self.names}")
+            raise UsageError(f"count is {count}, and names are {self.names}")
+        if not isinstance(network, Network):
+            check_word("network", network, WIRES)
+        check_options(options)
         self.workers: list[Worker] = []
         self._network = network
         self._options = options or Options()
@@ -210,7 +222,12 @@ def _for_tcp(options: Options) -> Options:
 
 @contextmanager
 def acting_as(worker: Worker) -> Iterator[Worker]:
-    """Make `worker` the current one of this task, for functions that act on it."""
+    """Make `worker` the current one of this task, for functions that act on it.
+
+    Raises:
+        UsageError: `worker` is none.
+    """
+    check_kind("worker", worker, runtime.Worker, "a Worker")
     token = current_worker_var.set(worker)
     try:
         yield worker
@@ -250,7 +267,15 @@ class ProcessCluster:
             transport: how they reach each other.
             options: of every worker; secret and addresses are filled in.
             method: how the processes start; see `multiprocessing.launch`.
+
+        Raises:
+            UsageError: an argument is of another kind.
         """
+        check_names("names", names)
+        check_text("name", name)
+        check_word("transport", transport, WIRES[1:])
+        check_options(options)
+        check_method("method", method)
         self.names = tuple(names)
         self._own_name = name
         self._transport = transport
@@ -299,19 +324,41 @@ class ProcessCluster:
         await self._stack.__aexit__(kind, error, trace)
 
     def pid(self, name: str) -> int:
-        """Return the process id of a worker."""
+        """Return the process id of a worker.
+
+        Raises:
+            UsageError: there is no process of the name.
+        """
+        self._check_name(name)
         found = self._processes[name].pids[0]
         assert found is not None
         return int(found)
 
     def expect_death(self, name: str) -> None:
-        """Take it as no failure if a worker's process dies by itself."""
+        """Take it as no failure if a worker's process dies by itself.
+
+        Raises:
+            UsageError: there is no process of the name.
+        """
+        self._check_name(name)
         self._killed.add(name)
 
     def kill(self, name: str, signal_number: int = signal.SIGKILL) -> None:
-        """Send a signal to a worker's process, which may end it."""
+        """Send a signal to a worker's process, which may end it.
+
+        Raises:
+            UsageError: there is no process of the name, or no such signal.
+        """
+        if not _is_signal(signal_number):
+            raise wrong("signal_number", "the number of a signal", signal_number)
+        self._check_name(name)
         self._killed.add(name)
         os.kill(self.pid(name), signal_number)
+
+    def _check_name(self, name: object) -> None:
+        if not isinstance(name, str) or name not in self._processes:
+            listed = ", ".join(map(repr, self._processes)) or "none: it is not entered"
+            raise wrong("name", f"that of a process ({listed})", name)
 
     def _seat(self, folder: Path, name: str, rank: int, options: Options) -> _Seat:
         where = "tcp://127.0.0.1:0" if self._transport == "tcp" else f"uds://{folder}"
@@ -353,6 +400,31 @@ class ProcessCluster:
                 continue
             link = await self.worker.link_to(name)
             link.notify(_Stopping.name, "stop", None)
+
+
+def check_names(name: str, names: Any) -> None:
+    """Raise UsageError unless an argument is a sequence of different names."""
+    is_sequence = isinstance(names, list | tuple)
+    if not is_sequence or not all(isinstance(one, str) and one for one in names):
+        raise wrong(name, "non-empty strings in a list or a tuple", names)
+    if len(set(names)) < len(names):
+        raise wrong(name, "different from each other", names)
+
+
+def check_word(name: str, word: object, words: Sequence[str]) -> None:
+    """Raise UsageError unless an argument is one of a few words."""
+    if not isinstance(word, str) or word not in words:
+        raise wrong(name, " or ".join(map(repr, words)), word)
+
+
+def check_options(options: object) -> None:
+    """Raise UsageError unless an argument is options of workers, or None."""
+    check_kind("options", options, (Options, type(None)), "Options, or None")
+
+
+def _is_signal(number: object) -> bool:
+    is_number = isinstance(number, int) and not isinstance(number, bool)
+    return is_number and number in signal.valid_signals()
 
 
 _Seat: TypeAlias = tuple[str, int, int, str, Options]

@@ -19,6 +19,7 @@ cut those by `nbytes` alone.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from asyncrpc.arguments import (
+    check_count,
+    check_duration,
+    check_flag,
+    check_kind,
+    check_text,
+    is_seconds,
+    wrong,
+)
 from asyncrpc.errors import UsageError
 from asyncrpc.testing.passage import Passage
 from asyncrpc.testing.scanner import Conversation, End, Way
@@ -103,14 +113,11 @@ class Proxy:
         Raises:
             UsageError: one of them is no such address.
         """
-        self.target = Address.parse(target)
+        self.target = _address("target", target)
         self.connections = 0
         self.frames: Counter[Way] = Counter()
         self.kinds: dict[Way, Counter[int]] = {way: Counter() for way in Way}
-        self._where = Address.parse(listen)
-        for address in (self.target, self._where):
-            if address.scheme not in ("tcp", "uds"):
-                raise UsageError(f"a proxy speaks tcp:// and uds://, not {address}")
+        self._where = _address("listen", listen)
         self._server: asyncio.AbstractServer | None = None
         self._passages: dict[Passage, None] = {}
         self._cuts: dict[Way, Cut] = {}
@@ -167,7 +174,11 @@ class Proxy:
         Args:
             reset: both ends see a reset (on TCP), else the stream ends.  What they had
                 sent and the proxy had not passed on is lost either way.
+
+        Raises:
+            UsageError: `reset` is not True or False.
         """
+        check_flag("reset", reset)
         passages = tuple(self._passages)
         for passage in passages:
             passage.end(reset=reset)
@@ -188,15 +199,25 @@ class Proxy:
             reset: as for `cut`.
 
         Raises:
-            UsageError: there is a cut in this direction that has not happened.
+            UsageError: there is a cut in this direction that has not happened; or an
+                argument is of another kind.
         """
+        check_kind("way", way, Way, "a Way")
+        check_count("frames", frames)
+        check_count("nbytes", nbytes)
+        check_flag("reset", reset)
         if way in self._cuts:
             raise UsageError(f"a cut {way.value} is to come already; spare it first")
         cut = self._cuts[way] = Cut(way, frames, nbytes, reset)
         return cut
 
     def spare(self, cut: Cut) -> None:
-        """Take back a cut that has not happened."""
+        """Take back a cut that has not happened.
+
+        Raises:
+            UsageError: `cut` is none.
+        """
+        check_kind("cut", cut, Cut, "what `cut_after` returned")
         if self._cuts.get(cut.way) is cut:
             del self._cuts[cut.way]
 
@@ -253,11 +274,24 @@ class Proxy:
         self._is_open.set()
 
     def delay(self, seconds: float) -> None:
-        """Deliver everything so many seconds later than it came; 0 ends it."""
+        """Deliver everything so many seconds later than it came; 0 ends it.
+
+        Raises:
+            UsageError: `seconds` is no finite number of seconds.
+        """
+        check_duration("seconds", seconds)
         self._delay_s = seconds
 
     def throttle(self, bytes_per_s: float | None) -> None:
-        """Let so many bytes through each second, per connection; None: all of them."""
+        """Let so many bytes through each second, per connection; None: all of them.
+
+        Raises:
+            UsageError: `bytes_per_s` is no positive, finite number.
+        """
+        if bytes_per_s is not None and not _is_rate(bytes_per_s):
+            raise wrong(
+                "bytes_per_s", "a positive, finite number, or None", bytes_per_s
+            )
         self._bytes_per_s = bytes_per_s
 
     # --- for the connections ---
@@ -311,6 +345,26 @@ class Proxy:
         for begin in range(0, len(chunk), piece):
             part = chunk[begin : begin + piece]
             yield part, len(part) / self._bytes_per_s
+
+
+def _address(name: str, text: object) -> Address:
+    """Read an address that a proxy can have.
+
+    Raises:
+        UsageError: it is none; the message names the argument.
+    """
+    check_text(name, text)
+    try:
+        address = Address.parse(str(text))
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
+    if address.scheme not in ("tcp", "uds"):
+        raise UsageError(f"{name}: a proxy speaks tcp:// and uds://, not {address}")
+    return address
+
+
+def _is_rate(number: object) -> bool:
+    return is_seconds(number) and 0 < number < math.inf
 
 
 def _remove(path: str) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
+from asyncrpc.arguments import check_flag, check_kind, check_text, wrong
 from asyncrpc.errors import UsageError
 
 # What one read takes at most, of all connections of a connector in turn.
@@ -55,11 +56,13 @@ class Tls:
     client_context: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what would let everybody in.
+        """Refuse what makes no sense, or would let everybody in.
 
         Raises:
-            UsageError: peers are to be verified, and nothing says against what.
+            UsageError: an argument is of another kind; or peers are to be verified, and
+                nothing says against what.
         """
+        _check_kinds(self)
         if self.verify_peer and self.ca is None and self.server_context is None:
             raise UsageError(
                 "Tls(verify_peer=True) needs `ca`: without it a certificate of any "
@@ -107,6 +110,25 @@ class TlsContexts:
         """Return the dialing end of a TLS connection to `host`."""
         name = self._server_hostname or host.partition("%")[0]
         return self._client.wrap_bio(incoming, outgoing, server_hostname=name)
+
+
+def _check_kinds(tls: Tls) -> None:
+    """Raise UsageError unless every field is of its kind."""
+    _check_path("certificate", tls.certificate)
+    for name in ("key", "ca"):
+        if getattr(tls, name) is not None:
+            _check_path(name, getattr(tls, name))
+    check_flag("verify_peer", tls.verify_peer)
+    if tls.server_hostname is not None:
+        check_text("server_hostname", tls.server_hostname)
+    kinds = (ssl.SSLContext, type(None))
+    for name in ("server_context", "client_context"):
+        check_kind(name, getattr(tls, name), kinds, "an ssl.SSLContext, or None")
+
+
+def _check_path(name: str, path: object) -> None:
+    if not isinstance(path, str | Path) or path == "":
+        raise wrong(name, "the path of a file, as text or a Path", path)
 
 
 # --- contexts ------------------------------------------------------------------------

@@ -11,9 +11,14 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
+
+from asyncrpc.arguments import check_count, shown, wrong
 from asyncrpc.errors import UsageError
 
-_FORM: Final = re.compile(r"(?P<type>[a-z][a-z_0-9]*)(?::(?P<index>[0-9]{1,4}))?")
+_TYPE: Final = re.compile(r"[a-z][a-z_0-9]{0,30}")
+_FORM: Final = re.compile(rf"(?P<type>{_TYPE.pattern})(?::(?P<index>[0-9]{{1,4}}))?")
+INDEX_MAX: Final = 9999  # four digits
 CPU: Final = "cpu"
 
 
@@ -29,6 +34,17 @@ class DeviceName:
     type: str
     index: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what is no type of device, and no index.
+
+        Raises:
+            UsageError: it names the argument.
+        """
+        if not isinstance(self.type, str) or not _TYPE.fullmatch(self.type):
+            raise wrong("type", "a type of device, such as 'cuda'", self.type)
+        if self.index is not None:
+            check_count("index", self.index, at_least=0, at_most=INDEX_MAX)
+
     @classmethod
     def parse(cls, name: Any) -> DeviceName:
         """Read `"cuda:1"`, `"cuda"`, a `torch.device`, or 1 for `"cuda:1"`.
@@ -38,14 +54,14 @@ class DeviceName:
 
         Source: torch.device, which takes these too.
         """
-        if type(name) is int and name >= 0:
+        if type(name) is int and 0 <= name <= INDEX_MAX:
             return cls("cuda", name)
-        text = str(name)
+        text = str(name) if isinstance(name, _NAMES) else ""
         found = _FORM.fullmatch(text)
         if found is None:
             raise UsageError(
-                f"device {text!r} is not understood; write 'type' or 'type:index', "
-                "such as 'cpu', 'cuda:1' or 'xla:0'"
+                f"device {shown(name)} is not understood; write 'type' or 'type:index',"
+                " such as 'cpu', 'cuda:1' or 'xla:0'"
             )
         index = None if found["index"] is None else int(found["index"])
         if found["type"] == CPU and index:
@@ -64,3 +80,6 @@ class DeviceName:
 
     def __str__(self) -> str:
         return self.type if self.index is None else f"{self.type}:{self.index}"
+
+
+_NAMES: Final = (str, torch.device, DeviceName)

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from asyncrpc import EncodeError, Options, Policy
+from asyncrpc.multiprocessing import launch
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import unpack_head
+from tests.integration.misuse.targets import rank_of
 from tests.integration.misuse.wrong import World, never_awaited
 
 # Of workers that take only what is allowed: what the traffic and the uses call.
@@ -35,6 +37,7 @@ def kept_for_life() -> None:
     multiprocessing.set_forkserver_preload(["asyncrpc", "asyncrpc.testing"])
     resource_tracker.ensure_running()
     forkserver.ensure_running()
+    launch(rank_of, method="forkserver")  # it has loaded them
 
 
 class Sent:

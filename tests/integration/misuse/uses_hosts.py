@@ -1,10 +1,354 @@
-"""How what is around workers is used: processes, serving, devices, the test kit."""
+"""How what is around workers is used: programs, serving, devices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import asyncio
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Any, Final
 
-from tests.integration.misuse.using import Use
+import torch
+from aiohttp import web
 
-USES: Final[Mapping[str, Use]] = {}
+import asyncrpc
+from asyncrpc import Group, LocalRendezvous, Tls, WorkerInfo, devices, serving
+from asyncrpc.devices import DeviceName, xla
+from asyncrpc.runtime.machine.membership import ChangeKind
+from asyncrpc.runtime.membership.changes import MemberChange
+from asyncrpc.testing import Cluster, acting_as
+from tests.integration.misuse import uses_processes, uses_testing
+from tests.integration.misuse.beside import (
+    CALLABLES,
+    FLAG,
+    SEQUENCES,
+    in_thread,
+    without_worker,
+)
+from tests.integration.misuse.using import ANYTHING, Use, nothing
+from tests.integration.misuse.wrong import SECONDS, World
+
+TEXT: Final = {"text", "text with a surrogate", "too large"}
+COUNTS: Final = {"an integer", "an integer of 70 bits"}
+DURATIONS: Final = SECONDS - {"none"}
+WORKERS: Final = {"an ended worker", "another worker"}
+
+
+# --- programs ------------------------------------------------------------------------
+
+
+def give_back(*args: Any, **kwargs: Any) -> Any:
+    """Be called with anything."""
+    return len(args), len(kwargs)
+
+
+async def _main() -> int:
+    return 1
+
+
+@functools.wraps(asyncrpc.run)
+def _run(main: Any, **kwargs: Any) -> Any:
+    return asyncrpc.run(main() if main is _main else main, **kwargs)
+
+
+@functools.wraps(asyncrpc.shutdown)
+async def _shutdown(*args: Any, **kwargs: Any) -> None:
+    """Shut down a worker that was made for it."""
+    async with Cluster(1, names=["short-lived"]) as (worker,):
+        with acting_as(worker):
+            await asyncrpc.shutdown(*args, **kwargs)
+
+
+async def _next_change(world: World) -> MemberChange:
+    changes = world.a.members()
+    changes.put(MemberChange(ChangeKind.JOINED, WorkerInfo("new", 2), 1))
+    return await anext(changes)
+
+
+def _fan_out(world: World) -> asyncrpc.GroupCall[Any]:
+    return world.a.group(["b"]).call(give_back)
+
+
+async def _take_part(world: World) -> Any:
+    async with _fan_out(world) as call:
+        replies = [reply.result() async for reply in call]
+    assert replies == await call
+    return replies
+
+
+async def _cancel(world: World) -> None:
+    call = _fan_out(world)
+    call.cancel()
+    await asyncio.wait(call.futures.values())
+
+
+# --- serving -------------------------------------------------------------------------
+
+
+async def _start_and_end(context: Any) -> None:
+    """Run an application that has this context."""
+    app = web.Application()
+    app.cleanup_ctx.append(context)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await runner.cleanup()
+
+
+async def _give_back_all(items: list[Any]) -> Any:
+    return items
+
+
+async def _batch(world: World) -> Any:
+    async with serving.Batcher(_give_back_all, 1, 0.0) as batched:
+        return await batched(1)
+
+
+# --- devices -------------------------------------------------------------------------
+
+
+def _enter_turn(device: str | None = None) -> None:
+    with devices.turn(device):
+        pass
+
+
+def _needs_torch_xla(function: Callable[[], Any]) -> Use:
+    """Return how a function is used that says what it needs, where that is missing."""
+
+    async def use(_: World) -> None:
+        try:
+            function()
+        except asyncrpc.UsageError as error:
+            assert "cannot be imported: No module named 'torch_xla'" in str(error)  # noqa: PT017
+
+    return Use(lambda _: function, rightly=use)
+
+
+def _optimizer() -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    return torch.optim.SGD([parameter])
+
+
+def _linear() -> torch.nn.Module:
+    return torch.nn.Linear(2, 2)
+
+
+async def _with_groups(world: World, use: Callable[[Group], Any], name: str) -> Any:
+    """Do something at both ranks of a group."""
+
+    async def at(worker: asyncrpc.Worker) -> Any:
+        with acting_as(worker):
+            async with Group(worker, ["a", "b"], name=name) as group:
+                return await use(group)
+
+    return await asyncio.gather(at(world.a), at(world.other))
+
+
+def _broadcast(world: World) -> Any:
+    return _with_groups(
+        world, lambda group: xla.broadcast_master_param(_linear(), group), "broadcast"
+    )
+
+
+def _reduce(world: World) -> Any:
+    return _with_groups(
+        world, lambda group: xla.reduce_gradients(_optimizer(), group), "reduce"
+    )
+
+
+_ALONE: Final = "a group of one"
+
+
+def _with_group(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what gives a function a group where it is given `_ALONE`."""
+
+    @functools.wraps(function)
+    async def use(given: Any, group: Any) -> None:
+        if group is not _ALONE:
+            await function(given, group)
+            return
+        with closing(Group(asyncrpc.current_worker(), ["a"], name="alone")) as alone:
+            await function(given, alone)
+
+    return use
+
+
+async def _meet(world: World) -> Any:
+    async def at(worker: asyncrpc.Worker) -> Any:
+        with acting_as(worker):
+            return await xla.rendezvous("tag", b"payload")
+
+    return await asyncio.gather(at(world.a), at(world.other))
+
+
+USES: Final[Mapping[str, Use]] = {
+    **uses_processes.USES,
+    **uses_testing.USES,
+    # --- programs
+    "run": Use(
+        lambda _: in_thread(_run),
+        right={"main": lambda _: _main},
+        fits={"main": {"a coroutine"}, "debug": {"none", "true"}},
+    ),
+    "init_rpc": Use(
+        lambda _: without_worker(asyncrpc.init_rpc),
+        right={"name": lambda _: "new", "rendezvous": lambda _: LocalRendezvous(1)},
+        fits={
+            "name": TEXT,
+            "backend": {"none"},
+            "rank": COUNTS | {"none"},
+            "world_size": COUNTS | {"none"},
+            "options": {"none"},
+            "rendezvous": {"a map"},
+        },
+    ),
+    "shutdown": Use(
+        lambda _: _shutdown, fits={"graceful": FLAG, "timeout": SECONDS | {"infinite"}}
+    ),
+    "rpc_sync": Use(
+        lambda _: in_thread(asyncrpc.rpc_sync),
+        right={"to": lambda _: "b", "func": lambda _: give_back},
+        fits={
+            "to": set(),
+            "func": CALLABLES,
+            "args": SEQUENCES,
+            "kwargs": {"none", "a map"},
+            "timeout": SECONDS | {"infinite"},
+        },
+        says={"to": r"\bto\b|worker .* is unknown", "func": r"\bfunction\b"},
+    ),
+    "current_worker": Use(lambda _: asyncrpc.current_worker, finish=nothing),
+    "cancelled": Use(lambda _: asyncrpc.cancelled),
+    "Tls": Use(
+        lambda _: Tls,
+        right={"certificate": lambda _: "own.pem", "ca": lambda _: "ca.pem"},
+        fits={
+            "certificate": TEXT,
+            "key": TEXT | {"none"},
+            "ca": TEXT,
+            "verify_peer": FLAG,
+            "server_hostname": TEXT | {"none"},
+            "server_context": {"none"},
+            "client_context": {"none"},
+        },
+    ),
+    "MemberChanges.__anext__": Use(
+        lambda world: world.a.members().__anext__, rightly=_next_change
+    ),
+    "GroupCall.cancel": Use(lambda world: _fan_out(world).cancel, rightly=_cancel),
+    "GroupCall.__anext__": Use(lambda world: _fan_out(world).__anext__),
+    "GroupCall.__aenter__": Use(
+        lambda world: _fan_out(world).__aenter__, rightly=_take_part
+    ),
+    "GroupReply.result": Use(lambda _: None, rightly=_take_part),  # type: ignore[arg-type,return-value]
+    # --- serving
+    "serving.worker_context": Use(
+        lambda _: serving.worker_context,
+        right={"worker": lambda world: world.a},
+        fits={"worker": {"another worker", "a function", "raises in everything"}},
+        finish=_start_and_end,
+    ),
+    "serving.middleware": Use(
+        lambda _: serving.middleware,
+        fits={"timeout_s": SECONDS, "retry_after_s": DURATIONS},
+        finish=nothing,
+    ),
+    "serving.status_of": Use(
+        lambda _: serving.status_of,
+        right={"worker": lambda world: world.a},
+        fits={"worker": WORKERS},
+    ),
+    "serving.health_routes": Use(lambda _: serving.health_routes),
+    "serving.Batcher": Use(
+        lambda _: serving.Batcher,
+        right={
+            "function": lambda _: _give_back_all,
+            "max_size": lambda _: 1,
+            "max_wait_s": lambda _: 0.0,
+        },
+        fits={
+            "function": CALLABLES | {"a local function", "raises in everything"},
+            "max_size": COUNTS,
+            "max_wait_s": DURATIONS,
+            "waiting_max": COUNTS,
+            "batches_max": COUNTS,
+        },
+    ),
+    "serving.Batcher.__aenter__": Use(
+        lambda _: serving.Batcher(_give_back_all, 1, 0.0).__aenter__, rightly=_batch
+    ),
+    "serving.Batcher.__call__": Use(
+        lambda _: serving.Batcher(_give_back_all, 1, 0.0),
+        fits={"item": ANYTHING},
+        rightly=_batch,
+    ),
+    # --- devices
+    "devices.DeviceName": Use(
+        lambda _: DeviceName,
+        right={"type": lambda _: "cuda"},
+        fits={"type": {"text"}, "index": {"none", "an integer"}},
+    ),
+    "devices.DeviceName.parse": Use(
+        lambda _: DeviceName.parse,
+        right={"name": lambda _: "cuda:1"},
+        fits={"name": {"an integer", "text"}},
+        says={"name": "device"},
+    ),
+    "devices.run": Use(
+        lambda _: devices.run,
+        right={"function": lambda _: give_back},
+        fits={
+            "function": CALLABLES | {"a local function", "raises in everything"},
+            "args": ANYTHING,
+            "kwargs": ANYTHING,
+        },
+    ),
+    "devices.turn": Use(
+        lambda _: in_thread(_enter_turn),
+        right={"device": lambda _: "xla:0"},
+        fits={"device": {"none", "an integer", "text"}},
+    ),
+    "devices.xla.device": Use(lambda _: xla.device),
+    "devices.xla.device_type": Use(lambda _: xla.device_type),
+    "devices.xla.global_ordinal": _needs_torch_xla(xla.global_ordinal),
+    "devices.xla.local_ordinal": _needs_torch_xla(xla.local_ordinal),
+    "devices.xla.world_size": _needs_torch_xla(xla.world_size),
+    "devices.xla.generator": Use(
+        lambda _: xla.generator,
+        right={"seed": lambda _: 1, "replica": lambda _: 0},
+        fits={
+            "seed": {"an integer", "a negative integer"},
+            "replica": {"none", "an integer"},
+        },
+    ),
+    "devices.xla.made_alone": Use(
+        lambda _: xla.made_alone,
+        right={"make": lambda _: _linear},
+        fits={"make": CALLABLES | {"a local function", "raises in everything"}},
+    ),
+    "devices.xla.rendezvous": Use(
+        lambda _: xla.rendezvous,
+        right={"tag": lambda _: "tag", "replicas": lambda world: [world.a.rank]},
+        fits={
+            "tag": {"text", "empty text", "text with a surrogate"},
+            "payload": {"bytes"},
+            "replicas": {"an empty list"},
+        },
+        rightly=_meet,
+    ),
+    "devices.xla.broadcast_master_param": Use(
+        lambda _: _with_group(xla.broadcast_master_param),
+        right={"module": lambda _: _linear(), "group": lambda _: _ALONE},
+        rightly=_broadcast,
+    ),
+    "devices.xla.reduce_gradients": Use(
+        lambda _: _with_group(xla.reduce_gradients),
+        right={"optimizer": lambda _: _optimizer(), "group": lambda _: _ALONE},
+        rightly=_reduce,
+    ),
+    "devices.xla.optimizer_step": Use(
+        lambda _: xla.optimizer_step,
+        right={"optimizer": lambda _: _optimizer()},
+        rightly=_needs_torch_xla(lambda: xla.optimizer_step(_optimizer())).rightly,
+    ),
+}

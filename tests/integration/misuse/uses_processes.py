@@ -1,0 +1,192 @@
+"""How processes of one host, and queues between them, are used."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from asyncrpc import ProcessFailedError
+from asyncrpc.devices import xla
+from asyncrpc.multiprocessing import Processes, Queue, launch, spawn
+from tests.integration.misuse.beside import CALLABLES, FLAG, SEQUENCES, in_thread
+from tests.integration.misuse.targets import rank_of
+from tests.integration.misuse.using import ANYTHING, Use
+from tests.integration.misuse.wrong import SECONDS, World
+
+_METHOD: Final[set[str]] = set()
+# What pickle cannot send to another process of this host.
+_CANNOT_BE_PICKLED: Final = {
+    "too deep",
+    "unpicklable",
+    "a local function",
+    "an ended worker",
+    "another worker",
+    "a released reference",
+    "a reference of another worker",
+    "a peer of another worker",
+    "a future of another loop",
+    "a coroutine",
+    "a generator",
+    "raises in __reduce__",
+    "raises in everything",
+}
+_STARTED: Final = {
+    "fn": CALLABLES,
+    "args": SEQUENCES,
+    "nprocs": {"an integer"},
+}
+
+
+@functools.cache
+def _processes(purpose: str) -> Processes[Any]:
+    """Return processes of one purpose; they end by themselves."""
+    del purpose
+    return launch(rank_of, method="forkserver", join=False)
+
+
+async def _entered(_: World) -> list[int]:
+    async with launch(rank_of, method="forkserver", join=False) as processes:
+        pass
+    return await processes.wait_async()
+
+
+async def _launch_on_xla(_: World) -> None:
+    try:
+        await in_thread(xla.launch)(rank_of)
+    except ProcessFailedError as error:
+        assert "cannot be imported: No module named 'torch_xla'" in str(error)  # noqa: PT017
+
+
+async def _terminated(_: World) -> None:
+    processes = _processes("to be terminated")
+    processes.terminate()
+    with contextlib.suppress(ProcessFailedError):  # or they had ended
+        await processes.wait_async()
+
+
+def _of_queue(method: str) -> Callable[..., Any]:
+    """Return a method of a queue that is made for it, and has an item."""
+    function = getattr(Queue, method)
+
+    @functools.wraps(function)
+    def use(*args: Any, **kwargs: Any) -> Any:
+        queue: Queue[Any] = Queue(2)
+        try:
+            queue.put_nowait("item")
+            return function(queue, *args, **kwargs)
+        finally:
+            queue.close()
+
+    return _without_self(use)
+
+
+def _of_queue_async(method: str) -> Callable[..., Any]:
+    function = getattr(Queue, method)
+
+    @functools.wraps(function)
+    async def use(*args: Any, **kwargs: Any) -> Any:
+        queue: Queue[Any] = Queue(2)
+        try:
+            queue.put_nowait("item")
+            return await function(queue, *args, **kwargs)
+        finally:
+            queue.close()
+
+    return _without_self(use)
+
+
+def _without_self(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function have the signature of a bound method."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())[1:]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
+
+
+async def _close(queue: Queue[Any]) -> None:
+    queue.close()
+
+
+USES: Final[Mapping[str, Use]] = {
+    "multiprocessing.launch": Use(
+        lambda _: in_thread(launch),
+        right={"fn": lambda _: rank_of, "method": lambda _: "forkserver"},
+        fits={
+            **_STARTED,
+            "method": _METHOD,
+            "threads_per_process": {"none", "an integer"},
+            "timeout_s": SECONDS | {"infinite"},
+            "secret": {
+                *("none", "text", "empty text", "text with a surrogate", "too large"),
+            },
+            "host_store": FLAG,
+            "daemon": FLAG,
+            "join": FLAG,
+        },
+    ),
+    "multiprocessing.spawn": Use(
+        lambda _: in_thread(spawn),
+        right={"fn": lambda _: rank_of, "start_method": lambda _: "forkserver"},
+        fits={**_STARTED, "start_method": _METHOD, "daemon": FLAG, "join": FLAG},
+    ),
+    "devices.xla.launch": Use(
+        lambda _: in_thread(xla.launch),
+        right={"fn": lambda _: rank_of},
+        fits={**_STARTED, "nprocs": {"none", "an integer"}},
+        rightly=_launch_on_xla,
+    ),
+    "multiprocessing.Processes.wait": Use(
+        lambda _: in_thread(_processes("to be waited for").wait)
+    ),
+    "multiprocessing.Processes.wait_async": Use(
+        lambda _: _processes("to be awaited").wait_async
+    ),
+    "multiprocessing.Processes.join": Use(
+        lambda _: in_thread(_processes("to be joined").join),
+        fits={"timeout_s": SECONDS | {"infinite"}},
+    ),
+    "multiprocessing.Processes.terminate": Use(
+        lambda _: _processes("to be terminated").terminate,
+        fits={"grace_s": SECONDS - {"none"}},
+        rightly=_terminated,
+    ),
+    "multiprocessing.Processes.__aenter__": Use(
+        lambda _: _processes("to be entered").__aenter__, rightly=_entered
+    ),
+    "multiprocessing.Queue": Use(
+        lambda _: Queue,
+        fits={"maxsize": {"an integer"}},
+        finish=_close,
+    ),
+    "multiprocessing.Queue.put": Use(
+        lambda _: in_thread(_of_queue("put")),
+        right={"item": lambda _: 1},
+        fits={
+            "item": ANYTHING - _CANNOT_BE_PICKLED,
+            "timeout_s": SECONDS | {"infinite"},
+        },
+    ),
+    "multiprocessing.Queue.put_nowait": Use(
+        lambda _: _of_queue("put_nowait"),
+        right={"item": lambda _: 1},
+        fits={"item": ANYTHING - _CANNOT_BE_PICKLED},
+    ),
+    "multiprocessing.Queue.put_async": Use(
+        lambda _: _of_queue_async("put_async"),
+        right={"item": lambda _: 1},
+        fits={"item": ANYTHING - _CANNOT_BE_PICKLED},
+    ),
+    "multiprocessing.Queue.get": Use(
+        lambda _: in_thread(_of_queue("get")),
+        fits={"timeout_s": SECONDS | {"infinite"}},
+    ),
+    "multiprocessing.Queue.get_nowait": Use(lambda _: _of_queue("get_nowait")),
+    "multiprocessing.Queue.get_async": Use(lambda _: _of_queue_async("get_async")),
+    "multiprocessing.Queue.qsize": Use(lambda _: _of_queue("qsize")),
+    "multiprocessing.Queue.empty": Use(lambda _: _of_queue("empty")),
+    "multiprocessing.Queue.full": Use(lambda _: _of_queue("full")),
+    "multiprocessing.Queue.close": Use(lambda _: _of_queue("close")),
+}
