@@ -16,7 +16,7 @@ from asyncrpc.errors import UsageError
 from asyncrpc.ids import RRefId, WorkerId, WorkerInfo
 from asyncrpc.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
 from asyncrpc.runtime.calls.context import current_worker
-from asyncrpc.runtime.options import UNSET, check_timeout
+from asyncrpc.runtime.options import UNSET, check_call_timeout
 
 if TYPE_CHECKING:
     from asyncrpc.rref.pins import Shared
@@ -153,7 +153,7 @@ class RRef(Generic[T]):
         name, limit = (
             ("timeout", timeout) if timeout_s is UNSET else ("timeout_s", timeout_s)
         )
-        check_timeout(name, limit)
+        check_call_timeout(name, limit)
         value: T = await self._service.fetch(self, limit, out)
         return value
 
@@ -170,17 +170,17 @@ class RRef(Generic[T]):
         Example:
             >>> y = await rref.rpc_async().forward(x)
         """
-        check_timeout("timeout", timeout)
+        check_call_timeout("timeout", timeout)
         return AsyncProxy(self, timeout)
 
     def rpc_sync(self, timeout: Any = UNSET) -> BlockingProxy[T]:
         """Return a proxy whose methods run on the owner and block; for threads only."""
-        check_timeout("timeout", timeout)
+        check_call_timeout("timeout", timeout)
         return BlockingProxy(self, timeout)
 
     def remote(self, timeout: Any = UNSET) -> RemoteProxy[T]:
         """Return a proxy whose methods run on the owner and return RRefs."""
-        check_timeout("timeout", timeout)
+        check_call_timeout("timeout", timeout)
         return RemoteProxy(self, timeout)
 
     async def backward(self, context: Any, *, retain_graph: bool = False) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from asyncrpc.arguments import check_flag, check_timeout
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.starting import CallStarter
@@ -93,14 +94,20 @@ class Closing(CallStarter):
                 `Options.drain_timeout_s`.
 
         Raises:
+            UsageError: an argument is of another kind, or this is not the worker's
+                event loop.
             TimeoutError: `timeout` passed; the message names those who had not come, or
                 had calls in flight.  The worker has ended anyway.
 
         Cancellation:
             The worker is ended without waiting any longer, then it is passed on.
         """
+        check_flag("graceful", graceful)
+        check_timeout("timeout", timeout)
+        check_timeout("drain_timeout_s", drain_timeout_s)
         if self._state != "running":
             return
+        self.check_on_loop("Worker.shutdown")
         if drain_timeout_s is None:
             drain_timeout_s = self.options.drain_timeout_s
         outlook = None

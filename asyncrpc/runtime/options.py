@@ -74,7 +74,7 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
 UNSET: Final = object()  # "the worker's own default", where None means "no limit"
 
 
-def check_timeout(name: str, value: Any) -> None:
+def check_call_timeout(name: str, value: Any) -> None:
     """Raise UsageError unless an argument is a time in seconds, None or `UNSET`."""
     if value is not UNSET and value is not None:
         check_seconds(name, value, at_least=0)
@@ -109,7 +109,7 @@ class CallOptions:
             UsageError: there is no such codec, or its package is not installed; or the
                 device map is none; or `timeout_s` is no number of seconds.
         """
-        check_timeout("timeout_s", self.timeout_s)
+        check_call_timeout("timeout_s", self.timeout_s)
         check_flag("idempotent", self.idempotent)
         if self.out is not None:
             check_kind("out", self.out, torch.Tensor, "a tensor or None")
@@ -133,7 +133,7 @@ def options_within(timeout: Any) -> CallOptions:
     """
     if timeout is UNSET:
         return PLAIN
-    check_timeout("timeout", timeout)
+    check_call_timeout("timeout", timeout)
     return CallOptions(timeout_s=timeout)
 
 

@@ -10,7 +10,8 @@ from typing import Any, Final
 import torch
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, Options, Worker
+from asyncrpc import LocalRendezvous, Options, Worker, autograd
+from tests.integration.misuse.traffic import make_parameter, scale
 from tests.integration.misuse.uses_values import (
     CALLABLES,
     COUNT,
@@ -128,6 +129,30 @@ def _using(make: Callable[[World], Any]) -> Use:
     )
 
 
+async def _ended(starting: Any) -> None:
+    await (await starting).shutdown()
+
+
+async def _start_and_end(_: World) -> None:
+    async with Worker("new", rendezvous=LocalRendezvous(1)) as worker:
+        await worker.shutdown(graceful=True, timeout=60, drain_timeout_s=1)
+
+
+async def _wait_in_thread(timeout: Any = None) -> Any:
+    future = asyncrpc.rpc_async("b", give_back)
+    try:
+        return await asyncio.to_thread(future.wait, timeout)
+    finally:
+        await future
+
+
+async def _go_back(world: World) -> None:
+    parameter = asyncrpc.RRef(make_parameter())
+    async with autograd.context() as context:
+        loss = asyncrpc.RRef(scale(parameter, torch.ones(4)))
+        await loss.backward(context)
+
+
 USES: Final[Mapping[str, Use]] = {
     # --- workers
     "Worker": Use(
@@ -176,6 +201,21 @@ USES: Final[Mapping[str, Use]] = {
         },
         rightly=_meet_at,
     ),
+    "Worker.__aenter__": Use(
+        lambda _: Worker("new", rendezvous=LocalRendezvous(1)).__aenter__,
+        finish=_ended,
+        needs_worker=False,
+    ),
+    "Worker.shutdown": _method(
+        "shutdown",
+        fits={
+            "graceful": {"true"},
+            "timeout": ANY_SECONDS,
+            "drain_timeout_s": ANY_SECONDS,
+        },
+        rightly=_start_and_end,
+        needs_worker=False,
+    ),
     # --- calls
     **value_uses(),
     "Peer.using": _using(lambda world: world.peer.using),
@@ -192,6 +232,11 @@ USES: Final[Mapping[str, Use]] = {
         lambda _: asyncrpc.get_worker_info,
         fits={"worker_name": {"none"}},
         says={"worker_name": UNKNOWN.replace("name", "worker_name")},
+    ),
+    "CallFuture.wait": Use(
+        lambda _: _wait_in_thread,
+        right={"timeout": lambda _: 60},
+        fits={"timeout": ANY_SECONDS},
     ),
     "CallFuture.cancel": Use(
         lambda world: _future(world).cancel,
@@ -228,6 +273,12 @@ USES: Final[Mapping[str, Use]] = {
         needs_worker=False,
         fits={"timeout": SECONDS | {"infinite"}},
         finish=nothing,
+    ),
+    "RRef.backward": _of_rref(
+        "backward",
+        fits={"retain_graph": {"true"}},
+        rightly=_go_back,
+        needs_worker=False,
     ),
     "RRef.local_value": _of_rref("local_value", needs_worker=False),
     "RRef.release": _of_rref("release", needs_worker=False),

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any, Final
 
-from asyncrpc.testing import Cluster, ProcessCluster, Proxy, acting_as
+from asyncrpc.testing import Cluster, ProcessCluster, Proxy, acting_as, all_end
 from asyncrpc.testing.proxy import Way
 from tests.integration.misuse.beside import FLAG
 from tests.integration.misuse.using import Use, nothing
@@ -58,6 +58,12 @@ def _of_proxy(name: str, **about: Any) -> Use:
 
 
 USES: Final[Mapping[str, Use]] = {
+    "testing.all_end": Use(
+        lambda _: all_end,
+        right={"within_s": lambda _: 30},
+        fits={"within_s": (SECONDS - {"none"}) | {"infinite"}},
+        needs_worker=False,
+    ),
     "testing.acting_as": Use(
         lambda _: acting_as,
         right={"worker": lambda world: world.a},
