@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from asyncrpc.autograd.context import PassId
+from asyncrpc.autograd.functions import Received
 from asyncrpc.errors import MalformedError
-from asyncrpc.ids import ContextId, Incarnation
+from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.runtime.forms import (
     COUNT,
     ID,
@@ -116,3 +117,16 @@ def lines_in(call: asyncio.Future[Any]) -> list[str] | None:
         _LINES("the answer", call.result())
         return list(call.result())
     return None
+
+
+def keys_of(received: Iterable[Received]) -> list[int]:
+    """Return what names tensors at their sender, in one list."""
+    return [part for one in received for part in one.crossing.key]
+
+
+def by_sender(received: Iterable[Received]) -> dict[WorkerId, list[Received]]:
+    """Return received tensors by the worker that sent them."""
+    grouped: dict[WorkerId, list[Received]] = {}
+    for one in received:
+        grouped.setdefault(one.sender, []).append(one)
+    return grouped

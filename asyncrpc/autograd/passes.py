@@ -365,7 +365,7 @@ class Passes(ServiceMethods):
         """Ask the senders of received tensors to take part, or give them gradients."""
         for leaf in (*asked, *given):
             one.new.pop(leaf, None)
-        coming, going = _by_sender(asked), _by_sender(given)
+        coming, going = messages.by_sender(asked), messages.by_sender(given)
         for peer in coming | going:
             leaves = going.get(peer, [])
             found = [gradients.get(leaf) for leaf in leaves]
@@ -374,8 +374,8 @@ class Passes(ServiceMethods):
                 *one.ids[1],
                 one.root,
                 _flags(one),
-                _keys(coming.get(peer, [])),
-                _keys(leaves),
+                messages.keys_of(coming.get(peer, [])),
+                messages.keys_of(leaves),
                 self._keep_history(one.state, peer, found),
             ]
             # As the arguments of a call: for those serde has a shortcut.
@@ -585,11 +585,6 @@ def _never_sent(crossing: CrossingId, state: ContextState) -> AutogradError:
     )
 
 
-def _keys(received: Iterable[Received]) -> list[int]:
-    """Return what names tensors at their sender, in one list."""
-    return [part for one in received for part in one.crossing.key]
-
-
 def _flags(one: Pass) -> int:
     keeping = one.keeping
     return (
@@ -597,10 +592,3 @@ def _flags(one: Pass) -> int:
         | _CREATE * keeping.create_graph
         | _FAST * one.is_fast
     )
-
-
-def _by_sender(received: Iterable[Received]) -> dict[WorkerId, list[Received]]:
-    grouped: dict[WorkerId, list[Received]] = {}
-    for one in received:
-        grouped.setdefault(one.sender, []).append(one)
-    return grouped

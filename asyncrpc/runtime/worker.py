@@ -206,11 +206,7 @@ class Worker(Meeting):
         self.membership = MembershipService(self)
         self.add_service(self.membership)
         self._extend()
-        unpacked_bytes_max = self.options.limits.unpacked_bytes_max
-        limits = Limits(unpacked_bytes_max=unpacked_bytes_max)
-        self.codec = Codec(self.functions, self.references, limits, self.devices)
-        self.codec.shared = self.memory.regions
-        self.error_encoder = ErrorEncoder(self.codec, worker=self.name, pid=self.pid)
+        self._make_codec()
         try:
             await self.devices.start()
             await self._listen()
@@ -241,6 +237,13 @@ class Worker(Meeting):
         self._state = FORKED
         if self._socket_directory is not None:
             self._socket_directory.disown()
+
+    def _make_codec(self) -> None:
+        unpacked_bytes_max = self.options.limits.unpacked_bytes_max
+        limits = Limits(unpacked_bytes_max=unpacked_bytes_max)
+        self.codec = Codec(self.functions, self.references, limits, self.devices)
+        self.codec.shared = self.memory.regions
+        self.error_encoder = ErrorEncoder(self.codec, worker=self.name, pid=self.pid)
 
     def _make_pool(self) -> ThreadPool:
         """Return the threads for plain functions; a simulation has others."""

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from asyncrpc.arguments import check_seconds
+from asyncrpc.arguments import check_timeout
 from asyncrpc.errors import ClosedError, Outcome, UsageError
 from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.loops import running_loop
@@ -122,8 +122,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
 
         Thread safety: from any thread but the event loop's.
         """
-        if timeout is not None:
-            check_seconds("timeout", timeout)
+        check_timeout("timeout", timeout)
         refuse_on_loop("CallFuture.wait()", "`await` the future", self.get_loop())
         if not is_done_within(self, timeout):
             raise TimeoutError(f"no result of {self.function} in {timeout:g} s")

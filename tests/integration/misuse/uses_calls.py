@@ -138,7 +138,7 @@ async def _start_and_end(_: World) -> None:
         await worker.shutdown(graceful=True, timeout=60, drain_timeout_s=1)
 
 
-async def _wait_in_thread(timeout: Any = None) -> Any:
+async def _wait_in_thread(timeout: Any = None) -> Any:  # noqa: ASYNC109  (as `wait`)
     future = asyncrpc.rpc_async("b", give_back)
     try:
         return await asyncio.to_thread(future.wait, timeout)
@@ -276,6 +276,7 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "RRef.backward": _of_rref(
         "backward",
+        right={"context": lambda _: autograd.context()},
         fits={"retain_graph": {"true"}},
         rightly=_go_back,
         needs_worker=False,
