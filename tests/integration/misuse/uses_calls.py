@@ -235,6 +235,7 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "CallFuture.wait": Use(
         lambda _: _wait_in_thread,
+        is_found_there=True,  # what waits is a call
         right={"timeout": lambda _: 60},
         fits={"timeout": ANY_SECONDS},
     ),
