@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from asyncrpc import runtime
-from asyncrpc.arguments import check_flag, check_timeout, wrong
+from asyncrpc.arguments import check_flag, check_kind, check_timeout, wrong
+from asyncrpc.autograd import CONTEXT_WANTED
 from asyncrpc.autograd import backward as backward_from
 from asyncrpc.autograd.context import Context
 from asyncrpc.autograd.modes import ThreadModes
@@ -83,6 +84,9 @@ def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
     async def backward(
         handle: RRef[Any], context: Context, *, retain_graph: bool
     ) -> None:
+        if not isinstance(context, Context):
+            raise wrong("context", CONTEXT_WANTED, context)
+        check_kind("retain_graph", retain_graph, bool, "True or False")
         if handle.is_owner():
             root = await handle
             await backward_from(context, root, retain_graph)
@@ -251,6 +255,7 @@ def rpc_async(
     """
     worker = current_worker()
     options = options_within(timeout)
+    _check_arguments(args, kwargs)
     return worker.start_call(
         _name(worker, to), func, args, kwargs, options=options, with_site=True
     )
@@ -315,6 +320,7 @@ def remote(
     Source: torch.distributed.rpc.remote.
     """
     worker = current_worker()
+    _check_arguments(args, kwargs)
     rref: RRef[Any] = worker.start_remote(
         _name(worker, to), func, args, kwargs, options=options_within(timeout)
     )
@@ -331,11 +337,26 @@ def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
     Source: torch.distributed.rpc.get_worker_info.
     """
     worker = current_worker()
-    member = worker.directory.find(worker_name or worker.name).member
+    if worker_name is None:
+        worker_name = worker.name
+    check_kind("worker_name", worker_name, str, "the name of a worker, or None")
+    member = worker.directory.find(worker_name).member
     return WorkerInfo(member.name, member.rank)
 
 
+def _check_arguments(args: Any, kwargs: Any) -> None:
+    """Raise UsageError unless these can be the arguments of a call."""
+    if type(args) is not tuple and not isinstance(args, (tuple, list)):
+        raise wrong("args", "a tuple or a list", args)
+    if kwargs is not None:
+        check_kind("kwargs", kwargs, Mapping, "a mapping from names, or None")
+        for name in kwargs:
+            check_kind("a name in kwargs", name, str, "a string")
+
+
 def _name(worker: runtime.Worker, to: str | int | WorkerInfo) -> str:
+    if isinstance(to, str):
+        return to
     if isinstance(to, WorkerInfo):
         return to.name
-    return to if isinstance(to, str) else worker.directory.find(to).member.name
+    return worker.directory.find(to).member.name

@@ -99,10 +99,59 @@ def check_count(
         raise wrong(name, f"an integer of at least {at_least}{most}", value)
 
 
-def check_text(name: str, value: object) -> None:
-    """Raise UsageError unless an argument is a non-empty string."""
+def check_text(name: str, value: object, *, at_most: int | None = None) -> None:
+    """Raise UsageError unless an argument is a non-empty string that can be sent."""
     if not isinstance(value, str) or not value:
         raise wrong(name, "a non-empty string", value)
+    if at_most is not None and len(value) > at_most:
+        raise wrong(name, f"a string of at most {at_most} characters", value)
+    if any("\ud800" <= one <= "\udfff" for one in value):
+        raise wrong(name, "a string without surrogates, as UTF-8 has none", value)
+
+
+def set_mark(name: str, function: Any, attribute: str, value: object) -> None:
+    """Set an attribute of the function, or the class, that a decorator is given.
+
+    A staticmethod or a classmethod is marked by what it wraps.
+
+    Raises:
+        UsageError: it is not callable, or takes no attributes, as a builtin.
+    """
+    inner = unwrapped(function)
+    check_callable(name, inner)
+    try:
+        setattr(inner, attribute, value)
+    except Exception as error:
+        raise wrong(name, "a function that can be marked", function) from error
+
+
+def unwrapped(function: Any) -> Any:
+    """Return the function in a staticmethod or a classmethod; any other, itself."""
+    is_wrapped = isinstance(function, staticmethod | classmethod)
+    return function.__func__ if is_wrapped else function
+
+
+SIZE_MAX: Final = (1 << 63) - 1  # of a tensor
+
+
+def sizes_of(shape: tuple[Any, ...]) -> list[int]:
+    """Return the sizes that a shape of integers, or of one sequence of them, names.
+
+    Raises:
+        UsageError: they are no sizes.
+    """
+    is_nested = len(shape) == 1 and isinstance(shape[0], tuple | list)
+    sizes = list(shape[0] if is_nested else shape)
+    for size in sizes:
+        check_count("each size in shape", size, at_most=SIZE_MAX)
+    return sizes
+
+
+def check_texts(name: str, value: Any, *, at_least: int = 0) -> None:
+    """Raise UsageError unless an argument is several non-empty strings."""
+    is_several = isinstance(value, list | tuple) and len(value) >= at_least
+    if not is_several or not all(isinstance(one, str) and one for one in value):
+        raise wrong(name, "non-empty strings in a list", value)
 
 
 def check_callable(name: str, value: object) -> None:

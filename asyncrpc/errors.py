@@ -119,7 +119,7 @@ class UnknownWorkerError(UsageError, code="usage.unknown_worker"):
         self.known = tuple(known)
         listed = ", ".join(repr(one) for one in self.known) or "none"
         super().__init__(
-            f"worker {name!r} is unknown; known: {listed}; if it has just joined, "
+            f"worker {name!r:.200} is unknown; known: {listed}; if it has just joined, "
             "`await worker.find(name)` asks the others"
         )
 

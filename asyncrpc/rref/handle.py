@@ -16,7 +16,7 @@ from asyncrpc.errors import UsageError
 from asyncrpc.ids import RRefId, WorkerId, WorkerInfo
 from asyncrpc.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
 from asyncrpc.runtime.calls.context import current_worker
-from asyncrpc.runtime.options import UNSET
+from asyncrpc.runtime.options import UNSET, check_timeout
 
 if TYPE_CHECKING:
     from asyncrpc.rref.pins import Shared
@@ -150,7 +150,10 @@ class RRef(Generic[T]):
 
         Source: torch.distributed.rpc.RRef.to_here; `out` is ours.
         """
-        limit = timeout if timeout_s is UNSET else timeout_s
+        name, limit = (
+            ("timeout", timeout) if timeout_s is UNSET else ("timeout_s", timeout_s)
+        )
+        check_timeout(name, limit)
         value: T = await self._service.fetch(self, limit, out)
         return value
 
@@ -167,14 +170,17 @@ class RRef(Generic[T]):
         Example:
             >>> y = await rref.rpc_async().forward(x)
         """
+        check_timeout("timeout", timeout)
         return AsyncProxy(self, timeout)
 
     def rpc_sync(self, timeout: Any = UNSET) -> BlockingProxy[T]:
         """Return a proxy whose methods run on the owner and block; for threads only."""
+        check_timeout("timeout", timeout)
         return BlockingProxy(self, timeout)
 
     def remote(self, timeout: Any = UNSET) -> RemoteProxy[T]:
         """Return a proxy whose methods run on the owner and return RRefs."""
+        check_timeout("timeout", timeout)
         return RemoteProxy(self, timeout)
 
     async def backward(self, context: Any, *, retain_graph: bool = False) -> None:

@@ -14,11 +14,14 @@ import torch
 
 from asyncrpc.errors import (
     CallError,
+    DeadlineExceededError,
     EncodeError,
+    Outcome,
     OwnerLostError,
     RRefDeletedError,
     RRefError,
     UsageError,
+    rebuild,
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.rref import machine as m
@@ -59,8 +62,16 @@ class RRefService(Travel, OwnedValues):
             raise RRefDeletedError(f"the value of {handle!r} is gone, or never came")
         if timeout_s is UNSET:
             timeout_s = self.worker.options.rpc_timeout_s
-        async with asyncio.timeout(timeout_s):
-            await asyncio.wait([future])
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.wait([future])
+        except TimeoutError:
+            raise DeadlineExceededError(
+                function="to_here",
+                to=self.worker.name,
+                outcome=Outcome.UNKNOWN,
+                timeout_s=timeout_s or 0.0,
+            ) from None
         value = result_of(future)
         if out is None:
             return value
@@ -178,7 +189,8 @@ class RRefService(Travel, OwnedValues):
                 on_link=partial(self._bind, shared, of),
             )
         except (CallError, RRefError) as error:
-            call.fail(error)
+            # Not the one that is raised: its traceback keeps the handle.
+            call.fail(rebuild(type(error), error.args, dict(vars(error))))
             call.exception()
             if isinstance(error, EncodeError):
                 raise

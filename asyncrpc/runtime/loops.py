@@ -25,6 +25,29 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return _FACTORY
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread; None if none does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def loop_for(used: str) -> asyncio.AbstractEventLoop:
+    """Return the running event loop.
+
+    Raises:
+        UsageError: none runs in this thread, or this process is a forked child.
+    """
+    found = running_loop()
+    if found is None:
+        raise UsageError(
+            f"{used} needs a running event loop: use it in a coroutine that"
+            " `asyncrpc.run` or `asyncio.run` runs in this thread and process"
+        )
+    return found
+
+
 def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     """Run a program's main coroutine and return its result.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from asyncrpc.arguments import check_kind, check_seconds
 from asyncrpc.runtime.closing import Closing
 
 if TYPE_CHECKING:
@@ -53,9 +54,10 @@ class Meeting(Closing):
             The payload of each member, in the order of `replicas`, or of their ranks.
 
         Raises:
-            UsageError: the group has no ranks; one of `replicas` is none of them, or in
-                it twice; this worker is not in it.  Then it has not come.  Or the
-                payload is not bytes, or too long: that fails it for all.
+            UsageError: an argument is of another kind; the group has no ranks; one of
+                `replicas` is none of them, or in it twice; this worker is not in it.
+                Then it has not come.  Or the payload is too long: that fails it for
+                all.
             BarrierTimeoutError: `timeout` passed here; `missing` names who did not
                 come.  It is a TimeoutError.
             BarrierBrokenError: another member gave it up; or two members wait for each
@@ -74,4 +76,10 @@ class Meeting(Closing):
         payloads become part of the graph; before, they went through one server.
         """
         self.check_on_loop("Worker.rendezvous")
+        check_kind("tag", tag, str, "a string")
+        check_kind("payload", payload, bytes, "bytes")
+        if replicas is not None:
+            check_kind("replicas", replicas, Sequence, "ranks in a list, or None")
+        if timeout is not None:
+            check_seconds("timeout", timeout, at_least=0)
         return await self.meetings.meet(tag, payload, replicas, timeout)

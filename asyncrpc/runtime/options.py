@@ -10,7 +10,14 @@ from typing import Any, Final
 
 import torch
 
-from asyncrpc.arguments import check_count, check_kind, check_seconds, is_seconds, wrong
+from asyncrpc.arguments import (
+    check_count,
+    check_kind,
+    check_seconds,
+    check_texts,
+    is_seconds,
+    wrong,
+)
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.devices.names import DeviceName
@@ -54,7 +61,6 @@ WORDS: Final[Mapping[str, Sequence[str]]] = {
     "membership": ("dynamic", "static"),
 }
 KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
-    "secret": ((str, bytes, NoneType), "a string, bytes or None"),
     "tls": ((Tls, NoneType), "a Tls or None"),
     "policy": ((Policy,), "a Policy"),
     "interface": ((str, NoneType), "a string or None"),
@@ -65,6 +71,12 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
 }
 
 UNSET: Final = object()  # "the worker's own default", where None means "no limit"
+
+
+def check_timeout(name: str, value: Any) -> None:
+    """Raise UsageError unless an argument is a time in seconds, None or `UNSET`."""
+    if value is not UNSET and value is not None:
+        check_seconds(name, value, at_least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,20 +108,32 @@ class CallOptions:
             UsageError: there is no such codec, or its package is not installed; or the
                 device map is none; or `timeout_s` is no number of seconds.
         """
-        if self.timeout_s is not UNSET and self.timeout_s is not None:
-            check_seconds("timeout_s", self.timeout_s)
-        if self.codec:
+        check_timeout("timeout_s", self.timeout_s)
+        check_kind("idempotent", self.idempotent, bool, "True or False")
+        if self.out is not None:
+            check_kind("out", self.out, torch.Tensor, "a tensor or None")
+        if self.codec is not None:
+            check_kind("codec", self.codec, str, "the name of a codec or None")
             compression_named(self.codec)
         if self.device_map is not None:
+            wanted = "a mapping from devices to devices, or None"
+            check_kind("device_map", self.device_map, Mapping, wanted)
             DeviceMap.parse(self.device_map)
 
 
 PLAIN: Final = CallOptions()
 
 
-def options_within(timeout_s: Any) -> CallOptions:
-    """Return options that say no more than a time, in seconds; `UNSET`: not even it."""
-    return PLAIN if timeout_s is UNSET else CallOptions(timeout_s=timeout_s)
+def options_within(timeout: Any) -> CallOptions:
+    """Return options that say no more than a time, in seconds; `UNSET`: not even it.
+
+    Raises:
+        UsageError: it is no number of seconds.
+    """
+    if timeout is UNSET:
+        return PLAIN
+    check_timeout("timeout", timeout)
+    return CallOptions(timeout_s=timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,11 +253,13 @@ class Options:
             _check_time(f"Options.{name}", getattr(self, name), may_be_none=may_be_none)
         check_seconds("Options.drain_timeout_s", self.drain_timeout_s, at_least=0)
         _check_kinds(self)
+        _check_secret(self.secret)
         _check_lanes(self.bulk_lanes)
         _check_watching(self.heartbeat_s, self.lost_after_s)
         _check_spin(self.spin)
-        for address in (*(self.listen or ()), *(self.advertise or ())):
-            Address.parse(address)
+        for name in ("listen", "advertise"):
+            for address in getattr(self, name) or ():
+                Address.parse(address, f"each of Options.{name}")
         for peer in self.codecs:
             self.compression_to(peer)
         for peer in self.device_maps:
@@ -242,14 +268,18 @@ class Options:
 
     def compression_to(self, peer: str) -> Compression | None:
         """Return the codec of calls to a peer that name none."""
-        return compression_named(self.codecs.get(peer, self.codecs.get("*", "")))
+        codec = self.codecs.get(peer, self.codecs.get("*", ""))
+        check_kind("each codec in Options.codecs", codec, str, "the name of a codec")
+        return compression_named(codec)
 
     def device_map_to(self, peer: str) -> DeviceMap | None:
         """Return the device map of calls to a peer that have none of their own."""
         given = self.device_maps.get(peer, self.device_maps.get("*"))
         if not given:
             return None
-        return DeviceMap.parse(given, f"the device map for {peer!r}")
+        what = f"the device map for {peer!r} in Options.device_maps"
+        check_kind(what, given, Mapping, "a mapping from devices to devices")
+        return DeviceMap.parse(given, what)
 
     @property
     def device_names(self) -> tuple[DeviceName, ...] | None:
@@ -298,17 +328,29 @@ def _check_kinds(options: Options) -> None:
             wanted = " or ".join(f'"{word}"' for word in words)
             raise wrong(f"Options.{name}", wanted, value)
     for name in ("allow", "listen", "advertise", "devices"):
-        _check_texts(
-            f"Options.{name}", getattr(options, name), may_be_none=name != "allow"
+        value = getattr(options, name)
+        if value is not None or name == "allow":
+            check_texts(f"Options.{name}", value)
+
+
+def _check_secret(secret: Any) -> None:
+    """Raise UsageError unless it is a secret; no error shows it."""
+    is_right = secret is None or isinstance(secret, bytes) or _is_utf8(secret)
+    if not is_right:
+        raise UsageError(
+            "Options.secret must be a string of UTF-8, bytes or None; it is of type"
+            f" {type(secret).__qualname__}, and not shown here"
         )
 
 
-def _check_texts(name: str, value: Any, *, may_be_none: bool) -> None:
-    if value is None and may_be_none:
-        return
-    is_several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    if not is_several or not all(isinstance(one, str) and one for one in value):
-        raise wrong(name, "non-empty strings in a tuple", value)
+def _is_utf8(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_spin(spin: Any) -> None:

@@ -14,17 +14,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar
 
 import torch
 
-from asyncrpc.arguments import check_text
+from asyncrpc.arguments import check_kind, check_seconds, check_text, sizes_of
 from asyncrpc.errors import (
     AlreadyStartedError,
     MalformedError,
     Outcome,
     RejectedError,
-    UsageError,
 )
 from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.runtime.calls.context import current_worker_var
@@ -47,6 +46,7 @@ from asyncrpc.runtime.forking import FORKED, end_in_forked_children
 from asyncrpc.runtime.links.directory import Directory, check_listen_address
 from asyncrpc.runtime.links.host import HOST_ID
 from asyncrpc.runtime.links.watching import Watch
+from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.meeting import Meeting
 from asyncrpc.runtime.membership.barrier import Barrier
 from asyncrpc.runtime.membership.changes import MemberChanges
@@ -70,6 +70,8 @@ from asyncrpc.transport.uds import UdsConnector
 from asyncrpc.wire.messages import Hello
 
 T = TypeVar("T")
+
+NAME_CHARACTERS_MAX: Final = 255  # it travels in every handshake, and in every error
 
 
 class Worker(Meeting):
@@ -110,12 +112,14 @@ class Worker(Meeting):
             network: an in-process network to use instead of sockets.
 
         Raises:
-            UsageError: the name is empty, or `rendezvous` is incomplete.
+            UsageError: the name is empty or longer than 255 characters, `rendezvous` is
+                incomplete, or an argument is of another kind.
         """
-        if not name or not isinstance(name, str):
-            raise UsageError(
-                f"a worker's name is a text that is not empty, not {name!r}"
-            )
+        check_text("name", name, at_most=NAME_CHARACTERS_MAX)
+        if options is not None:
+            check_kind("options", options, Options, "an Options or None")
+        if network is not None:
+            check_kind("network", network, Connector, "a Connector or None")
         self.name = name
         self.incarnation = Incarnation(secrets.randbits(64) or 1)
         self.pid = os.getpid()
@@ -163,9 +167,9 @@ class Worker(Meeting):
             raise AlreadyStartedError(
                 f"worker {self.name!r} has been started before; make a new Worker"
             )
+        self.loop = loop_for("a Worker")
         self._state = "starting"
         end_in_forked_children(self)
-        self.loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self.pool = self._make_pool()
         # Work on host memory waits for no turn at a device, and keeps none.
@@ -395,9 +399,10 @@ class Worker(Meeting):
             >>> late = await worker.find("trainer7")
         """
         self.check_on_loop("Worker.find")
-        check_text("name", name)
+        check_text("name", name, at_most=NAME_CHARACTERS_MAX)
         if timeout_s is None:
             timeout_s = self.options.connect_timeout_s
+        check_seconds("timeout_s", timeout_s, at_least=0)
         await self.membership.find(name, timeout_s)
         return self.peer(name)
 
@@ -470,8 +475,8 @@ class Worker(Meeting):
         Source: torch.empty.
         """
         self.check_running()
-        sizes = shape[0] if shape and not isinstance(shape[0], int) else shape
-        return empty(self, cast("Sequence[int]", sizes), dtype, self._thread_id)
+        check_kind("dtype", dtype, torch.dtype, "a torch.dtype")
+        return empty(self, sizes_of(shape), dtype, self._thread_id)
 
     # --- what links ask --------------------------------------------------------------
 
@@ -563,6 +568,8 @@ class Worker(Meeting):
             The others are told, and their barrier fails too.
         """
         self.check_on_loop("Worker.barrier")
+        if timeout is not None:
+            check_seconds("timeout", timeout, at_least=0)
         await self.barriers.wait(timeout)
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeVar
 import torch
 
 from asyncrpc import errors
-from asyncrpc.arguments import shown
+from asyncrpc.arguments import set_mark, shown
 from asyncrpc.errors import (
     AsyncRpcError,
     DecodeError,
@@ -74,20 +74,15 @@ def expose(function_or_class: T) -> T:
         The same object.
 
     Raises:
-        UsageError: it cannot be marked, as a builtin cannot.
+        UsageError: it cannot be marked, as a builtin cannot: list its name in
+            `Options.allow`.
 
     Example:
         >>> @expose
         ... def add(a: int, b: int) -> int:
         ...     return a + b
     """
-    marked = getattr(function_or_class, "__func__", function_or_class)
-    try:
-        setattr(marked, MARK, True)
-    except (AttributeError, TypeError) as error:
-        raise UsageError(
-            f"{function_or_class!r} cannot be marked; list its name in Options.allow"
-        ) from error
+    set_mark("function_or_class", function_or_class, MARK, True)  # noqa: FBT003  (a mark)
     return function_or_class
 
 
@@ -269,7 +264,8 @@ class FunctionTable:
     def _rejection(self, name: str) -> RejectedError:
         return RejectedError(
             f"{name!r} may not be called on this worker, whose policy is strict; mark"
-            " it with @asyncrpc.expose or list it in Options.allow",
+            " it with @asyncrpc.expose or list it in Options.allow, in a module that"
+            " its program has imported",
             outcome=Outcome.NOT_EXECUTED,
         )
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 import torch
 from torch import nn
 
+from asyncrpc.arguments import check_kind
 from asyncrpc.errors import UsageError
 
 KEY_BYTES: Final = 16
@@ -75,17 +76,14 @@ def share(value: Shareable) -> Shareable:
     Source: torch.Tensor.share_memory_, which makes the memory; other than there, a
     tensor that is only in shared memory still travels by value.
     """
-    if not isinstance(value, torch.Tensor | nn.Module):
-        raise UsageError(
-            f"a {type(value).__name__} cannot be shared: share tensors and modules"
-        )
+    check_kind("value", value, (torch.Tensor, nn.Module), "a tensor or a module")
     tensors = list(_tensors_of(value))
     for tensor in tensors:
         if tensor.layout is not torch.strided or not can_share(tensor.device):
+            layout = str(tensor.layout).removeprefix("torch.")
             raise UsageError(
-                f"a {str(tensor.layout).removeprefix('torch.')} tensor on "
-                f"{str(tensor.device)!r} cannot be shared: only dense ones in host "
-                "memory, or that of CUDA devices, can"
+                "value must be dense, and in host memory or that of a CUDA device; a"
+                f" {layout} tensor on {str(tensor.device)!r} cannot be shared"
             )
     for tensor in tensors:
         storage = tensor.untyped_storage()

@@ -57,9 +57,9 @@ def path_to(root: object, wanted: object, labels: Sequence[str]) -> str:
 def parts_of(
     root: Sequence[object], labels: Sequence[str]
 ) -> Iterator[tuple[str, object]]:
-    """Yield the parts of the labelled parts of `root`, each with where it is."""
+    """Yield parts of the labelled parts of `root`, each with where it is."""
     for label, value in zip(labels, root, strict=False):
-        for step, part in _parts(value):
+        for step, part in itertools.islice(_parts(value), VISITED_MAX):
             yield label + step, part
 
 

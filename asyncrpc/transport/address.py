@@ -10,7 +10,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Final
 
-from asyncrpc.errors import UsageError
+from asyncrpc.arguments import wrong
 
 SCHEMES: Final = ("tcp", "uds", "mem")
 PORT_MAX: Final = 0xFFFF
@@ -49,21 +49,24 @@ class Address:
             return False
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str, what: str = "an address") -> Address:
         """Read an address.
+
+        Args:
+            text: the address.
+            what: how an error calls it.
 
         Raises:
             UsageError: it is none; the message shows the three forms.
         """
         scheme, separator, rest = text.partition("://")
         if not separator or scheme not in SCHEMES or not rest:
-            raise UsageError(
-                f"{text!r} is no address; use tcp://host:port, uds:///path or mem://name"
-            )
+            raise wrong(what, "tcp://host:port, uds:///path or mem://name", text)
         if scheme != "tcp":
             return cls(scheme, rest)
         host, colon, port = rest.rpartition(":")
         is_number = port.isascii() and port.isdigit()
         if not colon or not is_number or int(port) > PORT_MAX:
-            raise UsageError(f"{text!r}: a tcp address ends in a port from 0 to 65535")
+            wanted = f"tcp://host:port with a port from 0 to {PORT_MAX}"
+            raise wrong(what, wanted, text)
         return cls(scheme, host.removeprefix("[").removesuffix("]"), int(port))

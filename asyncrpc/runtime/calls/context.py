@@ -11,11 +11,12 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from numbers import Real
 from typing import TYPE_CHECKING, Final
 
+from asyncrpc.arguments import check_seconds, wrong
 from asyncrpc.clock import Deadline
-from asyncrpc.errors import NotStartedError, UsageError
+from asyncrpc.errors import NotStartedError
+from asyncrpc.runtime.loops import loop_for
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.inbound import InboundCall
@@ -87,9 +88,10 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
     if timeout_s is None:
         yield
         return
-    if not isinstance(timeout_s, Real) or not timeout_s >= 0 or math.isinf(timeout_s):
-        raise UsageError(f"a timeout is a number of seconds >= 0, not {timeout_s!r}")
-    loop = asyncio.get_running_loop()
+    check_seconds("timeout_s", timeout_s, at_least=0)
+    if math.isinf(timeout_s):
+        raise wrong("timeout_s", "finite, or None for no limit", timeout_s)
+    loop = loop_for("asyncrpc.deadline")
     limit = Deadline.after(timeout_s, loop.time())
     outer = deadline_var.get()
     token = deadline_var.set(limit if outer is None else min(limit, outer))

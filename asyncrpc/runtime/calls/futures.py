@@ -10,8 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from asyncrpc.arguments import check_seconds
 from asyncrpc.errors import Outcome, UsageError
 from asyncrpc.runtime.calls.context import current_call_var
+from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.options import PLAIN, CallOptions
 
 if TYPE_CHECKING:
@@ -88,9 +90,16 @@ class CallFuture(asyncio.Future[T], Generic[T]):
 
         Returns:
             False if the call has ended already.
+
+        Thread safety: from any thread; from another than the event loop's it is
+        cancelled soon.
         """
         if self.done():
             return False
+        loop = self.get_loop()
+        if running_loop() is not loop:
+            loop.call_soon_threadsafe(self.cancel, msg)
+            return True
         if self.begun is not None:
             self.begun.cancel()
         if self.link is not None:
@@ -110,6 +119,8 @@ class CallFuture(asyncio.Future[T], Generic[T]):
 
         Thread safety: from any thread but the event loop's.
         """
+        if timeout is not None:
+            check_seconds("timeout", timeout)
         refuse_on_loop("CallFuture.wait()", "`await` the future", self.get_loop())
         if not is_done_within(self, timeout):
             raise TimeoutError(f"no result of {self.function} in {timeout:g} s")
@@ -167,11 +178,8 @@ def refuse_on_loop(
     Raises:
         UsageError: it does.
     """
-    try:
-        running = asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    if loop is None or running is loop:
+    running = running_loop()
+    if running is not None and (loop is None or running is loop):
         raise UsageError(f"{what} would stop the event loop; {instead} here instead")
 
 

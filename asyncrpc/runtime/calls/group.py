@@ -32,6 +32,7 @@ from typing import (
     overload,
 )
 
+from asyncrpc.arguments import check_kind, wrong
 from asyncrpc.errors import AsyncRpcError, EncodeError, UsageError
 from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
@@ -253,7 +254,14 @@ class PeerGroup:
 
 def group_of(worker: Worker, peers: Iterable[str | int | Peer]) -> PeerGroup:
     """Return the group of these peers; see `Worker.group`."""
-    names = [_name_of(worker, peer) for peer in peers]
+    wanted = "names, ranks or peers in a list"
+    if isinstance(peers, str | bytes):
+        raise wrong("peers", wanted, peers)
+    try:
+        listed = list(peers)
+    except Exception as error:
+        raise wrong("peers", wanted, peers) from error
+    names = [_name_of(worker, peer) for peer in listed]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"a group has each worker once; twice in it: {twice}")
@@ -262,6 +270,7 @@ def group_of(worker: Worker, peers: Iterable[str | int | Peer]) -> PeerGroup:
 
 def _name_of(worker: Worker, peer: str | int | Peer) -> str:
     if not isinstance(peer, Peer):
+        check_kind("each of peers", peer, (str, int), "a name, a rank or a Peer")
         return worker.peer(peer).name
     if peer._worker is not worker or peer._options != PLAIN:  # noqa: SLF001
         raise UsageError(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
+from asyncrpc.arguments import set_mark, unwrapped
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
 from asyncrpc.runtime.calls.cheap import is_cheap
@@ -104,7 +105,7 @@ def on_loop(function: F) -> F:
         ... def version() -> int:
         ...     return 3
     """
-    setattr(function, MODE_ATTRIBUTE, Mode.ON_LOOP)
+    set_mark("function", function, MODE_ATTRIBUTE, Mode.ON_LOOP)
     return function
 
 
@@ -120,13 +121,14 @@ def async_execution(function: F) -> F:
     `@classmethod` above, `@async_execution` below.
 
     Raises:
+        UsageError: it is no function, or a builtin.
         RemoteError: at the caller, when the function returns no future.
 
     Source: torch.distributed.rpc.functions.async_execution.
     """
-    inner = getattr(function, "__func__", function)
-    if not inspect.iscoroutinefunction(inner):
-        setattr(inner, MODE_ATTRIBUTE, Mode.ASYNC_EXECUTION)
+    inner = unwrapped(function)
+    if not inspect.isfunction(inner) or not inspect.iscoroutinefunction(inner):
+        set_mark("function", function, MODE_ATTRIBUTE, Mode.ASYNC_EXECUTION)
     return function
 
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from asyncrpc.arguments import set_mark
 from asyncrpc.errors import CallError, Outcome, RejectedError, WorkerLostError
 
 if TYPE_CHECKING:
@@ -31,12 +32,15 @@ def idempotent(function: F) -> F:
     deadline passes, or it has been tried 10 times.  No other call is ever made twice.
     For a function of a library use `peer.using(idempotent=True)`.
 
+    Raises:
+        UsageError: it is no function, or a builtin.
+
     Example:
         >>> @asyncrpc.idempotent
         ... def read(key: str) -> bytes:
         ...     return table[key]
     """
-    setattr(function, IDEMPOTENT_ATTRIBUTE, True)
+    set_mark("function", function, IDEMPOTENT_ATTRIBUTE, True)  # noqa: FBT003  (a mark)
     return function
 
 

@@ -37,6 +37,7 @@ from asyncrpc.runtime.extensions import References, ThreadState
 from asyncrpc.runtime.forking import FORKED
 from asyncrpc.runtime.links.directory import Directory
 from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
 from asyncrpc.serde import FunctionTable, describe_callable
 
@@ -494,14 +495,6 @@ class CallStarter:
                 if self._state in ("closing", "closed")
                 else f"worker {self.name!r} has not been started; use `async with`"
             )
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs in this thread; None if none does."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _place_of(running: asyncio.AbstractEventLoop | None) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from asyncrpc.arguments import check_kind
 from asyncrpc.errors import (
     AsyncRpcError,
     AuthenticationError,
@@ -110,7 +111,9 @@ class Directory(Reconnecting):
 
         Raises:
             UnknownWorkerError: there is none.
+            UsageError: `to` is neither a name nor a rank.
         """
+        check_kind("to", to, (str, int), "the name or the rank of a worker")
         name = self._by_rank.get(to, "") if isinstance(to, int) else to
         entry = self._entries.get(name)
         if entry is None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from asyncrpc.arguments import wrong
 from asyncrpc.errors import (
     AsyncRpcError,
     BarrierBrokenError,
@@ -100,10 +101,8 @@ class MeetingService:
         """Bring a payload to a rendezvous; see `Worker.rendezvous`."""
         if not self.size:
             raise UsageError("a rendezvous needs ranks: this group was made without")
-        if not isinstance(tag, str) or len(tag) > TAG_CHARS_MAX:
-            raise UsageError(
-                f"a tag is a text of at most {TAG_CHARS_MAX} characters: {tag!r:.80}"
-            )
+        if len(tag) > TAG_CHARS_MAX:
+            raise wrong("tag", f"at most {TAG_CHARS_MAX} characters long", tag)
         venue = self._venue(tag, self._checked(replicas))
         return await venue.meet(payload, timeout_s)
 
@@ -113,9 +112,8 @@ class MeetingService:
         found, rank = tuple(replicas), self.worker.rank
         for one in found:
             if type(one) is not int or not 0 <= one < self.size:
-                raise UsageError(
-                    f"{one!r} is no rank of a group of {self.size} workers"
-                )
+                wanted = f"a rank of a group of {self.size} workers"
+                raise wrong("each of replicas", wanted, one)
         if len(set(found)) != len(found):
             twice = next(one for one in found if found.count(one) > 1)
             raise UsageError(f"rank {twice} is among the replicas more than once")
@@ -450,8 +448,6 @@ class Venue:
         error: AsyncRpcError | None = None
         if self._service.is_closed:
             error = NotStartedError(f"worker {self._service.worker.name!r} shuts down")
-        elif not isinstance(payload, bytes):
-            error = UsageError(f"a payload is bytes, not {type(payload).__name__}")
         elif len(payload) > most:
             error = UsageError(
                 f"the payload has {len(payload):,} bytes; in a rendezvous of "

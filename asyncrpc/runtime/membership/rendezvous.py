@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+from asyncrpc.arguments import check_count, check_texts, wrong
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices import pjrt
 from asyncrpc.runtime.membership.members import (
@@ -98,10 +99,9 @@ class JoinRendezvous:
         Raises:
             UsageError: it is empty, or one is no address.
         """
-        if not self.addresses or isinstance(self.addresses, str):
-            raise UsageError("JoinRendezvous needs a list of addresses of members")
+        check_texts("addresses", self.addresses, at_least=1)
         for address in self.addresses:
-            Address.parse(address)
+            Address.parse(address, "each of addresses")
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Return the members to ask, known by their addresses only.
@@ -146,8 +146,16 @@ class LocalRendezvous:
     """
 
     world_size: int
-    _members: dict[str, Member] = field(default_factory=dict)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _members: dict[str, Member] = field(default_factory=dict, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of workers.
+
+        Raises:
+            UsageError: `world_size` is no integer of at least 1.
+        """
+        check_count("world_size", self.world_size, at_least=1)
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Publish the record in a dictionary, and wait for the others.
@@ -232,11 +240,15 @@ def open_rendezvous(
     Raises:
         UsageError: something is missing; the message says what and where to give it.
     """
+    _check_place(rank, world_size)
     if isinstance(where, Mapping):
         return StaticRendezvous(where), -1 if rank is None else rank, len(where)
     if not isinstance(where, str):
-        size: int = world_size or getattr(where, "world_size", 0) or 0
-        return where, -1 if rank is None else rank, size
+        return (
+            _checked(where),
+            -1 if rank is None else rank,
+            world_size or _size_of(where),
+        )
     if where.startswith(JOIN):
         found = JoinRendezvous(_join_addresses(where))
         return found, -1 if rank is None else rank, world_size or 0
@@ -272,6 +284,26 @@ def open_rendezvous(
     return store, rank, world_size
 
 
+def _check_place(rank: int | None, world_size: int | None) -> None:
+    if rank is not None:
+        check_count("rank", rank)
+    if world_size is not None:
+        check_count("world_size", world_size, at_least=1)
+
+
+def _checked(where: Rendezvous) -> Rendezvous:
+    # By its class: to ask the object could run any code.
+    if not hasattr(type(where), "join") or not hasattr(type(where), "leave"):
+        wanted = "a URL, a mapping from names to addresses, or a rendezvous"
+        raise wrong("rendezvous", wanted, where)
+    return where
+
+
+def _size_of(where: Rendezvous) -> int:
+    size: int = getattr(where, "world_size", 0) or 0
+    return size
+
+
 def _number(
     what: str,
     given: int | None,
@@ -284,13 +316,13 @@ def _number(
     text = query.get(what, environ.get(variable))
     if text is None:
         raise UsageError(
-            f"{what} is missing: pass {what}=..., or set {variable} and use env:// "
-            "(torchrun and `asyncrpc run` do)"
+            f"{what} is missing: pass {what}=..., or set {variable} and use the"
+            " rendezvous env:// (torchrun and `asyncrpc run` do)"
         )
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"{what} is no number: {text!r}") from None
+        raise wrong(what, "a number", text) from None
 
 
 def _store_address(
@@ -309,7 +341,9 @@ def _store_address(
         return host, int(port), rank == 0 and not hosted
     if url.scheme == "tcp" and url.hostname and url.port:
         return url.hostname, url.port, rank == 0
-    raise UsageError(
-        f"{where!r} is no rendezvous; use env://, tcp://host:port, file:///path, "
-        "join://host:port, or a mapping from names to addresses"
+    raise wrong(
+        "rendezvous",
+        "env://, tcp://host:port, file:///path, join://host:port, xla://, or a mapping"
+        " from names to addresses",
+        where,
     )

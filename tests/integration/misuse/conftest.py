@@ -1,22 +1,99 @@
-"""What multiprocessing keeps for the life of a process, made beforehand."""
+"""The workers that are used wrongly, and a count of what they send."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import multiprocessing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from multiprocessing import forkserver, resource_tracker
+from typing import Any
 
 import pytest
 
-from asyncrpc.multiprocessing import launch
-from tests.integration.misuse.targets import rank_of
+from asyncrpc import EncodeError, Options, Policy
+from asyncrpc.runtime.links.connection import Connection
+from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.messages import unpack_head
+from tests.integration.misuse.wrong import World, never_awaited
+
+# Of workers that take only what is allowed: what the traffic and the uses call.
+MODULE = "tests.integration.misuse.test_matrix"
+ALLOWED = (
+    "importlib:import_module",
+    "tests.integration.misuse.*:*",
+    "builtins:*",
+    "torch*:*",
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def kept_for_life() -> None:
-    """Start them before any test looks for what it left behind."""
-    multiprocessing.set_forkserver_preload(
-        ["asyncrpc.multiprocessing", "asyncrpc.runtime.loops"]
-    )
+    """Start what multiprocessing keeps, before a test looks for what it left."""
+    multiprocessing.set_forkserver_preload(["asyncrpc", "asyncrpc.testing"])
     resource_tracker.ensure_running()
     forkserver.ensure_running()
-    launch(rank_of, method="forkserver")  # it has loaded them
+
+
+class Sent:
+    """Counts what workers ask of each other, but for news of members."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    def note(self, kind: int, head: bytes) -> None:
+        if kind == FrameKind.REQUEST:
+            self.requests += 1
+        elif kind == FrameKind.SERVICE:
+            self.requests += unpack_head(head)[0] != "membership"
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    counting, send = Sent(), Connection.send
+
+    def counted(connection: Connection, kind: int, call_id: int, **about: Any) -> None:
+        counting.note(kind, about.get("head", b""))
+        send(connection, kind, call_id, **about)
+
+    monkeypatch.setattr(Connection, "send", counted)
+    return counting
+
+
+@pytest.fixture
+async def world(sent: Sent) -> AsyncIterator[World]:
+    """Two workers in this process, one of another group, and one that has ended."""
+    async with Cluster(2) as (a, b), others() as about:
+        yield World(a, b, *about)
+
+
+@pytest.fixture(params=["one process", "two processes"])
+async def world_of(
+    request: pytest.FixtureRequest, policy: Policy, sent: Sent
+) -> AsyncIterator[World]:
+    """Workers of a policy, `b` in this process or in one of its own."""
+    options = Options(policy=policy, allow=ALLOWED)
+    if request.param == "one process":
+        async with Cluster(2, options=options) as (a, b), others() as about:
+            yield World(a, b, *about)
+    else:
+        cluster = ProcessCluster(["b"], options=options, method="forkserver")
+        async with cluster as a, others() as about:
+            # A strict worker imports nothing on a peer's word: its program does.
+            with pytest.raises(EncodeError, match="module"):  # the result cannot travel
+                await a.peer("b").call(importlib.import_module, MODULE)
+            yield World(a, None, *about)
+
+
+@asynccontextmanager
+async def others() -> AsyncIterator[tuple[Any, ...]]:
+    """What else a world has: other workers, a loop, a coroutine."""
+    loop, unawaited = asyncio.new_event_loop(), never_awaited()
+    async with Cluster(1, names=["ended"]) as (ended,):
+        pass
+    async with Cluster(1, names=["stranger"]) as (stranger,):
+        yield stranger, ended, loop, unawaited
+    unawaited.close()
+    loop.close()

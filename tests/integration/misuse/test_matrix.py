@@ -10,26 +10,24 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import pytest
+import uvloop
 
-from asyncrpc import Worker
-from asyncrpc.testing import Cluster, acting_as
-from tests.integration.misuse import uses_calls, uses_hosts, uses_training
+from asyncrpc import Policy
+from asyncrpc.testing import acting_as
+from tests.integration.misuse.conftest import Sent
 from tests.integration.misuse.left_out import LEFT_OUT
 from tests.integration.misuse.surface import surface
-from tests.integration.misuse.traffic import Traffic
-from tests.integration.misuse.using import Outcome, Use, outcome_of
+from tests.integration.misuse.traffic import Traffic, tables_there
+from tests.integration.misuse.uses import USES
+from tests.integration.misuse.uses_values import value_uses
+from tests.integration.misuse.using import NOTHING_RAISED, Outcome, Use
 from tests.integration.misuse.wrong import WRONG, World
 from tests.soak.readings import tables
 
-USES: Final[Mapping[str, Use]] = {
-    **uses_calls.USES,
-    **uses_training.USES,
-    **uses_hosts.USES,
-}
 Outcomes = Mapping[tuple[str, str], Outcome]
 
 
@@ -46,25 +44,6 @@ def test_a_use_speaks_of_parameters_that_there_are(name: str) -> None:
     assert set().union(*use.fits.values()) - set(WRONG) == set()
 
 
-@pytest.fixture
-async def world() -> AsyncIterator[World]:
-    """Two workers in this process, one of another group, and one that has ended."""
-    other_loop = asyncio.new_event_loop()
-    async with Cluster(1, names=["ended"]) as (ended,):
-        pass
-    async with Cluster(2) as (a, b), Cluster(1, names=["stranger"]) as (stranger,):
-        yield World(a, b, stranger, ended, other_loop)
-    other_loop.close()
-
-
-async def sent(world: World) -> int:
-    """Count the calls that `a` has ever sent to `b`, but for those that count."""
-    await world.peer.call(len, "ab")  # what was on its way has been sent by now
-    link = world.a.directory.find("b").link
-    assert link is not None
-    return link.pending.started
-
-
 async def kept_by(world: World) -> dict[str, int]:
     """Count what the workers `a` and `b` keep, when what is over has been let go."""
     found: dict[str, int] = {}
@@ -77,12 +56,10 @@ async def _kept_now(world: World) -> dict[str, int]:
     gc.collect()
     await world.peer.call(len, "ab")  # what is let go is told
     await asyncio.sleep(0)
-    return _tables_of(world.a, "a") | _tables_of(world.other, "b")
-
-
-def _tables_of(worker: Worker, name: str) -> dict[str, int]:
-    with acting_as(worker):
-        return {f"{what} of {name}": count for what, count in tables().items()}
+    with acting_as(world.a):
+        found = {f"{what} of a": count for what, count in tables().items()}
+    there = await world.peer.call(tables_there)
+    return found | {f"{what} of b": count for what, count in there.items()}
 
 
 async def mistakes(use: Use, name: str, world: World) -> Outcomes:
@@ -92,7 +69,7 @@ async def mistakes(use: Use, name: str, world: World) -> Outcomes:
         fitting = use.fits.get(parameter, ())
         for kind in WRONG:
             if kind not in fitting:
-                found[parameter, kind] = await outcome_of(use, world, parameter, kind)
+                found[parameter, kind] = await use.outcome(world, parameter, kind)
                 await asyncio.sleep(0)
     return found
 
@@ -101,26 +78,27 @@ def listed(problems: Iterable[tuple[str, str, str]]) -> str:
     """Return problems for people to read: a line for those that are alike."""
     lines = defaultdict(list)
     for parameter, kind, problem in problems:
-        lines[parameter, problem].append(kind)
+        lines[parameter, problem[:90]].append(kind)
     return "\n".join(
         f"{parameter}: {problem}: {', '.join(kinds)}"
         for (parameter, problem), kinds in lines.items()
     )
 
 
-@pytest.mark.parametrize("name", USES)
-async def test_a_mistake_costs_its_own_call_only(world: World, name: str) -> None:
-    use = USES[name]
-    assert await outcome_of(use, world) == Outcome(), "used rightly, it failed"
-    began = await sent(world)
+async def make_mistakes(world: World, sent: Sent, name: str, use: Use) -> None:
+    assert await use.outcome(world) == NOTHING_RAISED, "used rightly, it failed"
     kept = await kept_by(world)
+    before = sent.requests
     first = await mistakes(use, name, world)
+    asked = sent.requests - before
     problems = [
         (parameter, kind, problem)
         for (parameter, kind), outcome in first.items()
         if (problem := outcome.problem(use, parameter))
     ]
     assert not problems, listed(problems)
+    if not use.is_found_there:
+        assert not asked, "what was refused here was sent"
     assert await kept_by(world) == kept
     link = world.a.directory.find("b").link
     async with Traffic(world.a).flowing():
@@ -129,4 +107,22 @@ async def test_a_mistake_costs_its_own_call_only(world: World, name: str) -> Non
         at: one.words for at, one in first.items()
     }
     assert world.a.directory.find("b").link is link
-    assert await outcome_of(use, world) == Outcome(), "used rightly again, it failed"
+    assert await use.outcome(world) == NOTHING_RAISED, "used rightly again, it failed"
+
+
+class TestArguments:
+    # What is wrong with an argument does not depend on the loop.
+    loops: ClassVar = {"uvloop": uvloop.new_event_loop}
+
+    @pytest.mark.parametrize("name", USES)
+    async def test_a_mistake_costs_its_own_call_only(
+        self, world: World, sent: Sent, name: str
+    ) -> None:
+        await make_mistakes(world, sent, name, USES[name])
+
+    @pytest.mark.parametrize("policy", Policy)
+    @pytest.mark.parametrize("name", value_uses())
+    async def test_a_value_that_cannot_travel_costs_its_own_call_only(
+        self, world_of: World, sent: Sent, policy: Policy, name: str
+    ) -> None:
+        await make_mistakes(world_of, sent, name, value_uses(policy)[name])

@@ -8,6 +8,7 @@ of them live.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -18,6 +19,7 @@ import asyncrpc
 from asyncrpc import Group, Worker, autograd
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import acting_as
+from tests.soak.readings import tables
 
 GROUP: Final = "traffic"
 
@@ -154,3 +156,10 @@ async def reduce_at(worker: Worker, number: int) -> float:
 async def leave_group_of(worker: Worker) -> None:
     with acting_as(worker):
         await leave_group()
+
+
+@asyncrpc.on_loop
+def tables_there() -> dict[str, int]:
+    """Return what this worker keeps; the call that asks is one of the served."""
+    gc.collect()
+    return tables()

@@ -11,49 +11,14 @@ import torch
 
 import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Worker
+from tests.integration.misuse.uses_values import (
+    CALLABLES,
+    UNKNOWN,
+    give_back,
+    value_uses,
+)
 from tests.integration.misuse.using import ANYTHING, Use, nothing
 from tests.integration.misuse.wrong import SECONDS, World
-
-CANNOT_TRAVEL: Final = {
-    "too many dimensions",
-    "too large",
-    "too deep",
-    "unpicklable",
-    "a local function",
-    "an ended worker",
-    "another worker",
-    "a released reference",
-    "a reference of another worker",
-    "a peer of another worker",
-    "a future of another loop",
-    "a coroutine",
-    "a generator",
-    "raises in __reduce__",
-    "raises in everything",
-}
-VALUES: Final = ANYTHING - CANNOT_TRAVEL
-CALLABLES: Final = {"a class", "a function"}
-NAMED: Final = {"function": CALLABLES, "args": VALUES, "kwargs": VALUES}
-SAID: Final = {"args": r"args\[0\]", "kwargs": r"kwargs\['wrong'\]"}
-FLAG: Final = {"true"}
-
-
-def give_back(*args: Any, **kwargs: Any) -> Any:
-    """Be called with anything."""
-    return len(args), len(kwargs)
-
-
-def items(*args: Any, **kwargs: Any) -> Any:
-    yield len(args), len(kwargs)
-
-
-def _of_peer(method: str, function: Any = give_back) -> Use:
-    return Use(
-        lambda world: getattr(world.peer, method),
-        right={"function": lambda _: function},
-        fits=NAMED,
-        says=SAID,
-    )
 
 
 def _named(function: Callable[..., Any], **more: Any) -> Use:
@@ -68,6 +33,7 @@ def _named(function: Callable[..., Any], **more: Any) -> Use:
             "kwargs": {"none", "a map"},
             "timeout": SECONDS | {"infinite"},
         },
+        says={"to": UNKNOWN, "func": r"\bfunction\b"},
         **more,
     )
 
@@ -77,12 +43,9 @@ def _rref(world: World) -> asyncrpc.RRef[Any]:
 
 
 def _future(world: World) -> asyncrpc.CallFuture[Any]:
-    return asyncrpc.rpc_async("b", give_back)
-
-
-def _unstarted(*args: Any, **kwargs: Any) -> Any:
-    """Make a worker that is not started."""
-    return Worker(*args, **kwargs).name
+    future = asyncrpc.rpc_async("b", give_back)
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
 
 
 def _marked() -> None:
@@ -94,8 +57,9 @@ def _mark(mark: Callable[[Any], Any]) -> Use:
     parameter = next(iter(inspect.signature(mark).parameters))
     return Use(
         lambda _: mark,
+        needs_worker=False,
         right={parameter: lambda _: _marked},
-        fits={parameter: {"a local function"}},
+        fits={parameter: {"a local function", "raises in everything"}},
         finish=nothing,
     )
 
@@ -109,7 +73,7 @@ OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
     "interface": {"none", "text", "empty text", "text with a surrogate", "too large"},
     "listen": {"none", "an empty list"},
     "advertise": {"none", "an empty list"},
-    "devices": {"none", "an empty list"},
+    "devices": {"none", "an empty list", "a list of text"},
     "rpc_timeout_s": SECONDS | {"infinite"},
     "watch": set(),
     "membership": set(),
@@ -135,8 +99,7 @@ def _options_fit() -> Mapping[str, set[str]]:
     return fits
 
 
-ANY_SECONDS: Final = SECONDS | {"infinite", "a negative integer"}
-TO: Final = {"to": lambda _: "b", "func": lambda _: give_back}
+ANY_SECONDS: Final = SECONDS | {"infinite"}
 
 
 def _method(name: str, **about: Any) -> Use:
@@ -157,28 +120,44 @@ async def _meet_at(world: World) -> None:
     await asyncio.gather(world.a.rendezvous("tag"), world.other.rendezvous("tag"))
 
 
+def _using(make: Callable[[World], Any]) -> Use:
+    # The values of options that there are: `CallOptions`.
+    says = {"options": "unexpected keyword argument 'wrong'"}
+    return Use(
+        make, says=says, refusals=(TypeError,), needs_worker=False, finish=nothing
+    )
+
+
 USES: Final[Mapping[str, Use]] = {
     # --- workers
     "Worker": Use(
         lambda _: Worker,
+        needs_worker=False,
         right={"name": lambda _: "new", "rendezvous": lambda _: LocalRendezvous(1)},
         fits={
-            "name": {"text", "text with a surrogate", "too large"},
-            "rank": {"none", "an integer"},
-            "world_size": {"none", "an integer"},
+            "name": {"text"},
+            "rendezvous": {"a map"},
+            "rank": {"none", "an integer", "an integer of 70 bits"},
+            "world_size": {"none", "an integer", "an integer of 70 bits"},
             "options": {"none"},
             "network": {"none"},
         },
         finish=nothing,
     ),
-    "Worker.peer": _method("peer", right={"to": lambda _: "b"}),
+    "Worker.peer": _method("peer", right={"to": lambda _: "b"}, says={"to": UNKNOWN}),
     "Worker.find": _method(
-        "find", right={"name": lambda _: "b"}, fits={"timeout_s": ANY_SECONDS}
+        "find",
+        right={"name": lambda _: "b"},
+        fits={"timeout_s": ANY_SECONDS},
+        says={"name": UNKNOWN},
     ),
     "Worker.members": _method("members", finish=nothing),
     "Worker.rrefs": _method("rrefs"),
     "Worker.group": _method(
-        "group", right={"peers": lambda _: ["b"]}, fits={"peers": {"an empty list"}}
+        "group",
+        right={"peers": lambda _: ["b"]},
+        fits={"peers": {"an empty list"}},
+        says={"peers": r"\bpeers\b|worker .* is unknown"},
     ),
     "Worker.empty": _method(
         "empty",
@@ -198,29 +177,27 @@ USES: Final[Mapping[str, Use]] = {
         rightly=_meet_at,
     ),
     # --- calls
-    "Peer.call": _of_peer("call"),
-    "Peer.remote": _of_peer("remote"),
-    "Peer.stream": _of_peer("stream", items),
-    "Peer.using": Use(lambda world: world.peer.using, finish=nothing),
-    "PeerGroup.using": Use(lambda world: world.a.group(["b"]).using, finish=nothing),
-    "PeerGroup.call": Use(
-        lambda world: world.a.group(["b"]).call,
-        right={"function": lambda _: give_back},
-        fits=NAMED,
-        says=SAID,
-    ),
+    **value_uses(),
+    "Peer.using": _using(lambda world: world.peer.using),
+    "PeerGroup.using": _using(lambda world: world.a.group(["b"]).using),
     "rpc_async": _named(asyncrpc.rpc_async),
     "remote": _named(asyncrpc.remote),
     "deadline": Use(
         lambda _: asyncrpc.deadline,
+        needs_worker=False,
         right={"timeout_s": lambda _: 60},
         fits={"timeout_s": SECONDS},
     ),
     "get_worker_info": Use(
-        lambda _: asyncrpc.get_worker_info, fits={"worker_name": {"none"}}
+        lambda _: asyncrpc.get_worker_info,
+        fits={"worker_name": {"none"}},
+        says={"worker_name": UNKNOWN.replace("name", "worker_name")},
     ),
     "CallFuture.cancel": Use(
-        lambda world: _future(world).cancel, fits={"msg": ANYTHING}, finish=nothing
+        lambda world: _future(world).cancel,
+        fits={"msg": ANYTHING},
+        needs_worker=False,
+        finish=nothing,
     ),
     # --- references
     "RRef": Use(
@@ -231,27 +208,44 @@ USES: Final[Mapping[str, Use]] = {
         fits={
             "timeout": SECONDS | {"infinite"},
             "timeout_s": SECONDS | {"infinite"},
-            "out": {"none", "a tensor"},
+            "out": {"none", "a tensor", "a tensor of integers", "too many dimensions"},
         },
     ),
-    "RRef.rpc_async": _of_rref("rpc_async", fits={"timeout": SECONDS}, finish=nothing),
-    "RRef.rpc_sync": _of_rref("rpc_sync", fits={"timeout": SECONDS}, finish=nothing),
-    "RRef.remote": _of_rref("remote", fits={"timeout": SECONDS}, finish=nothing),
-    "RRef.local_value": _of_rref("local_value"),
-    "RRef.release": _of_rref("release"),
-    "RRef.owner": _of_rref("owner"),
-    "RRef.owner_name": _of_rref("owner_name"),
-    "RRef.is_owner": _of_rref("is_owner"),
-    "RRef.confirmed_by_owner": _of_rref("confirmed_by_owner"),
+    "RRef.rpc_async": _of_rref(
+        "rpc_async",
+        needs_worker=False,
+        fits={"timeout": SECONDS | {"infinite"}},
+        finish=nothing,
+    ),
+    "RRef.rpc_sync": _of_rref(
+        "rpc_sync",
+        needs_worker=False,
+        fits={"timeout": SECONDS | {"infinite"}},
+        finish=nothing,
+    ),
+    "RRef.remote": _of_rref(
+        "remote",
+        needs_worker=False,
+        fits={"timeout": SECONDS | {"infinite"}},
+        finish=nothing,
+    ),
+    "RRef.local_value": _of_rref("local_value", needs_worker=False),
+    "RRef.release": _of_rref("release", needs_worker=False),
+    "RRef.owner": _of_rref("owner", needs_worker=False),
+    "RRef.owner_name": _of_rref("owner_name", needs_worker=False),
+    "RRef.is_owner": _of_rref("is_owner", needs_worker=False),
+    "RRef.confirmed_by_owner": _of_rref("confirmed_by_owner", needs_worker=False),
     # --- options
-    "Options": Use(lambda _: Options, fits=_options_fit()),
+    "Options": Use(lambda _: Options, fits=_options_fit(), needs_worker=False),
     "LocalRendezvous": Use(
         lambda _: LocalRendezvous,
+        needs_worker=False,
         right={"world_size": lambda _: 1},
         fits={"world_size": {"an integer", "an integer of 70 bits"}},
     ),
     "JoinRendezvous": Use(
         lambda _: asyncrpc.JoinRendezvous,
+        needs_worker=False,
         right={"addresses": lambda _: ["tcp://localhost:1"]},
     ),
     # --- marks
@@ -261,6 +255,7 @@ USES: Final[Mapping[str, Use]] = {
     "expose": _mark(asyncrpc.expose),
     "share": Use(
         lambda _: asyncrpc.share,
+        needs_worker=False,
         right={"value": lambda _: torch.ones(3)},
         fits={
             "value": {"a tensor", "a tensor of integers", "too many dimensions"},

@@ -1,4 +1,4 @@
-"""How training is used: autograd, optimizers, modules, collectives, data parallelism."""
+"""How autograd, optimizers, modules, collectives and data parallelism are used."""
 
 from __future__ import annotations
 

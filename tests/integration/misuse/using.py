@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import asyncrpc
-from asyncrpc import AsyncRpcError
 from asyncrpc.testing import acting_as
 from tests.integration.misuse.wrong import WRONG, World
 
@@ -34,6 +34,8 @@ class Use:
             not its name.
         refusals: classes of errors that are expected.
         rightly: uses it rightly, where that takes more than `right`.
+        is_found_there: whether some mistakes can only be found by a peer.
+        needs_worker: whether it is of no use without a worker that runs.
         finish: what is done with the result; by default it is awaited, iterated over or
             entered, whatever it is made for.
     """
@@ -47,29 +49,51 @@ class Use:
         asyncrpc.EncodeError,
     )
     rightly: Callable[[World], Awaitable[Any]] | None = None
+    is_found_there: bool = False
+    needs_worker: bool = True
     finish: Callable[[Any], Awaitable[Any]] | None = None
 
-    async def attempt(self, world: World, parameter: str = "", kind: str = "") -> Any:
-        """Use it once, with one argument of a kind of `WRONG`, or rightly."""
+    def prepared(
+        self, world: World, parameter: str = "", kind: str = ""
+    ) -> Callable[[], Any]:
+        """Return what uses it: with one argument of a kind of `WRONG`, or none."""
         given = {name: make(world) for name, make in self.right.items()}
-        value = None
         if parameter:
-            value = given[parameter] = WRONG[kind](world)
-        try:
-            with acting_as(world.a):
-                async with asyncio.timeout(HANGS_AFTER_S):
-                    if self.rightly is not None and not parameter:
-                        return await self.rightly(world)
-                    function = self.make(world)
-                    result = _call(function, given, is_wrong=parameter)
-                    return await (self.finish or finished)(result)
-        finally:
-            if inspect.iscoroutine(value):
-                value.close()
+            given[parameter] = WRONG[kind](world)
+        return _with_arguments(self.make(world), given, is_wrong=parameter)
+
+    def right_call(self, world: World) -> Callable[[], Any]:
+        """Return what uses it rightly, so that it comes to an end."""
+        if self.rightly is not None:
+            return functools.partial(self.rightly, world)
+        return self.prepared(world)
+
+    async def finished(self, result: Any) -> Any:
+        """Do with a result what it is made for."""
+        return await (self.finish or finished)(result)
+
+    async def outcome(
+        self, world: World, parameter: str = "", kind: str = ""
+    ) -> Outcome:
+        """Use it as the worker `a`, and return what came of it."""
+
+        async def attempt() -> Any:
+            if not parameter:
+                return await self.finished(self.right_call(world)())
+            return await self.finished(self.prepared(world, parameter, kind)())
+
+        with acting_as(world.a):
+            return await outcome_of(attempt)
 
 
-def _call(function: Callable[..., Any], given: dict[str, Any], *, is_wrong: str) -> Any:
-    """Call a function with arguments by the names of its parameters."""
+class HungError(Exception):
+    """An attempt did not end."""
+
+
+def _with_arguments(
+    function: Callable[..., Any], given: dict[str, Any], *, is_wrong: str
+) -> Callable[[], Any]:
+    """Return a call of a function with arguments by the names of its parameters."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
     is_left_out = False
@@ -86,7 +110,7 @@ def _call(function: Callable[..., Any], given: dict[str, Any], *, is_wrong: str)
             named[name] = value
         else:
             positional.append(value)
-    return function(*positional, **named)
+    return functools.partial(function, *positional, **named)
 
 
 async def finished(result: Any) -> Any:
@@ -113,42 +137,47 @@ async def nothing(result: Any) -> Any:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an attempt: an error, or none."""
+    """What came of an attempt: an error, or none.
 
-    error: BaseException | None = None
+    Not the error itself: it would keep what was used.
+    """
+
+    kind: type[BaseException] | None = None
+    text: str = ""
 
     @property
     def words(self) -> str:
         """The error without what differs from one attempt to the next."""
-        if self.error is None:
+        if self.kind is None:
             return "no error"
-        text = f"{type(self.error).__name__}: {self.error}"
-        return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
+        return re.sub(r"0x[0-9a-f]+|\d+", "#", f"{self.kind.__name__}: {self.text}")
 
     def problem(self, use: Use, parameter: str) -> str:
         """Return what is wrong with this outcome, empty if it is as it should be."""
-        if self.error is None:
+        if self.kind is None:
             return "it was accepted"
-        if isinstance(self.error, TimeoutError) and not isinstance(
-            self.error, AsyncRpcError
-        ):
-            return f"it did not end in {HANGS_AFTER_S:g} s"
-        if not isinstance(self.error, use.refusals):
+        if not issubclass(self.kind, use.refusals):
             return f"it raised {self.words[:300]}"
         expected = use.says.get(parameter, rf"\b{re.escape(parameter)}\b")
-        if not re.search(expected, str(self.error)):
+        if not re.search(expected, self.text):
             return f"the error does not name it: {self.words[:300]}"
         return ""
 
 
-async def outcome_of(
-    use: Use, world: World, parameter: str = "", kind: str = ""
-) -> Outcome:
+NOTHING_RAISED: Final = Outcome()
+
+
+async def outcome_of(attempt: Callable[[], Awaitable[Any]]) -> Outcome:
     """Make one attempt, and return what came of it."""
     try:
-        await use.attempt(world, parameter, kind)
+        async with asyncio.timeout(HANGS_AFTER_S) as limit:
+            await attempt()
     except asyncio.CancelledError:
         raise
+    except TimeoutError as error:
+        if limit.expired():
+            return Outcome(HungError, f"it did not end in {HANGS_AFTER_S:g} s")
+        return Outcome(type(error), str(error))
     except BaseException as error:  # noqa: BLE001  (it is looked at)
-        return Outcome(error.with_traceback(None))
-    return Outcome()
+        return Outcome(type(error), str(error))
+    return NOTHING_RAISED

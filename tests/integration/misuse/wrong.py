@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -27,6 +27,8 @@ class World:
         b: its peer, if it is in this process.
         stranger: a worker of another group, in this process.
         ended: a worker that has ended.
+        other_loop: an event loop that does not run.
+        unawaited: a coroutine that nobody awaits.
     """
 
     a: Worker
@@ -34,6 +36,7 @@ class World:
     stranger: Worker
     ended: Worker
     other_loop: asyncio.AbstractEventLoop
+    unawaited: Coroutine[Any, Any, None]
 
     @property
     def other(self) -> Worker:
@@ -78,7 +81,7 @@ class RaisesInEverything:
 
     __bool__ = __len__ = __iter__ = __index__ = __float__ = __call__ = _refuse
     __getitem__ = __contains__ = __next__ = __enter__ = __eq__ = __lt__ = _refuse
-    __hash__ = __repr__ = __str__ = __reduce__ = __fspath__ = _refuse  # type: ignore[assignment]
+    __hash__ = __repr__ = __str__ = __reduce__ = __fspath__ = _refuse
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ValueError("it does not want to be looked at")
@@ -142,7 +145,7 @@ WRONG: Final[Mapping[str, Callable[[World], Any]]] = {
     "a reference of another worker": reference_of_stranger,
     "a peer of another worker": lambda world: world.stranger.peer(0),
     "a future of another loop": lambda world: world.other_loop.create_future(),
-    "a coroutine": lambda _: never_awaited(),
+    "a coroutine": lambda world: world.unawaited,
     "raises in __reduce__": lambda _: RaisesInReduce(),
     "raises in __repr__": lambda _: RaisesInRepr(),
     "raises in __eq__": lambda _: RaisesInEq(),
