@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from asyncrpc.runtime.calls.context import current_worker_var
+
+CALLABLES: Final = {"a class", "a function"}
+FLAG: Final = {"true"}
+SEQUENCES: Final = {"an empty list", "a list of numbers", "a list of text"}
 
 
 def in_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:

@@ -18,12 +18,12 @@ from asyncrpc.runtime.machine.membership import ChangeKind
 from asyncrpc.runtime.membership.changes import MemberChange
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.misuse import uses_processes, uses_testing
-from tests.integration.misuse.beside import in_thread, without_worker
-from tests.integration.misuse.uses_calls import (
+from tests.integration.misuse.beside import (
     CALLABLES,
     FLAG,
-    TO,
-    give_back,
+    SEQUENCES,
+    in_thread,
+    without_worker,
 )
 from tests.integration.misuse.using import ANYTHING, Use, nothing
 from tests.integration.misuse.wrong import SECONDS, World
@@ -32,10 +32,14 @@ TEXT: Final = {"text", "text with a surrogate", "too large"}
 COUNTS: Final = {"an integer", "an integer of 70 bits"}
 DURATIONS: Final = SECONDS - {"none"}
 WORKERS: Final = {"an ended worker", "another worker"}
-SEQUENCES: Final = {"an empty list", "a list of numbers", "a list of text"}
 
 
 # --- programs ------------------------------------------------------------------------
+
+
+def give_back(*args: Any, **kwargs: Any) -> Any:
+    """Be called with anything."""
+    return len(args), len(kwargs)
 
 
 async def _main() -> int:
@@ -202,7 +206,7 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "rpc_sync": Use(
         lambda _: in_thread(asyncrpc.rpc_sync),
-        right=TO,
+        right={"to": lambda _: "b", "func": lambda _: give_back},
         fits={
             "to": set(),
             "func": CALLABLES,

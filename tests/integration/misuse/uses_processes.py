@@ -11,13 +11,11 @@ from typing import Any, Final
 from asyncrpc import ProcessFailedError
 from asyncrpc.devices import xla
 from asyncrpc.multiprocessing import Processes, Queue, launch, spawn
-from tests.integration.misuse.beside import in_thread
+from tests.integration.misuse.beside import CALLABLES, FLAG, SEQUENCES, in_thread
 from tests.integration.misuse.targets import rank_of
-from tests.integration.misuse.uses_calls import CALLABLES, FLAG
 from tests.integration.misuse.using import ANYTHING, Use
 from tests.integration.misuse.wrong import SECONDS, World
 
-_SEQUENCES: Final = {"an empty list", "a list of numbers", "a list of text"}
 _METHOD: Final[set[str]] = set()
 # What pickle cannot send to another process of this host.
 _CANNOT_BE_PICKLED: Final = {
@@ -37,7 +35,7 @@ _CANNOT_BE_PICKLED: Final = {
 }
 _STARTED: Final = {
     "fn": CALLABLES,
-    "args": _SEQUENCES,
+    "args": SEQUENCES,
     "nprocs": {"an integer"},
 }
 
