@@ -196,9 +196,10 @@ USES: Final[Mapping[str, Use]] = {
         fits={
             "name": TEXT,
             "backend": {"none"},
-            "rank": {"none", "an integer"},
-            "world_size": {"none", "an integer"},
+            "rank": COUNTS | {"none"},
+            "world_size": COUNTS | {"none"},
             "options": {"none"},
+            "rendezvous": {"a map"},
         },
     ),
     "shutdown": Use(
@@ -214,6 +215,7 @@ USES: Final[Mapping[str, Use]] = {
             "kwargs": {"none", "a map"},
             "timeout": SECONDS | {"infinite"},
         },
+        says={"to": r"\bto\b|worker .* is unknown", "func": r"\bfunction\b"},
     ),
     "current_worker": Use(lambda _: asyncrpc.current_worker, finish=nothing),
     "cancelled": Use(lambda _: asyncrpc.cancelled),
