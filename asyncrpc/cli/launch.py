@@ -102,7 +102,7 @@ def _environment(
     told = process_environment(
         rank=rank, nprocs=command.nprocs, secret=secret, store_port=port
     )
-    threads = str(threads_each(command.nprocs, command.threads))
+    threads = str(threads_each(command.nprocs, command.threads, "--threads"))
     if command.threads is None:
         threads = inherited.get("OMP_NUM_THREADS", threads)
     return {

@@ -61,16 +61,23 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def threads_each(nprocs: int, requested: int | None) -> int:
+def threads_each(
+    nprocs: int, requested: int | None, name: str = "threads_per_process"
+) -> int:
     """Return how many threads torch should use in each of `nprocs` processes.
 
     More threads than cores is the commonest reason for a slow program: every process
     would by default start as many as there are cores.
+
+    Args:
+        nprocs: how many processes.
+        requested: so many in each; None: an equal share of the cores.
+        name: of that argument, for the error.
 
     Raises:
         UsageError: no such number of threads was requested.
     """
     if requested is None:
         return max(1, usable_cores() // nprocs)
-    check_count("threads_per_process", requested, at_least=1, at_most=THREADS_MAX)
+    check_count(name, requested, at_least=1, at_most=THREADS_MAX)
     return requested

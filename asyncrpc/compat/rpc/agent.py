@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from asyncrpc.api import Worker
+from asyncrpc.arguments import is_seconds, wrong
 from asyncrpc.clock import now_s
 from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
@@ -152,7 +153,14 @@ class Agent:
     # --- calls -----------------------------------------------------------------------
 
     def limit_s(self, timeout: float) -> float | None:
-        """Return what asyncrpc is told of a timeout of torch's: 0 is no limit."""
+        """Return what asyncrpc is told of a timeout of torch's: 0 is no limit.
+
+        Raises:
+            TypeError: it is no number, as torch has it; nothing has begun yet.
+        """
+        # None, which torch refuses, too, has long been taken for no limit here.
+        if not (timeout is None or isinstance(timeout, bool) or is_seconds(timeout)):
+            raise TypeError(str(wrong("timeout", "a number of seconds", timeout)))
         if timeout == UNSET_RPC_TIMEOUT:
             timeout = self.rpc_timeout_s
         return timeout or None

@@ -173,7 +173,7 @@ def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--nproc", "0", __file__]) == 2
     assert "--nproc is 0" in capsys.readouterr().err
     assert main(["run", "--threads", "0", __file__]) == 2
-    assert "at least 1 thread" in capsys.readouterr().err
+    assert "--threads must be an integer of at least 1" in capsys.readouterr().err
 
 
 def test_the_version_names_what_matters_in_a_report(

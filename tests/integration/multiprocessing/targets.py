@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from asyncrpc.multiprocessing import Queue
+
 FOREVER_S = 60.0  # longer than any test may take
 
 
@@ -46,6 +48,10 @@ def meet(rank: int) -> int:
     dist.all_reduce(total)
     dist.destroy_process_group()
     return int(total.item())
+
+
+def take(rank: int, queue: Queue[int]) -> int:
+    return queue.get()
 
 
 def wait_forever(rank: int) -> None:

@@ -157,12 +157,16 @@ def test_it_runs_in_any_thread_and_outlives_it() -> None:
 def test_fork_is_refused_with_its_reasons() -> None:
     with pytest.raises(UsageError, match=r"OpenMP.*CUDA.*use 'spawn'"):
         launch(targets.square, (2,), method="fork")  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match="'thread' is unknown"):
+    with pytest.raises(
+        UsageError, match="method must be 'spawn' or 'forkserver', not 'thread'"
+    ):
         launch(targets.square, (2,), method="thread")  # type: ignore[call-overload]
 
 
 def test_nonsense_is_refused_before_anything_starts() -> None:
-    with pytest.raises(UsageError, match="nprocs is 0"):
+    with pytest.raises(
+        UsageError, match="nprocs must be an integer of at least 1 .* not 0"
+    ):
         launch(targets.square, (2,), nprocs=0)
     with pytest.raises(UsageError, match="top level of a module"):
         launch(lambda _rank: None)

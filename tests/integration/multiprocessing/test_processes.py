@@ -8,7 +8,7 @@ import multiprocessing
 import pytest
 
 from asyncrpc.errors import ProcessFailedError, UsageError
-from asyncrpc.multiprocessing import Processes, launch
+from asyncrpc.multiprocessing import Processes, Queue, launch
 from tests.integration.multiprocessing import targets
 
 
@@ -78,3 +78,13 @@ async def test_waiting_in_a_thread_is_not_for_loops() -> None:
         with pytest.raises(UsageError, match="wait_async"):
             processes.wait()
         processes.terminate()
+
+
+def test_a_grace_that_is_no_time_ends_nothing() -> None:
+    queue: Queue[int] = Queue()
+    with launch(targets.take, (queue,), method="forkserver", join=False) as processes:
+        with pytest.raises(UsageError, match="grace_s must be a finite number"):
+            processes.terminate("soon")  # type: ignore[arg-type]
+        queue.put(5)
+        assert processes.wait() == [5]
+    queue.close()

@@ -302,9 +302,8 @@ def test_a_forked_process_is_refused(queue: Queue[Any]) -> None:
 
 
 def test_what_cannot_be_pickled_fails_at_once(queue: Queue[Any]) -> None:
-    with pytest.raises((pickle.PicklingError, AttributeError)) as caught:
+    with pytest.raises(UsageError, match="the item cannot be put into a queue"):
         queue.put(lambda: None)
-    assert "could not be put into a queue" in caught.value.__notes__[0]
     assert through(queue, "next") == "next"
 
 
