@@ -114,7 +114,7 @@ sim-nightly: $(STAMP) ## The same with 2,000 seeds, and what a worker costs amon
 	$(RUN) -m tests.simulation --seeds $(or $(SEEDS),2000) --seed $(or $(SEED),0)
 	$(RUN) -m tests.simulation --sizes 125 250 500 1000
 
-chaos: $(STAMP) ## Kill, stop, part and cut off real processes; MINUTES=10 SEED=7
+chaos: $(STAMP) ## Break real processes, and make mistakes meanwhile; MINUTES=10 SEED=7
 	$(RUN) -m tests.chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 integration: $(STAMP) ## Test real sockets and processes

@@ -13,8 +13,8 @@ from typing import Any
 
 from asyncrpc import runtime
 from asyncrpc.arguments import check_flag, check_kind, check_timeout, wrong
-from asyncrpc.autograd import CONTEXT_WANTED
 from asyncrpc.autograd import backward as backward_from
+from asyncrpc.autograd import check_context
 from asyncrpc.autograd.context import Context
 from asyncrpc.autograd.modes import ThreadModes
 from asyncrpc.autograd.service import AutogradService
@@ -84,9 +84,8 @@ def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
     async def backward(
         handle: RRef[Any], context: Context, *, retain_graph: bool
     ) -> None:
-        if not isinstance(context, Context):
-            raise wrong("context", CONTEXT_WANTED, context)
-        check_kind("retain_graph", retain_graph, bool, "True or False")
+        check_context(context)
+        check_flag("retain_graph", retain_graph)
         if handle.is_owner():
             root = await handle
             await backward_from(context, root, retain_graph)

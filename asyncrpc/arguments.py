@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Final, TypeGuard
 
@@ -77,11 +78,6 @@ def check_duration(name: str, value: Any) -> None:
         raise wrong(name, "a finite number of seconds of at least 0", value)
 
 
-def check_flag(name: str, value: object) -> None:
-    """Raise UsageError unless an argument is True or False."""
-    check_kind(name, value, bool, "True or False")
-
-
 def check_seconds(name: str, value: Any, *, at_least: float | None = None) -> None:
     """Raise UsageError unless an argument is a number of seconds, large enough."""
     if not is_seconds(value) or (at_least is not None and value < at_least):
@@ -97,6 +93,50 @@ def check_count(
     if is_low or (at_most is not None and value > at_most):
         most = "" if at_most is None else f" and at most {at_most}"
         raise wrong(name, f"an integer of at least {at_least}{most}", value)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise UsageError unless an argument is True or False."""
+    if type(value) is not bool:
+        raise wrong(name, "True or False", value)
+
+
+def check_flags(**flags: object) -> None:
+    """Raise UsageError unless these arguments, by their names, are True or False."""
+    for name, value in flags.items():
+        check_flag(name, value)
+
+
+def check_above(name: str, value: Any, least: float) -> None:
+    """Raise UsageError unless an argument is a real number above another."""
+    if not is_seconds(value) or not value > least:
+        raise wrong(name, f"a number above {least:g}", value)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise UsageError unless an argument is one of several strings."""
+    if type(value) is not str or value not in choices:
+        raise wrong(name, " or ".join(map(repr, choices)), value)
+
+
+def check_sequence(name: str, value: object, wanted: str) -> None:
+    """Raise UsageError unless an argument is a list, tuple or alike; no text."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise wrong(name, wanted, value)
+
+
+def listed(name: str, value: Any, wanted: str) -> list[Any]:
+    """Return what an argument holds, which may be a generator.
+
+    Raises:
+        UsageError: it is no such thing, or raised.
+    """
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise wrong(name, wanted, value)
+    try:
+        return list(value)
+    except Exception as error:  # the value's own code
+        raise wrong(name, wanted, value) from error
 
 
 def check_text(name: str, value: object, *, at_most: int | None = None) -> None:
@@ -122,7 +162,8 @@ def set_mark(name: str, function: Any, attribute: str, value: object) -> None:
     try:
         setattr(inner, attribute, value)
     except Exception as error:
-        raise wrong(name, "a function that can be marked", function) from error
+        wanted = "a function that takes a mark (a builtin goes into Options.allow)"
+        raise wrong(name, wanted, function) from error
 
 
 def unwrapped(function: Any) -> Any:

@@ -140,7 +140,10 @@ class LocalProtocolError(ProtocolError, code="protocol.local"):
 
 
 class RemoteProtocolError(ProtocolError, code="protocol.remote"):
-    """The peer broke the protocol; the connection to it has been closed."""
+    """The peer broke the protocol; what it sent has been refused.
+
+    If it was the framing, the connection to it has been closed.
+    """
 
 
 class VersionMismatchError(RemoteProtocolError, code="protocol.remote.version"):
@@ -152,7 +155,7 @@ class FrameTooLargeError(RemoteProtocolError, code="protocol.remote.too_large"):
 
 
 class MalformedError(RemoteProtocolError, code="protocol.remote.malformed"):
-    """Bytes that are no frame, or a control message that does not parse."""
+    """Bytes that are no frame, or a message whose content is not what it must be."""
 
 
 # --- the world got in the way --------------------------------------------------------

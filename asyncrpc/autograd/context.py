@@ -26,7 +26,7 @@ from asyncrpc.autograd.functions import (
     total,
 )
 from asyncrpc.autograd.machine import LocalPass, Wave
-from asyncrpc.errors import AutogradError
+from asyncrpc.errors import AutogradError, UsageError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 
 if TYPE_CHECKING:
@@ -59,7 +59,19 @@ class Context:
         return self._service
 
     async def __aenter__(self) -> Self:
-        """Make this the current context of the task."""
+        """Make this the current context of the task.
+
+        Raises:
+            InvalidContextError: it has ended.
+            NotStartedError: its worker has.
+            UsageError: it has been entered before; or this is not the worker's loop.
+        """
+        self._service.worker.check_on_loop("autograd.context")
+        if self._token is not None:
+            raise UsageError(
+                "this autograd context has been entered before: make another one, "
+                "`async with asyncrpc.autograd.context() as ctx:`"
+            )
         self._service.open(self.id, self._service.worker.id)
         self._token = current_context_var.set(self)
         return self
@@ -181,14 +193,14 @@ class ContextState:
 
     async def outcome(self, pass_id: PassId) -> bool:
         """Wait until a pass has ended; say whether it has succeeded."""
-        while pass_id in self.passes:
+        while pass_id in self.passes:  # whoever began it ends it, or else its loss does
             self._pass_ended.clear()
             await self._pass_ended.wait()
         return self.ended.get(pass_id, False)
 
     async def settled(self) -> None:
         """Wait until no backward pass runs here."""
-        while self.passes:
+        while self.passes:  # likewise; and the end of this worker ends them all
             self._pass_ended.clear()
             await self._pass_ended.wait()
 
@@ -348,7 +360,7 @@ class Pass:
         """
         while self.failure is None and not self.wave.is_idle:
             self._idle = asyncio.get_running_loop().create_future()
-            await self._idle
+            await self._idle  # what is under way ends, well or not, and looks up
         self.check()
 
     def abort(self, reason: str) -> None:

@@ -32,6 +32,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
+from asyncrpc.arguments import wrong
 from asyncrpc.autograd.functions import Received, Region, following, leaves_of, total
 from asyncrpc.autograd.machine import Segment
 from asyncrpc.autograd.pace import SMALL, SMALL_NUMEL
@@ -148,30 +149,29 @@ def root_gradients(
         NoGradientPathError: a root requires no gradient.
     """
     if not roots:
-        raise UsageError("backward needs at least one root")
+        raise UsageError("roots must have at least one root")
     if gradients is not None and len(gradients) != len(roots):
         raise UsageError(f"{len(gradients)} gradients for {len(roots)} roots")
     found: list[torch.Tensor] = []
     for index, root in enumerate(roots):
         if not isinstance(root, torch.Tensor):
-            raise UsageError(f"root {index} is a {type(root).__name__}, not a tensor")
+            raise wrong(f"roots[{index}]", "a tensor", root)
         if not root.requires_grad:
             raise NoGradientPathError(
-                f"root {index} of shape {tuple(root.shape)} does not require a gradient"
+                f"roots[{index}] of shape {tuple(root.shape)} does not require a "
+                "gradient"
             )
         gradient = None if gradients is None else gradients[index]
         if not isinstance(gradient, torch.Tensor | None):
-            raise UsageError(
-                f"gradient {index} is a {type(gradient).__name__}, not a tensor"
-            )
+            raise wrong(f"gradients[{index}]", "a tensor", gradient)
         if gradient is None and (root.numel() != 1 or root.is_complex()):
             raise UsageError(
-                f"root {index} of shape {tuple(root.shape)} is no real scalar: give "
+                f"roots[{index}] of shape {tuple(root.shape)} is no real scalar: give "
                 "its gradient (gradients=[...])"
             )
         if gradient is not None and gradient.shape != root.shape:
             raise UsageError(
-                f"root {index} has shape {tuple(root.shape)}, and its gradient "
+                f"roots[{index}] has shape {tuple(root.shape)}, and gradients[{index}] "
                 f"{tuple(gradient.shape)}"
             )
         found.append(torch.ones_like(root) if gradient is None else gradient)

@@ -28,7 +28,8 @@ from typing import Any, Final
 
 import torch
 
-from asyncrpc.autograd.context import Context, ContextState, Pass, PassId, Sent
+from asyncrpc.autograd import messages
+from asyncrpc.autograd.context import Context, ContextState, Pass, Sent
 from asyncrpc.autograd.engine import (
     Engine,
     Keeping,
@@ -44,6 +45,7 @@ from asyncrpc.autograd.functions import (
     leaves_of,
     received_as,
 )
+from asyncrpc.autograd.messages import REPORTS, Ids, lines_in, read_advance, read_ids
 from asyncrpc.autograd.pace import Runner
 from asyncrpc.autograd.placing import at_their_devices, on_devices_of
 from asyncrpc.clock import Deadline
@@ -59,19 +61,17 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.devices.maps import TO_HOST
+from asyncrpc.runtime.forms import Methods, ServiceMethods
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
 
 SERVICE: Final = "autograd"
 EXPLAIN_S: Final = 1.0  # for the others to say what they wait for
 _RETAIN, _CREATE, _FAST = 1, 2, 4
-_PLAN_FIELDS: Final = 9
 _ABORTED: Final = "the pass has been aborted"
 
-Ids = tuple[ContextId, PassId]
 
-
-class Passes:
+class Passes(ServiceMethods):
     """The part of autograd that runs backward passes."""
 
     def __init__(self, worker: Worker) -> None:
@@ -81,12 +81,16 @@ class Passes:
         self._anchor = torch.zeros((), requires_grad=True)  # so that `receive` is noted
         self._contexts: dict[ContextId, ContextState] = {}
         self._serial = 0
-        self._handlers: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
-            "advance": self._on_advance,
-            "close": self._on_close,
-            "waits": self._on_waits,
-            "outcome": self._on_outcome,
-        }
+        self.requests = Methods(
+            SERVICE,
+            {
+                "advance": (messages.advance, self._on_advance),
+                "close": (messages.PASS, self._on_close),
+                "waits": (messages.WAITS, self._on_waits),
+                "outcome": (messages.PASS, self._on_outcome),
+                "join": (messages.CONTEXT, self._on_join),
+            },
+        )
 
     def state(self, context: Context | ContextId) -> ContextState:
         """Return the state of a context that is open.
@@ -205,24 +209,20 @@ class Passes:
     # --- taking part -----------------------------------------------------------------
 
     async def _on_advance(self, link: Link, value: Any) -> list[list[int]]:
-        gradients, plan = _read_request(value)
-        *ids_given, root, flags, asked, keys, history = plan
-        context_id, pass_id = read_ids(ids_given)
-        state = self.state(context_id)
+        gradients, ids, root, flags, asked, given, history = read_advance(value)
+        state = self.state(ids[0])
+        coming, arrived = self._crossings(asked), self._crossings(given)
+        self._check_sent(link, state, (*coming, *arrived))  # before a pass is made
         keeping = Keeping(bool(flags & _RETAIN), bool(flags & _CREATE))
-        is_new = pass_id not in state.passes
-        one = state.join_pass(pass_id, str(root), keeping)
+        is_new = ids[1] not in state.passes
+        one = state.join_pass(ids[1], root, keeping)
         one.check()
         one.inward.add(link.peer.incarnation)
         if is_new:
             one.is_fast = bool(flags & _FAST)
-        coming, arrived = self._crossings(asked), self._crossings(keys)
         for crossing in (*coming, *arrived):
             if not one.machine.knows(crossing):
-                raise AutogradError(
-                    f"nothing was sent as {crossing} in context {context_id}; was the "
-                    "tensor received in another context?"
-                )
+                raise _never_sent(crossing, state)
         everything = one.machine.unsettled if is_new and one.is_fast else ()
         one.take_part(one.machine.want([*coming, *arrived, *everything]))
         gradients = await at_their_devices(self.worker, state, arrived, gradients)
@@ -231,10 +231,41 @@ class Passes:
         one.enter(dict(zip(arrived, gradients, strict=True)))
         return await self._work(one)
 
+    def _check_sent(
+        self, link: Link, state: ContextState, crossings: Iterable[CrossingId]
+    ) -> None:
+        """Refuse gradients of tensors that were not sent to whom they come from.
+
+        Raises:
+            AutogradError: they were not sent in this context.
+            MalformedError: they were sent to another worker.
+        """
+        for crossing in crossings:
+            sent = state.sent.get(crossing.message)
+            if sent is None or crossing.position >= len(sent.edges):
+                raise _never_sent(crossing, state)
+            if sent.to != link.peer:
+                raise MalformedError(
+                    f"worker {link.peer.name!r} sent a gradient for {crossing}, which "
+                    f"was sent to {sent.to.name!r}"
+                )
+
+    def _check_part(self, link: Link, state: ContextState) -> None:
+        """Refuse the word of a worker that has no part in a context.
+
+        Raises:
+            MalformedError: it is one.
+        """
+        peer = link.peer
+        if peer.incarnation != state.id.creator and peer not in state.peers:
+            raise MalformedError(
+                f"worker {peer.name!r} has no part in autograd context {state.id}"
+            )
+
     def _crossings(self, keys: Sequence[int]) -> list[CrossingId]:
         me = self.worker.incarnation
         pairs = zip(keys[::2], keys[1::2], strict=True)
-        return [CrossingId(MessageId(me, int(one)), int(at)) for one, at in pairs]
+        return [CrossingId(MessageId(me, one), at) for one, at in pairs]
 
     async def _work(self, one: Pass) -> list[list[int]]:
         """Do what can be done; return the answer to who asked for it.
@@ -313,7 +344,14 @@ class Passes:
 
         task = self.worker.start_task(watched())
         one.tasks.add(task)
-        task.add_done_callback(one.tasks.discard)
+        task.add_done_callback(partial(self._on_ended, one))
+
+    @staticmethod
+    def _on_ended(one: Pass, task: asyncio.Task[None]) -> None:
+        """Let a pass fail if its work was cancelled: nothing else would tell of it."""
+        one.tasks.discard(task)
+        if task.cancelled():
+            one.fail(AutogradError(_ABORTED))
 
     # --- asking others ---------------------------------------------------------------
 
@@ -370,12 +408,11 @@ class Passes:
     ) -> list[torch.Tensor | None]:
         """Make gradients that have a history on another worker differentiable here."""
         serial, *indices = history
-        message = MessageId(link.peer.incarnation, int(serial))
+        message = MessageId(link.peer.incarnation, serial)
         found = list(gradients)
         for position, index in enumerate(indices):
             gradient = found[index]
-            if gradient is None:
-                raise MalformedError("a history of a gradient that is none")
+            assert gradient is not None  # `messages.advance` has looked
             one = Received(CrossingId(message, position), link.peer)
             found[index] = self.receive(gradient, one)
         return found
@@ -410,13 +447,18 @@ class Passes:
     ) -> None:
         # Gradients go by the host: who gets one knows where the tensor was.
         call = link.request_service(SERVICE, method, value, device_map=TO_HOST)
-        call.add_done_callback(partial(self._on_answer, one))
+        call.add_done_callback(partial(self._on_answer, one, link.peer.name))
 
-    def _on_answer(self, one: Pass, call: asyncio.Future[Any]) -> None:
+    def _on_answer(self, one: Pass, peer: str, call: asyncio.Future[Any]) -> None:
         one.wave.outstanding -= 1
         error = AutogradError(_ABORTED) if call.cancelled() else call.exception()
         if error is not None:
             one.fail(error)
+            return
+        try:
+            REPORTS(f"the answer of {peer!r} to a backward pass", call.result())
+        except MalformedError as wrong:
+            one.fail(wrong)
             return
         one.wave.hear(call.result())
         one.look_up()
@@ -434,12 +476,17 @@ class Passes:
                 self._request(one, peer, "close", [*one.ids[0], *one.ids[1]])
         return await self._work(one)
 
-    async def _on_close(self, _link: Link, value: Any) -> list[list[int]]:
+    async def _on_close(self, link: Link, value: Any) -> list[list[int]]:
         ids = read_ids(value)
         state = self.state(ids[0])
         one = state.passes.get(ids[1])
         if one is None:
             raise AutogradError(_ABORTED)
+        if link.peer.incarnation not in one.inward:
+            raise MalformedError(
+                f"worker {link.peer.name!r} closed a backward pass that it did not ask "
+                "this worker to take part in"
+            )
         one.check()
         return await self._close(one)
 
@@ -477,19 +524,17 @@ class Passes:
         if asked:
             await asyncio.wait(asked.values(), timeout=EXPLAIN_S / (1 + len(path)))
         for to, call in asked.items():
-            if call.done() and not call.cancelled() and call.exception() is None:
-                lines += call.result()
-            else:
+            said = lines_in(call)
+            if said is None:
                 call.cancel()
-                lines.append(f"worker {to!r} does not answer {name!r}")
+                said = [f"worker {to!r} does not answer {name!r}"]
+            lines += said
         return list(dict.fromkeys(lines))
 
     async def _on_waits(self, _link: Link, value: Any) -> list[str]:
-        *ids_given, path = value
-        ids = read_ids(ids_given)
-        state = self.state(ids[0])
-        one = state.passes.get(ids[1])
-        return [] if one is None else await self._waits(one, path)
+        ids = read_ids(value)
+        one = self.state(ids[0]).passes.get(ids[1])
+        return [] if one is None else await self._waits(one, value[4])
 
     # --- workers that are lost -------------------------------------------------------
 
@@ -516,6 +561,12 @@ class Passes:
             pass  # who began it is lost as well
         self._finish(ids, commit=is_good)
 
+    async def _on_join(self, link: Link, value: Any) -> bool:
+        state = self._contexts.get(messages.read_context(value))
+        if state is not None:
+            state.peers.add(link.peer)
+        return state is not None
+
     async def _on_outcome(self, _link: Link, value: Any) -> bool:
         context_id, pass_id = read_ids(value)
         state = self._contexts.get(context_id)
@@ -527,12 +578,11 @@ def _is_ours(error: Exception) -> bool:
     return isinstance(error, AutogradError) and not isinstance(error, RemoteError)
 
 
-def _read_request(value: Any) -> tuple[list[torch.Tensor | None], list[Any]]:
-    """Read a request to take part: gradients, and what it says beside them."""
-    match value:
-        case [list(gradients), {"plan": list(plan)}] if len(plan) == _PLAN_FIELDS:
-            return gradients, plan
-    raise MalformedError("a request of autograd with the wrong fields")
+def _never_sent(crossing: CrossingId, state: ContextState) -> AutogradError:
+    return AutogradError(
+        f"nothing was sent as {crossing} in context {state.id}; was the tensor "
+        "received in another context?"
+    )
 
 
 def _keys(received: Iterable[Received]) -> list[int]:
@@ -554,11 +604,3 @@ def _by_sender(received: Iterable[Received]) -> dict[WorkerId, list[Received]]:
     for one in received:
         grouped.setdefault(one.sender, []).append(one)
     return grouped
-
-
-def read_ids(ids: Sequence[Any]) -> Ids:
-    """Read what names a pass in a message."""
-    if len(ids) != 4:  # noqa: PLR2004
-        raise MalformedError("a message about a pass without its ids")
-    creator, serial, *pass_id = (int(part) for part in ids)
-    return ContextId(Incarnation(creator), serial), (pass_id[0], pass_id[1])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -23,10 +24,12 @@ from asyncrpc.autograd.context import (
     current_context_var,
 )
 from asyncrpc.autograd.functions import CrossingId, Received
-from asyncrpc.autograd.passes import SERVICE, Passes, read_ids
+from asyncrpc.autograd.messages import CONTEXT, META, PASS, read_context, read_ids
+from asyncrpc.autograd.passes import SERVICE, Passes
 from asyncrpc.errors import AsyncRpcError, InvalidContextError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.extensions import OnGradient
+from asyncrpc.runtime.forms import Methods
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
 
@@ -44,6 +47,14 @@ class AutogradService(Passes):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self._ended: OrderedDict[ContextId, None] = OrderedDict()
+        self.notices = Methods(
+            SERVICE,
+            {
+                "release": (CONTEXT, self._on_release),
+                "commit": (PASS, partial(self._on_end, commit=True)),
+                "abort": (PASS, partial(self._on_end, commit=False)),
+            },
+        )
 
     # --- contexts --------------------------------------------------------------------
 
@@ -107,10 +118,12 @@ class AutogradService(Passes):
 
         Raises:
             InvalidContextError: the context has ended.
+            NotStartedError: the worker was shut down meanwhile.
         """
         state = self._contexts.get(context_id)
         if state is not None:
             await state.settled()
+            self.worker.check_running()  # else its end is what ended the passes
         if context_id in self._ended:
             raise InvalidContextError(
                 f"autograd context {context_id} has ended on worker "
@@ -151,10 +164,11 @@ class AutogradService(Passes):
             state.note_sent(message, Sent.of(tensors, link.peer))
             if not state.foresees:
                 self._foresee_soon(state)
-        if link.peer in state.peers:
-            return [*context.id, serial]
-        # Who learns of the context by this message may have to ask its creator.
         state.peers.add(link.peer)
+        if context.id.creator == self.worker.incarnation:
+            return [*context.id, serial]  # whoever reads it knows this worker's name
+        # Each time: this message may be the first of the context that is read there,
+        # though others were sent before, and who reads it may have to ask its creator.
         return [*context.id, serial, state.creator.name]
 
     def _foresee_soon(self, state: ContextState) -> None:
@@ -177,6 +191,8 @@ class AutogradService(Passes):
         context_id, serial, name = _read_meta(meta)
         if context_id in self._ended:
             return None
+        if context_id.creator == link.peer.incarnation:
+            name = link.peer.name
         state = self.open(context_id, WorkerId(name, context_id.creator))
         state.peers.add(link.peer)
         if not serial:
@@ -200,25 +216,41 @@ class AutogradService(Passes):
 
     # --- messages (Service) ----------------------------------------------------------
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
-        """Take part in a pass, or say what is known of one."""
-        if type(value) is not list:
-            raise MalformedError(f"a message {method!r} about autograd without a list")
-        if method == "join":
-            return self._on_join(link, value)
-        handler = self._handlers.get(method)
-        if handler is None:
-            raise MalformedError(f"autograd does not answer {method!r}")
-        return await handler(link, value)
+    def _on_release(self, link: Link, value: list[int]) -> None:
+        """A context has ended.
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
-        """End a pass or a context."""
-        if method == "release":
-            self.release(ContextId(*value), link.peer.incarnation)
-        elif method in ("commit", "abort"):
-            self._finish(read_ids(value), commit=method == "commit")
-        else:
-            raise MalformedError(f"there is no message {method!r} about autograd")
+        Raises:
+            MalformedError: the peer has no part in it, or this worker opened it.
+        """
+        context_id = read_context(value)
+        state = self._contexts.get(context_id)
+        if state is not None:
+            self._check_part(link, state)
+            if context_id.creator == self.worker.incarnation:
+                raise MalformedError(
+                    f"worker {link.peer.name!r} ended autograd context {context_id}, "
+                    "which only the worker that opened it may end"
+                )
+            self.release(context_id, link.peer.incarnation)
+
+    def _on_end(self, link: Link, value: list[int], *, commit: bool) -> None:
+        """A pass has ended.
+
+        Raises:
+            MalformedError: the peer has no part in it.
+        """
+        ids = read_ids(value)
+        state = self._contexts.get(ids[0])
+        if state is not None:
+            self._check_part(link, state)
+            one = state.passes.get(ids[1])
+            told_by = link.peer.incarnation
+            if one is not None and told_by not in (ids[1][0], *one.inward):
+                raise MalformedError(
+                    f"worker {link.peer.name!r} ended a backward pass that it did not "
+                    "ask this worker to take part in"
+                )
+            self._finish(ids, commit=commit)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """End the contexts that a dead worker opened: nobody else will.
@@ -248,20 +280,19 @@ class AutogradService(Passes):
         if not is_open:
             self.release(context_id)
 
-    def _on_join(self, link: Link, value: Any) -> bool:
-        state = self._contexts.get(ContextId(*value))
-        if state is not None:
-            state.peers.add(link.peer)
-        return state is not None
-
     async def close(self) -> None:
-        """Let go of every graph."""
+        """Let go of every graph, and tell whoever waits here for a pass."""
+        for state in self._contexts.values():
+            for pass_id in list(state.passes):
+                one = state.end_pass(pass_id, commit=False)
+                # Those that others began are served, and their requests cancelled.
+                if one is not None and pass_id[0] == self.worker.incarnation:
+                    one.abort("the worker was shut down")
         self._contexts.clear()
 
 
 def _read_meta(meta: Any) -> tuple[ContextId, int, str]:
-    if type(meta) is not list or len(meta) not in (3, 4):
-        raise MalformedError("an autograd context that is no array of three or four")
-    creator, serial, message = (int(part) for part in meta[:3])
-    name = str(meta[3]) if len(meta) > 3 else ""  # noqa: PLR2004
+    META("what travels of an autograd context", meta)
+    creator, serial, message, *more = meta
+    name = more[0] if more and type(more[0]) is str else ""
     return ContextId(Incarnation(creator), serial), message, name

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import Any, Final, Self, cast
 from weakref import WeakKeyDictionary
 
 import torch
 
+from asyncrpc.arguments import check_kind
+from asyncrpc.collectives import given
 from asyncrpc.collectives import tensors as shapes
 from asyncrpc.collectives.machine.operations import Descriptor, Failure
 from asyncrpc.collectives.matching import Run
@@ -21,9 +22,7 @@ from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.collectives.tensors import Hosted, Parts
 from asyncrpc.collectives.words import SERVICE
 from asyncrpc.errors import CollectiveError, GroupChangedError, UsageError
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.worker import Worker
+from asyncrpc.runtime.worker import Worker
 
 TIMEOUT_S: Final = 1800.0  # as torch.distributed's
 # Collectives of one group that run at a time here; more wait their turn.  So what a
@@ -75,15 +74,15 @@ class Group:
             timeout_s: seconds that a collective may take; None: no limit.
 
         Raises:
-            UsageError: `worker` is no member, a member is named twice, or the group is
-                open here already.
+            UsageError: `worker` is no member, a member is named twice, the group is
+                open here already, or an argument is of another kind.
             UnknownWorkerError: there is no such worker.
             NotStartedError: `worker` does not run.
         """
-        worker.check_running()
+        given.check_group(worker, name, timeout_s)
         self.worker = worker
         self.name = name
-        self.members = _names(worker, members)
+        self.members = given.names_of(worker, members)
         self.timeout_s = timeout_s
         service = worker.service(SERVICE)
         assert isinstance(service, CollectivesService)
@@ -91,7 +90,6 @@ class Group:
         self._matching = service.open(name, self.members)
         self.rank = self._matching.rank
         self.size = len(self.members)
-        self._path: Path | None = None
         self._opening: asyncio.Task[Path] | None = None
         self._turn = asyncio.Semaphore(RUNNING_MAX)
         self._points = self._matching.points
@@ -106,10 +104,11 @@ class Group:
             name: tells groups of the same members apart.
 
         Raises:
-            UsageError: this worker is not among them, or one is out of range.
+            UsageError: this worker is not among them, one is out of range, or an
+                argument is of another kind.
         """
-        for rank in ranks:
-            self._check_rank(rank, "a member")
+        check_kind("name", name, str, "a string")
+        given.check_ranks(ranks, self.rank, self.size)
         path = f"{self.name}/{name}" if name else f"{self.name}/"
         members = [self.members[rank] for rank in ranks]
         return Group(self.worker, members, name=path, timeout_s=self.timeout_s)
@@ -125,10 +124,11 @@ class Group:
                 a number.
 
         Raises:
-            UsageError: there is one of this name.
+            UsageError: there is one of this name, or it is no string.
 
         Source: MPI_Comm_dup.
         """
+        check_kind("name", name, str, "a string")
         if not name:
             self._duplicates += 1
             name = f"#{self._duplicates}"
@@ -142,14 +142,17 @@ class Group:
 
         Raises:
             CollectiveError: the group has failed before.
+            UsageError: `reason` is no string; or this is not the worker's event loop.
         """
+        check_kind("reason", reason, str, "a string")
+        self.worker.check_on_loop("Group.refuse")
         self._start_opening()
-        self._matching.refuse(reason)
+        self._matching.refuse(given.speakable(reason))
 
     def close(self) -> None:
         """Leave the group: what is under way here fails, for all.  Idempotent."""
         self._service.close_group(self._matching)
-        self._path = self._opening = None  # the path has all memory that is shared
+        self._opening = None  # its result has all memory that is shared
         self.kept.clear()
 
     async def __aenter__(self) -> Self:
@@ -188,6 +191,7 @@ class Group:
 
         Raises:
             CollectiveError: it has failed for all ranks; see the class.
+            UsageError: an argument is wrong; nothing has begun here.
 
         Cancellation:
             It fails for all ranks; the next one can be used.
@@ -195,8 +199,7 @@ class Group:
         Source: torch.empty.
         """
         sizes = shape[0] if shape and not isinstance(shape[0], int) else shape
-        count = math.prod(cast("Sequence[int]", sizes))
-        nbytes = count * dtype.itemsize
+        nbytes = given.bytes_of(sizes, dtype)
         async with self._run(Descriptor("empty", shape=(nbytes,))) as (run, path):
             memory = await path.empty(run, nbytes)
         return memory.view(dtype).view(cast("Sequence[int]", sizes))
@@ -382,16 +385,18 @@ class Group:
             It fails for all ranks; the next one can be used.
         """
         self._check_rank(root, "root")
-        given = None
+        if device is not None:
+            await given.check_device(self.worker, device)
+        whole = None
         if self.rank == root:
-            given = shapes.one_each(tensors, "scatter", self.size)
+            whole = shapes.one_each(tensors, "scatter", self.size)
         elif tensors is not None:
             raise UsageError(
-                f"scatter takes tensors at its root, rank {root}; this is rank "
-                f"{self.rank}: give None"
+                f"tensors must be None but at the root, rank {root}; this is rank "
+                f"{self.rank}"
             )
         async with self._run(Descriptor("scatter", root=root)) as (run, path):
-            parts = None if given is None else await self._copies(given)
+            parts = None if whole is None else await self._copies(whole)
             found = await path.scatter(run, parts, root)
         if device is None:
             return found
@@ -421,7 +426,7 @@ class Group:
         devices, dtype = self.worker.devices, parts.like.dtype
         by = reduction_for(op, dtype)
         if len(parts.dtypes) > 1:
-            raise UsageError("reduce_scatter takes tensors of one dtype")
+            raise UsageError("tensors of reduce_scatter must be of one dtype")
         descriptor = Descriptor("reduce_scatter", op, str(dtype), parts.numels)
         async with self._run(descriptor) as (run, path):
             hosts = await parts.on_host(devices)
@@ -452,8 +457,8 @@ class Group:
         devices, parts = self.worker.devices, Parts(tensors, "all_to_all", self.size)
         descriptor = Descriptor("all_to_all", dtype=str(parts.like.dtype))
         async with self._run(descriptor) as (run, path):
-            given = [shapes.copy(one) for one in await parts.on_host(devices)]
-            found = await path.all_to_all(run, given)
+            mine = [shapes.copy(one) for one in await parts.on_host(devices)]
+            found = await path.all_to_all(run, mine)
         return await shapes.put_like(devices, found, parts.like)
 
     # --- from one to one -------------------------------------------------------------
@@ -471,12 +476,15 @@ class Group:
         Raises:
             RankLostError: the other rank is gone.
             CollectiveTimeoutError: it did not take the tensor in time.
+            UsageError: an argument is wrong; nothing has been sent.
 
         Cancellation:
             What has not been taken never is.
         """
-        self._check_rank(to, "the receiver")
+        self._check_rank(to, "to")
+        given.check_tag(tag)
         shapes.check(tensor)
+        self.worker.check_on_loop("Group.send")
         (host,) = await self.worker.devices.copies_of([tensor])
         await self._points.send(host.detach(), to, tag, self.timeout_s)
 
@@ -499,12 +507,17 @@ class Group:
             RankLostError: a rank that it may come from is gone.
             CollectiveTimeoutError: nothing was sent in time.
             CollectiveError: `out` has another shape or dtype.
+            UsageError: an argument is of another kind.
 
         Cancellation:
             What comes is for the next one who asks.
         """
         if from_ is not None:
-            self._check_rank(from_, "the sender")
+            self._check_rank(from_, "from_")
+        given.check_tag(tag)
+        if out is not None:
+            shapes.check(out, "out")
+        self.worker.check_on_loop("Group.recv")
         found = await self._points.recv(from_, tag, self.timeout_s)
         if out is None:
             return found
@@ -531,14 +544,14 @@ class Group:
     @asynccontextmanager
     async def _run(self, descriptor: Descriptor) -> AsyncIterator[tuple[Run, Path]]:
         """Run one collective: number it, watch it, and fail it for all if it fails."""
+        self.worker.check_on_loop(f"Group.{descriptor.operation}")
         opening = self._start_opening()
         run = self._matching.begin(descriptor, self.timeout_s)
         try:
             async with self._turn:
-                path = self._path
-                if path is None:
-                    path = await asyncio.shield(opening)
-                yield run, path
+                if not opening.done():  # others may never come to it
+                    await run.until_done(opening)
+                yield run, await opening
         except asyncio.CancelledError:
             run.abandon("cancelled it")
             raise
@@ -562,7 +575,7 @@ class Group:
     async def _open(self, run: Run) -> Path:
         """Agree with the others on the way that all collectives take."""
         try:
-            self._path = await open_path(run)
+            return await open_path(run)
         except BaseException as error:
             # Some may have agreed: those cannot be made to ask again.
             failure = Failure(GroupChangedError.code, str(error), ())
@@ -570,28 +583,9 @@ class Group:
             raise
         finally:
             run.end()
-        return self._path
 
-    def _check_rank(self, rank: int, what: str) -> None:
-        if not 0 <= rank < self.size:
-            raise UsageError(
-                f"{what} is rank {rank}, of a group with ranks 0 to {self.size - 1}"
-            )
-
-
-def _names(worker: Worker, members: Sequence[str | int] | None) -> tuple[str, ...]:
-    if members is None:
-        if worker.world_size <= 0:
-            problem = "is in no group of a fixed size: say who the members are"
-            raise UsageError(f"worker {worker.name!r} {problem}")
-        members = range(worker.world_size)
-    names = tuple(worker.directory.find(member).member.name for member in members)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(
-            f"a group has every worker once; twice in it: {', '.join(map(repr, twice))}"
-        )
-    return names
+    def _check_rank(self, rank: int, name: str) -> None:
+        given.check_rank(rank, name, self.size)
 
 
 def _describe(

@@ -7,7 +7,7 @@ failed for one collective leaves the next ones be; a rank that is lost leaves no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,11 +29,14 @@ from asyncrpc.errors import (
     CollectiveError,
     CollectiveTimeoutError,
     GroupChangedError,
+    MalformedError,
     RankLostError,
     RefusedError,
     TransportError,
     WorkerLostError,
 )
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.links.link import Link
@@ -63,15 +66,63 @@ class Matching:
         self.label = "a group"
         self.members: Sequence[str] = ()  # not known before the group is made here
         self.rank = -1
+        self.lives: Mapping[str, Incarnation | None] = {}  # of members, as then known
         self.operations: Operations[Arrival] = Operations()
         self.lost: Failure | None = None
         self._ended = 0  # collectives before this number do not need who is lost
         self.runs: dict[int, Run] = {}
         self.points = Points(self)
+        self._heard: dict[str, int | None] = {}  # who spoke before, as which rank
 
     def join(self, label: str, members: Sequence[str], rank: int) -> None:
-        """The group has been made here."""
+        """The group has been made here; what strangers said of it before is dropped."""
         self.label, self.members, self.rank = label, members, rank
+        for name, spoken in self._heard.items():
+            if spoken is None or (spoken < len(members) and members[spoken] == name):
+                continue
+            problem = f"worker {name!r} is not rank {spoken} of {label}"
+            failure = Failure(GroupChangedError.code, problem, (name,))
+            for arrival in self.operations.drop(spoken):
+                if not arrival.taken.done():
+                    arrival.taken.set_result(failure)
+            self.points.drop(spoken, failure)
+        self._heard.clear()
+
+    def check_speaker(self, name: str, rank: int | None = None) -> None:
+        """Refuse the word of a worker that is not in the group, or not that rank.
+
+        As far as is known: before the group is made here, each is who it says it is,
+        as long as it says the same, and nobody else does.
+
+        Raises:
+            MalformedError: it is not.
+        """
+        members = self.members
+        if not members:
+            others = [one for who, one in self._heard.items() if who != name]
+            said = self._heard.setdefault(name, rank)
+            if rank is not None and said is None:
+                said = self._heard[name] = rank
+            is_it = rank is None or (said == rank and rank not in others)
+        elif rank is None:
+            is_it = name in members
+        else:
+            is_it = rank < len(members) and members[rank] == name
+        if not is_it:
+            who = "a member" if rank is None else f"rank {rank}"
+            raise MalformedError(f"worker {name!r} speaks as {who} of {self.label}")
+
+    def is_hearsay_of(self, name: str) -> bool:
+        """Say whether a group is known by the messages of this worker alone."""
+        return not self.members and set(self._heard) <= {name}
+
+    def has(self, peer: WorkerId) -> bool:
+        """Say whether this life of a worker may be a member, and not a later one.
+
+        Word that a worker was lost may come when it has been restarted long ago.
+        """
+        life = self.lives.get(peer.name)
+        return life in (None, UNKNOWN_INCARNATION, peer.incarnation)
 
     # --- beginning and ending --------------------------------------------------------
 
@@ -139,7 +190,7 @@ class Matching:
         operation = self.operations.arrive(number, place, arrival)
         if operation is not None:
             self.runs[number].on_arrival(place)
-        return await arrival.taken
+        return await arrival.taken  # `fail` completes it, too: of a lost rank, say
 
     def _too_late(
         self, number: int, rank: int, descriptor: Descriptor | None
@@ -305,9 +356,10 @@ class Matching:
         try:
             async with asyncio.timeout(ANSWER_S):
                 link = await self.worker.link_to(self.members[rank])
-                return int(await link.request_service(SERVICE, "begun", [self.id]))
+                count = await link.request_service(SERVICE, "begun", [self.id])
         except (AsyncRpcError, TimeoutError):
             return None
+        return count if type(count) is int else None  # it has closed the group
 
     def name_of(self, rank: int) -> str:
         """Return how a rank is called in errors."""
@@ -443,6 +495,16 @@ class Run:
         finally:
             timer.cancel()
 
+    async def until_done(self, other: asyncio.Future[Any]) -> None:
+        """Wait until something else is done that this collective needs first.
+
+        Raises:
+            CollectiveError: the collective has failed before, by its time limit say.
+        """
+        other.add_done_callback(lambda _: self.wake())
+        while not other.done():
+            await self._wait()
+
     async def _wait(self) -> None:
         """Wait until something has changed.
 
@@ -452,7 +514,7 @@ class Run:
         self.check()
         self._waiter = self.matching.worker.loop.create_future()
         try:
-            await self._waiter
+            await self._waiter  # `fail` wakes it: of a lost rank, a limit, our `leave`
         finally:
             self._waiter = None
         self.check()
@@ -472,8 +534,13 @@ class Run:
         if answer.cancelled():
             return
         error = answer.exception()
+        failure: Failure | None = None
         if error is None:
-            failure = failure_in(answer.result())
+            try:
+                failure = failure_in(answer.result())
+            except MalformedError as wrong:
+                error = wrong
+        if error is None:
             if failure is not None and self.operation.failure is None:
                 self.matching.fail(self.number, failure)
         elif self.operation.failure is None:

@@ -128,10 +128,16 @@ class Points:
         come = _Come(rank, tag, tensor, self._matching.worker.loop.create_future())
         self._come.append(come)
         try:
-            return await come.taken
+            return await come.taken  # or `fail`; a sender that gives up cancels this
         finally:
             if come in self._come:  # the sender has given it up
                 self._come.remove(come)
+
+    def drop(self, rank: int, failure: Failure) -> None:
+        """Refuse what has come from a rank."""
+        for come in self._come:
+            if come.rank == rank and not come.taken.done():
+                come.taken.set_result(failure)
 
     def fail(self, failure: Failure) -> None:
         """Let everything fail: the group has."""

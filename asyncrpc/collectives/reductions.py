@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from asyncrpc.arguments import wrong
 from asyncrpc.errors import UsageError
 
 # `combine(a, b, out)`; `out` may be either.
@@ -44,7 +45,6 @@ class Reduction(NamedTuple):
             tensor.div_(size)
 
 
-@functools.cache
 def reduction_for(how: str, dtype: torch.dtype) -> Reduction:
     """Return what combines tensors of a dtype.
 
@@ -55,10 +55,13 @@ def reduction_for(how: str, dtype: torch.dtype) -> Reduction:
     Raises:
         UsageError: there is no such reduction, or it has no meaning for the dtype.
     """
-    if how not in _COMBINE:
-        raise UsageError(
-            f"there is no reduction {how!r}; there are: {', '.join(_COMBINE)}"
-        )
+    if type(how) is not str or how not in _COMBINE:
+        raise wrong("op", f"one of {', '.join(map(repr, _COMBINE))}", how)
+    return _reduction_for(how, dtype)
+
+
+@functools.cache
+def _reduction_for(how: str, dtype: torch.dtype) -> Reduction:
     kind = _kind(dtype)
     if how in _NOT_FOR[kind]:
         raise UsageError(

@@ -7,8 +7,6 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 from asyncrpc.collectives.machine.operations import Descriptor, Failure, Place
 from asyncrpc.collectives.matching import Matching
 from asyncrpc.collectives.words import SERVICE, required_failure, words_for
@@ -18,6 +16,18 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.forms import (
+    COUNT,
+    TENSOR,
+    TEXT,
+    Form,
+    Methods,
+    ServiceMethods,
+    anything,
+    array,
+    each,
+    whole,
+)
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.links.link import Link
@@ -28,7 +38,12 @@ UNKNOWN_MAX: Final = 1024
 CLOSED_KEPT: Final = 1024
 
 
-class CollectivesService:
+_FAILURE: Final[Form] = array(code=TEXT, problem=TEXT, ranks=each(TEXT))
+_TAG: Final[Form] = whole(-(1 << 63), 1 << 63, "an integer of 64 bits")
+_RANK: Final[Form] = whole(0, 1 << 31, "a rank")
+
+
+class CollectivesService(ServiceMethods):
     """The groups of one worker; a `runtime.extensions.Service`."""
 
     name = SERVICE
@@ -38,7 +53,41 @@ class CollectivesService:
         self._groups: dict[int, Matching] = {}
         self._closed: OrderedDict[int, str] = OrderedDict()
         self._made: defaultdict[int, int] = defaultdict(int)
-        self._lost: dict[str, str] = {}
+        self._lost: dict[str, tuple[WorkerId, str]] = {}
+        block = array(
+            group=COUNT,
+            number=COUNT,
+            rank=_RANK,
+            turn=COUNT,
+            descriptor=anything,
+            tensors=each(TENSOR),
+        )
+        self.requests = Methods(
+            SERVICE,
+            {
+                "begun": (array(group=COUNT), self._on_count),
+                "block": (block, self._on_block),
+                "point": (
+                    array(group=COUNT, rank=_RANK, tag=_TAG, tensor=TENSOR),
+                    self._on_point,
+                ),
+            },
+        )
+        begun = array(group=COUNT, number=COUNT, rank=_RANK, descriptor=anything)
+        failed = array(group=COUNT, number=COUNT, failure=_FAILURE)
+        self.notices = Methods(
+            SERVICE,
+            {
+                "woke": (array(group=COUNT), self._on_woke),
+                "begun": (begun, self._on_begun),
+                "failed": (failed, self._on_failed),
+                "left": (
+                    array(group=COUNT, ended=COUNT, failure=_FAILURE),
+                    self._on_left,
+                ),
+                "lost": (array(group=COUNT, failure=_FAILURE), self._on_told_lost),
+            },
+        )
 
     # --- groups ----------------------------------------------------------------------
 
@@ -70,8 +119,11 @@ class CollectivesService:
         matching.join(
             f"{label} of {len(members)}", members, members.index(self.worker.name)
         )
-        for lost, reason in self._lost.items():
-            matching.on_lost(lost, reason)
+        known = self.worker.directory.known_incarnation
+        matching.lives = {member: known(member) for member in members}
+        for lost, reason in self._lost.values():
+            if matching.has(lost):
+                matching.on_lost(lost.name, reason)
         return matching
 
     def close_group(self, matching: Matching) -> None:
@@ -96,86 +148,84 @@ class CollectivesService:
 
     # --- messages --------------------------------------------------------------------
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
-        """Take a message of a collective, or say how many have begun."""
-        if type(value) is not list or not value or type(value[0]) is not int:
-            raise MalformedError(f"a message {method!r} of no group")
-        closed = self._closed.get(value[0])
-        if closed is not None:
-            problem = f"{closed} is closed at worker {self.worker.name!r}"
-            names = (self.worker.name,)
-            return words_for(Failure(GroupChangedError.code, problem, names))
-        matching = self._find(value[0])
-        if method == "begun":
-            return matching.operations.begun
-        if method == "block":
-            return words_for(await self._on_block(link, matching, value))
-        if method == "point":
-            return words_for(await self._on_point(link, matching, value))
-        raise MalformedError(f"collectives do not answer {method!r}")
+    async def _on_count(self, link: Link, value: list[Any]) -> Any:
+        """Say how many collectives have begun; of a group that is not here, none."""
+        group = value[0]
+        if (refusal := self._refusal(group)) is not None:
+            return words_for(refusal)
+        matching = self._groups.get(group)
+        return 0 if matching is None else matching.operations.begun
 
-    async def _on_block(
-        self, link: Link, matching: Matching, value: list[Any]
-    ) -> Failure | None:
-        match value:
-            case [_, int(number), int(rank), int(index), what, [*tensors]] if all(
-                isinstance(tensor, torch.Tensor) for tensor in tensors
-            ):
-                self._check(link, matching, rank)
-                descriptor = None if what is None else Descriptor.read(what)
-                place = Place(rank, index)
-                return await matching.on_block(number, place, descriptor, tensors)
-        raise MalformedError("a message of a collective that cannot be read")
+    async def _on_block(self, link: Link, value: list[Any]) -> Any:
+        group, number, rank, turn, descriptor, tensors, *_ = value
+        if (refusal := self._refusal(group)) is not None:
+            return words_for(refusal)
+        described = None if descriptor is None else Descriptor.read(descriptor)
+        matching = self._speaking(link, group, rank)
+        place = Place(rank, turn)
+        return words_for(await matching.on_block(number, place, described, tensors))
 
-    async def _on_point(
-        self, link: Link, matching: Matching, value: list[Any]
-    ) -> Failure | None:
-        match value:
-            case [_, int(rank), int(tag), torch.Tensor() as tensor]:
-                self._check(link, matching, rank)
-                return await matching.points.on_point(rank, tag, tensor)
-        raise MalformedError("a tensor for one rank that cannot be read")
+    async def _on_point(self, link: Link, value: list[Any]) -> Any:
+        group, rank, tag, tensor, *_ = value
+        if (refusal := self._refusal(group)) is not None:
+            return words_for(refusal)
+        matching = self._speaking(link, group, rank)
+        return words_for(await matching.points.on_point(rank, tag, tensor))
+
+    def _refusal(self, group: int) -> Failure | None:
+        """Say why nothing is taken for a group that was closed here."""
+        closed = self._closed.get(group)
+        if closed is None:
+            return None
+        problem = f"{closed} is closed at worker {self.worker.name!r}"
+        return Failure(GroupChangedError.code, problem, (self.worker.name,))
 
     def on_notice(self, link: Link, method: str, value: Any) -> None:
         """Take the word of another rank about a collective."""
-        if type(value) is not list or not value or type(value[0]) is not int:
-            raise MalformedError(f"a word {method!r} of no group")
-        if value[0] in self._closed:
-            return
-        matching = self._find(value[0])
-        match method, value[1:]:
-            case "woke", []:
-                matching.on_woke()
-            case "begun", [int(number), int(rank), what]:
-                self._check(link, matching, rank)
-                matching.on_begun(number, rank, Descriptor.read(what))
-            case "failed", [int(number), words]:
-                matching.on_failed(number, required_failure(words))
-            case "left", [int(ended), words]:
-                matching.lose(required_failure(words), ended=ended, tell=False)
-            case "lost", [words]:
-                matching.lose(required_failure(words), tell=False)
-            case _:
-                raise MalformedError(f"a word {method!r} of a collective: {value!r}")
+        take = self.notices.find(link.peer.name, method, value)
+        if value[0] not in self._closed:
+            take(link, value)
 
-    @staticmethod
-    def _check(link: Link, matching: Matching, rank: int) -> None:
-        """Refuse words in another's name."""
-        members = matching.members
-        if members and not (
-            0 <= rank < len(members) and members[rank] == link.peer.name
-        ):
-            raise MalformedError(
-                f"worker {link.peer.name!r} speaks as rank {rank} of {matching.label}"
-            )
+    def _on_begun(self, link: Link, value: list[Any]) -> None:
+        group, number, rank, descriptor, *_ = value
+        described = Descriptor.read(descriptor)
+        self._speaking(link, group, rank).on_begun(number, rank, described)
+
+    def _on_woke(self, link: Link, value: list[Any]) -> None:
+        self._speaking(link, value[0]).on_woke()
+
+    def _on_failed(self, link: Link, value: list[Any]) -> None:
+        failure = required_failure(value[2])
+        self._speaking(link, value[0]).on_failed(value[1], failure)
+
+    def _on_left(self, link: Link, value: list[Any]) -> None:
+        failure = required_failure(value[2])
+        self._speaking(link, value[0]).lose(failure, ended=value[1], tell=False)
+
+    def _on_told_lost(self, link: Link, value: list[Any]) -> None:
+        failure = required_failure(value[1])
+        self._speaking(link, value[0]).lose(failure, tell=False)
+
+    def _speaking(self, link: Link, group: int, rank: int | None = None) -> Matching:
+        """Return a group in which a worker speaks, as a rank if that is said.
+
+        Raises:
+            MalformedError: it is not in it, or not that rank.
+        """
+        matching = self._find(group)
+        matching.check_speaker(link.peer.name, rank)
+        return matching
 
     # --- life ------------------------------------------------------------------------
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Let every group fail that the worker was in."""
-        self._lost[peer.name] = reason
+        self._lost[peer.name] = peer, reason
         for matching in list(self._groups.values()):
-            matching.on_lost(peer.name, reason)
+            if matching.has(peer):
+                matching.on_lost(peer.name, reason)
+            if matching.is_hearsay_of(peer.name):
+                del self._groups[matching.id]
 
     def on_peer_back(self, peer: WorkerId) -> None:
         """Groups made from now on may have it; those that failed stay so."""
@@ -194,5 +244,6 @@ class CollectivesService:
 
 def group_id(name: str, members: Sequence[str], made: int) -> int:
     """Return the number by which the ranks of a group know it."""
-    text = "\0".join((name, str(made), *members)).encode()
+    # Names are as users give them: they may have what is no Unicode.
+    text = "\0".join((name, str(made), *members)).encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

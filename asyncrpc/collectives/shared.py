@@ -333,7 +333,7 @@ class SharedPath:
         """
         future = run.matching.worker.run_on_host(job)
         try:
-            await asyncio.shield(future)
+            await asyncio.shield(future)  # the job looks whether the collective failed
         except asyncio.CancelledError:
             run.abandon("cancelled it")  # which ends the job
             while not future.done():

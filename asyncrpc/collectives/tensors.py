@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
+from asyncrpc.arguments import check_sequence, wrong
 from asyncrpc.errors import UsageError
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.devices.staging import Devices
 
+DIMS_MAX: Final = 64  # that can travel; torch has few operations for more
 
-def check(tensor: torch.Tensor) -> None:
+
+def check(tensor: torch.Tensor, name: str = "tensor") -> None:
     """Refuse what no collective can move.
+
+    Args:
+        tensor: what a user gave.
+        name: of the argument.
 
     Raises:
         UsageError: it is no dense tensor, or has no memory.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise UsageError(
-            f"a collective takes tensors, and got a {type(tensor).__name__}"
-        )
+        raise wrong(name, "a tensor", tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = (
             "quantized"
@@ -31,11 +36,13 @@ def check(tensor: torch.Tensor) -> None:
             else str(tensor.layout).removeprefix("torch.")
         )
         raise UsageError(
-            f"a collective takes dense tensors, and got a {kind} one: convert it first"
+            f"{name} must be a dense tensor, not a {kind} one: convert it first"
         )
     if tensor.is_meta:
+        raise UsageError(f"{name} must be a tensor with values, not one on 'meta'")
+    if tensor.dim() > DIMS_MAX:
         raise UsageError(
-            "a collective takes tensors with values, and got one on 'meta'"
+            f"{name} must have at most {DIMS_MAX} dimensions, not {tensor.dim()}"
         )
 
 
@@ -127,12 +134,13 @@ class Parts:
         self._whole: torch.Tensor | None = None
         self._each: Sequence[torch.Tensor] = ()
         if isinstance(tensors, torch.Tensor):
-            check(tensors)
+            check(tensors, "tensors")
             rows = len(tensors) if tensors.dim() else 0
             if not tensors.dim() or rows % size:
                 raise UsageError(
-                    f"{operation} cuts {text(tensors)} along its first dimension, "
-                    f"which is not divisible by the {size} ranks; give a list"
+                    f"tensors: {operation} cuts {text(tensors)} along its first "
+                    f"dimension, which is not divisible by the {size} ranks; give a "
+                    "list"
                 )
             self._whole = self.like = tensors
             self.numels = (tensors.numel() // size,) * size
@@ -164,14 +172,15 @@ def one_each(
     Raises:
         UsageError: they are not, or no collective can move one of them.
     """
-    count = 0 if tensors is None else len(tensors)
-    if tensors is None or count != size:
+    check_sequence("tensors", tensors, f"one tensor for each of the {size} ranks")
+    assert tensors is not None  # checked above
+    if len(tensors) != size:
         raise UsageError(
-            f"{operation} needs one tensor for each of the {size} ranks, and got "
-            f"{count}"
+            f"tensors: {operation} needs one tensor for each of the {size} ranks, and "
+            f"got {len(tensors)}"
         )
-    for tensor in tensors:
-        check(tensor)
+    for rank, tensor in enumerate(tensors):
+        check(tensor, f"tensors[{rank}]")
     return tensors
 
 

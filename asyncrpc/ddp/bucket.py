@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from asyncrpc.collectives.tensors import check
 from asyncrpc.ddp.buckets import view_as
 from asyncrpc.errors import UsageError
 
@@ -82,12 +83,13 @@ class GradBucket:
             buffer: `(elements,)`, of any dtype.
 
         Raises:
-            UsageError: it has another number of elements.
+            UsageError: it has another number of elements, or is no dense tensor.
         """
+        check(buffer, "buffer")
         if buffer.dim() != 1 or buffer.numel() != self._offsets[-1]:
             raise UsageError(
-                f"a bucket's buffer is of shape ({self._offsets[-1]},), and this is "
-                f"of shape {tuple(buffer.shape)}"
+                f"the buffer of a bucket is of shape ({self._offsets[-1]},), and this "
+                f"is of shape {tuple(buffer.shape)}"
             )
         self._buffer = buffer
 

@@ -13,8 +13,19 @@ from typing import Any, Final, NamedTuple, NoReturn, Self, TypeVar
 import torch
 from torch import nn
 
+from asyncrpc.arguments import (
+    check_above,
+    check_callable,
+    check_flag,
+    check_flags,
+    check_kind,
+    check_sequence,
+    listed,
+    shown,
+)
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.exchange import Exchange, Hook
+from asyncrpc.ddp.given import check_group, check_roots
 from asyncrpc.ddp.gradients import GradientOptions, Gradients, Learned
 from asyncrpc.ddp.initial import broadcast, verify
 from asyncrpc.ddp.joining import Join
@@ -121,10 +132,21 @@ class DistributedDataParallel(nn.Module):
 
         Raises:
             UsageError: no parameter needs a gradient, a size is not positive, a name is
-                unknown, or a parameter has no values.
+                unknown, a parameter has no values, or an argument is of another kind.
         """
         super().__init__()
-        _check_sizes(bucket_cap_mb, first_bucket_cap_mb)
+        check_kind("module", module, nn.Module, "a torch.nn.Module")
+        check_group(group)
+        check_above("bucket_cap_mb", bucket_cap_mb, 0)
+        check_above("first_bucket_cap_mb", first_bucket_cap_mb, 0)
+        check_flags(
+            broadcast_buffers=broadcast_buffers,
+            init_sync=init_sync,
+            find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            static_graph=static_graph,
+        )
+        ignored = listed("ignored", ignored, "names in a list")
         self.module = module
         self.group = group
         self._init_sync = init_sync
@@ -198,8 +220,9 @@ class DistributedDataParallel(nn.Module):
             The loss, as it was given or computed.
 
         Raises:
-            UsageError: a parameter got no gradient, or several; another pass runs; or
-                the module has not been awaited.
+            UsageError: a parameter got no gradient, or several; another pass runs; the
+                module has not been awaited; an argument is wrong; or this is not the
+                worker's event loop.
             CollectiveError: the gradients could not be reduced; there are none.
             Exception: what the function raises; the other ranks get a CollectiveError.
 
@@ -210,13 +233,20 @@ class DistributedDataParallel(nn.Module):
         Source: torch.autograd.backward.
         """
         self._check_ready()
+        check_flag("retain_graph", retain_graph)
+        if not callable(loss):
+            check_roots(loss, gradient)
+        elif gradient is not None and not isinstance(gradient, torch.Tensor):
+            check_sequence("gradient", gradient, "a tensor, or tensors in a list")
+        self.group.worker.check_on_loop("DistributedDataParallel.backward")
         found: list[Loss] = []
         context = contextvars.copy_context()
 
         def roots_of() -> Sequence[torch.Tensor]:
             its = context.run(loss) if callable(loss) else loss
+            roots = check_roots(its, gradient)
             found.append(its)
-            return [its] if isinstance(its, torch.Tensor) else list(its)
+            return roots
 
         def engine() -> None:
             torch.autograd.backward(found[0], gradient, retain_graph=retain_graph)
@@ -258,6 +288,9 @@ class DistributedDataParallel(nn.Module):
             throw_on_early_termination: the first rank without inputs ends it for all,
                 with an error.
 
+        Raises:
+            UsageError: the module has not been awaited, or an argument is no flag.
+
         Example:
             >>> async with model.join():
             ...     for inputs in my_batches:
@@ -267,6 +300,10 @@ class DistributedDataParallel(nn.Module):
         Source: torch.nn.parallel.DistributedDataParallel.join.
         """
         self._check_ready()
+        check_flags(
+            divide_by_initial_world_size=divide_by_initial_world_size,
+            throw_on_early_termination=throw_on_early_termination,
+        )
         return Join(
             self._reducer,
             list(self._named.values()),
@@ -286,11 +323,12 @@ class DistributedDataParallel(nn.Module):
                 torch.distributed.algorithms.ddp_comm_hooks: it is called in a thread.
 
         Raises:
-            UsageError: there is a hook already, or a sparse gradient, which hooks
-                cannot reduce.
+            UsageError: there is a hook already, a sparse gradient, which hooks cannot
+                reduce; or `hook` cannot be called.
 
         Source: torch.nn.parallel.DistributedDataParallel.register_comm_hook.
         """
+        check_callable("hook", hook)
         exchange = self._reducer.exchange
         if exchange.hook is not None:
             raise UsageError(
@@ -347,24 +385,24 @@ class DistributedDataParallel(nn.Module):
             )
 
 
-def _check_sizes(*sizes_mb: float) -> None:
-    for size_mb in sizes_mb:
-        if not size_mb > 0:
-            raise UsageError(f"a bucket of {size_mb} MiB: it needs a positive size")
-
-
 def _tensors_of(
     module: nn.Module, ignored: Collection[str]
 ) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
     """Return the parameters and buffers of a module that are not ignored."""
     parameters = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
-    unknown = sorted(set(ignored) - {*parameters, *buffers})
-    if unknown:
-        raise UsageError(f"the module has no parameter or buffer {unknown[0]!r}")
+    for name in ignored:
+        if type(name) is not str or name not in {*parameters, *buffers}:
+            raise UsageError(
+                "ignored must have names of the module's parameters or buffers, not "
+                f"{shown(name)}"
+            )
     for name, tensor in {**parameters, **buffers}.items():
         if tensor.is_meta and name not in ignored:
-            raise UsageError(f"{name!r} is on {tensor.device}, where it has no values")
+            raise UsageError(
+                f"module must have values, and its {name!r} is on {tensor.device}, "
+                "where it has none"
+            )
     return (
         {name: one for name, one in parameters.items() if name not in ignored},
         {name: one for name, one in buffers.items() if name not in ignored},

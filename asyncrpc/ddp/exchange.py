@@ -317,5 +317,5 @@ async def _result_of(future: torch._C.Future[Any]) -> Any:
         loop.call_soon_threadsafe(wake)
 
     future.add_done_callback(on_done)
-    await done
+    await done  # which is up to the hook that made it: the group has no part in it
     return future.value()

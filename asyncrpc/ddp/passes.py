@@ -167,7 +167,7 @@ class Backward:
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
         try:
-            await self._waiter
+            await self._waiter  # the thread tells of each end; `give_up` cancels this
         finally:
             self._waiter = None
 

@@ -237,7 +237,7 @@ class Processes(Generic[T]):
                 loop.call_soon_threadsafe(ended.set)
 
         self._results.add_done_callback(tell)
-        await ended.wait()
+        await ended.wait()  # the watching thread always ends with an outcome
 
     def _stop_for_interrupt(self) -> None:
         self.terminate(INTERRUPT_GRACE_S)

@@ -21,6 +21,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from asyncrpc.arguments import wrong
 from asyncrpc.errors import UsageError
 
 T = TypeVar("T")
@@ -59,10 +60,8 @@ def methods_of(interface: Any) -> list[tuple[str, Callable[..., Any]]]:
     """
     found = dict(_declared(interface)) if isinstance(interface, type) else {}
     if not found:
-        raise UsageError(
-            f"{interface!r:.100} is no interface: give an abstract class or a Protocol "
-            "with at least one method"
-        )
+        wanted = "an abstract class or a Protocol with at least one method"
+        raise wrong("interface", wanted, interface)
     for name, function in found.items():
         if not inspect.iscoroutinefunction(function):
             raise UsageError(

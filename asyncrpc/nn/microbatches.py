@@ -8,12 +8,15 @@ is.  The parts differ by one row at most.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils import _pytree as pytree
 
+from asyncrpc.arguments import shown
 from asyncrpc.errors import UsageError
+
+DIMS_MAX: Final = 64  # that can travel
 
 
 def rows_of(value: Any, what: str) -> int:
@@ -21,29 +24,44 @@ def rows_of(value: Any, what: str) -> int:
 
     Args:
         value: as said above.
-        what: what it is, for the message.
+        what: name of the argument, for the message.
 
     Raises:
         UsageError: there is no tensor, or their rows differ, or one has none.
     """
     rows: int | None = None
-    for leaf in pytree.tree_leaves(value):
+    for leaf in _leaves(value, what):
         if not isinstance(leaf, torch.Tensor):
             continue
         if not leaf.dim():
             raise UsageError(
-                f"the {what} holds a tensor without dimensions, which cannot be cut "
-                "into micro-batches; give a number instead"
+                f"{what} holds a tensor without dimensions, which cannot be cut into "
+                "micro-batches; give a number instead"
+            )
+        if leaf.layout is not torch.strided or leaf.is_meta or leaf.dim() > DIMS_MAX:
+            raise UsageError(
+                f"{what} must hold dense tensors with values, of at most {DIMS_MAX} "
+                f"dimensions, not {shown(leaf)} {leaf.layout}, on {leaf.device}"
             )
         if rows not in (None, leaf.shape[0]):
             raise UsageError(
-                f"the {what} holds tensors of {rows} and {leaf.shape[0]} rows; they "
+                f"{what} holds tensors of {rows} and {leaf.shape[0]} rows; they "
                 "are cut along the first dimension, and must have the same"
             )
         rows = leaf.shape[0]
     if rows is None:
-        raise UsageError(f"the {what} holds no tensor; there is nothing to cut")
+        raise UsageError(f"{what} holds no tensor; there is nothing to cut")
     return rows
+
+
+def _leaves(value: Any, what: str) -> list[Any]:
+    try:
+        leaves: list[Any] = pytree.tree_leaves(value)
+    except RecursionError:
+        raise UsageError(
+            f"{what} is nested too deep, or holds itself: give lists of tensors"
+        ) from None
+    return leaves
 
 
 def split(value: Any, parts: int) -> list[Any]:

@@ -23,6 +23,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from asyncrpc.arguments import (
+    check_callable,
+    check_choice,
+    check_flag,
+    check_kind,
+    check_sequence,
+    wrong,
+)
 from asyncrpc.autograd import context, current_context
 from asyncrpc.autograd.context import current_context_var
 from asyncrpc.errors import UsageError
@@ -35,6 +43,7 @@ from asyncrpc.nn.schedules import INFERENCE, Action, Kind, Span, check_schedule
 from asyncrpc.nn.stage import Stage
 from asyncrpc.nn.stage_run import StageAnswer
 from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.optim.step import check_clipping
 from asyncrpc.rref.handle import RRef
 from asyncrpc.runtime.calls.context import current_worker
 
@@ -110,9 +119,10 @@ class Pipeline:
         """
         check_schedule(schedule, chunks)
         self._worker = current_worker()
-        self._modules = [_placed(one) for one in stages]
+        check_sequence("stages", stages, "modules in a list")
+        self._modules = [_placed(at, one) for at, one in enumerate(stages)]
         if not self._modules:
-            raise UsageError("a pipeline has one stage at least")
+            raise UsageError("stages must have one stage at least")
         self.chunks: Final = chunks
         self.schedule: Final = schedule
         self._stages: list[RRef[Stage]] = []
@@ -169,6 +179,7 @@ class Pipeline:
         Cancellation:
             Some stages may have been set.
         """
+        check_flag("mode", mode)
         await self._on_owners(owner.train, mode)
         return self
 
@@ -216,12 +227,14 @@ class Pipeline:
             OwnerLostError: it had been lost before.
             RejectedError: it is shutting down.
             DeadlineExceededError: the enclosing deadline passed.
-            UsageError: `x` cannot be cut into micro-batches.
+            UsageError: `x` cannot be cut into micro-batches, or this is not the event
+                loop of the worker.
 
         Cancellation:
             All stages are told, and drop what they have of it.
         """
-        chunks = self._count(x, rows_of(x, "input"))
+        self._worker.check_on_loop("Pipeline.forward")
+        chunks = self._count(x, rows_of(x, "x"))
         with_graph = current_context_var.get() is not None and torch.is_grad_enabled()
         number = self._number()
         step = PipelineStep(self._stages, number, split(x, chunks))
@@ -267,7 +280,8 @@ class Pipeline:
             DeadlineExceededError: the enclosing deadline passed.
             EncodeError: `loss_fn` has no name that leads to it.
             UsageError: `x` or `target` cannot be cut into micro-batches, or `x`
-                requires a gradient.
+                requires a gradient; an argument is of another kind; or this is not the
+                worker's event loop.
 
         Cancellation:
             All stages are told, and drop what they have of the step.  Once all have
@@ -276,13 +290,16 @@ class Pipeline:
         Source: torch.distributed.pipelining.ScheduleGPipe.step and Schedule1F1B.step;
         those weigh micro-batches alike, also if they have different sizes.
         """
+        self._worker.check_on_loop("Pipeline.forward_backward")
         current_context()
+        check_callable("loss_fn", loss_fn)
+        check_choice("reduction", reduction, REDUCTIONS)
+        rows = rows_of(x, "x")
         _check_input(x)
-        rows = rows_of(x, "input")
         if rows_of(target, "target") != rows:
             raise UsageError(
-                f"the input has {rows} rows and the target "
-                f"{rows_of(target, 'target')}; each row needs its target"
+                f"x has {rows} rows and target has {rows_of(target, 'target')}; each "
+                "row needs its target"
             )
         chunks = self._count(x, rows)
         weights = _weights(rows, chunks, reduction)
@@ -290,9 +307,8 @@ class Pipeline:
         step = PipelineStep(
             self._stages, number, split(x, chunks), split(target, chunks)
         )
-        plan = (number, self.schedule, chunks, True)
-        plans = [plan] * (len(self._stages) - 1)
-        answers = await step.run([*plans, (*plan, loss_fn, weights)])
+        plans = [(number, self.schedule, chunks, True)] * len(self._stages)
+        answers = await step.run(plans, loss_fn=loss_fn, weights=weights)
         return PipelineResult(answers[-1].result, self._report(answers, chunks))
 
     async def train_step(
@@ -320,11 +336,14 @@ class Pipeline:
 
         Raises:
             OptimizerError: the step failed; see `DistributedOptimizer.step`.
+            UsageError: an argument is wrong; nothing has begun.
             Exception: as `forward_backward`; then there was no step.
 
         Cancellation:
             As that of `forward_backward`, and then of `DistributedOptimizer.step`.
         """
+        check_kind("optimizer", optimizer, DistributedOptimizer, "such an optimizer")
+        check_clipping(clip_grad_norm)
         async with context() as ctx:
             result = await self.forward_backward(
                 x, target, loss_fn=loss_fn, reduction=reduction
@@ -341,7 +360,7 @@ class Pipeline:
             UsageError: it is empty.
         """
         if not rows:
-            raise UsageError("the batch has no rows")
+            raise UsageError("x has no rows")
         return min(self.chunks, rows)
 
     def _number(self) -> int:
@@ -367,7 +386,7 @@ class Pipeline:
         return f"<Pipeline {where}, {self.schedule!r}, {self.chunks} micro-batches>"
 
 
-def _placed(stage: StageModule) -> tuple[RRef[Any], str]:
+def _placed(index: int, stage: StageModule) -> tuple[RRef[Any], str]:
     """Return a reference to a stage's module, and its device if that is known.
 
     Raises:
@@ -379,10 +398,8 @@ def _placed(stage: StageModule) -> tuple[RRef[Any], str]:
         return stage, ""
     if isinstance(stage, nn.Module):
         return RRef(stage), ""
-    raise UsageError(
-        f"a stage is a RemoteModule, an RRef of a module, or a module of this worker, "
-        f"not a {type(stage).__name__}"
-    )
+    wanted = "a RemoteModule, an RRef of a module, or a module of this worker"
+    raise wrong(f"stages[{index}]", wanted, stage)
 
 
 def _check_input(x: Any) -> None:
@@ -394,21 +411,13 @@ def _check_input(x: Any) -> None:
     for leaf in pytree.tree_leaves(x):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             raise UsageError(
-                "the input requires a gradient, which a pipeline does not return: make "
-                "what computes it the first stage (it may be on this worker), or "
-                "detach it"
+                "x requires a gradient, which a pipeline does not return: make what "
+                "computes it the first stage (it may be on this worker), or detach it"
             )
 
 
 def _weights(rows: int, chunks: int, reduction: str) -> list[float]:
-    """Return what the loss of each micro-batch counts in that of the batch.
-
-    Raises:
-        UsageError: `reduction` is not understood.
-    """
-    if reduction not in REDUCTIONS:
-        known = " or ".join(f"{one!r}" for one in REDUCTIONS)
-        raise UsageError(f"reduction is {known}, not {reduction!r}")
+    """Return what the loss of each micro-batch counts in that of the batch."""
     if reduction == "sum":
         return [1.0] * chunks
     return [size / rows for size in sizes(rows, chunks)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from asyncrpc.arguments import check_count, wrong
 from asyncrpc.nn.schedules import (
     Action,
     Kind,
@@ -16,6 +17,7 @@ from asyncrpc.nn.schedules import (
     step_s,
 )
 
+COLUMNS_MAX = 10_000  # more than anybody reads
 IDLE = "."
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -110,7 +112,13 @@ class PipelineReport:
             Lines of equal length: `a` is the forward pass of the first micro-batch,
             `A` its backward pass; `.` is idle.  A character shows what took most of
             its time.
+
+        Raises:
+            UsageError: `columns` is no such number, or above 10,000.
         """
+        check_count("columns", columns, at_least=1)
+        if columns > COLUMNS_MAX:
+            raise wrong("columns", f"at most {COLUMNS_MAX}", columns)
         every = [one for stage in self.stages for one in stage.spans]
         start_s = min(one.start_s for one in every)
         width_s = self.duration_s / columns

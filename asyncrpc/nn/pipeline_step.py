@@ -48,11 +48,14 @@ class PipelineStep:
         self._inputs = inputs
         self._targets = targets
 
-    async def run(self, plans: Sequence[Sequence[Any]]) -> list[StageAnswer]:
+    async def run(
+        self, plans: Sequence[Sequence[Any]], **aim: Any
+    ) -> list[StageAnswer]:
         """Carry it out.
 
         Args:
-            plans: for each stage the fields of its `Plan`.
+            plans: for each stage the first fields of its `Plan`.
+            aim: the others, of the last stage of a training.
 
         Raises:
             Exception: the first thing that failed.
@@ -63,8 +66,13 @@ class PipelineStep:
         try:
             async with asyncio.TaskGroup() as tasks:
                 runs = [
-                    tasks.create_task(_answer(stage.run, list(plan)))
-                    for stage, plan in zip(self._stages, plans, strict=True)
+                    tasks.create_task(_answer(stage.run, list(plan), **own))
+                    for stage, plan, own in zip(
+                        self._stages,
+                        plans,
+                        [*[{}] * (len(plans) - 1), aim],
+                        strict=True,
+                    )
                 ]
                 tasks.create_task(self._feed())
                 if self._targets:
@@ -108,9 +116,11 @@ class PipelineStep:
             _drop((*taking, *aiming))
 
 
-async def _answer(method: Callable[..., CallFuture[Any]], *args: Any) -> Any:
+async def _answer(
+    method: Callable[..., CallFuture[Any]], *args: Any, **kwargs: Any
+) -> Any:
     """Call a method of a stage, in the task that waits for it."""
-    return await method(*args)
+    return await method(*args, **kwargs)
 
 
 async def together(calls: Sequence[CallFuture[Any]]) -> list[Any]:

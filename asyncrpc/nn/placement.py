@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from asyncrpc.arguments import wrong
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices.names import CPU, DeviceName
 
@@ -42,10 +43,8 @@ class Placement:
             UsageError: it is none of them.
         """
         found = _FORM.fullmatch(text) if isinstance(text, str) else None
-        problem = UsageError(
-            f"remote device {text!r} is not understood; write 'worker', "
-            "'worker/device' or 'rank/device', such as 'ps/cpu' or '0/cuda:1'"
-        )
+        forms = "'worker', 'worker/device' or 'rank/device', such as 'ps/cpu'"
+        problem = wrong("remote_device", forms, text)
         if found is None:
             raise problem
         try:

@@ -15,12 +15,19 @@ Source: torch.distributed.nn.api.remote_module.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Final, NoReturn, Self, TypeVar
+from typing import Any, Final, NoReturn, Self, TypeVar, cast
 
 import torch
 from torch import nn
 
-from asyncrpc.errors import UsageError
+from asyncrpc.arguments import (
+    check_flag,
+    check_kind,
+    check_sequence,
+    shown,
+    wrong,
+)
+from asyncrpc.errors import UnknownWorkerError, UsageError
 from asyncrpc.nn import interface as interfaces
 from asyncrpc.nn import owner
 from asyncrpc.nn.placement import Placement
@@ -31,6 +38,7 @@ from asyncrpc.runtime.worker import Worker
 
 T = TypeVar("T")
 
+_NAME_MAX: Final = 1000  # characters of a method's name
 _ON_OWNER: Final = "do it in a function that is called on the owner with `module_rref`"
 _STATE: Final = "use `await m.state_dict()`"
 _NAMED: Final = "use `await m.named_remote_parameters()`"
@@ -93,16 +101,26 @@ class RemoteModule:
         Raises:
             NotStartedError: there is no running worker here.
             UnknownWorkerError: there is no such worker.
-            UsageError: `remote_device` is not understood.
+            UsageError: `remote_device` is not understood, or an argument is of another
+                kind.
+            EncodeError: an argument cannot travel.
 
         What goes wrong there, a device it does not have for instance, is raised by
         whoever uses the module, or awaits it.
         """
         placement = Placement.parse(remote_device)
+        _check_class(module_cls)
+        _check_given(() if args is None else args, kwargs)
         worker = current_worker()
-        values = (module_cls, list(args or ()), dict(kwargs or {}), placement.device)
+        # By name: so the error about one that cannot travel names it.
+        values = {
+            "module_cls": module_cls,
+            "args": list(args or ()),
+            "kwargs": dict(kwargs or {}),
+            "device": placement.device,
+        }
         to = _name_of(worker, placement)
-        self._rref: RRef[nn.Module] = worker.start_remote(to, owner.create, values)
+        self._rref: RRef[nn.Module] = worker.start_remote(to, owner.create, (), values)
         self._device = placement.device
 
     @classmethod
@@ -116,16 +134,22 @@ class RemoteModule:
             module_rref: a reference to it.
 
         Raises:
-            UsageError: the reference is to another worker than `remote_device` says.
+            UsageError: the reference is to another worker than `remote_device` says,
+                or is none.
+            UnknownWorkerError: there is no such worker.
 
         Source: torch.distributed.nn.RemoteModule.init_from_module_rref.
         """
         placement = Placement.parse(remote_device)
-        name = _name_of(_worker_of(module_rref), placement)
-        if name != module_rref.owner_name():
+        check_kind("module_rref", module_rref, RRef, "an RRef of a module")
+        name, at = (
+            _name_of(_worker_of(module_rref), placement),
+            module_rref.owner_name(),
+        )
+        if name != at:
             raise UsageError(
-                f"remote device {remote_device!r} is on worker {name!r}, and the "
-                f"module is on {module_rref.owner_name()!r}"
+                f"remote_device {shown(remote_device)} is on worker {name!r}, and "
+                f"module_rref is on {at!r}"
             )
         return _restore(placement.device, module_rref)
 
@@ -243,11 +267,16 @@ class RemoteModule:
 
         Raises:
             AttributeError: there is none of the name.
+            UsageError: an argument is of another kind.
+            EncodeError: one cannot travel.
             Exception: what it raises.
 
         Cancellation:
             A coroutine function there is cancelled, a thread is not.
         """
+        if type(name) is not str or not name.isidentifier() or len(name) > _NAME_MAX:
+            raise wrong("name", "the name of a method", name)
+        _check_given(args, kwargs)
         return await self._start(name, tuple(args), dict(kwargs or {}))
 
     # --- the module ------------------------------------------------------------------
@@ -276,6 +305,7 @@ class RemoteModule:
 
         Source: torch.distributed.nn.RemoteModule.remote_parameters.
         """
+        check_flag("recurse", recurse)
         found: list[RRef[nn.Parameter]] = await self._call(owner.parameters, recurse)
         return found
 
@@ -299,6 +329,7 @@ class RemoteModule:
             >>> named = await m.named_remote_parameters()
             >>> biases = [one for name, one in named if name.endswith("bias")]
         """
+        check_flag("recurse", recurse)
         found: list[tuple[str, RRef[nn.Parameter]]] = await self._call(
             owner.named_parameters, recurse
         )
@@ -324,8 +355,8 @@ class RemoteModule:
         """
         if not isinstance(dtype, torch.dtype):
             raise UsageError(
-                f"RemoteModule.to({dtype!r}): a module stays where it is; {_PLACED}.  "
-                "to(dtype) casts it"
+                f"dtype must be a torch.dtype, not {shown(dtype)}: a module stays "
+                f"where it is; {_PLACED}"
             )
         await self._call(owner.cast, dtype)
         return self
@@ -342,6 +373,7 @@ class RemoteModule:
         Cancellation:
             The mode may have been set.
         """
+        check_flag("mode", mode)
         await self._call(owner.train, mode)
         return self
 
@@ -384,11 +416,14 @@ class RemoteModule:
 
         Raises:
             RuntimeError: names or shapes do not fit; tensors that do may be changed.
+            UsageError: an argument is of another kind.
             OwnerLostError: the owner is gone.
 
         Cancellation:
             The state may have been loaded.
         """
+        check_kind("state_dict", state_dict, Mapping, "tensors in a dictionary")
+        check_flag("strict", strict)
         missing, unexpected = await self._call(
             owner.load_state, dict(state_dict), strict
         )
@@ -456,6 +491,7 @@ class RemoteModule:
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CallFuture[Any]:
         """Start a method of the module, in one round trip."""
+        _worker_of(self._rref).check_running()  # else it is the owner that is gone
         if self._device == "cpu":
             return getattr(self._rref.rpc_async(), name)(*args, **kwargs)  # type: ignore[no-any-return]
         options = _worker_of(self._rref).options
@@ -467,6 +503,23 @@ class RemoteModule:
         return _worker_of(self._rref).start_call(
             self._rref.owner_name(), function, (self._rref, *args)
         )
+
+
+def _check_class(module_cls: object) -> None:
+    """Raise UsageError unless an argument may make a module."""
+    is_other = isinstance(module_cls, type) and not issubclass(module_cls, nn.Module)
+    if is_other or not callable(module_cls):
+        wanted = "a subclass of torch.nn.Module, or a function that makes a module"
+        raise wrong("module_cls", wanted, module_cls)
+
+
+def _check_given(args: object, kwargs: object) -> None:
+    """Raise UsageError unless these are arguments by position, and by name."""
+    check_sequence("args", args, "arguments in a list")
+    if kwargs is not None:
+        check_kind("kwargs", kwargs, Mapping, "arguments in a dictionary")
+        if not all(type(name) is str for name in cast("Mapping[Any, Any]", kwargs)):
+            raise wrong("kwargs", "arguments by their names", kwargs)
 
 
 def _restore(device: str, rref: RRef[nn.Module]) -> RemoteModule:
@@ -490,6 +543,9 @@ def _name_of(worker: Worker, placement: Placement) -> str:
     """
     directory, rank = worker.directory, placement.rank
     names = {member.name for member in directory.members}
-    if placement.worker in names or rank is None:
-        return directory.find(placement.worker).member.name
-    return directory.find(rank).member.name
+    is_name = placement.worker in names or rank is None
+    try:
+        return directory.find(placement.worker if is_name else rank).member.name  # type: ignore[arg-type]
+    except UnknownWorkerError as error:
+        error.args = (f"remote_device, and so module_rref: {error}",)
+        raise

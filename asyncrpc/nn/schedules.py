@@ -25,7 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from asyncrpc.errors import LocalProtocolError, UsageError
+from asyncrpc.arguments import check_choice, check_count
+from asyncrpc.errors import LocalProtocolError
 
 # One travels while the next is computed; more would only wait at the next stage.
 OUTPUTS_AHEAD: Final = 2
@@ -95,13 +96,8 @@ def check_schedule(name: str, chunks: int) -> None:
     Raises:
         UsageError: there is no such schedule, or no micro-batch.
     """
-    if name not in TRAINING:
-        raise UsageError(
-            f"there is no schedule {name!r}; a pipeline has "
-            + " or ".join(f"{one!r}" for one in TRAINING)
-        )
-    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
-        raise UsageError(f"chunks is how many micro-batches: at least 1, not {chunks}")
+    check_choice("schedule", name, TRAINING)
+    check_count("chunks", chunks, at_least=1)
 
 
 def held_max(schedule: str, place: Place, chunks: int) -> int:

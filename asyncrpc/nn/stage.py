@@ -81,16 +81,17 @@ class Stage:
         """Return when the module has been made; raise if it could not be."""
         await self._made()
 
-    async def run(self, plan: Sequence[Any]) -> tuple[Any, ...]:
+    async def run(self, plan: Sequence[Any], **aim: Any) -> tuple[Any, ...]:
         """Do this stage's part of a step; of a training, until it is committed.
 
         Args:
-            plan: the fields of a `Plan`.
+            plan: the first fields of a `Plan`.
+            aim: the others, of the last stage; by name, for errors.
 
         Returns:
             The fields of a `StageAnswer`.
         """
-        given = Plan(*plan)
+        given = Plan(*plan, **aim)
         step = given.number
         reason: BaseException = AutogradError(f"step {step} is over at {self._place}")
         run: StageRun | None = None
@@ -172,6 +173,7 @@ class Stage:
             if step in self._ended:
                 raise copy_of(self._ended[step])
             self._begun.clear()
+            # If it never begins here, whoever asks is cancelled with the step there.
             await self._begun.wait()
         return run
 

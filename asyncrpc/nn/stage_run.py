@@ -237,13 +237,13 @@ class StageRun:
             action = self.machine.due
             if action is None:
                 self._came.clear()
-                await self._came.wait()
+                await self._came.wait()  # calls of other stages end, at least failing
                 continue
             self.machine.begin(action)
             await self._do(action)
         self._computed.set()
         if self._plan.is_training:
-            await self._committed.wait()
+            await self._committed.wait()  # the driver commits, or cancels this call
         return StageAnswer(self._spans, self.machine.held_most, self._result())
 
     def commit(self) -> None:
@@ -264,7 +264,7 @@ class StageRun:
         Raises:
             BaseException: why that will not be.
         """
-        await self._computed.wait()
+        await self._computed.wait()  # `let_go` sets it, however the step ends
         if self._reason is not None:
             raise self._reason
 

@@ -36,7 +36,7 @@ from asyncrpc.runtime.worker import Worker
 
 def needs_closure(cls: Any) -> bool:
     """Say whether a class's step cannot be called without a closure."""
-    step = getattr(cls, "step", None)
+    step = getattr(cls, "step", None) if isinstance(cls, type) else None
     if step is None:
         return False
     closure = inspect.signature(step).parameters.get("closure")

@@ -20,15 +20,23 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Self
 
 import torch
 
+from asyncrpc.arguments import (
+    check_callable,
+    check_flag,
+    check_kind,
+    shown,
+    wrong,
+)
 from asyncrpc.autograd import context as new_context
 from asyncrpc.autograd.context import Context
 from asyncrpc.errors import UsageError
 from asyncrpc.optim.central import Central, needs_closure
-from asyncrpc.optim.groups import Parameters, groups_of, owners_of
+from asyncrpc.optim.groups import Parameters, group_of, groups_of, owners_of
 from asyncrpc.optim.owners import Owners
 from asyncrpc.optim.spread import Spread
 from asyncrpc.optim.step import Closure, StepResult, Wanted
@@ -85,6 +93,7 @@ class DistributedOptimizer:
             NotStartedError: there is no running worker here.
             UsageError: there are no parameters, or they are no RRefs; or torch has no
                 optimizer of the name.
+            EncodeError: an argument cannot travel to an owner.
         """
         self._worker = current_worker()
         self._class = class_of(optimizer_class)
@@ -185,6 +194,10 @@ class DistributedOptimizer:
         wanted = Wanted(clip_grad_norm, skip_nonfinite, allow_stale)
         wanted.check()
         engine = self._engine
+        if context is not None:
+            check_kind("context", context, Context, "an autograd context")
+        if closure is not None:
+            check_callable("closure", closure)
         if (context is None) == (closure is None) or (
             isinstance(engine, Central) and closure is None
         ):
@@ -230,8 +243,9 @@ class DistributedOptimizer:
 
         Source: torch.optim.Optimizer.add_param_group.
         """
+        added = group_of("group", group)
         await self._made()
-        await self._engine.add_group(group, repr(self))
+        await self._engine.add_group(added, repr(self))
 
     async def state_dict(self, *, per_owner: bool = False) -> dict[str, Any]:
         """Return a copy of the optimizer's state.
@@ -258,6 +272,7 @@ class DistributedOptimizer:
 
         Source: torch.optim.Optimizer.state_dict.
         """
+        check_flag("per_owner", per_owner)
         await self._made()
         return await self._engine.state(per_owner=per_owner)
 
@@ -279,6 +294,7 @@ class DistributedOptimizer:
 
         Source: torch.optim.Optimizer.load_state_dict.
         """
+        check_kind("state_dict", state_dict, Mapping, "what state_dict() returned")
         await self._made()
         await self._engine.load_state(state_dict)
 
@@ -288,9 +304,11 @@ class DistributedOptimizer:
 
     @property
     def _name(self) -> str:
-        return getattr(self._class, "__name__", repr(self._class))
+        is_named = isinstance(self._class, type | FunctionType | BuiltinFunctionType)
+        return self._class.__name__ if is_named else shown(self._class)
 
     async def _made(self) -> Self:
+        self._worker.check_on_loop("a DistributedOptimizer")
         await self._engine.make(repr(self))
         return self
 
@@ -301,20 +319,19 @@ def class_of(wanted: Any) -> Callable[..., torch.optim.Optimizer]:
     Raises:
         UsageError: there is none of the name, or this makes no optimizer.
     """
-    if isinstance(wanted, str):
+    if type(wanted) is str:
         found = getattr(torch.optim, wanted, None)
         if not _is_optimizer(found):
             known = sorted(one for one in dir(torch.optim) if _is_named(one))
             raise UsageError(
-                f"torch.optim has no optimizer {wanted!r}; it has {', '.join(known)}. "
-                "Give the class itself if it is not torch's"
+                f"optimizer_class must be an optimizer's, and torch.optim has no "
+                f"{shown(wanted)}; it has {', '.join(known)}. Give the class itself if "
+                "it is not torch's"
             )
         wanted = found
     if not callable(wanted) or (isinstance(wanted, type) and not _is_optimizer(wanted)):
-        raise UsageError(
-            f"{wanted!r:.100} is no optimizer; give a subclass of "
-            "torch.optim.Optimizer, or the name of one in torch.optim"
-        )
+        is_named = "a subclass of torch.optim.Optimizer, or the name of one there"
+        raise wrong("optimizer_class", is_named, wanted)
     made: Callable[..., torch.optim.Optimizer] = wanted
     return made
 

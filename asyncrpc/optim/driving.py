@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
+import threading
 from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -46,9 +47,12 @@ async def drive(
     # Bounded by the thread, which asks one question at a time.
     events: asyncio.Queue[_Event] = asyncio.Queue()
     answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+    is_abandoned = threading.Event()
 
     def ask() -> Any:
         refuse_on_loop("a closure", "in a simulation, step without one")
+        if is_abandoned.is_set():  # the algorithm has caught that, and goes on
+            raise _AbandonedError
         worker.loop.call_soon_threadsafe(events.put_nowait, _Event.ASKED)
         with worker.pool.blocked():
             value, error = answers.get()
@@ -60,12 +64,14 @@ async def drive(
     work = worker.run_in_thread(lambda: context.run(algorithm, ask))
     work.add_done_callback(lambda _: events.put_nowait(_Event.ENDED))
     try:
+        # The thread asks or ends; a job that its pool has dropped ends, too.
         while await events.get() is _Event.ASKED:
             try:
                 answers.put((await evaluate(), None))
             except Exception as error:  # noqa: BLE001  (the thread raises it)
                 answers.put((None, error))
     except BaseException:
+        is_abandoned.set()
         answers.put((None, _AbandonedError()))
         await asyncio.wait([work])
         work.exception()  # that error, or what the algorithm made of it

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from asyncrpc.arguments import listed, wrong
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import WorkerId
 from asyncrpc.rref.handle import RRef
@@ -21,27 +22,44 @@ def groups_of(parameters: Parameters) -> list[Group]:
     Raises:
         UsageError: there are none, or they are no RRefs.
     """
-    listed: list[Any] = list(parameters)
-    if listed and isinstance(listed[0], Mapping):
-        groups = [dict(group) for group in listed]
+    name = "params_rref"
+    given = listed(name, parameters, "RRefs in a list, or groups of them")
+    if given and isinstance(given[0], Mapping):
+        groups = [group_of(f"{name}[{index}]", one) for index, one in enumerate(given)]
     else:
-        groups = [{_KEY: listed}]
-    for group in groups:
-        given = group.get(_KEY)
-        group[_KEY] = [given] if isinstance(given, RRef) else list(given or ())
-        _check(group[_KEY])
+        groups = [{_KEY: _checked(name, given)}]
     if not any(group[_KEY] for group in groups):
-        raise UsageError("an optimizer needs at least one parameter; it was given none")
+        raise UsageError(f"{name} must have at least one parameter; it has none")
     return groups
 
 
-def _check(parameters: Sequence[Any]) -> None:
+def group_of(name: str, given: Any) -> Group:
+    """Check a group, and return a copy.
+
+    Args:
+        name: of the argument, for errors.
+        given: by a user.
+
+    Raises:
+        UsageError: it is none, or its parameters are no RRefs.
+    """
+    wanted = f"a dictionary with {_KEY!r}, a list of RRefs"
+    if not isinstance(given, Mapping) or _KEY not in given:
+        raise wrong(name, wanted, given)
+    group, params = dict(given), given[_KEY]
+    its_name = f"{name}[{_KEY!r}]"
+    if not isinstance(params, RRef):
+        params = listed(its_name, params, "a list of RRefs")
+    group[_KEY] = _checked(its_name, [params] if isinstance(params, RRef) else params)
+    return group
+
+
+def _checked(name: str, parameters: list[Any]) -> list[Any]:
     for index, one in enumerate(parameters):
         if not isinstance(one, RRef):
-            raise UsageError(
-                f"parameter {index} is a {type(one).__name__}; a distributed optimizer "
-                "takes RRefs: asyncrpc.RRef(parameter), made on the worker that has it"
-            )
+            made = "as asyncrpc.RRef(parameter) made on the worker that has it"
+            raise wrong(f"{name}[{index}]", f"an RRef, {made}", one)
+    return parameters
 
 
 def owners_of(groups: Sequence[Group]) -> list[WorkerId]:

@@ -41,7 +41,7 @@ class Owners:
         """Send one message to an owner; return the answer."""
         worker, value = self._worker, [self._serial, *values]
         if owner == worker.id:
-            return await self._service.answer(owner.incarnation, method, value)
+            return await self._service.answer(method, value)
         link = worker.directory.link_of(owner.incarnation)
         if link is None:
             link = await worker.link_to(owner.name)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,7 @@ from asyncrpc.autograd.pace import Runner
 from asyncrpc.autograd.service import AutogradService
 from asyncrpc.errors import MalformedError, OptimizerError, Outcome, RejectedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
+from asyncrpc.optim import messages
 from asyncrpc.optim.local import (
     Gathered,
     Gradients,
@@ -47,6 +48,8 @@ from asyncrpc.optim.local import (
 from asyncrpc.optim.options import Changes, Options, can_travel, options_of
 from asyncrpc.optim.turns import TurnQueue
 from asyncrpc.optim.undo import Undo
+from asyncrpc.rref.handle import RRef
+from asyncrpc.runtime.forms import COUNT, Methods, ServiceMethods
 from asyncrpc.runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ class _Kept:
     undo: Undo
 
 
-class OptimizerService:
+class OptimizerService(ServiceMethods):
     """A `runtime.extensions.Service`."""
 
     name = SERVICE
@@ -79,21 +82,25 @@ class OptimizerService:
         self._turns = TurnQueue()
         self._runner = Runner(worker, autograd.engine.lock)
         self._serial = 0
-        self._handlers: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
-            "create": self._create,
-            "step": self._step,
-            "prepare": self._prepare,
-            "commit": self._commit,
-            "settle": self._settle,
-            "begin": self._begin,
-            "assign": self._assign,
-            "gradients": self._gradients,
-            "values": self._values,
-            "add_group": self._add_group,
-            "state": self._state,
-            "load_state": self._load_state,
-            "set_options": self._set_options,
-        }
+        self.notices = Methods(SERVICE, {"drop": (COUNT, self._on_drop)})
+        self.requests = Methods(
+            SERVICE,
+            {
+                "create": (messages.CREATE, self._create),
+                "step": (messages.STEP, self._step),
+                "prepare": (messages.PREPARE, self._prepare),
+                "commit": (messages.COMMIT, self._commit),
+                "settle": (messages.SETTLE, self._settle),
+                "begin": (messages.PLAIN, self._begin),
+                "assign": (messages.ASSIGN, self._assign),
+                "gradients": (messages.GRADIENTS, self._gradients),
+                "values": (messages.PLAIN, self._values),
+                "add_group": (messages.ADD_GROUP, self._add_group),
+                "state": (messages.PLAIN, self._state),
+                "load_state": (messages.LOAD_STATE, self._load_state),
+                "set_options": (messages.SET_OPTIONS, self._set_options),
+            },
+        )
 
     def next_serial(self) -> int:
         """Return a number for a new optimizer of this worker."""
@@ -112,23 +119,18 @@ class OptimizerService:
 
     # --- messages (Service) ----------------------------------------------------------
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
-        """Answer the maker of an optimizer."""
-        return await self.answer(link.peer.incarnation, method, value)
+    def given(self, link: Link, value: list[Any]) -> tuple[Any, ...]:
+        """Return the optimizer that a request is about, and the rest of it."""
+        return (link.peer.incarnation, value[0]), *value[1:]
 
-    async def answer(self, maker: Incarnation, method: str, value: Any) -> Any:
-        """Do what the maker of an optimizer asks; it may be this worker."""
-        handler = self._handlers.get(method)
-        if handler is None or type(value) is not list or not value:
-            raise MalformedError(f"there is no request {method!r} about optimizers")
-        key = (maker, int(value[0]))
-        return await handler(key, *value[1:])
+    async def answer(self, method: str, value: list[Any]) -> Any:
+        """Do what this worker asks as the maker of an optimizer."""
+        name, me = self.worker.name, self.worker.incarnation
+        return await self.requests.find(name, method, value)((me, value[0]), *value[1:])
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def _on_drop(self, link: Link, serial: int) -> None:
         """Let go of an optimizer whose maker has."""
-        if method != "drop":
-            raise MalformedError(f"there is no message {method!r} about optimizers")
-        self.drop(link.peer.incarnation, int(value))
+        self.drop(link.peer.incarnation, serial)
 
     def drop(self, maker: Incarnation, serial: int) -> None:
         """Let go of an optimizer."""
@@ -147,6 +149,7 @@ class OptimizerService:
         """Let go of everything."""
         self._optimizers.clear()
         self._kept.clear()
+        self._turns.close()
 
     # --- steps -----------------------------------------------------------------------
 
@@ -328,6 +331,7 @@ class OptimizerService:
         kwargs: dict[str, Any],
     ) -> list[Any] | None:
         """Make a local optimizer, or, without a class, list the parameters."""
+        self._check_new(key)
         resolved = [await _resolved(group) for group in groups]
         lock = self._autograd.engine.lock
         if cls is None:
@@ -339,6 +343,7 @@ class OptimizerService:
         made = await self.worker.run_in_thread(
             lambda: checked(context.run(cls, resolved, *args, **kwargs))
         )
+        self._check_new(key)
         self._optimizers[key] = LocalOptimizer(made, lock)
         return [options_of(made), travelling(made.defaults)]
 
@@ -361,6 +366,15 @@ class OptimizerService:
     async def _set_options(self, key: Key, differing: Changes) -> None:
         local = self._find_optimizer(key)
         await self.worker.run_in_thread(partial(local.set_options, differing))
+
+    def _check_new(self, key: Key) -> None:
+        """Refuse to make an optimizer in the place of one that may keep a step.
+
+        Raises:
+            MalformedError: its number is taken; makers count.
+        """
+        if key in self._optimizers:
+            raise MalformedError(f"optimizer {key[1]} has been made here before")
 
     def _check(self, cls: Any) -> None:
         """Refuse to call what peers may not call.
@@ -394,7 +408,12 @@ class OptimizerService:
 
 async def _resolved(group: dict[str, Any]) -> dict[str, Any]:
     """Return a group with the parameters themselves in place of references."""
-    values = [await rref for rref in group["params"]]
+    references = group.get("params")
+    if type(references) is not list or not all(
+        isinstance(one, RRef) for one in references
+    ):
+        raise MalformedError("a group of parameters without a list of references")
+    values = [await rref for rref in references]
     check_parameters(values)
     return {**group, "params": values}
 

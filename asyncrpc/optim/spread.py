@@ -15,10 +15,16 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from asyncrpc.errors import CallError, OptimizerError, RemoteError, UsageError
+from asyncrpc.errors import (
+    CallError,
+    EncodeError,
+    OptimizerError,
+    RemoteError,
+    UsageError,
+)
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim import states
-from asyncrpc.optim.groups import Group, groups_of, owners_of, part_of
+from asyncrpc.optim.groups import Group, owners_of, part_of
 from asyncrpc.optim.local import norm_of, scale_for
 from asyncrpc.optim.options import (
     Changes,
@@ -75,9 +81,11 @@ class Spread:
         # Every owner has every group, if need be an empty one, so that an index means
         # the same group everywhere.
         groups = [part_of(group, owner) for group in self._groups]
-        options, defaults = await self._owners.ask(
-            owner, "create", self._cls, groups, self._args, self._kwargs
-        )
+        given = (self._cls, groups, self._args, self._kwargs)
+        try:
+            options, defaults = await self._owners.ask(owner, "create", *given)
+        except EncodeError as error:
+            raise _named_as_given(error) from error
         if self.options is None:
             self.options = GroupOptions(options, defaults)
         self._known[owner] = options
@@ -188,7 +196,7 @@ class Spread:
 
     async def add_group(self, group: Mapping[str, Any], name: str) -> None:
         """Optimize more parameters; see `DistributedOptimizer.add_param_group`."""
-        added = groups_of([group])[0]
+        added = dict(group)
         old = list(self._owners.listed)
         self._groups.append(added)
         self._owners.add(owners_of([added]))
@@ -294,6 +302,15 @@ class _Commit:
 
     async def _ask(self, owner: WorkerId, part: list[Any], *, is_kept: bool) -> None:
         await self._owners.ask(owner, "commit", *self._given, is_kept, part)
+
+
+def _named_as_given(error: EncodeError) -> EncodeError:
+    """Return an error that calls what was to be sent as the user does."""
+    text = str(error)
+    for index, name in enumerate(("optimizer_class", "params_rref", "args", "kwargs")):
+        text = text.replace(f"value[{index + 1}]", name, 1)
+    text = text.replace("value:", "optimizer_class, args and kwargs:", 1)
+    return EncodeError(text, outcome=error.outcome)
 
 
 def _refused(owner: WorkerId, error: Exception) -> OptimizerError:

@@ -84,7 +84,7 @@ def check_fits(groups: Sequence[Group], state: Mapping[str, Any]) -> None:
         numbers = set(state["state"])
     except (KeyError, TypeError) as error:
         raise UsageError(
-            f"this is no state of an optimizer, it has no {error}; give what "
+            f"state_dict is no state of an optimizer, it has no {error}; give what "
             "state_dict() returned, here or from torch's optimizer"
         ) from error
     have = [len(group["params"]) for group in groups]

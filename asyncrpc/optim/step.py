@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from asyncrpc.arguments import check_above, check_flags
 from asyncrpc.autograd.context import Context
-from asyncrpc.errors import UsageError
 
 Closure: TypeAlias = Callable[[Context], Awaitable[Any]]
 
@@ -54,7 +54,13 @@ class Wanted:
         """Refuse what makes no sense.
 
         Raises:
-            UsageError: the norm is not positive.
+            UsageError: the norm is not positive, or a flag is none.
         """
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise UsageError(f"clip_grad_norm is positive, not {self.clip_norm!r}")
+        check_clipping(self.clip_norm)
+        check_flags(skip_nonfinite=self.skip_nonfinite, allow_stale=self.allow_stale)
+
+
+def check_clipping(clip_grad_norm: float | None) -> None:
+    """Raise UsageError unless gradients can be scaled to at most this norm."""
+    if clip_grad_norm is not None:
+        check_above("clip_grad_norm", clip_grad_norm, 0)

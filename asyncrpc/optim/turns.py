@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Set as AbstractSet
 
+from asyncrpc.errors import ClosedError
 from asyncrpc.optim.machine import Turns
 
 
@@ -22,6 +23,9 @@ class TurnQueue:
     async def take(self, keys: AbstractSet[int]) -> int:
         """Wait for a turn on these parameters; return what ends it.
 
+        Raises:
+            ClosedError: the worker was shut down before it came.
+
         Cancellation:
             The turn is given up; the next in line has it.
         """
@@ -33,10 +37,16 @@ class TurnQueue:
         self._futures[turn] = future
         try:
             await future
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ClosedError):
             self.end(turn)
             raise
         return turn
+
+    def close(self) -> None:
+        """The worker ends, and with it whoever would give turns away."""
+        for future in self._futures.values():
+            if not future.done():
+                future.set_exception(ClosedError("the worker was shut down"))
 
     def end(self, turn: int) -> None:
         """End a turn, or give up waiting for it."""

@@ -64,7 +64,7 @@ class RRefService(Travel, OwnedValues):
             timeout_s = self.worker.options.rpc_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.wait([future])
+                await asyncio.wait([future])  # failed if freed, or if this worker ends
         except TimeoutError:
             raise DeadlineExceededError(
                 function="to_here",

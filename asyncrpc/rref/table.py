@@ -13,13 +13,27 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from asyncrpc.errors import MalformedError, OwnerLostError, RRefDeletedError
+from asyncrpc.errors import (
+    ClosedError,
+    OwnerLostError,
+    RemoteProtocolError,
+    RRefDeletedError,
+)
 from asyncrpc.ids import Incarnation, RRefId, WorkerId, WorkerInfo
 from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.notices import SERVICE, Notices
 from asyncrpc.rref.pins import Shared
 from asyncrpc.rref.records import RRefRecord
+from asyncrpc.runtime.forms import (
+    ID,
+    POSITIVE,
+    Form,
+    Methods,
+    ServiceMethods,
+    array,
+    each,
+)
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
 
@@ -37,13 +51,30 @@ class Value(asyncio.Future[Any]):
         self.made_s = loop.time()
 
 
-class RRefTable:
+_REFERENCE: Final[Form] = array(creator=ID, serial=ID)
+_RELEASED: Final[Form] = each(array(creator=ID, serial=ID, forks=POSITIVE))
+
+
+class RRefTable(ServiceMethods):
     """References that this worker owns and holds, and the protocol's own messages."""
 
     name = SERVICE
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+        self.requests = Methods(SERVICE, {})
+        self.notices = Methods(
+            SERVICE,
+            {
+                "register": (_REFERENCE, self._take_register),
+                "registered": (_REFERENCE, self._take_registered),
+                "gone": (_REFERENCE, self._take_gone),
+                "probe": (_REFERENCE, self._take_probe),
+                "settled": (_REFERENCE, self._take_settled),
+                "release": (_RELEASED, self._take_release),
+                "returned": (each(ID), self._take_returned),
+            },
+        )
         self.whole = cast("RRefService", self)  # of which this is the base
         self._me = worker.incarnation
         self._owner = m.OwnerTable(self._me, worker.options.references_max)
@@ -59,6 +90,7 @@ class RRefTable:
         self._notes: deque[tuple[_Change, Shared]] = deque()
         self._noted = False
         self._thread_id = threading.get_ident()
+        self.is_closed = False
         self.handle_class: type[RRef[Any]] = RRef  # a facade may have its own
         self._notices = Notices(
             worker, name_of=self._name_of, on_unreachable=self.on_peer_lost
@@ -173,45 +205,57 @@ class RRefTable:
 
     def on_notice(self, link: Link, method: str, value: Any) -> None:
         """Feed a message to the machines."""
-        take = _TAKE.get(method)
-        if take is None:
-            raise MalformedError(f"there is no message {method!r} about references")
+        take = self.notices.find(link.peer.name, method, value)
         if link.is_lost:
             return  # of a time that both ends have declared over
-        if type(value) is not list:
-            raise MalformedError(
-                f"a message {method!r} about references without a list"
-            )
         self.meet(link)
         self._names[link.peer.incarnation] = link.peer.name
-        take(self, link.peer.incarnation, value)
+        take(link.peer.incarnation, value)
 
     def _take_returned(self, from_: Incarnation, tokens: list[int]) -> None:
         self.whole.take_back(from_, tokens)
 
     def _take_release(self, from_: Incarnation, released: list[list[int]]) -> None:
-        for creator, serial, forks in released:
+        """Take back forks; an entry that is wrong spoils no other."""
+        problem: RemoteProtocolError | None = None
+        for creator, serial, forks, *_ in released:
             rref_id = RRefId(Incarnation(creator), serial)
-            self._carry_out(self._owner.release(rref_id, from_, forks))
+            try:
+                self._carry_out(self._owner.release(rref_id, from_, forks))
+            except RemoteProtocolError as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
 
     def _take_register(self, from_: Incarnation, value: list[Any]) -> None:
-        self._carry_out(self._owner.register(RRefId(*value), from_))
+        self._carry_out(self._owner.register(_read_id(value), from_))
 
-    def _take_registered(self, _from: Incarnation, value: list[Any]) -> None:
-        self._carry_out(self._user.registered(RRefId(*value)))
+    def _take_registered(self, from_: Incarnation, value: list[Any]) -> None:
+        self._check_owner(rref_id := _read_id(value), from_)
+        self._carry_out(self._user.registered(rref_id))
 
-    def _take_gone(self, _from: Incarnation, value: list[Any]) -> None:
-        self._carry_out(self._user.gone(RRefId(*value)))
+    def _take_gone(self, from_: Incarnation, value: list[Any]) -> None:
+        self._check_owner(rref_id := _read_id(value), from_)
+        self._carry_out(self._user.gone(rref_id))
+
+    def _check_owner(self, rref_id: RRefId, from_: Incarnation) -> None:
+        """Refuse the word of another worker about an owner's value.
+
+        Raises:
+            RemoteProtocolError: it is not the owner.
+        """
+        holding = self._user.get(rref_id)
+        if holding is not None and holding.owner != from_:
+            raise RemoteProtocolError(
+                f"worker {self._name_or_number(from_)!r} speaks of {rref_id}, which "
+                f"worker {self._name_or_number(holding.owner)!r} owns"
+            )
 
     def _take_probe(self, from_: Incarnation, value: list[Any]) -> None:
-        self._carry_out(self._user.probe(RRefId(*value), from_))
+        self._carry_out(self._user.probe(_read_id(value), from_))
 
     def _take_settled(self, from_: Incarnation, value: list[Any]) -> None:
-        self._carry_out(self._owner.settled(RRefId(*value), from_))
-
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
-        """Nothing here is asked for."""
-        raise MalformedError(f"references do not answer {method!r}")
+        self._carry_out(self._owner.settled(_read_id(value), from_))
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Drop what a lost worker held; fail what it owned."""
@@ -247,9 +291,12 @@ class RRefTable:
             self.on_peer_back(peer)
 
     async def close(self) -> None:
-        """Let go of every value."""
+        """Let go of every value; who waits here for one is told that it never comes."""
         self.settle_notes()
         self._notices.close()
+        self.is_closed = True
+        for rref_id in self._values:
+            self.whole.fail(rref_id, ClosedError("its owner was shut down before"))
         self._values.clear()
 
     def counts(self) -> dict[str, int]:
@@ -324,6 +371,8 @@ class RRefTable:
         self._notices.send(effect.to, method, [*effect.rref_id])
 
     def _free(self, effect: m.Freed | m.NotWanted) -> None:
+        freed = RRefDeletedError("the value was freed before it was made")
+        self.whole.fail(effect.rref_id, freed)  # which a value that is here ignores
         self._values.pop(effect.rref_id, None)
 
     def _fail_value(self, effect: m.ValueGone) -> None:
@@ -358,11 +407,14 @@ class RRefTable:
 
     def _name_of(self, to: Incarnation) -> str:
         """Return the name of a worker; one that has not spoken to us may be listed."""
-        name = self._names.get(to)
-        if name is not None:
-            return name
         members = self.worker.directory.members
-        return next((one.name for one in members if one.incarnation == to), "")
+        listed = (one.name for one in members if one.incarnation == to)
+        return next(listed, "") or self._names.get(to, "")
+
+
+def _read_id(value: list[Any]) -> RRefId:
+    creator, serial, *_ = value
+    return RRefId(Incarnation(creator), serial)
 
 
 def _type_name(value: Value | None) -> str:
@@ -377,16 +429,6 @@ _METHODS: Final[dict[type, str]] = {
     m.SendGone: "gone",
     m.SendProbe: "probe",
     m.SendSettled: "settled",
-}
-
-_TAKE: Final[dict[str, Callable[[RRefTable, Incarnation, list[Any]], None]]] = {
-    "register": RRefTable._take_register,  # noqa: SLF001  (its own table)
-    "registered": RRefTable._take_registered,  # noqa: SLF001
-    "gone": RRefTable._take_gone,  # noqa: SLF001
-    "probe": RRefTable._take_probe,  # noqa: SLF001
-    "settled": RRefTable._take_settled,  # noqa: SLF001
-    "release": RRefTable._take_release,  # noqa: SLF001
-    "returned": RRefTable._take_returned,  # noqa: SLF001
 }
 
 _CARRY_OUT: Final[dict[type, Callable[[RRefTable, Any], None]]] = {

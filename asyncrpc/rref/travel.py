@@ -11,6 +11,7 @@ from typing import Any
 from asyncrpc.errors import (
     DecodeError,
     EncodeError,
+    RemoteProtocolError,
 )
 from asyncrpc.ids import Incarnation, RRefId, WorkerId
 from asyncrpc.rref import machine as m
@@ -34,6 +35,7 @@ class Travel(RRefTable):
         self._link: Link | None = None  # of the message at hand
         self._pins: MessagePins | None = None
         self._loans: list[tuple[RRefId | None, Incarnation, int]] = []
+        self.lifted = 0
 
     def begin_encode(self, link: Link) -> None:
         """A message to the other end of `link` is about to be encoded."""
@@ -84,6 +86,7 @@ class Travel(RRefTable):
         """A message from the other end of `link` is about to be decoded."""
         self._link = link
         self._loans = []
+        self.lifted = 0
         self.meet(link)
 
     def end_decode(self) -> Any:
@@ -95,13 +98,14 @@ class Travel(RRefTable):
     def lift(self, tree: Any) -> RRef[Any]:
         """Make a handle of a reference that has arrived, and count it."""
         link = self._link
+        self.lifted += 1
         rref_id, owner, form, token = _read_reference(tree)
         if link is None:
             raise DecodeError("an RRef outside of a call")
         if link.is_lost:
             raise DecodeError("an RRef from a worker that was lost meanwhile")
         sender = link.peer.incarnation
-        self._names[owner.incarnation] = owner.name
+        self._names.setdefault(owner.incarnation, owner.name)  # hearsay renames nobody
         if form == HOME and sender != self._me:
             raise DecodeError("an RRef that claims to have stayed at home")
         if form == HOME:  # its count came with it
@@ -161,11 +165,19 @@ class Travel(RRefTable):
         return here
 
     def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
-        """Take back loans that came with an answer."""
-        effects: list[m.Effect] = []
+        """Take back loans that came with an answer; a wrong one spoils no other.
+
+        Raises:
+            RemoteProtocolError: that worker does not have one of them.
+        """
+        problem: RemoteProtocolError | None = None
         for token in tokens:
-            effects += self._user.loan_returned(int(token), from_)
-        self._carry_out(effects)
+            try:
+                self._carry_out(self._user.loan_returned(token, from_))
+            except RemoteProtocolError as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
 
     def undo(self, to: Incarnation, forks: list[RRefId], loans: list[int]) -> None:
         """Take back what a message counted that nobody has read."""

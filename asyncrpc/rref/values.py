@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from asyncrpc.errors import (
     DeadlineExceededError,
+    DecodeError,
     MalformedError,
     Outcome,
     RejectedError,
@@ -22,7 +23,13 @@ from asyncrpc.rref.table import RRefTable, Value
 from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
 from asyncrpc.runtime.calls.inbound import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.extensions import Refused
+from asyncrpc.runtime.forms import ID, TEXT, Form, array, one_of
 from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.threads import settable
+
+_METHOD: Final[Form] = array(
+    mark=one_of({"=": ...}), creator=ID, serial=ID, method=TEXT
+)
 
 
 class _Returned:
@@ -80,7 +87,7 @@ class OwnedValues(RRefTable):
         """The function that makes a value has raised."""
         future = self._values.get(_id(rref_id))
         if future is not None and not future.done():
-            future.set_exception(error)
+            future.set_exception(settable(error))
             future.exception()  # whoever asks is told; nobody may ever ask
 
     def resolve(
@@ -90,9 +97,11 @@ class OwnedValues(RRefTable):
         ready: Callable[[Callable[..., Any] | Refused], None],
     ) -> None:
         """Call `ready` with a method of a value that is here, once it is made."""
-        if len(target) != 4 or target[0] != "=" or type(target[3]) is not str:  # noqa: PLR2004
-            raise MalformedError(f"{target!r} is no method of a reference")
-        rref_id = _id((int(target[1]), int(target[2])))
+        try:
+            _METHOD("what is to be called", target)
+        except MalformedError as error:  # of this request, and of no other
+            raise DecodeError(str(error), outcome=Outcome.NOT_EXECUTED) from error
+        rref_id = _id((target[1], target[2]))
         self._carry_out(self._owner.pin(rref_id))
         if self._owner.state(rref_id) is m.EntryState.GONE:
             self._carry_out(self._owner.unpin(rref_id))
@@ -101,7 +110,13 @@ class OwnedValues(RRefTable):
 
         def on_value(done: asyncio.Future[Any]) -> None:
             try:
-                ready(self._method(done, target[3]))
+                if self.is_closed:
+                    return  # the end of the link tells who asks
+                try:
+                    found = self._method(done, target[3])
+                except BaseException as error:  # noqa: BLE001  (the value's own code)
+                    found = Refused(error, Outcome.EXECUTED)
+                ready(found)
             finally:
                 self._carry_out(self._owner.unpin(rref_id))
 
@@ -114,9 +129,9 @@ class OwnedValues(RRefTable):
         self, done: asyncio.Future[Any], name: str
     ) -> Callable[..., Any] | Refused:
         """Return what to call, or why there is nothing."""
-        error = done.exception()
-        if error is not None:
-            return Refused(copy_of(error), _outcome_of(error, name))
+        failure = done.exception()
+        if failure is not None:
+            return Refused(copy_of(failure), _outcome_of(failure, name))
         value = done.result()
         if not name:
             return _Returned(value)
@@ -132,8 +147,8 @@ class OwnedValues(RRefTable):
             )
         try:
             method: Callable[..., Any] = getattr(value, name)
-        except AttributeError as missing:
-            return Refused(missing)
+        except Exception as error:  # noqa: BLE001  (a property's own code; the caller's)
+            return Refused(error)
         return method
 
     def value(self, rref_id: RRefId) -> Value:
@@ -180,10 +195,11 @@ def _outcome_of(error: BaseException, name: str) -> Outcome:
 
     A method has not run.  Who asks for the value asks what became of its function.
     """
-    if name or isinstance(error, RRefDeletedError):
+    kind = type(error)  # its own code may say that it is of another, or raise
+    if name or issubclass(kind, RRefDeletedError):
         return Outcome.NOT_EXECUTED
-    if isinstance(error, DeadlineExceededError):
-        return error.outcome
+    if issubclass(kind, DeadlineExceededError):
+        return error.outcome  # type: ignore[attr-defined, no-any-return]
     return Outcome.EXECUTED
 
 

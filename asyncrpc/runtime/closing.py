@@ -281,7 +281,7 @@ async def _close_service(service: Service, _most_s: float) -> None:
 
 
 async def _leave(leaving: asyncio.Task[None], _most_s: float) -> None:
-    await leaving  # a step that is cut short cancels it
+    await leaving  # it has a limit of its own; a step that is cut short cancels it
 
 
 async def _finish(task: asyncio.Task[None]) -> None:
@@ -293,7 +293,7 @@ async def _finish(task: asyncio.Task[None]) -> None:
     cancelled = None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.shield(task)  # each of its steps has a limit
         except asyncio.CancelledError as error:
             cancelled = error
             task.cancel()

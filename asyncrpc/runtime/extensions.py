@@ -27,9 +27,6 @@ class Pins(Protocol):
     def on_sent(self) -> None:
         """The last byte has been handed to the transport."""
 
-    def release(self, returned: list[int]) -> None:
-        """The answer has come; it returns the loans with these tokens."""
-
     def undo(self) -> None:
         """The message was never sent whole: nobody has read it."""
 
@@ -54,6 +51,7 @@ class References(Protocol):
     """
 
     handled: tuple[type, ...]
+    lifted: int  # of the message that is being decoded, how many have been made again
 
     def lower(self, value: Any) -> object:
         """Return what travels in place of a reference."""
@@ -71,7 +69,14 @@ class References(Protocol):
         """A message from the other end of `link` is about to be decoded."""
 
     def end_decode(self) -> Any:
-        """It has been.  Returns what it lent, for `settle_loans`; None if nothing."""
+        """It has been, or could not be.
+
+        Its sender counts every reference in it as arrived, so whoever does not read a
+        message lifts what is left of them, and lets go.
+
+        Returns:
+            What it lent, for `settle_loans`; None if nothing.
+        """
 
     def settle_loans(self, link: Link, loans: Any, *, answered: bool) -> list[int]:
         """The call that lent them is over, or its result has been handed on.

@@ -33,8 +33,13 @@ def end_in_forked_children(one: Forkable) -> None:
     _known.add(one)
 
 
+def known_workers() -> list[Forkable]:
+    """Return every worker of this process that is in use or was, as far as it lives."""
+    return list(_known)
+
+
 def _end_all() -> None:
-    for one in list(_known):
+    for one in known_workers():
         one.end_in_child()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from asyncrpc.runtime.calls.futures import thread_blocked
+from asyncrpc.runtime.calls.futures import loop_closed, thread_blocked, wait_on_loop
 from asyncrpc.runtime.loops import loop_factory
 
 T = TypeVar("T")
@@ -54,6 +54,7 @@ class LoopThread:
 
         Raises:
             RuntimeError: this is the loop's own thread, which would wait for itself.
+            ClosedError: the loop has ended, or ends before this does.
         """
         if self.is_here:
             raise RuntimeError("a function that runs on the event loop must not block")
@@ -79,9 +80,13 @@ class LoopThread:
             else:
                 future.add_done_callback(finish)
 
-        self.loop.call_soon_threadsafe(begin)
+        try:
+            self.loop.call_soon_threadsafe(begin)
+        except RuntimeError:  # it is closed
+            raise loop_closed() from None
         with thread_blocked():
-            ended.acquire()
+            # What it stops in the middle of, or was given too late, it never ends.
+            wait_on_loop(self.loop, lambda limit_s: ended.acquire(timeout=limit_s))
         if errors:
             try:
                 raise errors.pop()

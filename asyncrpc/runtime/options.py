@@ -12,6 +12,7 @@ import torch
 
 from asyncrpc.arguments import (
     check_count,
+    check_flag,
     check_kind,
     check_seconds,
     check_texts,
@@ -109,7 +110,7 @@ class CallOptions:
                 device map is none; or `timeout_s` is no number of seconds.
         """
         check_timeout("timeout_s", self.timeout_s)
-        check_kind("idempotent", self.idempotent, bool, "True or False")
+        check_flag("idempotent", self.idempotent)
         if self.out is not None:
             check_kind("out", self.out, torch.Tensor, "a tensor or None")
         if self.codec is not None:

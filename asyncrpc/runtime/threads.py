@@ -16,6 +16,7 @@ the loop looked.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,7 +24,9 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, Protocol
 
-from asyncrpc.errors import RejectedError
+from asyncrpc.errors import ClosedError, Outcome, RejectedError
+
+logger = logging.getLogger("asyncrpc")
 
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
@@ -51,17 +54,32 @@ _IDLE_S: Final = 10.0  # a spare that finds no work for so long ends
 
 
 def outcome_to(future: asyncio.Future[Any]) -> Done:
-    """Return what gives a future of the loop its outcome, unless nobody wants it."""
+    """Return what gives a future of the loop its outcome, unless nobody wants it.
+
+    No future takes a StopIteration: it comes as a RuntimeError from it, as it would out
+    of a generator.
+    """
 
     def finish(result: Any, error: BaseException | None) -> None:
         if future.done():
             return
         if error is not None:
-            future.set_exception(error)
+            future.set_exception(settable(error))
+            if issubclass(type(error), ClosedError):  # it may lie of its class
+                future.exception()  # that its worker ends is news to nobody else
         else:
             future.set_result(result)
 
     return finish
+
+
+def settable(error: BaseException) -> BaseException:
+    """Return what a future can be told of an error: a StopIteration it refuses."""
+    if not issubclass(type(error), StopIteration):
+        return error
+    told = RuntimeError("a StopIteration was raised where nothing iterates")
+    told.__cause__ = error
+    return told
 
 
 class ThreadPool:
@@ -101,7 +119,7 @@ class ThreadPool:
         self._settle = settle
         self._loop = loop
         self._lock = threading.Lock()
-        self._thread_ended = threading.Condition(self._lock)
+        self._all_ended = asyncio.Event()  # set once, after `close` has begun
         # Written in C: a thread is woken by one lock.  None ends a thread.
         self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
@@ -131,7 +149,7 @@ class ThreadPool:
         Called on the event loop.
 
         Raises:
-            RejectedError: the pool is closed.
+            RejectedError: the pool is closed, or has no thread and can have none.
         """
         if self._closed:
             raise RejectedError("the worker is closing")
@@ -139,11 +157,32 @@ class ThreadPool:
         self.unfinished += 1
         if self.unfinished <= len(self._threads):
             return
+        is_refused = False
         with self._lock:
             if len(self._threads) - self._blocked < self._limit:
-                self._start_thread()
-        if self.takes_turns:  # one that waits for what we cannot see keeps its turn
-            return
+                is_refused = not self._start_thread()
+            if is_refused and not self._threads:
+                self._take_back()
+        # One that waits for what we cannot see keeps its turn.
+        if is_refused or not self.takes_turns:
+            self._watch_for_stall()
+
+    def _take_back(self) -> None:
+        """Give up the only job there is: nobody will ever run it.
+
+        Raises:
+            RejectedError: always.
+        """
+        self._jobs.get_nowait()
+        self.unfinished -= 1
+        raise RejectedError(
+            "the worker has no thread, and the system starts none: memory, or processes"
+            " (ulimit -u), are used up there; try again later",
+            outcome=Outcome.NOT_EXECUTED,
+        )
+
+    def _watch_for_stall(self) -> None:
+        """Look now and then whether what queues needs one more thread."""
         if self.unfinished > len(self._threads) and self._stall_timer is None:
             self._ended_before = self._ended
             self._stall_timer = self._loop.call_later(STALL_S, self._on_stall_timer)
@@ -159,8 +198,9 @@ class ThreadPool:
             return
         with self._lock:
             self._blocked += 1
-            if not self._jobs.empty():
-                self._start_thread()
+            is_refused = not self._jobs.empty() and not self._start_thread()
+        if is_refused:
+            self._loop.call_soon_threadsafe(self._watch_for_stall)
         if self._turn is not None:
             self._turn.release()
         try:
@@ -174,44 +214,57 @@ class ThreadPool:
     async def close(self, timeout_s: float) -> list[str]:
         """Let the threads end; return the names of those that have not in time.
 
-        Jobs that have not begun are dropped.  A thread cannot be interrupted: one that
-        runs on is a daemon, and does not keep the process.
+        Jobs that have not begun are dropped: whoever waits gets a `ClosedError`.  A
+        thread cannot be interrupted: one that runs on is a daemon, and does not keep
+        the process.
         """
         self._closed = True
-        with suppress(Empty):
-            while True:
-                self._jobs.get_nowait()
+        self._drop_jobs()
         for _ in range(len(self._threads)):
             self._jobs.put(None)
         if self._stall_timer is not None:
             self._stall_timer.cancel()
-        joined = asyncio.Event()
-        joiner = threading.Thread(
-            target=self._join_all, args=(timeout_s, joined), daemon=True
-        )
-        joiner.start()
+        with self._lock:
+            if not self._threads:
+                self._all_ended.set()
         try:
-            await joined.wait()
+            async with asyncio.timeout(timeout_s):
+                await self._all_ended.wait()
+        except TimeoutError:
+            pass
         finally:
             self._drain_finished()
-        joiner.join()
         return sorted(thread.name for thread in self._threads)
 
-    def _join_all(self, timeout_s: float, joined: asyncio.Event) -> None:
-        with self._lock:
-            self._thread_ended.wait_for(lambda: not self._threads, timeout_s)
-        self._loop.call_soon_threadsafe(joined.set)
+    def _drop_jobs(self) -> None:
+        """Tell those who wait for jobs that have not begun that they never will."""
+        with suppress(Empty):
+            while (work := self._jobs.get_nowait()) is not None:
+                self.unfinished -= 1
+                try:
+                    work[1](None, ClosedError("the worker was shut down before it ran"))
+                except Exception:  # whoever waits for another is to be told, too
+                    logger.exception("the end of a worker could not be told")
 
-    def _start_thread(self) -> None:
-        """Start one more thread; the lock is held."""
+    def _start_thread(self) -> bool:
+        """Start one more thread; the lock is held.
+
+        Returns:
+            False if the system refuses: no memory, or too many threads.
+        """
         if len(self._threads) >= THREADS_MAX:
-            return  # the job waits; every thread is blocked or busy
+            return True  # the job waits; every thread is blocked or busy
         self._started += 1
         thread = threading.Thread(
             target=self._run, name=f"asyncrpc-{self._name}-{self._started}", daemon=True
         )
         self._threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError):
+            self._threads.discard(thread)
+            return False
+        return True
 
     def _run(self) -> None:
         try:
@@ -227,7 +280,10 @@ class ThreadPool:
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
-                self._thread_ended.notify_all()
+                is_last = self._closed and not self._threads
+            if is_last:
+                with suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(self._all_ended.set)
 
     def settle(self) -> None:
         """Do what a turn ends with; called by who has it."""
@@ -286,7 +342,12 @@ class ThreadPool:
         while finished:
             done, result, error = finished.popleft()
             self.unfinished -= 1
-            done(result, error)
+            try:
+                done(result, error)
+            except BaseException:  # the loop's handler is told; the others go on
+                self._waking = True
+                self._loop.call_soon(self._drain_finished)
+                raise
 
     def _on_stall_timer(self) -> None:
         self._stall_timer = None

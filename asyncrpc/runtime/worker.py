@@ -24,10 +24,12 @@ from asyncrpc.errors import (
     MalformedError,
     Outcome,
     RejectedError,
+    UsageError,
 )
 from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.credit import InboundCredit
+from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.group import PeerGroup, group_of
 from asyncrpc.runtime.calls.inbound import Mode, Target
 from asyncrpc.runtime.calls.peer import Peer
@@ -208,6 +210,7 @@ class Worker(Meeting):
         limits = Limits(unpacked_bytes_max=unpacked_bytes_max)
         self.codec = Codec(self.functions, self.references, limits, self.devices)
         self.codec.shared = self.memory.regions
+        self.error_encoder = ErrorEncoder(self.codec, worker=self.name, pid=self.pid)
         try:
             await self.devices.start()
             await self._listen()
@@ -525,9 +528,9 @@ class Worker(Meeting):
         Raises:
             MalformedError: there is none: the peer speaks another dialect.
         """
-        found = self._services.get(name)
+        found = self._services.get(name) if type(name) is str else None
         if found is None:
-            raise MalformedError(f"there is no service {name!r}")
+            raise MalformedError(f"there is no service {name!r:.80}")
         return found
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
@@ -571,6 +574,14 @@ class Worker(Meeting):
         if timeout is not None:
             check_seconds("timeout", timeout, at_least=0)
         await self.barriers.wait(timeout)
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("a Worker stays in its process; send its name")
 
     def __repr__(self) -> str:
         where = (

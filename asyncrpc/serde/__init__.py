@@ -12,11 +12,13 @@ from asyncrpc.serde.compression import (
     is_packed,
     unreadable,
 )
+from asyncrpc.serde.decoding import references_in
 from asyncrpc.serde.exceptions import (
     describe_exception,
     rebuild_exception,
     text_of,
     undescribed,
+    words_of,
 )
 from asyncrpc.serde.functions import FunctionTable, describe_callable, expose
 from asyncrpc.serde.hooks import Hooks
@@ -60,9 +62,11 @@ __all__ = [
     "is_staged",
     "is_unprepared",
     "rebuild_exception",
+    "references_in",
     "share",
     "stage",
     "text_of",
     "undescribed",
     "unreadable",
+    "words_of",
 ]

@@ -226,6 +226,27 @@ class Decoder:
         return self._hooks.lift(entry[1])
 
 
+def references_in(control: bytes | memoryview) -> list[Any]:
+    """Return what `Hooks.lower` gave for each reference in a message, in order.
+
+    Nothing else of it is read: for a message that cannot be, or is not wanted.
+    """
+    header = int.from_bytes(control[: kinds.LENGTH_BYTES], "little")
+    stop = kinds.LENGTH_BYTES + (header & ~(kinds.FLAGS | kinds.PACKED))
+    if header & kinds.PACKED:  # what follows is as it was before
+        return references_in(control[stop:])
+    packed = control[kinds.LENGTH_BYTES : stop]
+    if not packed:
+        return []
+    try:
+        table = msgpack.unpackb(
+            packed, strict_map_key=False, unicode_errors="surrogatepass"
+        )
+        return [entry[1] for entry in table if entry[0] == kinds.ENTRY_EXTERNAL]
+    except Exception:  # noqa: BLE001  (no correct peer sends that: it names nothing)
+        return []
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise DecodeError(f"a name is a {type(value).__name__}")

@@ -149,13 +149,15 @@ class Encoder:
     def _handler_of(self, value: Any) -> Handler:
         if self._is_hooked(value):
             return Encoder._external  # a plain function: `lower` passes self
+        # By its type: what it says in `__class__` its memory need not be.
         for kind, handler in _BY_BASE:
-            if isinstance(value, kind):
+            if issubclass(type(value), kind):
                 return handler
         return Encoder._pickle
 
     def _is_hooked(self, value: Any) -> bool:
-        return self._hooks is not None and isinstance(value, self._hooks.handled)
+        hooks = self._hooks
+        return hooks is not None and issubclass(type(value), hooks.handled)
 
     def _spill(self, value: Any, level: int = 0) -> Any:
         """Take byte strings out of lists and dictionaries.

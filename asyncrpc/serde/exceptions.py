@@ -67,20 +67,24 @@ def describe_exception(
     return _Describer(codec, worker, pid).describe(error, depth=0)
 
 
-def undescribed(error: BaseException, *, worker: str, pid: int) -> dict[str, Any]:
+def undescribed(
+    raised: str, problem: BaseException, *, worker: str, pid: int
+) -> dict[str, Any]:
     """Describe an exception in a few words, when `describe_exception` has failed.
 
     Args:
-        error: why it failed.
+        raised: name of the class of what the function raised.
+        problem: why it failed.
         worker: name of this worker.
         pid: process id of this worker.
     """
-    name = type(error).__name__[:100]
+    why = type(problem).__name__[:100]
+    text = f"a {raised[:100]} was raised, which cannot be sent: {why}"
     return {
         "type": "asyncrpc.errors:EncodeError",
-        "message": f"what was raised cannot be sent: {name}",
-        "traceback": f"(it cannot be sent: {name})\n",
-        "args": [f"what was raised cannot be sent: {name}"],
+        "message": text,
+        "traceback": f"({text})\n",
+        "args": [text],
         "state": {},
         "slots": {},
         "notes": [],
@@ -203,6 +207,14 @@ def text_of(error: BaseException) -> str:
         return _shortened(str(error))
     except BaseException as problem:  # noqa: BLE001 - the user's own __str__
         return f"<its text could not be had: {type(problem).__name__}>"
+
+
+def words_of(error: BaseException) -> str:
+    """Return an error of a value's own code, or of the system: its class and text."""
+    kind, text = type(error), text_of(error)
+    if issubclass(kind, MemoryError) and not text:
+        text = "there is no memory left here"
+    return f"{kind.__name__}: {text}"
 
 
 def _notes(error: BaseException) -> list[str]:

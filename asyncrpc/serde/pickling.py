@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from asyncrpc.errors import DecodeError
-from asyncrpc.serde.exceptions import text_of
+from asyncrpc.serde.exceptions import words_of
 from asyncrpc.serde.naming import resolve_global
 from asyncrpc.serde.outbox import Outbox
 from asyncrpc.serde.unsendable import Unsendable
@@ -113,7 +113,7 @@ def dump(value: Any, outbox: Outbox, refer: Refer) -> tuple[bytes, list[int]]:
 
     try:
         _Pickler(file, refer, keep).dump(value)
-    except (KeyboardInterrupt, Unsendable):
+    except (Unsendable, KeyboardInterrupt):
         raise
     except BaseException as error:  # the object's own code runs here
         raise Unsendable(value, _problem(value, error)) from error
@@ -133,7 +133,7 @@ def load(data: Any, buffers: Sequence[memoryview], get: Callable[[int], Any]) ->
         raise
     except BaseException as error:  # SystemExit of a peer's object must not end us
         raise DecodeError(
-            f"a pickled object could not be rebuilt: {type(error).__name__}: {error}"
+            f"a pickled object could not be rebuilt: {words_of(error)}"
         ) from error
 
 
@@ -147,6 +147,6 @@ def _problem(value: Any, error: BaseException) -> str:
     kind = type(value)
     return (
         f"a {kind.__module__}.{kind.__qualname__} cannot be pickled:"
-        f" {type(error).__name__}: {text_of(error)}; send its parts, or give it"
+        f" {words_of(error)}; send its parts, or give it"
         " __reduce__ or __getstate__"
     )

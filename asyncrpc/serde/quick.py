@@ -26,6 +26,7 @@ from asyncrpc.serde.tensors import (
     KNOWN_DTYPES,
     NAMES,
     SIZE_MAX,
+    has_its_memory,
     shared_entry,
 )
 
@@ -39,9 +40,12 @@ _FLAT_DEPTH: Final = 2
 _FLAT_LENGTH: Final = 32
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str})
+_PACKER_BYTES_MAX: Final = 1 << 20  # with more it is made anew
 _REFERENCE: Final = msgpack.ExtType(kinds.REFERENCE, bytes(4))
 _NOTHING: Final = b"\x92\x90\x80"  # msgpack of [[], {}], the arguments of many calls
 _NONE: Final = b"\xc0"
+_FLAT_NOTHING: Final = kinds.FLAT + _NOTHING
+_FLAT_NONE: Final = kinds.FLAT + _NONE
 _PLAIN_FLAGS: Final = (0, kinds.REQUIRES_GRAD)
 
 # What each form of tree around one tensor is.
@@ -80,6 +84,12 @@ class Form(NamedTuple):
     place: Place | None = None  # if the buffer is the key of shared memory
 
 
+def _new_packer() -> msgpack.Packer:
+    return msgpack.Packer(
+        strict_types=True, unicode_errors="surrogatepass", autoreset=True
+    )
+
+
 class Quick:
     """The shortcuts of one codec; what it remembers is bounded and only saves time."""
 
@@ -92,9 +102,7 @@ class Quick:
         self._forms: dict[bytes, Form | None] = {}  # by the table
         # By the whole control part, where the tree is a common one.
         self._wholes: dict[bytes, tuple[Form | None, bytes]] = {}
-        self._packer = msgpack.Packer(
-            strict_types=True, unicode_errors="surrogatepass", autoreset=True
-        )
+        self._packer = _new_packer()
 
     # --- writing ---------------------------------------------------------------------
 
@@ -149,6 +157,8 @@ class Quick:
         except (OverflowError, ValueError):  # an integer of more than 64 bits, say
             self._packer.reset()
             return None
+        if len(packed) > _PACKER_BYTES_MAX:  # it keeps twice as much for ever
+            self._packer = _new_packer()
         return packed
 
     def _table_of(self, tensor: torch.Tensor) -> bytes | None:
@@ -192,7 +202,12 @@ class Quick:
         gradients = [tensor] if tensor.requires_grad else []
         key = key_of(storage)
         if key is None:
-            view = view_memory(storage, tensor.data_ptr(), tensor.nbytes)
+            nbytes = tensor.nbytes
+            # 0.1 us: memory that `storage.resize_` has freed must not be read.
+            is_whole = storage.nbytes() == nbytes and not tensor.storage_offset()
+            if not is_whole and not has_its_memory(tensor):
+                return None
+            view = view_memory(storage, tensor.data_ptr(), nbytes)
             return table + tree, [view], gradients, None
         place = self._place_of(tensor) + tree
         return place, [memoryview(key)], gradients, {key: storage}
@@ -332,9 +347,9 @@ class _NotFlat(Exception):  # noqa: N818  (it says what was found, and is no err
 def _read_flat(control: bytes) -> Any:
     if control[:4] != kinds.FLAT:
         return UNREAD
-    if control[4:] == _NOTHING:
+    if control == _FLAT_NOTHING:
         return [[], {}]
-    if control[4:] == _NONE:
+    if control == _FLAT_NONE:
         return None
     return _unpack(memoryview(control)[4:], _not_flat)
 

@@ -32,6 +32,7 @@ from asyncrpc.serde.kinds import (
 )
 from asyncrpc.serde.outbox import Outbox, view_memory
 from asyncrpc.serde.spans import Span, clusters, reach, span_of
+from asyncrpc.serde.unsendable import Unsendable
 
 if TYPE_CHECKING:
     from asyncrpc.serde.staging import Stager
@@ -87,7 +88,18 @@ class TensorWriter:
         self._pending: list[_Item] = []
 
     def add(self, index: int, tensor: torch.Tensor, flags: int) -> None:
-        """Note a strided, unquantized tensor, whose entry will be at `index`."""
+        """Note a strided, unquantized tensor, whose entry will be at `index`.
+
+        Raises:
+            Unsendable: its memory has been taken from it.
+        """
+        if tensor.is_cpu and not has_its_memory(tensor):
+            raise Unsendable(
+                tensor,
+                f"a tensor of {tensor.nbytes} bytes whose storage was resized to"
+                f" {tensor.untyped_storage().nbytes()}; send it before its memory is"
+                " freed",
+            )
         self._pending.append(_Item(index, tensor, flags))
 
     def finish(self, table: list[Any]) -> None:
@@ -234,6 +246,16 @@ class _Item:
             and mine.is_conj() == its.is_conj()
             and mine.is_neg() == its.is_neg()
         )
+
+
+def has_its_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether every element of a strided tensor lies in its storage.
+
+    `storage.resize_` may take the memory from under a tensor, which does not notice: to
+    read the elements then ends the process.
+    """
+    stop = tensor.storage_offset() + reach(tensor.shape, tensor.stride())
+    return stop * tensor.itemsize <= tensor.untyped_storage().nbytes()
 
 
 def _overlap(items: Sequence[_Item], union: Span) -> bool:

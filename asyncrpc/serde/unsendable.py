@@ -64,15 +64,23 @@ def parts_of(
 
 
 def _parts(value: object) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, part in list(value.items()):
+    try:
+        yield from list(_parts_of(value))
+    except BaseException:  # noqa: BLE001  (the value's own code, or other threads write)
+        return
+
+
+def _parts_of(value: object) -> Iterator[tuple[str, Any]]:
+    kind = type(value)  # a value may claim to be of another
+    if issubclass(kind, dict):
+        for key, part in list(value.items()):  # type: ignore[attr-defined]
             yield f"[{key!r:.40}]", part
             yield f" key {key!r:.40}", key
-    elif isinstance(value, (list, tuple)):
-        for index, part in enumerate(value):
+    elif issubclass(kind, (list, tuple)):
+        for index, part in enumerate(value):  # type: ignore[arg-type]
             yield f"[{index}]", part
-    elif isinstance(value, (set, frozenset)):
-        for part in value:
+    elif issubclass(kind, (set, frozenset)):
+        for part in value:  # type: ignore[attr-defined]
             yield " element", part
     for name, part in list(getattr(value, "__dict__", {}).items()):
         yield f".{name}", part

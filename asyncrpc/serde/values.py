@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -16,7 +16,7 @@ from asyncrpc.serde import compression as packing
 from asyncrpc.serde.compression import Compression, Parcel
 from asyncrpc.serde.decoding import Decoder, OnGradient
 from asyncrpc.serde.encoding import Encoder
-from asyncrpc.serde.exceptions import text_of
+from asyncrpc.serde.exceptions import words_of
 from asyncrpc.serde.functions import FunctionTable
 from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
@@ -207,16 +207,17 @@ class Codec:
             where = path_to(value, error.value, labels)
             if error.value is value:
                 where = self._first_unsendable(value, labels) or where
-            # Not from it itself: it holds the value, which would travel with an error.
-            raise _unencodable(f"{where}: {error.problem}") from error.__cause__
+            refusal, cause = _unencodable(f"{where}: {error.problem}"), error.__cause__
         except EncodeError:  # of the stager: it has the words
             raise
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the values' own code runs here
             where = self._first_unsendable(value, labels) or "value"
-            problem = f"{where}: {type(error).__name__}: {text_of(error)}"
+            problem = f"{where}: {words_of(error)}"
             raise _unencodable(problem) from error
+        # Out of its reach: that error holds the value, which would live with this one.
+        raise refusal from cause
 
     def _first_unsendable(self, value: Any, labels: Sequence[str]) -> str:
         """Return where in a request the first part is that cannot travel by itself."""
@@ -232,8 +233,14 @@ class Codec:
         """Encode a value that needs neither hooks nor an encoder's state, if it is one.
 
         Such a value holds no reference.
+
+        Raises:
+            EncodeError: it changes while it is read.
         """
-        found = self._quick.write(value)
+        try:
+            found = self._quick.write(value)
+        except Exception as error:  # another thread writes to it
+            raise _unencodable(words_of(error)) from error
         if found is None or len(found[0]) > self.limits.control_bytes_max:
             return None
         control, buffers, gradient_tensors, shared = found
@@ -286,14 +293,13 @@ class Codec:
         except (DecodeError, RejectedError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a value's own code may run here
-            raise DecodeError(
-                f"what arrived is no value: {type(error).__name__}: {text_of(error)}"
-            ) from error
+            raise DecodeError(f"what arrived is no value: {words_of(error)}") from error
 
     def encoded_bytes(self, value: object) -> int | None:
         """Return how long the control part of a value is; None if it cannot travel.
 
-        No hook is called to find out.
+        Nor can, under STRICT, what names a function or a class that may not be called:
+        the reader would refuse all of the message for it.  No hook is called.
         """
         kind = type(value)
         if kind is str:
@@ -303,9 +309,23 @@ class Codec:
         hooks = None if self.hooks is None else _DryHooks(self.hooks.handled)
         codec = Codec(self.functions, hooks, self.limits, self.stager)
         try:
-            return len(codec.encode(value).control)
+            encoded = codec.encode(value)
         except CallError:
             return None
+        return None if self._is_forbidden(encoded) else len(encoded.control)
+
+    def _is_forbidden(self, encoded: Encoded) -> bool:
+        """Tell whether a worker of this one's policy would refuse a value."""
+        if self.functions.policy is Policy.TRUSTED or encoded.copies:
+            return False
+        codec = Codec(self.functions, _DryHooks(()), self.limits)
+        try:
+            codec.decode(encoded.control, encoded.buffers)
+        except RejectedError:
+            return True
+        except CallError:
+            return False
+        return False
 
     def _control(self, encoder: Encoder, value: Any) -> bytes:
         try:
@@ -342,8 +362,9 @@ class _DryHooks:
     def __init__(self, handled: tuple[type, ...]) -> None:
         self.handled = handled
 
-    def lower(self, value: Any) -> None:
-        """Answer for any value, with nothing done."""
+    def lower(self, value: Any) -> NoReturn:
+        """Refuse: a reference is counted for a call, or its result, and no error."""
+        raise _unencodable(f"a {type(value).__qualname__} outside of a call")
 
     def lift(self, tree: Any) -> None:
         """Never called: nothing that was encoded so is ever decoded."""

@@ -130,7 +130,7 @@ class Batcher(Generic[A, B]):
             if error is None:
                 self._pump()
                 while self._tasks:
-                    await asyncio.wait(self._tasks)
+                    await asyncio.wait(self._tasks)  # the program's function ends them
         finally:
             await self._abort()
 
@@ -156,7 +156,9 @@ class Batcher(Generic[A, B]):
         """
         member = self._join(item)
         try:
-            return await member.answer
+            return (
+                await member.answer
+            )  # the end of its batch, or `_abort`, completes it
         except asyncio.CancelledError:
             self._leave(member)
             raise
@@ -242,7 +244,9 @@ class Batcher(Generic[A, B]):
         try:
             answers = await self._function([member.item for member in batch.members])
             _check_count(answers, len(batch.members))
-        except Exception as error:  # noqa: BLE001  (theirs who asked)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  (theirs who asked)
             for member in batch.members:
                 if not member.answer.done():
                     member.answer.set_exception(error)

@@ -94,7 +94,7 @@ class TcpConnector(Connector):
         try:
             await loop.create_connection(lambda: protocol, address.host, address.port)
             if secured is not None:
-                await secured.established
+                await secured.established  # who dials has a limit; its end fails it
         except ConnectError:
             raise
         except ConnectionRefusedError as error:

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import mmap
 import struct
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final, Protocol
 
 from asyncrpc.errors import FrameTooLargeError, MalformedError, VersionMismatchError
+from asyncrpc.wire.deferred import Transfer
 from asyncrpc.wire.frames import (
     HEADER,
     HEADER_BYTES,
@@ -31,7 +30,7 @@ from asyncrpc.wire.frames import (
     FrameKind,
 )
 from asyncrpc.wire.placed import ENTRY_BYTES, Places, check_body, read_table
-from asyncrpc.wire.transfers import Arrivals
+from asyncrpc.wire.transfers import Arrivals, Opening
 
 SCRATCH_BYTES: Final = 256 << 10
 ALIGNMENT: Final = 64  # inline buffers start at multiples of it, as tensors like
@@ -77,11 +76,17 @@ class ReaderLimits:
 
 
 # For buffers that come beside others: none of them is the only one of its message.
-_NO_MESSAGE: Final = (0, 0, 0, 0, b"", b"")
+_NO_CALL: Final = (0, 0)
 
 # Makes writable buffers of these lengths, format "B", for a message of this kind and
 # this call.
 Allocate = Callable[[int, int, Sequence[int]], list[memoryview]]
+
+
+def _no_memory(nbytes: int) -> FrameTooLargeError:
+    return FrameTooLargeError(
+        f"a message of {nbytes} bytes, for which there is no memory here"
+    )
 
 
 class MessageSink(Protocol):
@@ -103,51 +108,6 @@ class MessageSink(Protocol):
         """The peer gave up a message whose payload was on its way."""
 
 
-class Transfer:
-    """A message whose payload is still arriving."""
-
-    __slots__ = ("buffers", "bytes_copied", "ends", "message", "missing")
-
-    def __init__(
-        self,
-        message: tuple[int, int, int, int, bytes, bytes],
-        buffers: list[memoryview],
-    ) -> None:
-        self.message = message
-        self.buffers = buffers
-        self.ends = list(accumulate(buffer.nbytes for buffer in buffers))
-        self.missing = self.ends[-1]
-        self.bytes_copied = 0
-
-    def segments(self, offset: int, nbytes: int) -> list[memoryview]:
-        """Return where `nbytes` bytes at `offset` of the payload belong, reversed.
-
-        Raises:
-            MalformedError: they are not the next ones, or too many.  In order only: a
-                piece sent twice would leave a gap, with old memory of ours in it.
-        """
-        if nbytes > self.missing or offset != self.ends[-1] - self.missing:
-            raise MalformedError(
-                f"{nbytes} bytes at {offset} of a payload of {self.ends[-1]} bytes, "
-                f"the last {self.missing} of which are missing"
-            )
-        return self.places(offset, nbytes)
-
-    def places(self, offset: int, nbytes: int) -> list[memoryview]:
-        """Return the memory of `nbytes` bytes at `offset`, reversed."""
-        found: list[memoryview] = []
-        index = bisect_right(self.ends, offset)
-        while nbytes:
-            buffer, end = self.buffers[index], self.ends[index]
-            start = offset - (end - buffer.nbytes)
-            taken = min(nbytes, end - offset)
-            if taken:
-                found.append(buffer[start : start + taken])
-            offset, nbytes, index = offset + taken, nbytes - taken, index + 1
-        found.reverse()
-        return found
-
-
 def _scratch(nbytes: int) -> mmap.mmap:
     """Return memory of which only what is used takes any.
 
@@ -166,6 +126,9 @@ class FrameReader:
         places: finds buffers in shared memory; None if there can be none.
         on_request: told of the call and the bytes of each request whose payload begins
             to arrive; what it raises ends the connection.
+        unreadable: makes what stands for a control part, given why the message cannot
+            be read: so arrives one for which there is no memory, and its bytes are
+            thrown away.  None: such a message ends the connection.
         is_exact: take no more than the frame that comes next; for a connection of which
             it is not known yet what it will be.
         bytes_copied: bytes of buffers that were copied out of the scratch buffer.
@@ -190,6 +153,7 @@ class FrameReader:
         self.arrivals: Arrivals | None = None
         self.places: Places | None = None
         self.on_request: Callable[[int, int], None] | None = None
+        self.unreadable: Callable[[str], bytes] | None = None
         self.is_exact = False
         self._allocate = allocate
         self._limits = limits or ReaderLimits()
@@ -202,6 +166,8 @@ class FrameReader:
         self._transfers: dict[tuple[int, int], Transfer] = {}
         self._landing: list[memoryview] = []  # segments of a DATA body, the next last
         self._landing_for: tuple[int, int] | None = None
+        self._waste = 0  # bytes to be thrown away after those in `_landing`
+        self._is_cut = False  # of the frame at `_start` only the head is wanted
         self.bytes_copied = 0
         self.message_bytes_copied = 0
 
@@ -239,14 +205,21 @@ class FrameReader:
         while self._end - self._start >= self._wanted:
             self._parse_frame()
 
-    def drop_transfer(self, kind: int, call_id: int) -> bool:
-        """Forget a message whose payload is arriving; say whether there was one."""
+    def drop_transfer(self, kind: int, call_id: int) -> bytes | None:
+        """Forget a message whose payload is arriving.
+
+        Returns:
+            Its control part; None if there is no such message.
+        """
         transfer = self._transfers.get((kind, call_id))
         if transfer is None:
             arrivals = self.arrivals
-            return arrivals is not None and arrivals.forget(kind, call_id)
-        transfer.message = ()  # type: ignore[assignment]  # its bytes go on arriving
-        return True
+            return None if arrivals is None else arrivals.forget(kind, call_id)
+        if not transfer.message:
+            return None
+        control = transfer.message[5]
+        transfer.message = ()  # its bytes go on arriving
+        return control
 
     def move_transfer(
         self, kind: int, call_id: int, make: Callable[[int], memoryview]
@@ -267,22 +240,30 @@ class FrameReader:
                 self.arrivals.move(kind, call_id, make)
             return
         transfer.buffers = [make(buffer.nbytes) for buffer in transfer.buffers]
-        if self._landing_for == key:
+        if self._landing_for == key and transfer.buffers:
             nbytes = sum(segment.nbytes for segment in self._landing)
             offset = transfer.ends[-1] - transfer.missing - nbytes
             self._landing = transfer.places(offset, nbytes)
 
     def _make_room(self) -> None:
-        """Move the beginning of a frame to the front, or to a longer scratch buffer."""
-        rest = bytes(self._view[self._start : self._end])
+        """Move the beginning of a frame to the front, or to a longer scratch buffer.
+
+        Raises:
+            OSError: there is no memory for a longer one; nothing has changed.
+        """
+        rest = self._view[self._start : self._end]
         size = max(SCRATCH_BYTES, self._wanted)
         if size != len(self._scratch):
-            self._scratch = _scratch(size)
+            try:
+                self._scratch = _scratch(size)
+            except OSError:
+                if size > len(self._scratch):
+                    raise
             self._view = memoryview(self._scratch)
         self._view[: len(rest)] = rest
         self._start, self._end = 0, len(rest)
 
-    def _parse_frame(self) -> None:
+    def _parse_frame(self) -> None:  # noqa: C901, PLR0912  (of every message: no calls)
         """Read the frame at `_start` if it is here in full; else learn its length."""
         start = self._start
         (
@@ -314,11 +295,20 @@ class FrameReader:
                 wanted += self._body_bytes(kind, flags, count, payload_bytes)
             self._wanted = wanted
             if self._end - start < wanted:
+                if wanted > len(self._scratch):
+                    self._lengthen(head_bytes)
                 return
+        elif self._is_cut:
+            self._skip(kind, flags, call_id, aux)
+            return
         control_at = start + HEADER_BYTES + head_bytes
         table_at = control_at + control_bytes
         head = self._view[start + HEADER_BYTES : control_at].tobytes()
-        control = self._view[control_at:table_at].tobytes()
+        try:
+            control = self._view[control_at:table_at].tobytes()
+        except MemoryError:
+            self._skip(kind, flags, call_id, aux)
+            return
         self._start = start + self._wanted
         self._wanted = HEADER_BYTES
         if kind == _DROP:
@@ -328,6 +318,62 @@ class FrameReader:
             self._with_buffers(message, table_at, count, payload_bytes)
         else:
             self.sink.on_message(kind, flags, call_id, aux, head, control, [])
+
+    # --- what there is no memory for -------------------------------------------------
+
+    def _lengthen(self, head_bytes: int) -> None:
+        """Make room for a long frame; if there is none, wait for no more than its head.
+
+        Heads are short.  A byte more at least: the length of a bare header says that
+        nothing of a frame has been read.
+        """
+        try:
+            self._make_room()
+        except OSError:
+            self._wanted = HEADER_BYTES + max(head_bytes, 1)
+            self._is_cut = True
+
+    def _skip(self, kind: int, flags: int, call_id: int, aux: int) -> None:
+        """Deliver the frame at `_start` without its content, which is thrown away."""
+        fields = HEADER.unpack_from(self._scratch, self._start)
+        head_bytes, control_bytes, count, payload_bytes = *fields[4:7], fields[9]
+        rest = control_bytes
+        if flags & _PLACED:  # it holds memory of the peer, which the table names
+            raise _no_memory(control_bytes)
+        if count or payload_bytes or flags & _DEFERRED:
+            rest += self._body_bytes(kind, flags, count, payload_bytes)
+        at = self._start + HEADER_BYTES
+        head = self._view[at : at + head_bytes].tobytes()
+        self._start, self._wanted, self._is_cut = at + head_bytes, HEADER_BYTES, False
+        message = kind, flags, call_id, aux, head, b""
+        if flags & _DEFERRED:
+            self._announce(message, payload_bytes)
+            self._open_unfit(message, payload_bytes)
+        self._throw_away(rest)
+        self._land_strays()
+        self._deliver_unfit(message, control_bytes + payload_bytes)
+
+    def _open_unfit(self, message: Opening, nbytes: int) -> None:
+        """Throw away the payload that follows a message."""
+        if message[1] & _LANES and self.arrivals is not None:
+            self.arrivals.open(message, None, nbytes)
+        else:
+            self._transfers[message[0], message[2]] = Transfer.unfit(nbytes)
+
+    def _deliver_unfit(self, message: Opening, nbytes: int) -> None:
+        """Give the sink what stands for a message that has not been kept."""
+        error = _no_memory(nbytes)
+        if self.unreadable is None:
+            raise error
+        self.sink.on_message(*message[:5], self.unreadable(str(error)), [])
+
+    def _throw_away(self, nbytes: int) -> None:
+        """Let the next bytes land in the scratch buffer: what was there is parsed."""
+        taken = min(nbytes, len(self._view))
+        self._landing = [self._view[:taken]] if taken else []
+        self._waste = nbytes - taken
+
+    # --- what is not allowed ---------------------------------------------------------
 
     def _refuse(self, magic: bytes, version: int, kind: int) -> None:
         if magic != MAGIC:
@@ -379,7 +425,7 @@ class FrameReader:
 
     def _with_buffers(
         self,
-        message: tuple[int, int, int, int, bytes, bytes],
+        message: Opening,
         at: int,
         count: int,
         payload_bytes: int,
@@ -394,7 +440,11 @@ class FrameReader:
         if message[1] & _DEFERRED:
             self._begin_transfer(message, lengths)
             return
-        buffers = self._inline_buffers(message, lengths)
+        try:
+            buffers = self._inline_buffers(message, lengths)
+        except MemoryError:
+            self._deliver_unfit(message, payload_bytes)
+            return
         at += 8 * count
         for buffer, length in zip(buffers, lengths, strict=True):
             buffer[:] = self._view[at : at + length]
@@ -403,7 +453,7 @@ class FrameReader:
 
     def _with_places(
         self,
-        message: tuple[int, int, int, int, bytes, bytes],
+        message: Opening,
         at: int,
         count: int,
         payload_bytes: int,
@@ -420,14 +470,17 @@ class FrameReader:
             if location >= 0:
                 buffers.append(self.places(location, length))
                 continue
-            buffers += self._make_buffers(_NO_MESSAGE, (length,))
+            try:
+                buffers += self._allocate(*_NO_CALL, (length,))
+            except MemoryError as error:
+                raise _no_memory(length) from error
             buffers[-1][:] = self._view[at : at + length]
             at += length
         self._deliver_copied(message, buffers, payload_bytes)
 
     def _deliver_copied(
         self,
-        message: tuple[int, int, int, int, bytes, bytes],
+        message: Opening,
         buffers: list[memoryview],
         nbytes: int,
     ) -> None:
@@ -439,65 +492,54 @@ class FrameReader:
 
     def _inline_buffers(
         self,
-        message: tuple[int, int, int, int, bytes, bytes],
+        message: Opening,
         lengths: Sequence[int],
     ) -> list[memoryview]:
         """Make room for the buffers of one message, in one block."""
         if len(lengths) == 1:
-            return self._make_buffers(message, lengths)
+            return self._allocate(message[0], message[2], lengths)
         starts = [0]
         for length in lengths:
             starts.append((starts[-1] + length + ALIGNMENT - 1) & -ALIGNMENT)
-        (block,) = self._make_buffers(message, (starts.pop(),))
+        (block,) = self._allocate(message[0], message[2], (starts.pop(),))
         return [
             block[start : start + length]
             for start, length in zip(starts, lengths, strict=True)
         ]
 
-    def _begin_transfer(
-        self,
-        message: tuple[int, int, int, int, bytes, bytes],
-        lengths: Sequence[int],
-    ) -> None:
-        key = (message[0], message[2])
-        if message[0] == _REQUEST and self.on_request is not None:
-            self.on_request(message[2], sum(lengths))
-        if message[1] & _LANES:
-            self._begin_arrival(message, lengths)
+    def _begin_transfer(self, message: Opening, lengths: Sequence[int]) -> None:
+        nbytes = sum(lengths)
+        self._announce(message, nbytes)
+        try:
+            buffers = self._allocate(message[0], message[2], lengths)
+        except MemoryError:
+            self._open_unfit(message, nbytes)
+            self._deliver_unfit(message, nbytes)
             return
-        if key in self._transfers:
-            raise MalformedError(f"two transfers at once for call {message[2]}")
-        self._check_transfers(len(self._transfers))
-        buffers = self._make_buffers(message, lengths)
-        self._transfers[key] = Transfer(message, buffers)
+        if message[1] & _LANES and self.arrivals is not None:
+            self.arrivals.open(message, buffers, nbytes)
+        else:
+            self._transfers[message[0], message[2]] = Transfer(message, buffers)
 
-    def _begin_arrival(
-        self,
-        message: tuple[int, int, int, int, bytes, bytes],
-        lengths: Sequence[int],
-    ) -> None:
-        if self.arrivals is None:
+    def _announce(self, message: Opening, nbytes: int) -> None:
+        """Check that a payload may follow a message, and say that one does."""
+        kind, flags, call_id = message[:3]
+        if kind == _REQUEST and self.on_request is not None:
+            self.on_request(call_id, nbytes)
+        if not flags & _LANES:
+            if (kind, call_id) in self._transfers:
+                raise MalformedError(f"two transfers at once for call {call_id}")
+            self._check_transfers(len(self._transfers))
+        elif self.arrivals is None:
             raise MalformedError("a payload over lanes on a connection without them")
-        self._check_transfers(len(self.arrivals))
-        self.arrivals.open(message, self._make_buffers(message, lengths))
+        else:
+            self._check_transfers(len(self.arrivals))
 
     def _check_transfers(self, count: int) -> None:
         if count >= self._limits.transfers_max:
             raise FrameTooLargeError(
                 f"more than {self._limits.transfers_max} transfers at once"
             )
-
-    def _make_buffers(
-        self,
-        message: tuple[int, int, int, int, bytes, bytes],
-        lengths: Sequence[int],
-    ) -> list[memoryview]:
-        try:
-            return self._allocate(message[0], message[2], lengths)
-        except MemoryError as error:
-            raise FrameTooLargeError(
-                f"a payload of {sum(lengths)} bytes, for which there is no memory here"
-            ) from error
 
     def _begin_data(self, key: tuple[int, int], offset: int, nbytes: int) -> None:
         transfer = self._transfers.get(key)
@@ -506,6 +548,8 @@ class FrameReader:
                 f"{nbytes} bytes for call {key[1]}, which expects none"
             )
         self._landing = transfer.segments(offset, nbytes)
+        if not self._landing:
+            self._throw_away(nbytes)
         self._landing_for = key
         transfer.missing -= nbytes
         self._start += HEADER_BYTES
@@ -527,6 +571,8 @@ class FrameReader:
         segment = self._landing.pop()
         if nbytes < segment.nbytes:
             self._landing.append(segment[nbytes:])
+        elif self._waste:
+            self._throw_away(self._waste)
         elif not self._landing and self._landing_for is not None:
             key, self._landing_for = self._landing_for, None
             self._complete(key)

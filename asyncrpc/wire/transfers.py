@@ -207,11 +207,11 @@ class Arrival:
         "total",
     )
 
-    def __init__(self, message: Opening, buffers: list[memoryview]) -> None:
+    def __init__(self, message: Opening, buffers: list[memoryview], total: int) -> None:
         self.message = message
         self.buffers = buffers
         self._ends = list(accumulate(buffer.nbytes for buffer in buffers))
-        self.total = self.missing = self._ends[-1]
+        self.total = self.missing = total
         self.begun = 0
         self.dropped_at = -1
         self.is_wanted = True
@@ -270,10 +270,21 @@ class Arrivals:
     def __len__(self) -> int:
         return len(self._arrivals)
 
-    def open(self, message: Opening, buffers: list[memoryview]) -> None:
-        """Take note of a message whose payload is on its way."""
+    def open(
+        self, message: Opening, buffers: list[memoryview] | None, total: int
+    ) -> None:
+        """Take note of a message whose payload is on its way.
+
+        Args:
+            message: all but its buffers.
+            buffers: where its bytes go; None: it has been delivered without them, and
+                they are thrown away.
+            total: bytes of the payload.
+        """
         self.opened += 1
-        self._arrivals[self.opened] = Arrival(message, buffers)
+        arrival = self._arrivals[self.opened] = Arrival(message, buffers or [], total)
+        if buffers is None:
+            arrival.forget()
         if self.on_opened is not None:
             self.on_opened()
 
@@ -331,13 +342,13 @@ class Arrivals:
         kind, _, call_id = arrival.message[:3]
         return (kind, call_id) if was_wanted else None
 
-    def forget(self, kind: int, call_id: int) -> bool:
-        """Do not deliver a message; say whether there was one on its way."""
+    def forget(self, kind: int, call_id: int) -> bytes | None:
+        """Do not deliver a message; return its control part, None if there is none."""
         arrival = self._wanted(kind, call_id)
         if arrival is None:
-            return False
+            return None
         arrival.forget()
-        return True
+        return arrival.message[5]
 
     def move(self, kind: int, call_id: int, make: Callable[[int], memoryview]) -> None:
         """Let the rest of a payload land in other memory, which `make` makes."""

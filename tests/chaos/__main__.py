@@ -15,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.run import Given, go
+from tests.chaos.fleet import Given
+from tests.chaos.run import go
 from tests.chaos.tables import show
 
 

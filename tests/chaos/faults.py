@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeAlias
 
 from tests.chaos.fleet import Fleet
+from tests.chaos.history import CUT, History
+from tests.chaos.log import now_s
 from tests.chaos.wires import Wires
 
 PAUSE_S: Final = 2.5  # mean, between the beginnings of two faults
@@ -26,12 +28,20 @@ class Chaos:
 
     Attributes:
         injected: how often each kind of fault was.
+        history: when each was, and between whom.
     """
 
     def __init__(
-        self, fleet: Fleet, wires: Wires, seed: int, *, lost_after_s: float
+        self,
+        fleet: Fleet,
+        wires: Wires,
+        seed: int,
+        history: History,
+        *,
+        lost_after_s: float,
     ) -> None:
         self.injected: Counter[str] = Counter()
+        self.history = history
         self.fleet = fleet
         self.wires = wires
         self.rng = random.Random(seed)
@@ -67,6 +77,12 @@ class Chaos:
         free = [name for name in self.wires.names if name not in self._busy]
         return self.rng.choice(free) if len(free) > 1 else None
 
+    def begin(self, kind: str, *names: str, life: str = "") -> Callable[[], None]:
+        """Count a fault and enter it; return what enters its end."""
+        self.injected[kind] += 1
+        end = self.history.begin(kind, *names, at_s=now_s(), life=life)
+        return lambda: end(now_s())
+
     async def pause(self, *names: str, seconds: float) -> None:
         """Let a fault of these workers last."""
         self._busy.update(names)
@@ -85,11 +101,12 @@ async def kill(chaos: Chaos) -> None:
     """Kill a worker; start it again under its name, at once or later."""
     if (name := chaos.victim()) is None:
         return
-    chaos.injected["SIGKILL"] += 1
+    end = chaos.begin("SIGKILL", name, life=chaos.fleet.alive[name].label)
     await chaos.fleet.kill(name)
     await chaos.pause(name, seconds=chaos.rng.choice([0.0, 0.5, 5.0]))
     chaos._busy.add(name)  # noqa: SLF001  (of this module)
     await chaos.fleet.start(name)
+    end()
     chaos._busy.discard(name)  # noqa: SLF001  (of this module)
 
 
@@ -98,7 +115,7 @@ async def stop(chaos: Chaos) -> None:
     if (name := chaos.victim()) is None:
         return
     is_long = chaos.rng.random() < 1 / 3
-    chaos.injected["SIGSTOP, long" if is_long else "SIGSTOP, short"] += 1
+    end = chaos.begin("SIGSTOP, long" if is_long else "SIGSTOP, short", name)
     lasts_s = chaos.rng.uniform(0.2, 0.5 * chaos.lost_after_s)
     if is_long:
         lasts_s = chaos.lost_after_s + chaos.rng.uniform(3.0, 6.0)
@@ -106,14 +123,16 @@ async def stop(chaos: Chaos) -> None:
     life.signal(signal.SIGSTOP)
     await chaos.pause(name, seconds=lasts_s)
     life.signal(signal.SIGCONT)
+    end()
 
 
 async def cut(chaos: Chaos) -> None:
     """Break the connections between two workers, once or in a row."""
     one, other = chaos.pair()
     for _ in range(chaos.rng.choice([1, 1, 5])):
-        chaos.injected["cut"] += 1
+        end = chaos.begin(CUT, one, other)
         await chaos.wires.cut(one, other)
+        end()
         await asyncio.sleep(chaos.rng.uniform(0.0, 0.5))
 
 
@@ -121,7 +140,8 @@ async def partition(chaos: Chaos) -> None:
     """Part two workers, for less time than makes them lost, or more."""
     one, other = chaos.pair()
     is_long = chaos.rng.random() < 1 / 3
-    chaos.injected["partition, long" if is_long else "partition, short"] += 1
+    kind = "partition, long" if is_long else "partition, short"
+    end = chaos.begin(kind, *chaos.wires.parted(one, other))
     lasts_s = chaos.rng.uniform(0.2, 0.5 * chaos.lost_after_s)
     if is_long:
         lasts_s = chaos.lost_after_s + chaos.rng.uniform(3.0, 6.0)
@@ -130,15 +150,17 @@ async def partition(chaos: Chaos) -> None:
     if chaos.rng.random() < 0.5:  # what is left of the connection is no use either
         await chaos.wires.cut(one, other)
     await chaos.wires.heal(one, other)
+    end()
 
 
 async def delay(chaos: Chaos) -> None:
     """Delay what a worker says and hears, for a while."""
     name = chaos.rng.choice(chaos.wires.names)
-    chaos.injected["delay"] += 1
+    end = chaos.begin("delay", name)
     await chaos.wires.delay(name, chaos.rng.choice([0.005, 0.05, 0.3]))
     await asyncio.sleep(chaos.rng.uniform(0.5, 5.0))
     await chaos.wires.delay(name, 0.0)
+    end()
 
 
 FAULTS: Final[Mapping[Fault, int]] = {

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tests.chaos.history import START, History
+from tests.chaos.log import now_s
 from tests.chaos.wires import Wires
 from tests.chaos.worker import SAMPLE, Seat, seat_as_text
 
@@ -23,6 +25,27 @@ ANSWER_S: Final = 90.0  # the longest limit of a call, and what follows
 LEAVE_S: Final = 20.0  # the drain and what follows
 ENDED: Final = "ended"
 ERRORS: Final = "stderr.txt"  # of all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a run is to be.
+
+    Attributes:
+        seconds: how long things are broken.
+        seed: of the faults and the load.
+        workers: how many.
+        wires: `namespaces`, `proxies`, or `auto` for the first that is permitted.
+        folder: for the logs; must exist.
+        is_verbose: whether each fault is named as it comes.
+    """
+
+    seconds: float
+    seed: int
+    workers: int
+    wires: str
+    folder: Path
+    is_verbose: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -87,24 +110,37 @@ class Fleet:
     """
 
     def __init__(
-        self, wires: Wires, folder: Path, seed: int, options: dict[str, Any]
+        self,
+        wires: Wires,
+        given: Given,
+        room: Path,
+        history: History,
+        options: dict[str, Any],
     ) -> None:
         self.alive: dict[str, Life] = {}
         self.dead: list[Life] = []
         self.problems: list[str] = []
         self._wires = wires
-        self._folder = folder
-        self._seed = seed
+        self._folder = given.folder
+        self._seed = given.seed
+        self._room = room
+        self._history = history
         self._options = options
+        self._strict = list(wires.names[-1:])
         self._starts: defaultdict[str, int] = defaultdict(int)
         self._tasks = asyncio.TaskGroup()
-        self._errors = (folder / ERRORS).open("ab")
+        self._errors = (given.folder / ERRORS).open("ab")
 
     async def __aenter__(self) -> Self:
         """Start every worker."""
         await self._tasks.__aenter__()
-        await asyncio.gather(*(self.start(name) for name in self._wires.names))
+        await asyncio.gather(*(self._start_first(name) for name in self._wires.names))
         return self
+
+    async def _start_first(self, name: str) -> None:
+        end = self._history.begin(START, name, at_s=now_s())
+        await self.start(name)
+        end(now_s())
 
     async def __aexit__(self, *_: object) -> None:
         """Kill what is left."""
@@ -127,6 +163,7 @@ class Fleet:
             secret="of the chaos suite",
             folder=str(self._folder),
             seed=self._seed_of(name),
+            strict=self._strict,
             options=self._options,
         )
         command = (sys.executable, "-m", "tests.chaos.worker", seat_as_text(seat))
@@ -134,7 +171,12 @@ class Fleet:
             *self._wires.command(name),
             *command,
             cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": ".",
+                "OMP_NUM_THREADS": "1",
+                "TMPDIR": str(self._room),
+            },
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=self._errors,

@@ -7,125 +7,127 @@ import contextlib
 import itertools
 import os
 import random
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import torch
 
 import asyncrpc
-from asyncrpc import AsyncRpcError, CallError, Outcome, RRef, Worker
-from tests.chaos.log import Log
+from asyncrpc import (
+    AsyncRpcError,
+    BackwardFailedError,
+    CallError,
+    GroupChangedError,
+    InvalidContextError,
+    Outcome,
+    ProtocolError,
+    RankLostError,
+    RRefDeletedError,
+    RRefError,
+    TransportError,
+    WorkerLostError,
+)
+from tests.chaos.called import (
+    ChaosWorker,
+    Counter,
+    block,
+    count_to,
+    double,
+    keep,
+    relay,
+    run,
+    run_plain,
+    sleep,
+)
+from tests.chaos.log import MISTAKE, End, now_s
 
-LOOPS: Final = 6  # things that one worker does at a time
+LOOPS: Final = 6  # right things that one worker does at a time
+MISTAKE_LOOPS: Final = 2  # wrong ones
 PAUSE_S: Final = 0.1  # mean, between two of them
-LIMITS_S: Final = (0.3, 2.0, 8.0, 15.0)
+LIMITS_S: Final = (0.3, 2.0, 8.0, 30.0)
 TICK_S: Final = 0.1
+# What says that a worker, a connection or a value is gone, and not that the call, the
+# function or its arguments are wrong.
+LOSSES: Final = (
+    *(WorkerLostError, TransportError, ProtocolError, RRefError, RankLostError),
+    *(GroupChangedError, BackwardFailedError, InvalidContextError),
+)
 
 Kind: TypeAlias = Callable[["Load", str], Coroutine[Any, Any, None]]
 
 
-class ChaosWorker(Worker):
-    """A worker with logs."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The error that a wrong call has to end with.
 
-    def __init__(self, name: str, ran: Log, **given: Any) -> None:
-        super().__init__(name, **given)
-        self.ran = ran
-        self.kept: list[RRef[Counter]] = []
+    Attributes:
+        kinds: classes: one of them.
+        texts: one of these is in its text.
+        outcome: what it says of the function; None: whatever it likes.
+    """
 
+    kinds: tuple[type[BaseException], ...]
+    texts: tuple[str, ...]
+    outcome: Outcome | None = None
 
-def begin(call_id: str) -> None:
-    cast("ChaosWorker", asyncrpc.current_worker()).ran.write("B", call_id)
-
-
-# --- what is called ------------------------------------------------------------------
-
-
-async def run(call_id: str) -> str:
-    begin(call_id)
-    return call_id
-
-
-def run_plain(call_id: str) -> str:
-    begin(call_id)
-    return call_id
+    def fits(self, error: BaseException) -> bool:
+        """Say whether an error is this one."""
+        if not isinstance(error, self.kinds):
+            return False
+        is_right = self.outcome in (None, getattr(error, "outcome", None))
+        return is_right and any(text in str(error) for text in self.texts)
 
 
-async def sleep(call_id: str, seconds: float) -> str:
-    begin(call_id)
-    await asyncio.sleep(seconds)
-    return call_id
+def end_of(error: BaseException, wanted: Wanted | None) -> End:
+    """Say how a call ended that raised."""
+    if wanted is not None and wanted.fits(error):
+        return End.AS_EXPECTED
+    if isinstance(error, TimeoutError):
+        return End.LATE
+    return End.LOST if isinstance(error, LOSSES) else End.STRANGE
 
 
-def block(call_id: str, seconds: float) -> str:
-    begin(call_id)
-    time.sleep(seconds)
-    return call_id
-
-
-def double(call_id: str, value: torch.Tensor) -> torch.Tensor:
-    begin(call_id)
-    return value * 2
-
-
-async def relay(call_id: str, to: str) -> str:
-    """Call on, in the time that is left."""
-    begin(call_id)
-    with contextlib.suppress(AsyncRpcError):
-        await asyncrpc.current_worker().peer(to).call(run, f"{call_id}/1")
-    return call_id
-
-
-async def count_to(call_id: str, end: int) -> AsyncIterator[torch.Tensor]:
-    begin(call_id)
-    for number in range(end):
-        yield torch.full((4096,), float(number))
-
-
-class Counter:
-    """What references refer to."""
-
-    def __init__(self, call_id: str) -> None:
-        begin(call_id)
-        self.count = 0
-
-    def add(self, call_id: str) -> str:
-        begin(call_id)
-        self.count += 1
-        return call_id
-
-
-async def keep(call_id: str, rref: RRef[Counter]) -> str:
-    begin(call_id)
-    kept = cast("ChaosWorker", asyncrpc.current_worker()).kept
-    kept.append(rref)
-    del kept[:-8]
-    return call_id
-
-
-# --- who calls -----------------------------------------------------------------------
+def in_short(error: BaseException) -> str:
+    """Return the text of an error in one line that a terminal can show."""
+    line = " ".join(f"{error!s:.300}".split())
+    return "".join(one if one.isprintable() else "?" for one in line)
 
 
 class Load:
-    """What one worker calls, until it is told to stop."""
+    """What one worker calls, until it is told to stop.
+
+    Attributes:
+        worker: this process's.
+        rng: what is called when, by the seed.
+        problems: findings.
+        peers: names of the others.
+        strict: names of the workers whose policy is STRICT.
+    """
 
     def __init__(
-        self, worker: ChaosWorker, peers: list[str], told: Log, seed: int
+        self,
+        worker: ChaosWorker,
+        peers: Sequence[str],
+        strict: Sequence[str],
+        seed: int,
     ) -> None:
         self.worker = worker
         self.rng = random.Random(seed)
         self.problems: list[str] = []
-        self._peers = peers
-        self._told = told
+        self.peers = tuple(peers)
+        self.strict = frozenset(strict)
+        self._told = worker.told
         self._numbers = itertools.count()
         self._stopping = asyncio.Event()
         self._awake_s = 0.0
 
-    async def go_on(self) -> None:
-        """Make calls until `stop`."""
+    async def go_on(self, mistakes: Mapping[Kind, int]) -> None:
+        """Make right and wrong calls until `stop`."""
+        kinds = [KINDS] * LOOPS + [mistakes] * MISTAKE_LOOPS
         async with asyncio.TaskGroup() as tasks:
             awake = tasks.create_task(self._count_awake())
-            loops = [tasks.create_task(self._loop()) for _ in range(LOOPS)]
+            loops = [tasks.create_task(self._loop(one)) for one in kinds]
             await asyncio.wait(loops)
             awake.cancel()
 
@@ -135,23 +137,22 @@ class Load:
 
     async def _count_awake(self) -> None:
         """Count the time, but not while this process is stopped."""
-        last_s = time.monotonic()
+        last_s = now_s()
         while True:
             await asyncio.sleep(TICK_S)
-            now_s = time.monotonic()
-            self._awake_s += min(now_s - last_s, 5 * TICK_S)
-            last_s = now_s
+            at_s = now_s()
+            self._awake_s += min(at_s - last_s, 5 * TICK_S)
+            last_s = at_s
 
-    async def _loop(self) -> None:
-        kinds = list(KINDS)
+    async def _loop(self, kinds: Mapping[Kind, int]) -> None:
         while not self._stopping.is_set():
-            kind = self.rng.choices(kinds, list(KINDS.values()))[0]
+            kind = self.rng.choices(list(kinds), list(kinds.values()))[0]
             try:
-                await kind(self, self.rng.choice(self._peers))
+                await kind(self, self.rng.choice(self.peers))
             except (AsyncRpcError, TimeoutError):
                 pass  # entered already, or befell a call of which nobody is told
             except Exception as error:  # noqa: BLE001  (whatever it is, it is a finding)
-                self.problems.append(f"{kind.__name__}: {error!r}")
+                self.problems.append(f"{kind.__name__}: {error!r:.500}")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.rng.expovariate(1 / PAUSE_S)):
                     await self._stopping.wait()
@@ -161,59 +162,130 @@ class Load:
         return f"{self.worker.name}.{os.getpid()}.{next(self._numbers)}"
 
     async def enter(
-        self, what: str, make: Callable[[str], Awaitable[Any]]
+        self,
+        what: str,
+        parties: tuple[str, ...],
+        make: Callable[[str], Awaitable[Any]],
+        *,
+        wanted: Wanted | None = None,
+        since_s: float | None = None,
+        claims: bool = True,
     ) -> tuple[str, Any]:
         """Make a call within a limit; enter both.
+
+        Args:
+            what: its kind.
+            parties: names of the workers that it needs: its callee first.
+            make: makes it, given its number.
+            wanted: the error that it has to end with; None: none.
+            since_s: when what it needs was made, by `now_s`; None: now.
+            claims: whether its outcome says something of the function that is logged.
+
+        Returns:
+            Its number, and what it returned.
 
         Raises:
             AsyncRpcError: what became of it, entered.
             TimeoutError: likewise; a deadline that is no call's own.
+            Exception: likewise, and a finding unless `wanted`.
         """
         call_id, limit_s = self.new_id(), self.rng.choice(LIMITS_S)
-        self._told.write("M", call_id, limit_s, what)
+        self._write_made(call_id, limit_s, parties, what, since_s)
         begun_s = self._awake_s
 
-        def tell(outcome: Outcome, error: str) -> None:
-            took_s = self._awake_s - begun_s
-            self._told.write("C", call_id, outcome.name, f"{took_s:.2f}", error)
+        def tell(outcome: Outcome, end: End, *error: str) -> None:
+            claimed = outcome if claims else Outcome.UNKNOWN
+            took_s = f"{self._awake_s - begun_s:.2f}"
+            at_s = f"{now_s():.4f}"
+            self._told.write("C", call_id, claimed.name, at_s, took_s, end.name, *error)
 
         try:
             async with asyncrpc.deadline(limit_s):
                 result = await make(call_id)
-        except (AsyncRpcError, TimeoutError) as caught:
-            is_call = isinstance(caught, CallError)
-            outcome = caught.outcome if is_call else Outcome.UNKNOWN  # type: ignore[union-attr]
-            tell(outcome, type(caught).__name__)
+        except asyncio.CancelledError:
+            self._told.write("X", call_id)
             raise
-        tell(Outcome.EXECUTED, "")
+        except Exception as caught:
+            is_call = isinstance(caught, CallError)
+            outcome = caught.outcome if is_call else Outcome.UNKNOWN  # type: ignore[attr-defined]
+            end = end_of(caught, wanted)
+            tell(outcome, end, type(caught).__name__.split()[0][:40], in_short(caught))
+            if end is End.STRANGE:
+                self._find(what, call_id, parties, f"raised {caught!r:.300}")
+            raise
+        tell(Outcome.EXECUTED, End.AS_EXPECTED if wanted is None else End.STRANGE)
+        if wanted is not None:
+            self._find(what, call_id, parties, f"returned {result!r:.100}")
         return call_id, result
 
-    async def expect(self, what: str, make: Callable[[str], Awaitable[Any]]) -> str:
+    def _find(
+        self, what: str, call_id: str, parties: tuple[str, ...], problem: str
+    ) -> None:
+        to = ", ".join(parties)
+        self.problems.append(f"{what} {call_id} to {to} {problem}")
+
+    def _write_made(
+        self,
+        call_id: str,
+        limit_s: float,
+        parties: tuple[str, ...],
+        what: str,
+        since_s: float | None = None,
+    ) -> None:
+        at_s = now_s()
+        since_s = at_s if since_s is None else since_s
+        self._told.write(
+            *("M", call_id, f"{at_s:.4f}", f"{since_s:.4f}", limit_s),
+            *(",".join(parties), what),
+        )
+
+    async def expect(
+        self,
+        what: str,
+        parties: tuple[str, ...],
+        make: Callable[[str], Awaitable[Any]],
+        *,
+        since_s: float | None = None,
+    ) -> str:
         """Make a call that returns its own number."""
-        call_id, result = await self.enter(what, make)
+        call_id, result = await self.enter(what, parties, make, since_s=since_s)
         if result != call_id:
-            self.problems.append(f"{what} {call_id} returned {result!r}")
+            self._find(what, call_id, parties, f"returned {result!r:.100}")
         return call_id
 
-    def excused(self, what: str) -> str:
+    async def mistake(
+        self,
+        what: str,
+        parties: tuple[str, ...],
+        wanted: Wanted,
+        make: Callable[[str], Awaitable[Any]],
+        *,
+        claims: bool = True,
+    ) -> None:
+        """Make a wrong call; what it raises is entered and goes no further."""
+        with contextlib.suppress(Exception):
+            await self.enter(
+                f"{MISTAKE} {what}", parties, make, wanted=wanted, claims=claims
+            )
+
+    def excused(self, what: str, to: str) -> str:
         """Enter a call of which nobody is told how it ends."""
         call_id = self.new_id()
-        self._told.write("M", call_id, 0.0, what)
+        self._write_made(call_id, 0.0, (to,), what)
         self._told.write("X", call_id)
         return call_id
 
 
 async def small(load: Load, to: str) -> None:
-    function = load.rng.choice([run, run_plain])
-    peer = load.worker.peer(to)
-    await load.expect(f"{function.__name__} {to}", lambda it: peer.call(function, it))
+    function, peer = load.rng.choice([run, run_plain]), load.worker.peer(to)
+    await load.expect(function.__name__, (to,), lambda it: peer.call(function, it))
 
 
 async def slow(load: Load, to: str) -> None:
-    function = load.rng.choice([sleep, block])
-    seconds, peer = load.rng.uniform(0.0, 1.0), load.worker.peer(to)
+    function, peer = load.rng.choice([sleep, block]), load.worker.peer(to)
+    seconds = load.rng.uniform(0.0, 1.0)
     await load.expect(
-        f"{function.__name__} {to}", lambda it: peer.call(function, it, seconds)
+        function.__name__, (to,), lambda it: peer.call(function, it, seconds)
     )
 
 
@@ -222,34 +294,37 @@ async def tensor(load: Load, to: str) -> None:
     value = torch.full((elements,), load.rng.random())
     peer = load.worker.peer(to)
     call_id, result = await load.enter(
-        f"double {to}", lambda it: peer.call(double, it, value)
+        "double", (to,), lambda it: peer.call(double, it, value)
     )
     if result.shape != value.shape or not torch.equal(result, value * 2):
         load.problems.append(f"double {call_id} returned something else")
 
 
 async def nested(load: Load, to: str) -> None:
-    further = load.rng.choice(load._peers)  # noqa: SLF001  (of this module)
-    peer = load.worker.peer(to)
-    await load.expect(f"relay {to}", lambda it: peer.call(relay, it, further))
+    further, peer = load.rng.choice(load.peers), load.worker.peer(to)
+    await load.expect("relay", (to,), lambda it: peer.call(relay, it, further))
 
 
 async def stream(load: Load, to: str) -> None:
-    call_id, length = load.excused(f"stream {to}"), load.rng.randrange(60)
-    seen = 0
-    async with asyncrpc.deadline(load.rng.choice(LIMITS_S)):
+    length = load.rng.randrange(60)
+
+    async def take_all(call_id: str) -> int:
+        seen = 0
         items: Any = load.worker.peer(to).stream(count_to, call_id, length)
         async with contextlib.aclosing(items):
             async for item in items:
                 if float(item[0]) != seen:
                     load.problems.append(f"stream {call_id}: a gap before {seen}")
                 seen += 1
+        return seen
+
+    call_id, seen = await load.enter("stream", (to,), take_all, claims=False)
     if seen != length:
         load.problems.append(f"stream {call_id}: {seen} items of {length}")
 
 
 async def cancelled(load: Load, to: str) -> None:
-    call_id, seconds = load.excused(f"cancelled {to}"), load.rng.uniform(0.0, 1.0)
+    call_id, seconds = load.excused("cancelled", to), load.rng.uniform(0.0, 1.0)
     task = asyncio.create_task(load.worker.peer(to).call(sleep, call_id, seconds))
     await asyncio.wait([task], timeout=load.rng.uniform(0.0, 1.0))
     task.cancel()
@@ -259,14 +334,28 @@ async def cancelled(load: Load, to: str) -> None:
 
 async def reference(load: Load, to: str) -> None:
     """Make a value, use it, pass it on, use it again, and let go."""
-    third = load.rng.choice(load._peers)  # noqa: SLF001  (of this module)
-    peer = load.worker.peer(third)
-    made = load.excused(f"remote {to}")
-    async with asyncrpc.deadline(load.rng.choice(LIMITS_S)):
+    third = load.rng.choice(load.peers)
+    peer, since_s, limit_s = load.worker.peer(third), now_s(), load.rng.choice(LIMITS_S)
+    made = load.excused("remote", to)
+    async with asyncrpc.deadline(limit_s):
         rref = load.worker.peer(to).remote(Counter, made)
-    await load.expect(f"add {to}", lambda it: rref.rpc_async().add(it))
-    await load.expect(f"keep {third}", lambda it: peer.call(keep, it, rref))
-    await load.expect(f"add {to}", lambda it: rref.rpc_async().add(it))
+
+    async def add_here(call_id: str) -> str:
+        try:
+            return await rref.rpc_async().add(call_id)  # type: ignore[no-any-return]
+        except RRefDeletedError as error:
+            if now_s() < since_s + limit_s:
+                raise
+            raise TimeoutError("the value was not made in its time") from error
+
+    async def add() -> None:
+        await load.expect("add", (to,), add_here, since_s=since_s)
+
+    await add()
+    await load.expect(
+        "keep", (third, to), lambda it: peer.call(keep, it, rref), since_s=since_s
+    )
+    await add()
 
 
 KINDS: Final[dict[Kind, int]] = {

@@ -5,48 +5,34 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from asyncrpc import Options
 from asyncrpc.testing.leaks import child_processes
 from tests.chaos.faults import Chaos
-from tests.chaos.fleet import ERRORS, Fleet
-from tests.chaos.log import read_all
+from tests.chaos.fleet import ERRORS, Fleet, Given
+from tests.chaos.history import History
+from tests.chaos.log import now_s, read_all
+from tests.chaos.losses import judge_losses
+from tests.chaos.mistakes_made import Mistakes, count_mistakes
 from tests.chaos.verdict import Verdict, judge_calls, judge_holdings, judge_memory
 from tests.chaos.wires import Namespaces, Proxies, Wires
 
 LOST_AFTER_S: Final = 6.0
+# A peer may have been silent for a heartbeat before a fault begins.
+SILENCE_S: Final = LOST_AFTER_S - Options().heartbeat_s
 WARM_UP_S: Final = 2.0
 REST_S: Final = (
     4.0  # after the last call: what is late comes, what is free is given back
 )
+OPTIONS: Final = {"drain_timeout_s": 3.0, "lost_after_s": LOST_AFTER_S}
 NAMES: Final = "abcdefgh"
+FAULTS: Final = "faults.txt"
 UNHANDLED: Final = ("Exception in callback", "Task exception was never")
 SHARED_MEMORY: Final = Path("/dev") / "shm"
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What a run is to be.
-
-    Attributes:
-        seconds: how long things are broken.
-        seed: of the faults and the load.
-        workers: how many.
-        wires: `namespaces`, `proxies`, or `auto` for the first that is permitted.
-        folder: for the logs; must exist.
-        is_verbose: whether each fault is named as it comes.
-    """
-
-    seconds: float
-    seed: int
-    workers: int
-    wires: str
-    folder: Path
-    is_verbose: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +45,7 @@ class Report:
     injected: Counter[str]
     lives: int
     calls: int
+    mistakes: Mistakes
     took_s: float
     verdict: Verdict
 
@@ -72,38 +59,52 @@ async def go(given: Given) -> Report:
     Cancellation:
         Processes, proxies and namespaces are ended.
     """
-    before, begun_s = left_behind(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="chaos-") as room:
+        return await _go(given, Path(room))
+
+
+async def _go(given: Given, room: Path) -> Report:
+    """Run it; all that the workers put into a temporary directory is in `room`."""
+    before, begun_s = left_behind(room), now_s()
     verdict = Verdict()
-    names = NAMES[: given.workers]
-    async with await choose(given.wires, names) as wires:
-        options = {"drain_timeout_s": 3.0, "lost_after_s": LOST_AFTER_S}
-        fleet = Fleet(wires, given.folder, given.seed, options)
-        async with fleet:
-            chaos = Chaos(fleet, wires, given.seed, lost_after_s=LOST_AFTER_S)
-            await _break(given, fleet, chaos)
-            await _end(fleet, verdict)
+    history = History(silence_s=SILENCE_S, dial_s=Options().connect_timeout_s)
+    async with (
+        await choose(given.wires, NAMES[: given.workers]) as wires,
+        Fleet(wires, given, room, history, OPTIONS) as fleet,
+    ):
+        chaos = Chaos(fleet, wires, given.seed, history, lost_after_s=LOST_AFTER_S)
+        await _break(given, fleet, chaos)
+        await _end(fleet, history, verdict)
     lives = [*fleet.dead, *fleet.alive.values()]
     for life in lives:
         judge_memory(life.label, life.samples, verdict)
     verdict.others += [*fleet.problems, *unhandled(given.folder / ERRORS)]
-    calls = read_all(given.folder, {life.label for life in fleet.dead})
-    judge_calls(calls, verdict)
-    # A process that was killed leaves its private folder: nobody is there to remove it.
-    folders = len(fleet.dead)
-    new = [one for one in left_behind() if one not in before]
-    if len([one for one in new if one.startswith(tempfile.gettempdir())]) > folders:
-        verdict.leaks.append(f"folders: {new}")
-    verdict.leaks += [one for one in new if not one.startswith(tempfile.gettempdir())]
+    story = read_all(given.folder, {life.label for life in fleet.dead})
+    judge_calls(story.calls, verdict)
+    verdict.losses = judge_losses(story, history)
+    (given.folder / FAULTS).write_text("\n".join(history.lines()), encoding="utf-8")
+    verdict.leaks += _left(before, left_behind(room), killed=len(fleet.dead))
     return Report(
         given,
         wires.kind,
         Wires.faults - wires.faults,
         chaos.injected,
         len(lives),
-        len(calls),
-        time.monotonic() - begun_s,
+        len(story.calls),
+        count_mistakes(story),
+        now_s() - begun_s,
         verdict,
     )
+
+
+def _left(before: list[str], after: list[str], *, killed: int) -> list[str]:
+    """Return what is new.
+
+    A process that was killed leaves its private folder: nobody is there to remove it.
+    """
+    new = [one for one in after if one not in before]
+    folders = [one for one in new if one.startswith(tempfile.gettempdir())]
+    return [one for one in new if one not in folders or len(folders) > killed]
 
 
 async def choose(wanted: str, names: str) -> Wires:
@@ -116,11 +117,11 @@ async def choose(wanted: str, names: str) -> Wires:
 
 
 async def _break(given: Given, fleet: Fleet, chaos: Chaos) -> None:
-    begun_s = time.monotonic()
+    begun_s = now_s()
 
     def said(what: str) -> None:
         if given.is_verbose:
-            at_s = time.monotonic() - begun_s
+            at_s = now_s() - begun_s
             print(f"{at_s:8.1f} s  {what}", file=sys.stderr, flush=True)
 
     await asyncio.sleep(WARM_UP_S)
@@ -128,15 +129,18 @@ async def _break(given: Given, fleet: Fleet, chaos: Chaos) -> None:
     await asyncio.sleep(WARM_UP_S)
 
 
-async def _end(fleet: Fleet, verdict: Verdict) -> None:
+async def _end(fleet: Fleet, history: History, verdict: Verdict) -> None:
     """Have the workers finish, say what they have left, and leave."""
     finished = await fleet.ask("finish", "finished")
     for told in finished.values():
         verdict.others += told["problems"]
+    # Only now does nobody hand on a reference any more.
+    await fleet.ask("let go", "let go")
     await asyncio.sleep(REST_S)
     last = await fleet.ask("report", "left")
     first = {name: fleet.alive[name].first for name in last}
     judge_holdings(first, last, verdict)
+    history.left_s = now_s()
     await fleet.leave()
 
 
@@ -149,10 +153,13 @@ def unhandled(errors: Path) -> list[str]:
     return [f"{count} times: {line}" for line, count in found.items()]
 
 
-def left_behind() -> list[str]:
-    """Return what processes of this package could leave on this host."""
+def left_behind(room: Path) -> list[str]:
+    """Return what the workers could leave on this host.
+
+    Args:
+        room: their temporary directory.
+    """
     found = [str(path) for path in SHARED_MEMORY.glob("asyncrpc*")]
-    temporary = Path(tempfile.gettempdir())
-    found += [str(path) for path in temporary.glob("asyncrpc-*")]
+    found += [str(path) for path in room.iterdir()]
     found += [f"process {pid}: {what}" for pid, what in child_processes().items()]
     return sorted(found)

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from asyncrpc import Outcome
+from tests.chaos.fleet import Given
 from tests.chaos.heap import Heap, allocated_blocks
 from tests.chaos.log import Call
-from tests.chaos.run import Given, go
+from tests.chaos.run import go
 from tests.chaos.verdict import Verdict, judge_calls, judge_memory
 
 SECONDS = 15.0
@@ -28,6 +29,9 @@ class TestShort:
         assert found == {}
         assert report.injected.total() > 2
         assert report.verdict.outcomes["EXECUTED", True] > 100
+        assert report.mistakes.workers == {"a", "b", "c"}
+        assert report.mistakes.at_once >= 2
+        assert len(report.mistakes.made) >= 8  # kinds
 
 
 def call(outcome: Outcome | None, *ran: str, took_s: float = 0.1) -> Call:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from asyncrpc import Outcome
 from tests.chaos.log import Call
+from tests.chaos.losses import Losses
 
 HANG_S: Final = 20.0  # beyond the limit that a call was given
 # What a worker may have at the end that it did not have at its start.
@@ -26,11 +27,12 @@ _MUST_BE_ZERO: Final = ("calls waited for", "calls served", "active", "values")
 
 @dataclass(slots=True)
 class Verdict:
-    """The sums of a run; all but the first two are to be 0.
+    """The sums of a run; all but the first three are to be 0.
 
     Attributes:
         outcomes: calls by what was claimed and whether they ran.
-        errors: calls by the class of their error.
+        errors: right calls by the class of their error.
+        losses: why calls were lost; those without a cause, too.
         lies: EXECUTED and did not run.
         denials: NOT_EXECUTED and ran.
         doubles: ran twice.
@@ -41,6 +43,7 @@ class Verdict:
 
     outcomes: Counter[tuple[str, bool]] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    losses: Losses = field(default_factory=Losses)
     lies: list[str] = field(default_factory=list)
     denials: list[str] = field(default_factory=list)
     doubles: list[str] = field(default_factory=list)
@@ -56,6 +59,7 @@ class Verdict:
             "claimed NOT_EXECUTED, but logged": self.denials,
             "run twice": self.doubles,
             f"no answer by the limit + {HANG_S:g} s": self.hangs,
+            "lost without a fault of their own": self.losses.lines,
             "left behind": self.leaks,
             "other": self.others,
         }
@@ -77,7 +81,8 @@ def judge_calls(calls: Mapping[str, Call], verdict: Verdict) -> None:
                 verdict.hangs.append(f"{words}; nothing was told")
             continue
         verdict.outcomes[call.outcome.name, bool(call.ran)] += 1
-        verdict.errors[call.error or "none"] += 1
+        if not call.kind:
+            verdict.errors[call.error or "none"] += 1
         if call.outcome is Outcome.EXECUTED and not call.ran:
             verdict.lies.append(words)
         if call.outcome is Outcome.NOT_EXECUTED and call.ran:

@@ -76,6 +76,10 @@ class Wires(ABC):
     async def partition(self, one: str, other: str) -> None:
         """Let nothing pass between two workers, and tell nobody."""
 
+    def parted(self, one: str, other: str) -> tuple[str, ...]:
+        """Return whom a partition of two workers is between; of one: it and all."""
+        return one, other
+
     @abstractmethod
     async def delay(self, name: str, seconds: float) -> None:
         """Delay what goes to or from a worker."""
@@ -133,6 +137,10 @@ class Proxies(Wires):
     async def partition(self, one: str, other: str) -> None:
         """Hold back what was dialed to the first."""
         self._proxies[one].partition()
+
+    def parted(self, one: str, other: str) -> tuple[str, ...]:
+        """Return the first: nobody's dials get through to it."""
+        return (one,)
 
     async def heal(self, one: str, other: str) -> None:
         """End that."""

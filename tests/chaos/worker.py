@@ -1,7 +1,7 @@
 """One worker of the chaos suite: `python -m tests.chaos.worker SEAT`, SEAT in JSON.
 
-It calls the others until it reads `finish` on its input; then it lets go of all that it
-holds.  On `report` it says what it has left, on `leave` it ends in order.
+It calls the others until it reads `finish` on its input.  On `let go` it lets go of all
+that it holds, on `report` it says what it has left, on `leave` it ends in order.
 """
 
 from __future__ import annotations
@@ -18,16 +18,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from asyncrpc import Options
+from asyncrpc import Options, Policy
 from asyncrpc.runtime.loops import run as run_on_loop
+from asyncrpc.testing import all_end
 from asyncrpc.testing.leaks import open_descriptors
+from tests.chaos.called import ChaosWorker
 from tests.chaos.heap import Heap, allocated_blocks
-from tests.chaos.load import ChaosWorker, Load
+from tests.chaos.load import Load
 from tests.chaos.log import RAN, TOLD, Log
+from tests.chaos.mistakes import MISTAKES
 
 SAMPLE: Final = "sample"
 SAMPLE_S: Final = 2.0
+ALLOWED: Final = ("tests.chaos.called:*", "tests.chaos.wrongs:*")  # where STRICT
 FINISH_S: Final = 60.0  # the longest limit of a call, several times over
+ENDED_S: Final = 5.0  # for what waits when a worker has ended; its fleet waits longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class Seat:
         secret: of the group.
         folder: for its logs.
         seed: of its load.
+        strict: names of the workers whose policy is STRICT.
         options: more of its options.
     """
 
@@ -52,6 +58,7 @@ class Seat:
     secret: str
     folder: str
     seed: int
+    strict: list[str]
     options: dict[str, Any]
 
 
@@ -107,24 +114,28 @@ async def main(seat: Seat) -> None:
         secret=seat.secret,
         listen=(seat.listen,),
         advertise=(seat.advertise,) if seat.advertise else None,
+        policy=Policy.STRICT if seat.name in seat.strict else Policy.TRUSTED,
+        allow=ALLOWED,
         **seat.options,
     )
     ran, told = (Log(folder, kind, seat.name) for kind in (RAN, TOLD))
-    worker = ChaosWorker(seat.name, ran, rendezvous=seat.where, options=options)
+    worker = ChaosWorker(seat.name, ran, told, rendezvous=seat.where, options=options)
     peers = [name for name in seat.where if name != seat.name]
-    async with Commands() as commands, worker:
-        load = Load(worker, peers, told, seat.seed)
+    async with all_end(within_s=ENDED_S), Commands() as commands, worker:
+        load = Load(worker, peers, seat.strict, seat.seed)
         say(seat.name, "ready", holdings(worker))
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(load.go_on())
+            tasks.create_task(load.go_on(MISTAKES))
             telling = tasks.create_task(tell_memory(seat.name))
             await next_command(commands, "finish")
             telling.cancel()
             load.stop()
             faulthandler.dump_traceback_later(FINISH_S, exit=True)
         faulthandler.cancel_dump_traceback_later()
-        worker.kept.clear()
         say(seat.name, "finished", {"problems": load.problems})
+        await next_command(commands, "let go")
+        worker.kept.clear()
+        say(seat.name, "let go", {})
         await next_command(commands, "report")
         say(seat.name, "left", holdings(worker))
         await next_command(commands, "leave")

@@ -50,7 +50,7 @@ class World:
         self.totals.append(sum(lengths))
         message = (2, 0, len(self.totals), 0, b"", b"")
         made = [memoryview(bytearray(length)) for length in lengths]
-        self.arrivals.open(message, made)
+        self.arrivals.open(message, made, sum(lengths))
 
     def send(self, choices: Choices, lane: int) -> None:
         """Put a chunk on a lane; the bytes are x, so that a gap is seen."""

@@ -126,6 +126,18 @@ async def test_a_cancelled_pass_leaves_nothing(program: Program) -> None:
         assert_equal(await reports(keepers, ctx, x), wanted)
 
 
+async def test_a_context_is_entered_once() -> None:
+    async with group_of(1):
+        ctx = context()
+        async with ctx:
+            with pytest.raises(asyncrpc.UsageError, match="entered before"):
+                await ctx.__aenter__()
+            assert current_context() is ctx
+            assert get_gradients(ctx) == {}
+        with pytest.raises(asyncrpc.UsageError, match="entered before"):
+            await ctx.__aenter__()
+
+
 async def test_leaving_the_context_fails_its_passes() -> None:
     async with group_of(2) as (workers, keepers):
         with Gate("gate") as gate:

@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from asyncrpc.arguments import (
+    check_above,
     check_callable,
+    check_choice,
     check_count,
+    check_flag,
     check_kind,
     check_seconds,
+    check_sequence,
     check_text,
+    listed,
     shown,
 )
 from asyncrpc.errors import UsageError
@@ -58,6 +63,7 @@ CHECKS: dict[Callable[..., None], tuple[list[Any], list[Any], str]] = {
     check_count: ([0, 7], [None, -1, 1.0, True, "1"], "an integer of at least 0"),
     check_text: (["a"], [None, "", b"a", 1, Unspeakable()], "a non-empty string"),
     check_callable: ([len, int], [None, 1, "len", Unspeakable()], "callable"),
+    check_flag: ([True, False], [None, 1, "", torch.ones(2)], "True or False"),
 }
 
 
@@ -69,6 +75,39 @@ def test_a_check_names_the_argument(check: Callable[..., None]) -> None:
     for value in wrong:
         with pytest.raises(UsageError, match=f"^the_argument must be {wanted}"):
             check("the_argument", value)
+
+
+class Endless:
+    def __iter__(self) -> Any:
+        raise ValueError("no end")
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("no like")
+
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, True, float("nan"), "1", Endless()])
+def test_a_number_is_above_another(value: Any) -> None:
+    check_above("size", 0.5, 0)
+    with pytest.raises(UsageError, match=r"^size must be a number above 0, not "):
+        check_above("size", value, 0)
+
+
+@pytest.mark.parametrize("value", [None, "c", ["a"], Endless()])
+def test_a_choice_is_one_of_several(value: Any) -> None:
+    check_choice("mode", "a", ("a", "b"))
+    with pytest.raises(UsageError, match=r"^mode must be 'a' or 'b', not "):
+        check_choice("mode", value, ("a", "b"))
+
+
+@pytest.mark.parametrize("value", [None, 1, "ab", b"ab", {"a": 1}, Endless()])
+def test_things_in_a_list_are_no_text(value: Any) -> None:
+    check_sequence("things", (1, 2), "things in a list")
+    assert listed("things", (one for one in range(2)), "things") == [0, 1]
+    for check in (check_sequence, listed):
+        with pytest.raises(UsageError, match=r"^things must be things in a list, not "):
+            check("things", value, "things in a list")
 
 
 def test_a_truth_value_is_a_number_only_where_it_is_asked_for() -> None:

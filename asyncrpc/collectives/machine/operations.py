@@ -160,7 +160,7 @@ class Operations(Generic[M]):
             if operation.descriptor != theirs:
                 return Mismatch(rank, theirs, operation.descriptor)
         elif number >= self.begun and number not in self._failed:
-            self._check_early(number)
+            self._check_early(number, self._kept)
             self._said.setdefault(number, {})[rank] = theirs
         return None
 
@@ -174,7 +174,7 @@ class Operations(Generic[M]):
         if operation is not None:
             arrived = operation.arrived
         else:
-            self._check_early(number)
+            self._check_early(number, self._kept)
             arrived = self._early.setdefault(number, {})
             self._kept += 1
         if place in arrived:
@@ -191,8 +191,13 @@ class Operations(Generic[M]):
         return number < self.begun and number not in self.running
 
     def fail(self, number: int, failure: Failure) -> Sequence[M]:
-        """Let a collective fail; return the messages that wait for it no more."""
+        """Let a collective fail; return the messages that wait for it no more.
+
+        Raises:
+            MalformedError: it is too far ahead; nobody can have come to it.
+        """
         if number not in self._failed:
+            self._check_early(number)
             self._failed[number] = failure
             if len(self._failed) > FAILURES_KEPT:
                 self._failed.popitem(last=False)
@@ -210,12 +215,23 @@ class Operations(Generic[M]):
         """Forget a collective that has ended here, well or not."""
         self.running.pop(operation.number, None)
 
+    def drop(self, rank: int) -> Sequence[M]:
+        """Forget what a rank has sent and said early; return its messages."""
+        for said in self._said.values():
+            said.pop(rank, None)
+        dropped: list[M] = []
+        for arrived in self._early.values():
+            for place in [one for one in arrived if one.rank == rank]:
+                dropped.append(arrived.pop(place))
+                self._kept -= 1
+        return dropped
+
     def numbers(self) -> set[int]:
         """Return the collectives that something is known of and that are not over."""
         return {*self.running, *self._early, *self._said}
 
-    def _check_early(self, number: int) -> None:
-        if self._kept >= EARLY_MAX or number - self.begun >= EARLY_MAX:
+    def _check_early(self, number: int, kept: int = 0) -> None:
+        if kept >= EARLY_MAX or number - self.begun >= EARLY_MAX:
             raise MalformedError(
                 f"collective {number}, where {self.begun} have begun: too far ahead"
             )

@@ -20,7 +20,7 @@ from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.gathering import ProfiledThreads
 from asyncrpc.compat.rpc.options import RpcBackendOptions, WorkerInfo
 from asyncrpc.compat.rpc.promises import Promise
-from asyncrpc.errors import AsyncRpcError, CallError, EncodeError
+from asyncrpc.errors import AsyncRpcError, CallError, ClosedError, EncodeError
 from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.hosting import LoopThread
@@ -103,6 +103,12 @@ class Agent:
     def get_worker_infos(self) -> list[WorkerInfo]:
         """Return every worker, this one too; of a static group those who have left."""
         return [info for key, info in self._known().items() if isinstance(key, str)]
+
+    def gone_of(self, names: set[str]) -> list[str]:
+        """Return which of some workers are not there any more; all, after the end."""
+        if self.worker.is_closed:
+            return sorted(names)
+        return sorted(names - {one.name for one in self.worker.known_members})
 
     def _known(self) -> dict[str | int, WorkerInfo]:
         if self._infos:
@@ -253,10 +259,18 @@ class Agent:
 
     def in_thread(self, job: Callable[[], object]) -> None:
         """Run a job in a thread of the worker's, if it has any left; on the loop."""
-        try:
-            self.worker.pool.submit(job, _ignore)
-        except AsyncRpcError:  # it ends: somebody may wait all the same
+
+        def ended(_result: object, error: BaseException | None) -> None:
+            if issubclass(type(error), ClosedError):  # it was never run
+                apart()
+
+        def apart() -> None:  # the worker ends: somebody may wait all the same
             threading.Thread(target=job, daemon=True).start()
+
+        try:
+            self.worker.pool.submit(job, ended)
+        except AsyncRpcError:
+            apart()
 
     # --- life ------------------------------------------------------------------------
 
@@ -283,10 +297,6 @@ class Agent:
             raise RuntimeError(str(error)) from error
         finally:
             self.host.stop()
-
-
-def _ignore(_result: Any, _error: BaseException | None) -> None:
-    """Take no note of what a job returned."""
 
 
 def print_raised(error: BaseException) -> None:

@@ -27,6 +27,7 @@ from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef, made
 from asyncrpc.compat.rpc.turns import turn_at
 from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.calls.futures import LOOK_S
 from asyncrpc.runtime.options import options_within
 
 __all__ = [
@@ -334,6 +335,11 @@ def _all_gather(
     """Give each worker what every worker gave, by name.
 
     All send it to the one whose name comes first, and that sends the whole to all.
+
+    Raises:
+        RuntimeError: one of them is gone, or the time of a call is up.
+
+    Source: torch's, which waits for ever for one that has died.
     """
     names = worker_names or _ALL_WORKER_NAMES
     leader, me = min(names), _get_current_rpc_agent().get_worker_info().name
@@ -353,11 +359,27 @@ def _all_gather(
         )
     with _all_gather_dict_lock:
         states = _all_gather_sequence_id_to_states[sequence_id]
-    states.proceed_signal.wait(timeout=wait_s)
+    _await_signal(states.proceed_signal, names, wait_s)
     if me == leader:
         _tell_followers(sequence_id, states, names - {leader}, limit_s)
     with _all_gather_dict_lock:
         return _all_gather_sequence_id_to_states.pop(sequence_id).gathered_objects
+
+
+def _await_signal(
+    signal: threading.Event, names: set[str], wait_s: float | None
+) -> None:
+    """Wait until all has been gathered, or for so long.
+
+    Raises:
+        RuntimeError: a worker is gone that has to take part, or this one has ended.
+    """
+    agent, left_s = _get_current_rpc_agent(), float("inf") if wait_s is None else wait_s
+    while not signal.wait(min(LOOK_S, left_s)) and left_s > LOOK_S:
+        left_s -= LOOK_S
+        gone = agent.gone_of(names)
+        if gone and not signal.is_set():  # the word of the last may have come just now
+            raise RuntimeError(f"_all_gather cannot end: these are gone: {gone}")
 
 
 def _tell_followers(

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
+from asyncrpc.arguments import check_above, check_count, check_flags, wrong
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.bucket import GradBucket
+from asyncrpc.ddp.given import check_bucket, check_state
 from asyncrpc.ddp.hooks.low_rank import Plan, plan_for
 from asyncrpc.ddp.hooks.memory import BucketMemory
 from asyncrpc.ddp.hooks.plain import average
@@ -27,6 +30,7 @@ from asyncrpc.errors import UsageError
 logger = logging.getLogger("asyncrpc")
 
 _SEEDS: Final = 1_000_000_000  # as many as torch draws from
+_RANDOM_SEEDS: Final = 1 << 32  # that numpy takes
 _STARTS_MIN: Final = 2
 _OPTIONS: Final = (
     "matrix_approximation_rank",
@@ -121,11 +125,21 @@ class PowerSGDState(HookState):
                 are cut anew after the first step.
         """
         super().__init__(process_group)
-        if matrix_approximation_rank < 1:
-            raise UsageError(
-                "matrix_approximation_rank is the number of columns, at least 1; got "
-                f"{matrix_approximation_rank}"
-            )
+        check_count("matrix_approximation_rank", matrix_approximation_rank, at_least=1)
+        check_count("start_powerSGD_iter", start_powerSGD_iter)
+        check_above("min_compression_rate", min_compression_rate, 0)
+        check_flags(
+            use_error_feedback=use_error_feedback,
+            warm_start=warm_start,
+            batch_tensors_with_same_shape=batch_tensors_with_same_shape,
+        )
+        check_count("random_seed", random_seed)
+        if random_seed >= _RANDOM_SEEDS:
+            raise wrong("random_seed", f"below {_RANDOM_SEEDS}", random_seed)
+        check_count(
+            "compression_stats_logging_frequency", compression_stats_logging_frequency
+        )
+        _check_epsilon(orthogonalization_epsilon)
         if (use_error_feedback or warm_start) and start_powerSGD_iter < _STARTS_MIN:
             raise UsageError(
                 f"start_powerSGD_iter is {start_powerSGD_iter}; it has to be 2 or more "
@@ -171,7 +185,12 @@ class PowerSGDState(HookState):
     # --- counting --------------------------------------------------------------------
 
     def maybe_increase_iter(self, bucket: GradBucket) -> None:
-        """Count a step, if the bucket is the last one."""
+        """Count a step, if the bucket is the last one.
+
+        Raises:
+            UsageError: `bucket` is none.
+        """
+        check_bucket(bucket)
         if bucket.is_last():
             self.iter += 1
             if self.iter == self.start_powerSGD_iter:
@@ -233,7 +252,11 @@ class PowerSGDState(HookState):
 
         Args:
             state: from `state_dict`; its tensors are used, and change.
+
+        Raises:
+            UsageError: it is no such state.
         """
+        check_state(state, (*_OPTIONS, *_COUNTS, "rng", "memory"), "state")
         for name in (*_OPTIONS, *_COUNTS):
             setattr(self, name, state[name])
         key, position = state["rng"]["key"], state["rng"]["pos"]
@@ -262,11 +285,12 @@ class PowerSGDState(HookState):
 
         Raises:
             CollectiveError: it has failed for all ranks; errors may differ then.
-            UsageError: there is no group yet.
+            UsageError: there is no group yet, or this is not the worker's event loop.
 
         Cancellation:
             It fails for all ranks; errors may differ then.
         """
+        self.group.worker.check_on_loop("PowerSGDState.average_errors")
         for errors in (self._memory.errors, self._memory.loose_errors):
             for key in sorted(errors):
                 await average(self.group, errors[key])
@@ -338,6 +362,13 @@ class PowerSGDState(HookState):
         draw = torch.Generator().manual_seed(int(self.rng.randint(_SEEDS)))
         for target in targets:
             target.copy_(torch.randn(target.shape, dtype=target.dtype, generator=draw))
+
+
+def _check_epsilon(epsilon: float) -> None:
+    name = "orthogonalization_epsilon"
+    check_above(name, epsilon, -1)
+    if not 0 <= epsilon < math.inf:
+        raise wrong(name, "a number of at least 0", epsilon)
 
 
 @functools.lru_cache(maxsize=1024)  # buckets of a process; a plan takes 0.1 ms

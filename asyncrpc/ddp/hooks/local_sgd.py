@@ -15,8 +15,10 @@ from typing import Any, Final
 
 import torch
 
+from asyncrpc.arguments import check_count, check_flag
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.bucket import GradBucket
+from asyncrpc.ddp.given import check_bucket, check_group, check_hook, check_state
 from asyncrpc.ddp.hooks.plain import average
 from asyncrpc.ddp.hooks.states import HookState
 from asyncrpc.errors import UsageError
@@ -62,14 +64,14 @@ class PostLocalSGDState(HookState):
             post_local_gradient_allreduce: average over `subgroup` then.
 
         Raises:
-            UsageError: `start_localSGD_iter` is negative.
+            UsageError: `start_localSGD_iter` is negative, or an argument is of another
+                kind.
         """
         super().__init__(process_group)
-        if start_localSGD_iter < 0:
-            raise UsageError(
-                "start_localSGD_iter is a number of steps, and got "
-                f"{start_localSGD_iter}"
-            )
+        if subgroup is not None:
+            check_group(subgroup, "subgroup")
+        check_count("start_localSGD_iter", start_localSGD_iter)
+        check_flag("post_local_gradient_allreduce", post_local_gradient_allreduce)
         self.subgroup = subgroup
         self.start_localSGD_iter = start_localSGD_iter
         self.post_local_gradient_allreduce = post_local_gradient_allreduce
@@ -78,7 +80,12 @@ class PostLocalSGDState(HookState):
         self._host_group: Group | None = None
 
     def maybe_increase_iter(self, bucket: GradBucket) -> None:
-        """Count a step, if the bucket is the last one."""
+        """Count a step, if the bucket is the last one.
+
+        Raises:
+            UsageError: `bucket` is none.
+        """
+        check_bucket(bucket)
         if bucket.is_last():
             self.iter += 1
             if self.iter == self.start_localSGD_iter:
@@ -118,7 +125,12 @@ class PostLocalSGDState(HookState):
         return {**{name: getattr(self, name) for name in _SAVED}, "had_subgroup": had}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become what was saved; groups and module stay."""
+        """Become what was saved; groups and module stay.
+
+        Raises:
+            UsageError: it is no such state.
+        """
+        check_state(state, (*_SAVED, "had_subgroup"), "state")
         for name in _SAVED:
             setattr(self, name, state[name])
         self._had_subgroup = state["had_subgroup"]
@@ -150,13 +162,14 @@ async def post_localSGD_hook(  # noqa: N802  torch's name
 
     Raises:
         CollectiveError: it has failed for all ranks that take part.
-        UsageError: the state has no group.
+        UsageError: the state has no group, or an argument is of another kind.
 
     Cancellation:
         It fails for all ranks that take part; what is in the buffer is undefined.
 
     Source: torch's `post_localSGD_hook`.
     """
+    check_hook(state, PostLocalSGDState, bucket)
     buffer = bucket.buffer()
     if state.iter < state.start_localSGD_iter:
         await average(state.group, buffer)

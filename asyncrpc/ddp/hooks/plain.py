@@ -16,8 +16,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
+from asyncrpc.arguments import check_callable, check_kind, shown
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.bucket import GradBucket
+from asyncrpc.ddp.given import check_bucket
 from asyncrpc.ddp.threads import run_beside
 from asyncrpc.errors import UsageError
 
@@ -50,7 +52,7 @@ async def allreduce_hook(state: Group | None, bucket: GradBucket) -> torch.Tenso
     Source: torch's `allreduce_hook`.  Sums in full precision are divided here, not
     gradients: over two, four or eight ranks the bits are the same.
     """
-    return await average(_group_of(state), bucket.buffer())
+    return await average(_group_of(state, bucket), bucket.buffer())
 
 
 async def fp16_compress_hook(state: Group | None, bucket: GradBucket) -> torch.Tensor:
@@ -74,7 +76,7 @@ async def fp16_compress_hook(state: Group | None, bucket: GradBucket) -> torch.T
 
     Source: torch's `fp16_compress_hook`.
     """
-    return await _compress(_group_of(state), bucket.buffer(), torch.float16)
+    return await _compress(_group_of(state, bucket), bucket.buffer(), torch.float16)
 
 
 async def bf16_compress_hook(state: Group | None, bucket: GradBucket) -> torch.Tensor:
@@ -98,7 +100,7 @@ async def bf16_compress_hook(state: Group | None, bucket: GradBucket) -> torch.T
 
     Source: torch's `bf16_compress_hook`.
     """
-    return await _compress(_group_of(state), bucket.buffer(), torch.bfloat16)
+    return await _compress(_group_of(state, bucket), bucket.buffer(), torch.bfloat16)
 
 
 def fp16_compress_wrapper(hook: Hook[S]) -> Hook[S]:
@@ -109,6 +111,9 @@ def fp16_compress_wrapper(hook: Hook[S]) -> Hook[S]:
 
     Returns:
         A hook with the same state, whose result has the dtype of the bucket.
+
+    Raises:
+        UsageError: `hook` cannot be called.
 
     Example:
         >>> model.register_comm_hook(state, fp16_compress_wrapper(powerSGD_hook))
@@ -126,6 +131,9 @@ def bf16_compress_wrapper(hook: Hook[S]) -> Hook[S]:
 
     Returns:
         A hook with the same state, whose result has the dtype of the bucket.
+
+    Raises:
+        UsageError: `hook` cannot be called.
 
     Example:
         >>> model.register_comm_hook(state, bf16_compress_wrapper(powerSGD_hook))
@@ -148,13 +156,14 @@ async def noop_hook(_state: Any, bucket: GradBucket) -> torch.Tensor:
         The bucket's buffer.
 
     Raises:
-        Exception: never.
+        UsageError: `bucket` is none.
 
     Cancellation:
         It never waits.
 
     Source: torch's `noop_hook`.
     """
+    check_bucket(bucket)
     return bucket.buffer()
 
 
@@ -189,8 +198,11 @@ async def _compress(
 
 
 def _wrapped(hook: Hook[S], dtype: torch.dtype) -> Hook[S]:
+    check_callable("hook", hook)
+
     @functools.wraps(hook)
     async def wrapper(state: S, bucket: GradBucket) -> torch.Tensor:
+        check_bucket(bucket)
         buffer = bucket.buffer()
         _check_real(buffer)
         bucket.set_buffer(await _convert(buffer, lambda: narrow(buffer, dtype)))
@@ -207,15 +219,15 @@ async def _called(hook: Hook[S], state: S, bucket: GradBucket) -> torch.Tensor:
     running = hook(state, bucket)
     if not inspect.isawaitable(running):
         raise UsageError(
-            f"a wrapper takes a hook that is a coroutine function, and {hook!r} "
+            f"a wrapper takes a hook that is a coroutine function, and {shown(hook)} "
             f"returned a {type(running).__name__}"
         )
     result = await running
     numel = bucket.buffer().numel()
     if not isinstance(result, torch.Tensor) or result.numel() != numel:
         raise UsageError(
-            f"hook {hook!r} has to return the {numel} elements of its bucket in one "
-            "tensor"
+            f"hook {shown(hook)} has to return the {numel} elements of its bucket in "
+            "one tensor"
         )
     return result
 
@@ -228,13 +240,11 @@ async def _convert(
     return await run_beside(convert, 8 * buffer.numel())
 
 
-def _group_of(state: Group | None) -> Group:
-    if not isinstance(state, Group):
-        what = "None" if state is None else f"a {type(state).__name__}"
-        raise UsageError(
-            f"the state of this hook is a group, and it got {what}: register it with "
-            "a module, which gives its own in place of None"
-        )
+def _group_of(state: Group | None, bucket: GradBucket) -> Group:
+    wanted = "a Group, which a module gives that has this hook in place of None"
+    check_kind("state", state, Group, wanted)
+    check_bucket(bucket)
+    assert state is not None  # checked above
     return state
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from asyncrpc.ddp.bucket import GradBucket
+from asyncrpc.ddp.given import check_hook
 from asyncrpc.ddp.hooks.compression import PowerSGDState
 from asyncrpc.ddp.hooks.low_rank import Layers, Square, side_of
 from asyncrpc.ddp.hooks.plain import average
@@ -47,7 +48,7 @@ async def powerSGD_hook(  # noqa: N802  torch's name
 
     Source: torch's `powerSGD_hook`, whose results are the same but for rounding.
     """
-    buffer = _checked(bucket)
+    buffer = _checked(state, bucket)
     if state.iter < state.start_powerSGD_iter:
         return await _plainly(state, bucket)
     group = state.group
@@ -100,7 +101,7 @@ async def batched_powerSGD_hook(  # noqa: N802  torch's name
 
     Source: torch's `batched_powerSGD_hook`.
     """
-    buffer = _checked(bucket)
+    buffer = _checked(state, bucket)
     if state.iter < state.start_powerSGD_iter or not buffer.numel():
         return await _plainly(state, bucket)
     group = state.group
@@ -133,7 +134,8 @@ def _begin_square(state: PowerSGDState, bucket: GradBucket) -> Square:
     return step
 
 
-def _checked(bucket: GradBucket) -> torch.Tensor:
+def _checked(state: PowerSGDState, bucket: GradBucket) -> torch.Tensor:
+    check_hook(state, PowerSGDState, bucket)
     buffer = bucket.buffer()
     if not buffer.dtype.is_floating_point:
         raise UsageError(

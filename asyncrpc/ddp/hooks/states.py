@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from asyncrpc.collectives import Group
+from asyncrpc.ddp.given import check_group
 from asyncrpc.errors import UsageError
 
 
@@ -24,6 +25,13 @@ class HookState:
     """
 
     def __init__(self, process_group: Group | None) -> None:
+        """Belong to no module.
+
+        Raises:
+            UsageError: `process_group` is neither a group nor None.
+        """
+        if process_group is not None:
+            check_group(process_group, "process_group")
         self.process_group = process_group
         self._forget_module()
 

@@ -19,8 +19,10 @@ from typing import Any, TypeAlias
 
 import torch
 
+from asyncrpc.arguments import check_count, check_kind, listed, wrong
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.flat import parts
+from asyncrpc.ddp.given import check_group
 from asyncrpc.ddp.initial import verify
 from asyncrpc.ddp.own_group import OwnGroup, reason_for
 from asyncrpc.ddp.threads import run_beside, user_of
@@ -46,7 +48,11 @@ class ModelAverager(ABC):
 
         Args:
             group: all ranks; every rank makes its averagers in the same order.
+
+        Raises:
+            UsageError: it is no group.
         """
+        check_group(group)
         self.group = group
         self.step = 0
 
@@ -67,17 +73,20 @@ class ModelAverager(ABC):
 
         Raises:
             UsageError: ranks have other parameters than the first of them, or a
-                parameter has no numbers that can be averaged.
+                parameter has no numbers that can be averaged; or `params` is something
+                else, or this is not the worker's event loop: then nothing is sent.
             CollectiveError: it has failed for all ranks that have not ended it.
 
-            In both cases this rank's parameters and `step` are as they were.
+            In any case this rank's parameters and `step` are as they were.
 
         Cancellation:
             It fails for all ranks that have not ended it, likewise.
         """
+        found = _with_gradients(params)
+        self.group.worker.check_on_loop("average_parameters")
         mean = self._due()
         if mean is not None:
-            await mean.take(_with_gradients(params))
+            await mean.take(found)
         self.step += 1
 
 
@@ -110,9 +119,8 @@ class PeriodicModelAverager(ModelAverager):
             UsageError: `period` is not positive, or `warmup_steps` negative.
         """
         super().__init__(group)
-        _check_warmup(warmup_steps)
-        if period < 1:
-            raise UsageError(f"`period` is a positive number of steps, not {period}")
+        check_count("period", period, at_least=1)
+        check_count("warmup_steps", warmup_steps)
         if period == 1:
             _warn_of_period_1()
         self.period = period
@@ -167,7 +175,7 @@ class HierarchicalModelAverager(ModelAverager):
                 `warmup_steps` is negative.
         """
         super().__init__(group)
-        _check_warmup(warmup_steps)
+        check_count("warmup_steps", warmup_steps)
         _check_levels(period_group_size_dict, group.size)
         self.period_group_size_dict = dict(period_group_size_dict)
         self.warmup_steps = warmup_steps
@@ -253,9 +261,17 @@ def _empty(memory: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
 
 def _with_gradients(params: Averaged) -> list[torch.Tensor]:
     """Return the parameters that have gradients, of groups too."""
+    wanted = "parameters in a list, or groups of them"
+    if isinstance(params, torch.Tensor):
+        raise wrong("params", wanted, params)
     found: list[torch.Tensor] = []
-    for one in params:
-        found += [one] if isinstance(one, torch.Tensor) else one["params"]
+    for index, one in enumerate(listed("params", params, wanted)):
+        its_name = f"params[{index}]"
+        if isinstance(one, Mapping) and "params" in one:
+            found += listed(its_name, one["params"], wanted)
+        else:
+            check_kind(its_name, one, torch.Tensor, "a tensor, or a group of some")
+            found.append(one)
     return [one for one in found if one.grad is not None]
 
 
@@ -276,12 +292,11 @@ def _block(group: Group, size: int) -> Sequence[int]:
     return range(first, first + size)
 
 
-def _check_warmup(warmup_steps: int) -> None:
-    if warmup_steps < 0:
-        raise UsageError(f"`warmup_steps` is a number of steps, not {warmup_steps}")
-
-
 def _check_levels(levels: Mapping[int, int], ranks: int) -> None:
+    name = "period_group_size_dict"
+    check_kind(name, levels, Mapping, "numbers of ranks by period")
+    for one in (*levels, *levels.values()):
+        check_kind(name, one, int, "numbers of ranks by period")
     if not levels:
         raise UsageError("`period_group_size_dict` has no period: give at least one")
     periods, sizes = list(levels), list(levels.values())

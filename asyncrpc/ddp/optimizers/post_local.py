@@ -12,6 +12,8 @@ from typing import Any, Final, NoReturn
 
 import torch
 
+from asyncrpc.arguments import check_count, check_flag, check_kind
+from asyncrpc.ddp.given import check_closure, check_param_group, check_state, named
 from asyncrpc.ddp.optimizers.averaging import ModelAverager
 from asyncrpc.ddp.optimizers.local_step import Closure, step_in_thread
 from asyncrpc.errors import UsageError
@@ -60,8 +62,10 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
         Raises:
             UsageError: the step of `optim` is a coroutine, so it keeps ranks together
-                itself.
+                itself; or an argument is of another kind.
         """
+        check_kind("optim", optim, torch.optim.Optimizer, "a torch.optim.Optimizer")
+        check_kind("averager", averager, ModelAverager, "a ModelAverager")
         # torch's constructor would make groups and state of its own.
         if inspect.iscoroutinefunction(type(optim).step):
             raise UsageError(
@@ -105,7 +109,8 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
             What `closure` returned, or what the optimizer made of it.
 
         Raises:
-            UsageError: ranks have other parameters with gradients than the first.
+            UsageError: ranks have other parameters with gradients than the first;
+                `closure` cannot be called; or this is not the worker's event loop.
             CollectiveError: the averaging has failed for all ranks that have not ended
                 it.
             Exception: what the optimizer or `closure` raises.
@@ -120,6 +125,8 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
         Source: torch's `PostLocalSGDOptimizer.step`.
         """
+        check_closure(closure)
+        self.averager.group.worker.check_on_loop("PostLocalSGDOptimizer.step")
         loss = await step_in_thread(self.optim, closure, self.averager.group.worker)
         await self.averager.average_parameters(self.optim.param_groups)
         return loss
@@ -132,7 +139,11 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
         Args:
             set_to_none: take them away.
+
+        Raises:
+            UsageError: it is neither True nor False.
         """
+        check_flag("set_to_none", set_to_none)
         self.optim.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -142,9 +153,11 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
             param_group: `params`, and options.
 
         Raises:
-            Exception: what the optimizer within raises.
+            UsageError: it is no group, or one that the optimizer within refuses.
         """
-        self.optim.add_param_group(param_group)
+        check_param_group(param_group)
+        with named("param_group"):
+            self.optim.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer, and as `step` that of the averager."""
@@ -158,9 +171,12 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
                 the averager begins anew, with a warning in the log.
 
         Raises:
-            Exception: what the optimizer within raises.
+            UsageError: it is no state, or one that the optimizer within refuses.
         """
-        self.optim.load_state_dict(state_dict)
+        check_state(state_dict, ("state", "param_groups"))
+        check_count("state_dict['step']", state_dict.get("step", 0))
+        with named("state_dict"):
+            self.optim.load_state_dict(state_dict)
         if "step" not in state_dict:
             logger.warning(
                 "the state that is loaded has no `step`: the averager begins at 0, "

@@ -138,7 +138,7 @@ def _check_fits(state: Mapping[str, Any], sizes: Sequence[int]) -> None:
         places = set(state["state"])
     except (KeyError, TypeError) as error:
         raise UsageError(
-            f"this is no state of an optimizer, it has no {error}; give what "
+            f"state_dict is no state of an optimizer, it has no {error}; give what "
             "state_dict() returned, here or from torch's optimizer"
         ) from error
     if saved != list(sizes) or not places <= set(range(sum(sizes))):

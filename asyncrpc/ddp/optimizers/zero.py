@@ -18,7 +18,15 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import torch
 
+from asyncrpc.arguments import check_flag, check_kind, listed, wrong
 from asyncrpc.collectives import Group
+from asyncrpc.collectives.given import check_rank
+from asyncrpc.ddp.given import (
+    check_closure,
+    check_group,
+    check_param_group,
+    named,
+)
 from asyncrpc.ddp.initial import verify
 from asyncrpc.ddp.optimizers.local_step import (
     Closure,
@@ -107,20 +115,24 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
         Raises:
             UsageError: a parameter is sparse, on `meta`, there twice, or on a device
-                and to be a view of a bucket.
-            Exception: what torch's optimizers raise for such parameters and options.
+                and to be a view of a bucket; an argument is of another kind, or torch's
+                optimizers refuse it.
         """
+        check_group(group)
+        check_flag("parameters_as_bucket_view", parameters_as_bucket_view)
+        _check_class(optimizer_class)
         self.group = group
         self._is_made = False
-        super().__init__(params, defaults)
+        with named("params"):
+            super().__init__(_iterable(params), defaults)
         self._partition = Partition(group.size)
         self._owners = [self._share(added["params"]) for added in self.param_groups]
         self._shards = Shards(
             group.rank, group.size, as_views=parameters_as_bucket_view
         )
-        self.optim = optimizer_class(
-            [self._part(index) for index in range(len(self.param_groups))], **defaults
-        )
+        own = [self._part(index) for index in range(len(self.param_groups))]
+        with named(f"defaults of {optimizer_class.__name__}"):
+            self.optim = optimizer_class(own, **defaults)
         self.defaults = self.optim.defaults
         self._take_options()
         for added, owners in zip(self.param_groups, self._owners, strict=True):
@@ -171,7 +183,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         Raises:
             UsageError: ranks have other parameters or options than rank 0, which is
                 looked at before the first step, and when they have changed: nothing has
-                changed.  Or another step is under way.
+                changed.  Or another step is under way, `closure` cannot be called, or
+                this is not the worker's event loop.
             OptimizerError: an earlier step has failed; see the class.
             CollectiveError: it has failed for all ranks that have not ended it; this
                 rank's parameters have been stepped.  If a rank is lost, its state is,
@@ -184,6 +197,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
         Source: torch's `ZeroRedundancyOptimizer.step`.
         """
+        check_closure(closure)
         async with self._together("step") as group:
             closure = call_hooks_before(self, closure)
             await self._meet(group)
@@ -227,6 +241,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self, what: str, *, repairs: bool = False
     ) -> AsyncIterator[Group]:
         """Do something with all ranks; if it fails here, then for all."""
+        self.group.worker.check_on_loop(f"ZeroRedundancyOptimizer.{what}")
         if self._running:
             raise UsageError(
                 f"`{self._running}` of this optimizer is under way: await it first"
@@ -300,16 +315,18 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
         Raises:
             UsageError: a parameter is sparse, on `meta`, there twice, or on a device
-                and to be a view of a bucket; or a step is under way.
-            Exception: what torch's optimizers raise.  Nothing has changed.
+                and to be a view of a bucket; a step is under way; it is no group, or
+                torch's optimizers refuse it.  Nothing has changed.
         """
+        check_param_group(param_group)
         param_group = _listed(param_group)
         if not self._is_made:  # torch's constructor calls it
             super().add_param_group(param_group)
             return
         if self._running:
             raise UsageError(f"`{self._running}` is under way: await it first")
-        super().add_param_group(param_group)
+        with named("param_group"):
+            super().add_param_group(param_group)
         added = self.param_groups[-1]
         before = list(self._partition.loads)
         try:
@@ -359,10 +376,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
         Source: torch's `ZeroRedundancyOptimizer.consolidate_state_dict`.
         """
-        if not 0 <= to < self.group.size:
-            raise UsageError(
-                f"`to` is rank {to}, of a group with ranks 0 to {self.group.size - 1}"
-            )
+        check_rank(to, "to", self.group.size)
         async with self._together("consolidate_state_dict") as group:
             await self._meet(group)
             self._whole = None
@@ -447,13 +461,14 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 copied, and stays as it is.
 
         Raises:
-            UsageError: it is of other groups of parameters; or a step is under way.
-                Nothing has changed.
+            UsageError: it is of other groups of parameters, or no state; or a step is
+                under way.  Nothing has changed.
 
         Source: torch's `ZeroRedundancyOptimizer.load_state_dict`.
         """
         if self._running:
             raise UsageError(f"`{self._running}` is under way: await it first")
+        check_kind("state_dict", state_dict, Mapping, "what state_dict() returned")
         whole = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, whole)
@@ -491,6 +506,22 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         )
 
 
+def _iterable(params: Params) -> Params:
+    """Return parameters as torch takes them, with a better error for what is none."""
+    if isinstance(params, torch.Tensor):
+        raise wrong("params", "parameters in a list, or groups of them", params)
+    return listed("params", params, "parameters in a list, or groups of them")
+
+
+def _check_class(optimizer_class: object) -> None:
+    is_one = isinstance(optimizer_class, type) and issubclass(
+        optimizer_class, torch.optim.Optimizer
+    )
+    if not is_one:
+        wanted = "a subclass of torch.optim.Optimizer"
+        raise wrong("optimizer_class", wanted, optimizer_class)
+
+
 def _listed(group: dict[str, Any]) -> dict[str, Any]:
     """Return a group whose parameters are a list, and such as can be sent.
 
@@ -500,7 +531,7 @@ def _listed(group: dict[str, Any]) -> dict[str, Any]:
     params = group["params"]
     if isinstance(params, torch.Tensor | set):  # torch knows what to do with these
         return group
-    params = list(params)
+    params = listed("params", params, "parameters in a list")
     seen: set[int] = set()
     for place, given in enumerate(params):
         parameter = given[1] if isinstance(given, tuple) else given

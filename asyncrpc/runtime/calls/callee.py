@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch.autograd import profiler
 
 from asyncrpc.clock import Deadline
@@ -29,18 +28,16 @@ from asyncrpc.errors import (
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
+from asyncrpc.runtime.calls.error_encoder import holds_device_tensor
 from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target, mode_of
-from asyncrpc.runtime.calls.named import NamedFunctions
+from asyncrpc.runtime.calls.named import NamedFunctions, name_of_value
 from asyncrpc.runtime.calls.preparing import PACK_HERE_BYTES_MAX
 from asyncrpc.runtime.calls.profiling import show_function
+from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.extensions import Refused
-from asyncrpc.runtime.links.core import CODEC, NO_META, LinkCore, unreadable
-from asyncrpc.serde import (
-    Encoded,
-    compression_for_answer,
-    describe_exception,
-    undescribed,
-)
+from asyncrpc.runtime.forms import ID, TEXT, Form, array
+from asyncrpc.runtime.links.core import CODEC, NO_META, LinkCore, unreadable, unsendable
+from asyncrpc.serde import Encoded, compression_for_answer, text_of
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.messages import Meta, pack_head, unpack_head
 
@@ -55,6 +52,7 @@ logger = logging.getLogger("asyncrpc")
 # Plain numbers: to find a member of an enum costs 0.1 us, to test a flag 0.7 us.
 _STREAM: Final = int(Flags.STREAM)
 _RESPONSE: Final = int(FrameKind.RESPONSE)
+_REFERENCE: Final[Form] = array(creator=ID, serial=ID)
 
 
 class CalleeSide(LinkCore):
@@ -66,6 +64,7 @@ class CalleeSide(LinkCore):
         # Heads that say no more than the number of a function named before.
         self._heads: dict[bytes, tuple[Target, dict[str, Any]]] = {}
         self._arriving = self.credit.account.arriving
+        self._errors = worker.error_encoder
 
     def _on_request(  # noqa: PLR0917
         self,
@@ -80,16 +79,17 @@ class CalleeSide(LinkCore):
         deadline = None
         if aux >= 0:
             deadline = Deadline.from_budget(aux, self.loop.time())
-        inbound = None
+        inbound, unread = None, control
         try:
             inbound = InboundCall(self.link, call_id, deadline, meta)
             self.worker.admit()
-            if meta and "r" in meta:
-                self._expect(inbound, meta["r"])
+            if meta:
+                self._check_meta(inbound, meta)
+            unread = b""
             (args, kwargs), inbound.loans = self._arguments(control, buffers, meta)
         except BaseException as error:  # noqa: BLE001  (a value's own code may run)
-            if inbound is None:
-                inbound = InboundCall(self.link, call_id, deadline, NO_META)
+            self.give_back(unread)
+            inbound = inbound or InboundCall(self.link, call_id, deadline, NO_META)
             self._refuse(inbound, target, unreadable(error), buffers)
             return
         self._begin_served(inbound)
@@ -119,7 +119,12 @@ class CalleeSide(LinkCore):
         if type(record[0]) is list:
             self._named.learn(record[0])
         if len(record) != 1:
-            return record[0], record[1] or NO_META
+            meta = record[1]
+            if meta is not None and type(meta) is not dict:
+                raise MalformedError(
+                    "a request with something else beside it than a map"
+                )
+            return record[0], meta or NO_META
         number = record[0]
         found = self._named.targets.get(number) if type(number) is int else None
         if found is None:
@@ -127,11 +132,26 @@ class CalleeSide(LinkCore):
         self._heads[head] = found, NO_META  # at most one for each function named
         return found, NO_META
 
+    def _check_meta(self, inbound: InboundCall, meta: Meta) -> None:
+        """Look at what travels beside a request, before its function may run.
+
+        Raises:
+            MalformedError: it makes no sense.
+            RejectedError: no more values can be made here.
+        """
+        if DEVICES in meta:
+            DeviceMap.from_wire(meta[DEVICES])
+        if CODEC in meta:
+            TEXT("the codec of a request", meta[CODEC])
+        if "r" in meta:
+            self._expect(inbound, meta["r"])
+
     def _expect(self, inbound: InboundCall, rref_id: list[int]) -> None:
         references = self.worker.references
         if references is None:
             raise RejectedError("this worker has no remote references")
-        wanted = (int(rref_id[0]), int(rref_id[1]))
+        _REFERENCE("the reference to the result of a request", rref_id)
+        wanted = (rref_id[0], rref_id[1])
         references.expect(self.link, wanted)
         inbound.rref_id = wanted  # not before: what is refused is no value that failed
 
@@ -215,7 +235,10 @@ class CalleeSide(LinkCore):
         function = target.function
         for state in self.worker.thread_states:
             if state.key in meta:
-                function = state.surround(meta[state.key], function)
+                try:
+                    function = state.surround(meta[state.key], function)
+                except MalformedError as error:  # of this request, and of no other
+                    raise unreadable(error) from error
         if function is target.function:
             return target
         return Target(target.name, function, target.mode)
@@ -240,8 +263,7 @@ class CalleeSide(LinkCore):
                 f"{function!r} is not exposed here; mark it with @asyncrpc.expose",
                 outcome=Outcome.NOT_EXECUTED,
             )
-        name = getattr(function, "__qualname__", type(function).__qualname__)
-        return Target(name, function, mode_of(function))
+        return Target(name_of_value(function), function, mode_of(function))
 
     def _resolve(
         self,
@@ -258,12 +280,14 @@ class CalleeSide(LinkCore):
             if isinstance(function, Refused):
                 self.answer_error(inbound, function.error, outcome=function.outcome)
                 return
-            name = getattr(function, "__qualname__", type(function).__qualname__)
             try:
-                found = Target(name, function, self.worker.mode_of_method(function))
+                mode = self.worker.mode_of_method(function)
+                found = Target(name_of_value(function), function, mode)
                 self._run(inbound, found, args, kwargs, 0)
             except AsyncRpcError as error:
                 self.answer_error(inbound, error, outcome=Outcome.NOT_EXECUTED)
+            except BaseException as error:  # noqa: BLE001  (the caller gets it)
+                self.answer_error(inbound, error)
 
         references.resolve(self.link, target, ready)
 
@@ -276,16 +300,14 @@ class CalleeSide(LinkCore):
             references.fulfil(inbound.rref_id, value)
             value = None
         compression = None
-        encode = self._encode_back(inbound)
-        if CODEC in inbound.meta:
-            compression = compression_for_answer(inbound.meta[CODEC])
-            encode = functools.partial(encode, compression=compression)
         try:
+            encode = self._encode_back(inbound)
+            if CODEC in inbound.meta:
+                compression = compression_for_answer(inbound.meta[CODEC])
+                encode = functools.partial(encode, compression=compression)
             encoded, pins, meta = inbound.in_context(encode, value)
         except BaseException as error:  # noqa: BLE001  (the result's own code runs)
-            if isinstance(error, CallError):
-                error.outcome = Outcome.EXECUTED
-            self.answer_error(inbound, error)
+            self.answer_error(inbound, unsendable(error))
             return
         if compression is None:
             self._send_answer(inbound, _RESPONSE, encoded, meta, pins)
@@ -360,45 +382,29 @@ class CalleeSide(LinkCore):
             inbound.rref_id = None
             self.answer(inbound, None)
             return
-        if isinstance(error, CallError) and not error.function:
-            error.function, error.to = inbound.function_name, self.worker.name
-        describe = functools.partial(
-            describe_exception,
-            error,
-            self.codec,
-            worker=self.worker.name,
-            pid=self.worker.pid,
-        )
-        if not self.worker.pool.takes_turns or not _holds_device_tensor(error):
-            self._send_error(inbound, describe(), items, outcome)
+        if issubclass(type(error), CallError) and not error.function:  # type: ignore[attr-defined]
+            error.function, error.to = inbound.function_name, self.worker.name  # type: ignore[attr-defined]
+        describe = functools.partial(self._errors.describe, error)
+        if not self.worker.pool.takes_turns or not holds_device_tensor(error):
+            self._send_error(inbound, describe, items, outcome)
             return
 
         def on_described(tree: Any, problem: BaseException | None) -> None:
             if self.served.get(inbound.call_id) is inbound:
-                if problem is not None:
-                    tree = describe_exception(
-                        problem,
-                        self.codec,
-                        worker=self.worker.name,
-                        pid=self.worker.pid,
-                    )
-                self._send_error(inbound, tree, items, outcome)
+                described = describe if problem is not None else (lambda: tree)
+                self._send_error(inbound, described, items, outcome)
 
         inbound.task = None  # it ends now; a cancel need not wait for it
         self.worker.pool.submit(describe, on_described)  # its text shows the tensor
 
     def _send_error(
-        self, inbound: InboundCall, tree: Any, items: int, outcome: Outcome
+        self,
+        inbound: InboundCall,
+        describe: Callable[[], Any],
+        items: int,
+        outcome: Outcome,
     ) -> None:
-        try:
-            encoded = self.codec.encode(tree)
-            if encoded.copies:
-                self._fetch(encoded)
-        except BaseException as error:
-            logger.exception("an error for %r could not be sent", self.peer.name)
-            encoded = self.codec.encode(
-                undescribed(error, worker=self.worker.name, pid=self.worker.pid)
-            )
+        encoded = self._errors.encode(describe, self._fetch)
         meta = None if outcome is Outcome.EXECUTED else {"o": outcome.name}
         self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items)
 
@@ -428,7 +434,10 @@ class CalleeSide(LinkCore):
             EncodeError: the item cannot travel.
         """
         encode = self._encode_back(inbound)
-        encoded, pins, meta = inbound.in_context(encode, value)
+        try:
+            encoded, pins, meta = inbound.in_context(encode, value)
+        except BaseException as error:
+            raise unsendable(error) from error
         self.connection.send(
             FrameKind.STREAM_ITEM,
             inbound.call_id,
@@ -473,7 +482,9 @@ class CalleeSide(LinkCore):
             kind,
             inbound.call_id,
             aux=aux,
-            head=pack_head([meta]) if meta else b"",
+            # With a head it arrives even if the call is cancelled meanwhile, and so do
+            # the references in it, which the caller then gives back.
+            head=pack_head([meta]) if meta or pins is not None else b"",
             control=encoded.control,
             buffers=encoded.buffers,
             on_sent=on_sent,
@@ -497,8 +508,10 @@ class CalleeSide(LinkCore):
 
     def _on_cancel(self, _flags: int, call_id: int, aux: int, *_rest: object) -> None:
         # A cancel may overtake its request, whose payload is still on its way.
-        is_arriving = self.connection.forget_transfer(FrameKind.REQUEST, call_id)
-        if not is_arriving and not self.preparing.cancel(call_id):
+        arriving = self.connection.forget_transfer(FrameKind.REQUEST, call_id)
+        if arriving is not None:
+            self.give_back(arriving)
+        elif not self.preparing.cancel(call_id):
             inbound = self.served.get(call_id)
             if inbound is not None:
                 inbound.cancel()
@@ -506,19 +519,16 @@ class CalleeSide(LinkCore):
                 self.connection.lanes.drop_unwanted(_RESPONSE, call_id)
         self.credit.on_cancel(call_id, aux)
 
-    def discard_request(
-        self, head: bytes, control: bytes, buffers: list[memoryview]
-    ) -> None:
+    def discard_request(self, head: bytes, control: bytes) -> None:
         """Take a request that has been cancelled: what it lends must be given back."""
-        _, meta = self._read_head(head)
-        with contextlib.suppress(CallError):
-            value, loans = self._decode(control, buffers, meta)
-            del value
-            self._take_over(loans)
+        self._read_head(head)
+        self.give_back(control)
 
     def _on_stream_credit(
         self, _flags: int, call_id: int, aux: int, *_rest: object
     ) -> None:
+        if aux <= 0:
+            raise MalformedError(f"a credit of {aux} items")
         inbound = self.served.get(call_id)
         if inbound is not None and inbound.credit is not None:
             inbound.credit.grant(aux)
@@ -560,13 +570,16 @@ class CalleeSide(LinkCore):
             service = self.worker.service(record[0])
             value, _ = self._decode(control, buffers, NO_META)
             service.on_notice(self.link, str(record[1]), value)
-        except Exception:
+        except BaseException as error:
             # Nobody waits for an answer to it, and other messages are not at fault.
-            logger.exception(
-                "a notice of %r could not be taken: %s.%s",
+            is_expected = isinstance(error, AsyncRpcError)
+            logger.warning(
+                "a notice of %r could not be taken: %s.%s: %s",
                 self.peer.name,
                 record[0],
                 record[1],
+                text_of(error),
+                exc_info=not is_expected,
             )
 
 
@@ -579,10 +592,5 @@ def _routed(head: bytes) -> list[Any]:
 
 
 def _no_arguments(problem: str) -> DecodeError:
-    return DecodeError(
-        f"a request's arguments cannot be read: {problem}", outcome=Outcome.NOT_EXECUTED
-    )
-
-
-def _holds_device_tensor(error: BaseException) -> bool:
-    return any(isinstance(one, torch.Tensor) and not one.is_cpu for one in error.args)
+    text = f"a request's arguments cannot be read: {problem}"
+    return DecodeError(text, outcome=Outcome.NOT_EXECUTED)

@@ -303,11 +303,10 @@ class CallerSide(Answers):
                 encoded.buffers = list(held)
             try:
                 self._send_with_credit(call, target, encoded, deadline, meta)
-            except AsyncRpcError as error:  # it cannot be written at all
+            except BaseException as error:  # noqa: BLE001  (it is the call's)
                 self.may_be_overtaken = False
                 self.return_credit(call)
-                self.pending.take(call.call_id)
-                call.settle()
+                self._unsend(call, target)
                 call.fail(error)
 
         self.credit.wait(call.call_id, call.request_bytes, send)
@@ -428,7 +427,11 @@ class CallerSide(Answers):
             if not self.credit.waiting.spend(nbytes):
                 self._await_credit(inflow, target, encoded, deadline, meta)
                 return
-        self._send_with_credit(inflow, target, encoded, deadline, meta)
+        try:
+            self._send_with_credit(inflow, target, encoded, deadline, meta)
+        except BaseException:
+            self._unsend(inflow, target)
+            raise
 
     def send_credit(self, call_id: int, items: int) -> None:
         """Tell a stream's producer that items have been taken."""

@@ -90,7 +90,8 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
         return
     check_seconds("timeout_s", timeout_s, at_least=0)
     if math.isinf(timeout_s):
-        raise wrong("timeout_s", "finite, or None for no limit", timeout_s)
+        wanted = "a finite number of seconds, or None for no limit"
+        raise wrong("timeout_s", wanted, timeout_s)
     loop = loop_for("asyncrpc.deadline")
     limit = Deadline.after(timeout_s, loop.time())
     outer = deadline_var.get()
@@ -110,7 +111,7 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
 def effective_deadline(timeout_s: float | None, now_s: float) -> Deadline | None:
     """Return the earlier of the enclosing deadline and `timeout_s` from now."""
     outer = deadline_var.get()
-    if timeout_s is None:
+    if timeout_s is None or timeout_s == math.inf:
         return outer
     own = Deadline.after(timeout_s, now_s)
     return own if outer is None else min(own, outer)

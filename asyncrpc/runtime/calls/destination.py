@@ -13,6 +13,7 @@ import torch
 
 from asyncrpc.errors import Outcome, OutMismatchError, UsageError
 from asyncrpc.serde.outbox import view_memory
+from asyncrpc.serde.tensors import has_its_memory
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.futures import CallFuture
@@ -42,7 +43,7 @@ class Destination:
     def claim(self, connection: Connection, call_id: int) -> None:
         """Let the response of a call land in the tensor's memory, if that is dense."""
         out = self.out
-        if out.nbytes and out.is_contiguous():
+        if out.nbytes and out.is_contiguous() and has_its_memory(out):
             storage = out.untyped_storage()
             self._memory = view_memory(storage, out.data_ptr(), out.nbytes)
             self._connection, self._call_id = connection, call_id
@@ -162,6 +163,11 @@ def check(out: Any) -> None:
         raise UsageError(
             "out= takes no conjugate or negative view; give `resolve_conj()`'s or "
             "`resolve_neg()`'s result"
+        )
+    if not has_its_memory(out):
+        raise UsageError(
+            f"out= takes no tensor whose storage was resized to less than its "
+            f"{out.nbytes} bytes; give one that has its memory"
         )
     if not _is_disjoint(out):
         raise UsageError(

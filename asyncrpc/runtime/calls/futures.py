@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from asyncrpc.arguments import check_seconds
-from asyncrpc.errors import Outcome, UsageError
+from asyncrpc.errors import ClosedError, Outcome, UsageError
 from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.options import PLAIN, CallOptions
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from asyncrpc.runtime.links.link import Link
 
 T = TypeVar("T")
+
+LOOK_S: Final = 1.0  # how often a thread sees whether the loop it waits for is there
 
 
 @dataclass(slots=True)
@@ -115,6 +117,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         Raises:
             UsageError: called on the event loop's own thread, which it would stop.
             TimeoutError: `timeout` passed.
+            ClosedError: the event loop was closed before the call ended.
             Exception: what the call raised, as for `await`.
 
         Thread safety: from any thread but the event loop's.
@@ -162,12 +165,58 @@ def is_done_within(future: asyncio.Future[Any], timeout_s: float | None) -> bool
 
     Returns:
         False if `timeout_s` seconds passed before.
+
+    Raises:
+        ClosedError: the loop was closed before.
     """
-    ended = threading.Event()
+    ended, loop = threading.Event(), future.get_loop()
     watch = future.add_done_callback
-    future.get_loop().call_soon_threadsafe(watch, lambda _: ended.set())
+    try:
+        loop.call_soon_threadsafe(watch, lambda _: ended.set())
+    except RuntimeError:  # nothing runs on it any more
+        if future.done():
+            return True
+        raise loop_closed() from None
     with thread_blocked():
-        return ended.wait(timeout_s)
+        return wait_on_loop(loop, ended.wait, timeout_s)
+
+
+def wait_on_loop(
+    loop: asyncio.AbstractEventLoop,
+    wait: Callable[[float], bool],
+    timeout_s: float | None = None,
+) -> bool:
+    """Block this thread until something that the loop does has happened.
+
+    A loop that is closed does nothing more, and tells nobody: so it is looked at.
+
+    Args:
+        loop: what this thread waits for.
+        wait: waits for so many seconds at most; says whether it has happened.
+        timeout_s: seconds in all; None is no limit.
+
+    Returns:
+        False if `timeout_s` seconds passed before.
+
+    Raises:
+        ClosedError: the loop was closed before.
+    """
+    left_s = float("inf") if timeout_s is None else timeout_s
+    while not wait(min(LOOK_S, left_s)):
+        left_s -= LOOK_S
+        if left_s <= 0:
+            return False
+        if loop.is_closed() and not wait(0.0):  # it may have been its last act
+            raise loop_closed()
+    return True
+
+
+def loop_closed() -> ClosedError:
+    """Return the error of a thread that waits for a loop which is no more."""
+    return ClosedError(
+        "the event loop was closed before this ended; end workers and the threads that"
+        " wait for their calls first"
+    )
 
 
 def refuse_on_loop(

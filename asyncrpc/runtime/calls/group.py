@@ -122,7 +122,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
                 raise StopAsyncIteration
             self._news.clear()
             try:
-                await self._news.wait()
+                await self._news.wait()  # each call ends, at least with its link
             except asyncio.CancelledError:
                 self.cancel()
                 raise

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import enum
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -28,8 +29,8 @@ from asyncrpc.clock import Deadline
 from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
 from asyncrpc.runtime.calls.cheap import is_cheap
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
-from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
+from asyncrpc.runtime.threads import outcome_to
 
 if TYPE_CHECKING:
     from torch.autograd import profiler
@@ -223,12 +224,12 @@ class InboundCall:
         elif mode is _ON_LOOP or (target.is_listed and self._is_cheap(args, kwargs)):
             self._run_here(target.function, args, kwargs)
         else:
-            if self.claim is not None:
-                self.claim.hold()
             self.pool.submit(
                 lambda: self._in_thread(target.function, args, kwargs),
                 self._on_thread_done,
             )
+            if self.claim is not None:
+                self.claim.hold()
 
     def _is_cheap(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
         bytes_max = self.link.worker.options.on_loop_bytes_max
@@ -284,21 +285,26 @@ class InboundCall:
             result = await running
             del running
         except asyncio.CancelledError as error:
-            self._on_task_cancelled(error)
+            self.on_cancelled(error)
         except BaseException as error:  # noqa: BLE001  (the caller gets it)
             self.link.answer_error(self, error)
         else:
             self.link.answer(self, result)
 
-    def _on_task_cancelled(self, error: asyncio.CancelledError) -> None:
-        """Answer for a task cancelled by its caller, its deadline or itself."""
+    def on_cancelled(self, error: asyncio.CancelledError, *, items: int = 0) -> None:
+        """Answer for a task cancelled by its caller, its deadline or itself.
+
+        Args:
+            error: as it was raised.
+            items: how many items a stream sent before.
+        """
         if self.is_cancelled:
             self.link.forget(self)
         elif self.link.worker.is_draining:
             gone = WorkerLostError("the worker shut down before the function ended")
-            self.link.answer_error(self, gone, outcome=Outcome.UNKNOWN)
+            self.link.answer_error(self, gone, items=items, outcome=Outcome.UNKNOWN)
         else:
-            self.link.answer_error(self, error)
+            self.link.answer_error(self, error, items=items)
 
     def _run_here(
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
@@ -327,7 +333,10 @@ class InboundCall:
             if error is not None:
                 self.link.answer_error(self, error)
             else:
-                self._on_returned(result)
+                try:
+                    self._on_returned(result)
+                except BaseException as problem:  # noqa: BLE001  (the result's code)
+                    self.link.answer_error(self, problem)
         if self.claim is not None:
             self.claim.let_go()
 
@@ -335,7 +344,8 @@ class InboundCall:
         """Take what a plain function returned: a value, or what is to be awaited."""
         is_marked = self.target is not None and self.target.mode is Mode.ASYNC_EXECUTION
         future = as_awaitable(result) if is_marked else None
-        if future is None and asyncio.iscoroutine(result):
+        # By its type: a result may claim to be of another; a generator is none.
+        if future is None and issubclass(type(result), Coroutine):
             future = result
         if future is not None:
             self._start_task(self._await(_identity, [future], {}))
@@ -372,33 +382,41 @@ async def _identity(future: Any) -> Any:
 
 def as_awaitable(value: Any) -> Any:
     """Return what a marked function returned as something to await, or None."""
-    if isinstance(value, CallFuture | asyncio.Future) or inspect.isawaitable(value):
+    kind = type(value)  # what it says of itself may be wrong, or raise
+    if issubclass(kind, Awaitable):
         return value
-    if isinstance(value, concurrent.futures.Future):
-        return asyncio.wrap_future(value)
+    if issubclass(kind, concurrent.futures.Future):
+        ours = _when_done(value, value.result)
+        ours.add_done_callback(lambda done: done.cancelled() and value.cancel())
+        return ours
     # What `then` returns is of the base class, which is written in C++.
-    return _from_torch(value) if isinstance(value, torch._C.Future) else None  # noqa: SLF001
+    if issubclass(kind, torch._C.Future):  # noqa: SLF001
+        return _when_done(value, value.value)
+    return None
 
 
-def _from_torch(future: torch._C.Future[Any]) -> asyncio.Future[Any]:
-    """Return an asyncio future of a torch one, which completes in any thread."""
+def _when_done(future: Any, outcome_of: Callable[[], Any]) -> asyncio.Future[Any]:
+    """Return a future of this loop for one that completes in any thread.
+
+    Args:
+        future: has `add_done_callback`.
+        outcome_of: returns its result, or raises, once it is done.
+    """
     loop = asyncio.get_running_loop()
     ours: asyncio.Future[Any] = loop.create_future()
+    finish = outcome_to(ours)
 
-    def finish(result: Any, error: BaseException | None) -> None:
-        if ours.done():
-            return
-        if error is not None:
-            ours.set_exception(error)
-        else:
-            ours.set_result(result)
-
-    def on_done(done: torch._C.Future[Any]) -> None:
+    def on_done(_done: Any) -> None:
+        result: Any = None
+        error: BaseException | None = None
         try:
-            result, error = done.value(), None
-        except Exception as raised:  # noqa: BLE001  (handed on)
-            result, error = None, raised
-        loop.call_soon_threadsafe(finish, result, error)
+            result = outcome_of()
+        except concurrent.futures.CancelledError:
+            error = asyncio.CancelledError()
+        except BaseException as raised:  # noqa: BLE001  (handed on)
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, result, error)
 
     future.add_done_callback(on_done)
     return ours

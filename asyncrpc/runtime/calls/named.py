@@ -82,3 +82,9 @@ class NamedFunctions:
 
 def _is_named(target: Any) -> bool:
     return type(target) is list and bool(target) and type(target[0]) is int
+
+
+def name_of_value(function: Any) -> str:
+    """Return what to call a function that arrived as a value, or is a method."""
+    name = getattr(function, "__qualname__", None)
+    return name if type(name) is str else type(function).__qualname__

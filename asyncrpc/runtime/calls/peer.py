@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.context import effective_deadline
-from asyncrpc.runtime.options import PLAIN, CallOptions
+from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.worker import Worker
@@ -181,7 +181,8 @@ class Peer:
         Raises:
             RemoteError: the generator raised, after the items yielded so far.
             WorkerLostError: the peer is gone.
-            DeadlineExceededError: the enclosing deadline passed.
+            DeadlineExceededError: the enclosing deadline passed, or `timeout_s` of
+                `using`, which limits the whole stream.
             RejectedError: `function` is no generator.
             UsageError: this peer has an `out`, and there are many items.
 
@@ -197,9 +198,13 @@ class Peer:
         worker.check_on_loop("Peer.stream")
         target, values = worker.describe(function, args, kwargs)
         meta = worker.meta_here()
-        link = await worker.link_to(self.name)
-        inflow = streams.Inflow(link, target or "a callable", self.name)
-        deadline = effective_deadline(worker.options.rpc_timeout_s, worker.loop.time())
+        timeout_s = self._options.timeout_s
+        if timeout_s is UNSET:
+            timeout_s = worker.options.rpc_timeout_s
+        deadline = effective_deadline(timeout_s, worker.loop.time())
+        called = target or "a callable"
+        link = await streams.link_by(deadline, worker, self.name, called)
+        inflow = streams.Inflow(link, called, self.name)
         items = streams.consume(
             link,
             inflow,

@@ -55,6 +55,7 @@ class _Arrival:
     arrived_bytes: int
     copied_bytes: int
     deliver: Deliver
+    control: bytes  # as it arrived
 
 
 class Preparing:
@@ -94,14 +95,14 @@ class Preparing:
             RemoteProtocolError: it is delivered at once, and should not have come.
         """
         arrived_bytes = sum(buffer.nbytes for buffer in buffers)
-        arrival = _Arrival(kind, call_id, head, arrived_bytes, 0, deliver)
+        arrival = _Arrival(kind, call_id, head, arrived_bytes, 0, deliver, control)
         if not is_packed(control):
             self._place(arrival, control, buffers)
             return
         try:
             parcel = self._link.codec.open(control, buffers)
         except DecodeError as error:
-            deliver(unreadable(error.problem), [])
+            self._deliver(arrival, unreadable(error.problem), [])
             return
         arrival.copied_bytes += parcel.unpacked_bytes
         if not self._send_to_thread(parcel, arrival):
@@ -199,7 +200,7 @@ class Preparing:
             return
         try:
             if is_cancelled:
-                self._link.discard_request(arrival.head, control, buffers)
+                self._link.discard_request(arrival.head, control)
             else:
                 self._deliver(arrival, control, buffers)
         except RemoteProtocolError as error:
@@ -215,6 +216,8 @@ class Preparing:
             received_bytes = sum(buffer.nbytes for buffer in buffers)
             call.stats.bytes_copied += arrival.copied_bytes
             call.stats.bytes_received += arrival.arrived_bytes - received_bytes
+        if is_packed(control):  # it says why the message cannot be read
+            self._link.give_back(arrival.control)
         arrival.deliver(control, buffers)
 
 

@@ -307,7 +307,7 @@ class CallStarter:
             self.begin(
                 call, target, values, timeout_s=timeout_s, meta=meta, on_link=on_link
             )
-        except AsyncRpcError as error:
+        except Exception as error:  # noqa: BLE001  (the thread that waits raises it)
             call.fail(error)
 
     async def connect_and_start(

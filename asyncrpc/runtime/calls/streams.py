@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from asyncrpc.errors import CallError, DeadlineExceededError, Outcome
 from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from asyncrpc.clock import Deadline
     from asyncrpc.runtime.devices.maps import DeviceMap
     from asyncrpc.runtime.links.link import Link
+    from asyncrpc.runtime.worker import Worker
 
 _END: Final = object()
 
@@ -62,7 +63,7 @@ class Credit:
         Cancellation:
             Nothing has changed.
         """
-        await self._room.wait()
+        await self._room.wait()  # a consumer that is lost, or leaves, cancels this
 
 
 class Inflow:
@@ -108,6 +109,15 @@ class Inflow:
         self.on_error(error, 0)
 
     @property
+    def received(self) -> int:
+        """How many items have come."""
+        return self._next + len(self._items)
+
+    def has(self, serial: int) -> bool:
+        """Say whether an item has come before."""
+        return serial < self._next or serial in self._items
+
+    @property
     def is_whole(self) -> bool:
         """Whether the stream has ended and all its items have arrived."""
         return self._end is not None and self._next + len(self._items) >= self._end
@@ -124,7 +134,7 @@ class Inflow:
                     raise self._error
                 return _END
             self._arrived.clear()
-            await self._arrived.wait()
+            await self._arrived.wait()  # the end of the link arrives here, too
         value = self._items.pop(self._next)
         self._next += 1
         self._untold += 1
@@ -147,6 +157,29 @@ async def consume(
             yield item
     finally:
         link.cancel(inflow)  # does nothing if the stream has ended
+
+
+async def link_by(
+    deadline: Deadline | None, worker: Worker, to: str, function: str
+) -> Link:
+    """Return the link that a stream is to come over, before the deadline.
+
+    Raises:
+        DeadlineExceededError: there was none in time; nothing was sent.
+        WorkerLostError: the worker cannot be reached.
+    """
+    try:
+        async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
+            return await worker.link_to(to)
+    except TimeoutError as error:
+        if deadline is None or isinstance(error, CallError):
+            raise
+        raise DeadlineExceededError(
+            function=function,
+            to=to,
+            outcome=Outcome.NOT_EXECUTED,
+            timeout_s=deadline.allowed_s,
+        ) from error
 
 
 async def _take_by(inflow: Inflow, deadline: Deadline | None) -> Any:
@@ -177,7 +210,7 @@ def serve(
     if target.mode is Mode.ASYNC_GENERATOR:
         source = target.function(*args, **kwargs)
     else:
-        source = _in_threads(inbound, target.function, args, kwargs)
+        source = _Steps(inbound, target.function, args, kwargs)
     inbound.start_stream(_produce(inbound, source))
 
 
@@ -192,35 +225,67 @@ async def _produce(inbound: InboundCall, source: Any) -> None:
                 credit.spend(link.send_item(inbound, sent, item))
                 sent += 1
     except asyncio.CancelledError as error:
-        if inbound.is_cancelled:
-            link.forget(inbound)
-        else:
-            link.answer_error(inbound, error, items=sent)
+        inbound.on_cancelled(error, items=sent)
     except BaseException as error:  # noqa: BLE001  (the consumer gets it)
         link.answer_error(inbound, error, items=sent)
     else:
         link.end_stream(inbound, sent)
 
 
-async def _in_threads(
-    inbound: InboundCall,
-    function: Callable[..., Any],
-    args: list[Any],
-    kwargs: dict[str, Any],
-) -> AsyncIterator[Any]:
-    """Step a plain generator in threads of the pool."""
+class _Steps:
+    """The items of a plain generator, which is stepped in threads of the pool.
 
-    def in_thread(job: Callable[[], Any]) -> asyncio.Future[Any]:
-        context = inbound.context.copy()
-        return inbound.link.worker.run_in_thread(lambda: context.run(job))
+    No asynchronous generator: one ends, and says so in words of its own, when what it
+    steps raises GeneratorExit.
+    """
 
-    generator = await in_thread(lambda: function(*args, **kwargs))
-    step = in_thread(lambda: next(generator, _END))
-    try:
-        while (item := await asyncio.shield(step)) is not _END:
-            yield item
-            step = in_thread(lambda: next(generator, _END))
-    finally:
-        # A step cannot be interrupted, and a generator that runs cannot be closed.
-        await asyncio.gather(step, return_exceptions=True)
-        await in_thread(generator.close)
+    __slots__ = ("_args", "_function", "_generator", "_inbound", "_kwargs", "_step")
+
+    def __init__(
+        self,
+        inbound: InboundCall,
+        function: Callable[..., Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._inbound = inbound
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
+        self._generator: Any = None
+        self._step: asyncio.Future[Any] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._step = self._in_thread(self._next)
+        item = await asyncio.shield(self._step)
+        if item is _END:
+            raise StopAsyncIteration
+        return item
+
+    async def aclose(self) -> None:
+        """Close the generator, once its step has ended.
+
+        A step cannot be interrupted, and a generator that runs cannot be closed.
+        """
+        if self._step is not None:
+            await asyncio.gather(self._step, return_exceptions=True)
+            await self._in_thread(self._close)
+
+    def _in_thread(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
+        context = self._inbound.context.copy()
+        return self._inbound.link.worker.run_in_thread(lambda: context.run(job))
+
+    def _next(self) -> Any:
+        if self._generator is None:
+            self._generator = self._function(*self._args, **self._kwargs)
+        try:
+            return next(self._generator, _END)
+        except StopAsyncIteration as error:  # it would end the stream as if in order
+            raise RuntimeError("generator raised StopAsyncIteration") from error
+
+    def _close(self) -> None:
+        if self._generator is not None:
+            self._generator.close()

@@ -73,6 +73,7 @@ class _Queue:
         ticket = object()
         with self._changed:
             self._entries.append((ticket, turn))
+            # Whoever has a turn gives it back, however its `with` ends.
             self._changed.wait_for(lambda: self._may_go(ticket, turn))
 
     def _may_go(self, ticket: object, turn: Turn) -> bool:

@@ -66,6 +66,8 @@ class Admission:
         )
 
     def _expire(self, connection: Connection, limit_s: float) -> None:
+        if connection.opened.done():  # just in time: `_settle` comes in this turn
+            return
         self._drop(
             connection,
             f"{connection.where} did not introduce itself in {limit_s:g} s",

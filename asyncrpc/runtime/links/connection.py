@@ -341,8 +341,12 @@ class Connection(Resuming):
             self._write(parts)
         return True
 
-    def forget_transfer(self, kind: int, call_id: int) -> bool:
-        """Do not deliver a message whose payload is arriving; say if there was one."""
+    def forget_transfer(self, kind: int, call_id: int) -> bytes | None:
+        """Do not deliver a message whose payload is arriving.
+
+        Returns:
+            Its control part; None if there is no such message.
+        """
         return self._frames.drop_transfer(kind, call_id)
 
     def read_places(self, places: Places) -> None:
@@ -352,6 +356,10 @@ class Connection(Resuming):
     def watch_requests(self, begun: Callable[[int, int], None]) -> None:
         """Have `begun` told of call and bytes of each large request that begins."""
         self._frames.on_request = begun
+
+    def stand_in(self, unreadable: Callable[[str], bytes]) -> None:
+        """Have `unreadable` stand for what there is no memory for."""
+        self._frames.unreadable = unreadable
 
     def claim(self, call_id: int, memory: memoryview) -> None:
         """Let the only buffer of a call's response land in `memory`, if it fits."""
@@ -371,7 +379,7 @@ class Connection(Resuming):
         Cancellation:
             Nothing has changed.
         """
-        await self._writable.wait()
+        await self._writable.wait()  # set by the end of the connection, too
         if self.state is ConnectionState.CLOSED:
             raise ConnectionLostError(f"the connection to {self.where} has ended")
 
@@ -486,7 +494,7 @@ class Connection(Resuming):
             whoever waits here has its turn.
         """
         try:
-            return await self.opened
+            return await self.opened  # who dials has a limit; `_finish` fails it
         except asyncio.CancelledError:
             refused = self.peer is not None and self.peer.verdict
             if refused or self.state is not ConnectionState.OPEN:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from asyncrpc.errors import (
     AsyncRpcError,
+    CallError,
     DecodeError,
     EncodeError,
     Outcome,
@@ -26,12 +28,12 @@ from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.preparing import Preparing
 from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap
 from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
-from asyncrpc.serde import UNREAD, Compression, Encoded, stage, text_of
+from asyncrpc.serde import UNREAD, Compression, Encoded, references_in, stage, words_of
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import Meta, unpack_head
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.extensions import OnGradient, Pins
+    from asyncrpc.runtime.extensions import OnGradient, Pins, References
     from asyncrpc.runtime.links.connection import Connection
     from asyncrpc.runtime.links.link import Link
     from asyncrpc.runtime.worker import Worker
@@ -47,10 +49,22 @@ def unreadable(error: BaseException) -> AsyncRpcError:
     """
     if isinstance(error, AsyncRpcError) and not isinstance(error, RemoteProtocolError):
         return error
-    problem = f"what arrived cannot be read: {type(error).__name__}: {text_of(error)}"
+    problem = f"what arrived cannot be read: {words_of(error)}"
     found = DecodeError(problem, outcome=Outcome.NOT_EXECUTED)
     found.__cause__ = error
     return found
+
+
+def unsendable(error: BaseException) -> AsyncRpcError:
+    """Return the error about what a function gave, and could not be encoded."""
+    if not isinstance(error, AsyncRpcError):
+        problem = f"cannot be sent: {words_of(error)}"
+        unsendable = EncodeError(problem, outcome=Outcome.EXECUTED)
+        unsendable.__cause__ = error
+        return unsendable
+    if isinstance(error, CallError):
+        error.outcome = Outcome.EXECUTED
+    return error
 
 
 class CommonArguments:
@@ -260,9 +274,29 @@ class LinkCore:
         references.begin_decode(self.link)
         try:
             value = self.codec.decode(control, buffers, on_gradient=on_gradient)
-        finally:
-            loans = references.end_decode()
-        return value, loans
+        except BaseException:
+            self._settle_unread(references, control, references.lifted)
+            raise
+        return value, references.end_decode()
+
+    def give_back(self, control: bytes) -> None:
+        """Take the references of a message that is not read, and give them back.
+
+        Whoever sent it counts them as arrived: see `References`.
+        """
+        references = self.worker.references
+        if references is not None:
+            references.begin_decode(self.link)
+            self._settle_unread(references, control, 0)
+
+    def _settle_unread(self, references: References, control: bytes, read: int) -> None:
+        """Take those that have not been read, then give back all of the message."""
+        for tree in references_in(control)[read:]:
+            with suppress(AsyncRpcError):
+                references.lift(tree)
+        loans = references.end_decode()
+        if loans is not None:  # when what was read of the message is dead
+            self.loop.call_soon(self._take_over, loans)
 
     def _answer_meta(self, head: bytes) -> Meta:
         record = unpack_head(head) if head else []

@@ -150,7 +150,14 @@ class Directory(Reconnecting):
         Cancellation:
             The dial goes on for others who wait for it, and for the next call.
         """
+        link = await self._connect(entry)
+        while link.is_lost:  # in the turn in which its dial ended: nothing was sent
+            link = await self._connect(entry)
+        return link
+
+    async def _connect(self, entry: Entry) -> Link:
         while entry.broken is not None and not self._closing:
+            # It ends with the connection, which `close` and `Options.lost_after_s` end.
             await entry.broken.connection.settled()
         if entry.link is not None:
             return entry.link
@@ -163,7 +170,7 @@ class Directory(Reconnecting):
 
     async def _await_dial(self, dial: asyncio.Task[Link]) -> Link:
         try:
-            return await asyncio.shield(dial)
+            return await asyncio.shield(dial)  # of so many attempts, each with a limit
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if dial.cancelled() and not (task and task.cancelling()):

@@ -15,7 +15,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.callee import CalleeSide
 from asyncrpc.runtime.calls.caller import CallerSide
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.serde import is_unprepared
+from asyncrpc.serde import is_unprepared, unreadable
 from asyncrpc.wire.frames import FrameKind
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Link(CallerSide, CalleeSide):
             FrameKind.CLOSE: self._on_close,
         }
         connection.watch_requests(self.credit.on_begun)
+        connection.stand_in(unreadable)
 
     def on_message(  # noqa: PLR0917  (a call per message: no object in between)
         self,

@@ -61,9 +61,17 @@ class PendingCalls(Generic[R]):
         Raises:
             MalformedError: no such call was ever sent: the peer made the answer up.
         """
+        self.check(call_id)
+        return self._open.pop(call_id, None)
+
+    def check(self, call_id: int) -> None:
+        """Refuse an answer to a call that was never made.
+
+        Raises:
+            MalformedError: no such call was ever sent: the peer made the answer up.
+        """
         if not 0 < call_id < self._next_id:
             raise MalformedError(f"an answer to call {call_id}, which was never made")
-        return self._open.pop(call_id, None)
 
     def take_all(self) -> list[R]:
         """Remove every call: the connection is gone."""

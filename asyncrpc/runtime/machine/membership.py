@@ -41,6 +41,9 @@ FAR_TURNS: Final = 8  # rounds, in one of which somebody far away is looked for
 BUCKETS: Final = 64  # parts of the circle that are compared on their own
 _SHIFT: Final = BITS - 6
 _MIX: Final = 0x9E3779B97F4A7C15  # odd, its bits well mixed: 2^64 / golden ratio
+# A worker refutes its death by a version that is one higher: there is room for that.
+_COUNT_MAX: Final = 1 << 63
+_RANK_MAX: Final = 1 << 31
 _FIELDS: Final = (str, int, int, list, str, int, int, int)
 
 
@@ -134,8 +137,10 @@ class Record:
             )
             and all(type(address) is str for address in packed[3])
             and packed[0]
-            and packed[5] >= 0
-            and packed[6] >= 0
+            and -1 <= packed[1] < _RANK_MAX
+            and 0 <= packed[2] < CIRCLE
+            and 0 <= packed[5] < _COUNT_MAX
+            and 0 <= packed[6] < _COUNT_MAX
             and packed[7] in set(Status)
         )
         if not is_record:

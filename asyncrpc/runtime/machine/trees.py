@@ -35,6 +35,11 @@ def parent_of(place: int, size: int) -> int | None:
     return parent
 
 
+def are_neighbours(one: int, other: int, size: int) -> bool:
+    """Say whether one of two members is the other's parent."""
+    return parent_of(one, size) == other or parent_of(other, size) == one
+
+
 def depth_of(place: int, size: int) -> int:
     """Return how many steps a member is away from the root."""
     depth, above = 0, parent_of(place, size)

@@ -13,12 +13,21 @@ from asyncrpc.errors import (
     AsyncRpcError,
     BarrierBrokenError,
     BarrierTimeoutError,
-    MalformedError,
     Outcome,
     UsageError,
     WorkerLostError,
 )
 from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.forms import (
+    NUMBER,
+    TEXT,
+    Methods,
+    ServiceMethods,
+    array,
+    each,
+    mask,
+    one_of,
+)
 from asyncrpc.runtime.machine.barriers import Barriers, Blame, Failure
 from asyncrpc.runtime.membership.neighbours import STALL_S, Neighbours
 
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
     from asyncrpc.runtime.worker import Worker
 
 
-class Barrier:
+class Barrier(ServiceMethods):
     """The barriers of one worker, one after the other; a `Service`."""
 
     name = "barrier"
@@ -40,19 +49,50 @@ class Barrier:
         self._neighbours = Neighbours(worker, self._say, self._on_gone)
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
+        here = array(number=NUMBER, passed=NUMBER, known=mask(self._size))
+        failed = array(
+            number=NUMBER,
+            blame=one_of(Blame.__members__),
+            problem=TEXT,
+            missing=each(TEXT),
+        )
+        self.requests = Methods(self.name, {})
+        self.notices = Methods(
+            self.name,
+            {"here": (here, self._on_here), "failed": (failed, self._on_failed)},
+        )
 
     async def wait(self, timeout_s: float | None) -> None:
         """Pass one barrier; see `Worker.barrier`."""
         if not self._size:
             raise UsageError("a barrier needs ranks: this group was made without")
-        async with self._turn:
-            await self._pass(timeout_s)
+        now_s = self._worker.loop.time()
+        end_s = None if timeout_s is None else now_s + timeout_s
+        await self._line_up(timeout_s, end_s)
+        try:
+            await self._pass(timeout_s, end_s)
+        finally:
+            self._turn.release()
 
-    async def _pass(self, timeout_s: float | None) -> None:
+    async def _line_up(self, timeout_s: float | None, end_s: float | None) -> None:
+        """Wait for the turn; who gives up before has not come to a barrier."""
+        try:
+            async with asyncio.timeout_at(end_s):
+                await self._turn.acquire()  # whoever has it leaves at `close`, too
+        except TimeoutError:
+            raise BarrierTimeoutError(
+                f"a barrier: in {timeout_s:g} s its turn did not come: another call of "
+                "this worker waits at one",
+                number=self._machine.number,
+                missing=(),
+            ) from None
+
+    async def _pass(self, timeout_s: float | None, end_s: float | None) -> None:
+        self._worker.check_running()  # it may have ended while this waited for a turn
         machine = self._machine
         machine.come()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(end_s):
                 await self._until_over()
                 # Who passes may leave at once: whoever relies on its word has it first.
                 await self._neighbours.settle()
@@ -88,29 +128,22 @@ class Barrier:
             return True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                await self._changed.wait()
+                await self._changed.wait()  # after a silence losses are watched for
         return self._changed.is_set()
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
-        """Take the word of another rank."""
-        try:
-            if method == "failed":
-                number, blame, problem, missing = value
-                names = tuple(str(name) for name in missing)
-                failure = Failure(Blame[blame], str(problem), names)
-                self._machine.hear_failure(int(number), failure)
-            else:
-                number, passed, known = value
-                mask = int.from_bytes(known, "little")
-                if self._machine.hear(int(number), int(passed), mask):
-                    self._say(link)
-        except (KeyError, TypeError, ValueError) as error:
-            raise MalformedError(f"a word of a barrier: {value!r}") from error
+    def _on_failed(self, link: Link, value: list[Any]) -> None:
+        number, blame, problem, missing, *_ = value
+        self._neighbours.check_rank(link)
+        failure = Failure(Blame[blame], problem, tuple(missing))
+        self._machine.hear_failure(number, failure)
         self._changed.set()
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
-        """Nothing here is asked for."""
-        raise MalformedError(f"a barrier does not answer {method!r}")
+    def _on_here(self, link: Link, value: list[Any]) -> None:
+        number, passed, known, *_ = value
+        self._neighbours.check_rank(link)
+        if self._machine.hear(number, passed, int.from_bytes(known, "little")):
+            self._say(link)
+        self._changed.set()
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Fail if it is not known that the worker had come."""
@@ -120,6 +153,7 @@ class Barrier:
         """Tell those who do not know it yet that the last barrier has been passed.
 
         It comes before the end of the connection: so that is not taken for a death.
+        One that this worker still waits at, it gives up: nobody would end that.
 
         Cancellation:
             It never waits.
@@ -127,6 +161,8 @@ class Barrier:
         if self._machine.has_passed:
             for link in self._others():
                 self._say(link)
+        self._give_up("shut down")
+        self._changed.set()
 
     def _on_gone(self, rank: int, reason: str) -> None:
         name = self._neighbours.name_of(rank)

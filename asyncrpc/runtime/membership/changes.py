@@ -62,7 +62,7 @@ class MemberChanges(AsyncIterator[MemberChange]):
                 if self._is_closed:
                     raise StopAsyncIteration
                 self._news.clear()
-                await self._news.wait()
+                await self._news.wait()  # the end of the worker sets it
         finally:
             self._is_awaited = False
         return self._waiting.popleft()

@@ -12,8 +12,15 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.forms import (
+    COUNT,
+    Methods,
+    ServiceMethods,
+    array,
+    mask,
+    nothing,
+)
 from asyncrpc.runtime.machine.gathering import ranks_of
 from asyncrpc.runtime.machine.termination import Phase, Termination
 from asyncrpc.runtime.membership.neighbours import LAST_WORD_S, STALL_S, Neighbours
@@ -46,7 +53,7 @@ class Outlook:
     left_s: float
 
 
-class Ending:
+class Ending(ServiceMethods):
     """The part of a worker that ends together with the others; a `Service`."""
 
     name = "ending"
@@ -59,6 +66,13 @@ class Ending:
         self._machine = Termination(rank, self._size)
         self._neighbours = Neighbours(worker, self._say, self._on_gone)
         self._changed = asyncio.Event()
+        bits = mask(self._size)
+        wave = array(wave=COUNT, lost=bits, known=bits, marked=bits)
+        self.requests = Methods(self.name, {})
+        self.notices = Methods(
+            self.name,
+            {"wave": (wave, self._on_wave), "ended": (nothing, self._on_ended)},
+        )
         self._links: dict[Link, None] = {}  # all that were seen: ended ones count, too
         self._gone_before: set[int] = set()  # those that may be back
         self._is_closed = False
@@ -163,26 +177,21 @@ class Ending:
         self._links.update(dict.fromkeys(self._worker.directory.links))
         return sum(link.pending.started for link in self._links)
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
-        """Take the word of another member."""
-        if method == "ended":
-            self._machine.hear_end()
-        else:
-            beginning = self._machine.beginning
-            try:
-                wave, *masks = value
-                lost, known, marked = (int.from_bytes(mask, "little") for mask in masks)
-                is_behind = self._machine.hear(lost, int(wave), known, marked)
-            except (TypeError, ValueError) as error:
-                raise MalformedError(f"a word of the end: {value!r}") from error
-            if is_behind and not self._is_closed:
-                self._say(link)
-            self._tell_loss(beginning)
+    def _on_ended(self, link: Link, _value: None) -> None:
+        self._neighbours.check_rank(link)
+        self._machine.hear_end()
         self._changed.set()
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
-        """Nothing here is asked for."""
-        raise MalformedError(f"the end of a group does not answer {method!r}")
+    def _on_wave(self, link: Link, value: list[Any]) -> None:
+        self._neighbours.check_rank(link)
+        wave, *masks = value[:4]
+        lost, known, marked = (int.from_bytes(mask, "little") for mask in masks)
+        beginning = self._machine.beginning
+        is_behind = self._machine.hear(lost, wave, known, marked)
+        if is_behind and not self._is_closed:
+            self._say(link)
+        self._tell_loss(beginning)
+        self._changed.set()
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Go on without it, if the end has begun; else see then whether it is back."""

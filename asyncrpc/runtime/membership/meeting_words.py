@@ -144,6 +144,19 @@ class Reader:
             raise MalformedError("replicas that are all, or not this worker")
         return found
 
+    @staticmethod
+    def passed(value: list[Any]) -> int:
+        """Take out of a report the last meeting that its sender knows to be passed.
+
+        Raises:
+            MalformedError: it does not say that.
+        """
+        if len(value) < 2 or type(value[1]) is not int:  # noqa: PLR2004
+            raise MalformedError("a report of a rendezvous that cannot be read")
+        passed: int = value.pop(1)
+        _check(passed)
+        return passed
+
     def plain_word(self, method: str, value: list[Any], count: int) -> Word:
         """Read a word that comes in one message.
 

@@ -13,6 +13,7 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.arguments import wrong
@@ -28,9 +29,11 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.forms import TEXT, Methods, ServiceMethods, anything, array
 from asyncrpc.runtime.machine.meetings import Meetings
 from asyncrpc.runtime.machine.series import (
     Blame,
+    Doubt,
     Failure,
     Payloads,
     Replicas,
@@ -39,6 +42,7 @@ from asyncrpc.runtime.machine.series import (
     Series,
     Word,
 )
+from asyncrpc.runtime.machine.trees import are_neighbours
 from asyncrpc.runtime.membership.meeting_words import (
     TAG_CHARS_MAX,
     Arriving,
@@ -65,7 +69,10 @@ NAMES_MAX: Final = 64  # of those that had not come, in an error
 LISTED_MAX: Final = 8  # of them in its text
 
 
-class MeetingService:
+_METHODS: Final = ("here", "up", "down", "failed", "doubt")
+
+
+class MeetingService(ServiceMethods):
     """What one worker does at rendezvous; a `Service`."""
 
     name = SERVICE
@@ -75,6 +82,12 @@ class MeetingService:
         self.is_closed = False
         self._venues: dict[Series, Venue] = {}
         self._early: dict[Venue, int] = {}  # bytes
+        word = array(tag=TEXT, replicas=anything)  # `Reader` looks at the rest
+        self.requests = Methods(SERVICE, {})
+        self.notices = Methods(
+            SERVICE,
+            {method: (word, partial(self._on_word, method)) for method in _METHODS},
+        )
 
     @functools.cached_property
     def size(self) -> int:
@@ -127,41 +140,56 @@ class MeetingService:
 
     # --- what other workers say ------------------------------------------------------
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
-        """Take the word of a neighbour."""
-        match value:
-            case [str(tag), replicas, *rest] if self.size and len(tag) <= TAG_CHARS_MAX:
-                venue = self._venue(tag, self._reader.replicas(replicas))
-            case _:
-                raise MalformedError(f"a word {method!r} of no rendezvous")
+    def _on_word(self, method: str, link: Link, value: list[Any]) -> None:
+        """Take the word of a neighbour.
+
+        Raises:
+            MalformedError: it makes no sense, or is of nobody who takes part.
+        """
+        tag, given, *rest = value
+        if not self.size or len(tag) > TAG_CHARS_MAX:
+            raise MalformedError(f"a word {method!r} of no rendezvous")
+        replicas = self._reader.replicas(given)
+        rank = self.rank_of(link.peer.name)
+        ranks = range(self.size) if replicas is None else replicas
+        # Before anything is kept for it.
+        if rank not in ranks or not are_neighbours(
+            ranks.index(rank), ranks.index(self.worker.rank), len(ranks)
+        ):
+            raise MalformedError(
+                f"worker {link.peer.name!r} has nothing to say of rendezvous "
+                f"{tag!r:.80}"
+            )
+        word: Word | None = None
+        passed = 0
+        if method in {"up", "down"}:
+            if method == "up":
+                passed = self._reader.passed(rest)
+            take_part(None, method, rest, len(ranks))  # it makes sense
+        else:
+            word = self._reader.plain_word(method, rest, len(ranks))
+        if isinstance(word, Doubt) and word.rank not in ranks:
+            raise MalformedError(f"rank {word.rank} is not in {tag!r:.80}")
         if self.is_closed:
             return
-        rank = self.rank_of(link.peer.name)
-        if not venue.series.is_neighbour(rank):
-            raise MalformedError(
-                f"worker {link.peer.name!r} has nothing to say of rendezvous {tag!r}"
-            )
-        count = len(venue.series.ranks)
-        word: Word | None
-        if method in {"up", "down"}:
-            word = self._taken(venue, rank, method, rest)
-        else:
-            word = self._reader.plain_word(method, rest, count)
+        venue = self._venue(tag, replicas)
+        if word is None:
+            word = self._taken(venue, rank, method, rest, passed)
         if word is not None:
-            venue.note_life(rank, link.peer)
-            self.machine.hear(venue.series, rank, word)
-            venue.note_life(rank, link.peer)
-            venue.changed.set()
-            self.flush()
+            self._hear(venue, rank, link, word)
+
+    def _hear(self, venue: Venue, rank: int, link: Link, word: Word) -> None:
+        venue.note_life(rank, link.peer)
+        self.machine.hear(venue.series, rank, word)
+        venue.note_life(rank, link.peer)
+        venue.changed.set()
+        self.flush()
 
     def _taken(
-        self, venue: Venue, rank: int, method: str, rest: list[Any]
+        self, venue: Venue, rank: int, method: str, rest: list[Any], passed: int
     ) -> Report | Result | None:
         """Put payloads together; return them once they are whole."""
         count = len(venue.series.ranks)
-        passed = rest.pop(1) if method == "up" and len(rest) > 1 else 0
-        if type(passed) is not int:
-            raise MalformedError("a report of a rendezvous that cannot be read")
         arriving = take_part(venue.arriving.pop(rank, None), method, rest, count)
         if arriving is None or not self._has_room(venue, arriving):
             return None
@@ -189,10 +217,6 @@ class MeetingService:
             if one.held_bytes and not one.series.is_waiting
         }
         return sum(self._early.values()) + arriving.nbytes <= EARLY_BYTES_MAX
-
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
-        """Nothing here is asked for."""
-        raise MalformedError(f"a rendezvous does not answer {method!r}")
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Fail every meeting that waits for the worker."""
@@ -360,7 +384,7 @@ class Venue:
                 tell_s = now_s() + STALL_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(tell_s):
-                    await self.changed.wait()
+                    await self.changed.wait()  # a loss changes it, and our end
             if tell_s is not None and now_s() >= tell_s:
                 tell_s = None
                 for rank in series.overdue():
@@ -413,7 +437,7 @@ class Venue:
         call = Waiting(self._service.worker.loop.create_future())
         self._calls.append(call)
         try:
-            await call.ready
+            await call.ready  # the one before it ends, at the latest with its worker
         except BaseException:
             call.problem = "stopped waiting before its turn came"
             if call.ready.done() and not call.ready.cancelled():  # it has just come

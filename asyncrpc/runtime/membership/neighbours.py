@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from asyncrpc.errors import (
     AsyncRpcError,
     ConnectionLostError,
+    MalformedError,
     UnknownWorkerError,
     WorkerLostError,
 )
@@ -74,7 +75,7 @@ class Neighbours:
         Cancellation:
             Some have not been told.
         """
-        while self._to_be_told:
+        while self._to_be_told:  # each dial has a limit, and then takes its rank out
             await asyncio.wait([self._dials[rank] for rank in self._to_be_told])
 
     def forget(self) -> None:
@@ -98,6 +99,17 @@ class Neighbours:
         except UnknownWorkerError:
             return -1
 
+    def check_rank(self, link: Link) -> None:
+        """Refuse the word of a worker that has no rank among those of the group.
+
+        Raises:
+            MalformedError: it has none.
+        """
+        if not 0 <= self.rank_of(link.peer.name) < self._worker.world_size:
+            raise MalformedError(
+                f"worker {link.peer.name!r} has no rank in this group, and no say in it"
+            )
+
     def _link(self, rank: int) -> Link | None:
         try:
             return self._worker.directory.find(rank).link
@@ -108,6 +120,13 @@ class Neighbours:
         if rank not in self._dials:
             dial = self._worker.start_task(self._connect(rank, patience_s))
             self._dials[rank] = dial
+            dial.add_done_callback(lambda _: self._on_ended(rank, dial))
+
+    def _on_ended(self, rank: int, dial: asyncio.Task[None]) -> None:
+        """Take note of a dial that was cancelled before it began, and did nothing."""
+        if self._dials.get(rank) is dial:
+            del self._dials[rank]
+            self._to_be_told.discard(rank)
 
     async def _connect(self, rank: int, patience_s: float) -> None:
         gone = ""

@@ -31,7 +31,19 @@ from asyncrpc.errors import (
     TransportError,
 )
 from asyncrpc.ids import WorkerId, WorkerInfo
+from asyncrpc.runtime.forms import (
+    ID,
+    TEXT,
+    Form,
+    Methods,
+    ServiceMethods,
+    anything,
+    array,
+    each,
+    whole,
+)
 from asyncrpc.runtime.machine.membership import (
+    BUCKETS,
     SUCCEEDED,
     TOMBSTONE_S,
     TOMBSTONES_MAX,
@@ -87,7 +99,17 @@ LAST_DIAL_S: Final = 0.08  # for a worker that leaves and is connected to nobody
 NEWCOMER_S: Final = 1.0  # in which a worker that was taken in asks who there is
 
 
-class MembershipService(Finding):
+_ITEM: Final[Form] = array(
+    limit=whole(FOR_YOU, CIRCLE, "a place on the ring, or -1"), record=anything
+)
+_EXCHANGE: Final[Form] = array(
+    parts=each(whole(0, BUCKETS, f"a part of {BUCKETS}")), records=each(anything)
+)
+_DIGESTS: Final[Form] = each(ID)
+_RECORDS: Final[Form] = each(anything)
+
+
+class MembershipService(ServiceMethods, Finding):
     """What one worker knows of its group; a `Service`.
 
     Attributes:
@@ -100,6 +122,17 @@ class MembershipService(Finding):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self.news = News(worker, self._wake)
+        self.notices = Methods(SERVICE, {"news": (each(anything), self._on_news)})
+        self.requests = Methods(
+            SERVICE,
+            {
+                "ping": (anything, self._on_ping),
+                "members": (anything, self._on_members),
+                "find": (TEXT, self._on_find),
+                "sync": (ID, self._on_sync),
+                "exchange": (_EXCHANGE, self._on_exchange),
+            },
+        )
         self._admission = Admission(worker, self.table, self._carry_out)
         self._changes: list[weakref.ref[MemberChanges]] = []
         self._guests_lost_s: dict[str, float] = {}
@@ -218,32 +251,38 @@ class MembershipService(Finding):
 
     # --- what other workers say ------------------------------------------------------
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
-        """Take news."""
-        if method != "news" or not isinstance(value, list | tuple):
-            raise MalformedError(f"there is no message {method!r} about members")
-        for item in value:
-            limit, packed = _item(item)
-            self._take(Record.unpack(packed), limit, link)
+    def _on_news(self, link: Link, value: list[Any]) -> None:
+        """Take news; what is wrong with one of them spoils no other.
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
-        """Answer what another worker asks."""
-        match method:
-            case "ping":
-                return None
-            case "members":
-                self._on_newcomer_ready(link.peer.name)
-                return [one.pack() for one in self.table.welcome]
-            case "find":
-                record = self.table.get(str(value))
-                return None if record is None else record.pack()
-            case "sync":
-                self._activate()
-                table = self.table
-                return None if value == table.digest else table.digests
-            case "exchange":
-                return self._exchange(link, value)
-        raise MalformedError(f"membership does not answer {method!r}")
+        Raises:
+            MalformedError: one of them makes no sense.
+        """
+        problem: MalformedError | None = None
+        for item in value:
+            try:
+                _ITEM(f"news of {link.peer.name!r}", item)
+                record = Record.unpack(item[1])
+            except MalformedError as error:
+                problem = problem or error
+            else:
+                self._take(record, item[0], link)
+        if problem is not None:
+            raise problem
+
+    async def _on_ping(self, link: Link, value: Any) -> None:
+        """Say that this worker is there."""
+
+    async def _on_members(self, link: Link, _value: Any) -> list[list[Any]]:
+        self._on_newcomer_ready(link.peer.name)
+        return [one.pack() for one in self.table.welcome]
+
+    async def _on_find(self, _link: Link, name: str) -> list[Any] | None:
+        record = self.table.get(name)
+        return None if record is None else record.pack()
+
+    async def _on_sync(self, _link: Link, digest: int) -> list[int] | None:
+        self._activate()
+        return None if digest == self.table.digest else self.table.digests
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Tell the others, unless they know better."""
@@ -468,18 +507,21 @@ class MembershipService(Finding):
         )
         if digests is None:
             return
+        who = link.peer.name
+        _DIGESTS(f"the digests of {who!r}", digests)
         parts = self.table.differing(digests)
         ours = [one.pack() for one in self.table.part(parts)]
         theirs = await link.request_service(
             SERVICE, "exchange", [parts, ours], deadline=deadline
         )
+        _RECORDS(f"the records of {who!r}", theirs)
         for packed in theirs:
             self._take(Record.unpack(packed), FOR_YOU, link, is_repair=True)
 
-    def _exchange(self, link: Link, value: Any) -> list[list[Any]]:
-        parts, packed = value
+    async def _on_exchange(self, link: Link, value: list[Any]) -> list[list[Any]]:
+        parts, packed, *_ = value
         theirs = [Record.unpack(one) for one in packed]
-        better = self.table.better([int(one) for one in parts], theirs)
+        better = self.table.better(parts, theirs)
         for record in theirs:
             self._take(record, FOR_YOU, link, is_repair=True)
         return [one.pack() for one in better]
@@ -506,10 +548,3 @@ def _first_life(member: Member) -> Record:
 
 def _is_list(members: Iterable[Member]) -> bool:
     return any(one.incarnation == UNKNOWN_INCARNATION for one in members)
-
-
-def _item(item: Any) -> tuple[int, Any]:
-    is_item = isinstance(item, list | tuple) and len(item) == 2  # noqa: PLR2004
-    if not is_item or type(item[0]) is not int or not FOR_YOU <= item[0] < CIRCLE:
-        raise MalformedError("news about members have the wrong form")
-    return item[0], item[1]

@@ -415,12 +415,12 @@ class Lanes:
         """
         if self._has_work and self.lanes:
             self._drained = self._loop.create_future()
-            await self._drained
+            await self._drained  # whoever closes has a limit; `clear` completes it
         ended = [lane.connection.ended for lane in self.lanes]
         for lane in tuple(self.lanes):
             lane.connection.close()
         if ended:
-            await asyncio.wait(ended)
+            await asyncio.wait(ended)  # within the same limit
 
     def _check_drained(self) -> None:
         drained = self._drained

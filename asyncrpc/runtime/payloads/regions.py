@@ -28,7 +28,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +46,18 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.holding import HeldBack, fail_held, hold
+from asyncrpc.runtime.forms import (
+    BYTES,
+    LIST,
+    POSITIVE,
+    TEXT,
+    Form,
+    Methods,
+    ServiceMethods,
+    array,
+    each,
+    unfit,
+)
 from asyncrpc.runtime.payloads.loans import Loan, Loans, is_borrowed, keep_until_dead
 from asyncrpc.serde.shared import (
     KEY_BYTES,
@@ -71,16 +84,40 @@ PASSING_MAX: Final = 16  # at once, of one message
 CONFIRM_TIMEOUT_S: Final = 10.0
 
 
-class Regions:
+def _key(name: str, value: Any) -> None:
+    if type(value) is not bytes or len(value) != KEY_BYTES:
+        raise unfit(name, f"a key of {KEY_BYTES} bytes", value)
+
+
+_HAS: Final[Form] = array(key=_key, nbytes=POSITIVE)
+_ATTACH: Final[Form] = array(key=_key, nbytes=POSITIVE, token=BYTES)
+_OPEN: Final[Form] = array(
+    key=_key, nbytes=POSITIVE, token=BYTES, device=TEXT, handle=LIST
+)
+
+
+class Regions(ServiceMethods):
     """The regions that one worker knows; a `serde.SharedStorages`."""
 
     name = "regions"
 
     def __init__(self, worker: Worker, memory: Sharing) -> None:
+        self.notices = Methods(self.name, {})
+        self.requests = Methods(
+            self.name,
+            {
+                "has": (each(_HAS), self._on_has),
+                "attach": (_ATTACH, self._on_attach),
+                "open": (_OPEN, self._on_open),
+                "gone": (each(_key), self._on_gone),
+            },
+        )
         self._worker = worker
         self._memory = memory
         self._storages: dict[bytes, torch.UntypedStorage] = {}
         self._used: set[bytes] = set()  # since the last sweep
+        # By messages that are held back until their peer has it: how many each.
+        self._awaited: Counter[bytes] = Counter()
         self._at_peers: dict[Link, set[bytes]] = {}  # what each has, and knows of us
         self.loans = Loans(worker.loop, self._end_loan)
         self._sweeping: asyncio.TimerHandle | None = None
@@ -155,17 +192,20 @@ class Regions:
         self, link: Link, keys: list[bytes], marks: list[Any], held: HeldBack
     ) -> None:
         """Have the peer map regions, then send what was held back for them."""
+        self._awaited.update(keys)
         try:
             if keys:
                 await self._pass_all(link, keys)
             await self._worker.devices.reach(marks)
-        except (AsyncRpcError, OSError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001  (the call must end, whatever it is)
             problem = EncodeError(
                 f"shared memory could not be passed to {link.peer.name!r}: {error}",
                 outcome=Outcome.NOT_EXECUTED,
             )
             fail_held(link, held, problem)
             return
+        finally:
+            self._awaited -= Counter(keys)
         held.release()
 
     async def _pass_all(self, link: Link, keys: list[bytes]) -> None:
@@ -247,13 +287,17 @@ class Regions:
         idle = [
             key
             for key, storage in self._storages.items()
-            if key not in self._used and users_of(storage) <= 1
+            if not self._is_in_use(key, storage)
         ]
         self._used.clear()
         if idle and not self._worker.is_draining:
             self._worker.start_task(self._let_go(idle))
         if self._storages:
             self._sweeping = self._worker.loop.call_later(IDLE_S, self._sweep)
+
+    def _is_in_use(self, key: bytes, storage: torch.UntypedStorage) -> bool:
+        """Say whether a region is kept: also for a message that waits for its peer."""
+        return key in self._used or key in self._awaited or users_of(storage) > 1
 
     async def _let_go(self, keys: list[bytes]) -> None:
         for link, at_peer in tuple(self._at_peers.items()):
@@ -268,42 +312,38 @@ class Regions:
                 at_peer.difference_update(gone)
         for key in keys:
             storage = self._storages.get(key)
-            if storage is None or key in self._used or users_of(storage) > 1:
+            if storage is None or self._is_in_use(key, storage):
                 continue  # in use again; peers are told again when it is referred to
             del self._storages[key]
 
     # --- what peers ask --------------------------------------------------------------
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
-        """Answer what a peer asks of its regions and ours.
+    def given(self, link: Link, value: Any) -> tuple[Any, ...]:
+        """Return what a peer has of us, and what it asks.
 
         Raises:
-            MalformedError: it is no such question, or no such memory.
-            RejectedError: this worker shares no memory, or has too many regions.
-            TimeoutError: a descriptor has not come.
+            RejectedError: this worker shares no memory with it.
         """
         if self._memory.mover_of(link) is None:
             raise _refused("this worker shares no memory with you")
-        at_peer = self._at_peers.setdefault(link, set())
-        if method == "has":
-            found = [self._has(*_checked(one, [bytes, int])) for one in _list(value)]
-            mine = zip(value, found, strict=True)
-            at_peer.update(one[0] for one, has in mine if has)
-            return found
-        if method == "attach":
-            key, nbytes, token = _checked(value, [bytes, int, bytes])
-            await self._attach(key, nbytes, token)
-            at_peer.add(key)
-            return None
-        if method == "open":
-            kinds = [bytes, int, bytes, str, list]
-            await self._open(*_checked(value, kinds))
-            at_peer.add(value[0])
-            return None
-        if method == "gone":
-            at_peer.difference_update(_list(value))
-            return None
-        raise MalformedError(f"shared memory cannot be asked to {method!r}")
+        return self._at_peers.setdefault(link, set()), value
+
+    async def _on_has(self, at_peer: set[bytes], value: list[Any]) -> list[bool]:
+        found = [self._has(key, nbytes) for key, nbytes, *_ in value]
+        at_peer.update(one[0] for one, has in zip(value, found, strict=True) if has)
+        return found
+
+    async def _on_attach(self, at_peer: set[bytes], value: list[Any]) -> None:
+        key, nbytes, token, *_ = value
+        await self._attach(key, nbytes, token)
+        at_peer.add(key)
+
+    async def _on_open(self, at_peer: set[bytes], value: list[Any]) -> None:
+        await self._open(*value[:5])
+        at_peer.add(value[0])
+
+    async def _on_gone(self, at_peer: set[bytes], keys: list[bytes]) -> None:
+        at_peer.difference_update(keys)
 
     def _has(self, key: bytes, nbytes: int) -> bool:
         storage = self._storages.get(key)
@@ -320,7 +360,6 @@ class Regions:
         return True
 
     async def _attach(self, key: bytes, nbytes: int, token: bytes) -> None:
-        _check_region(key, nbytes)
         descriptor = await self._memory.inbox.claim(token)
         try:
             if os.fstat(descriptor).st_size < nbytes:
@@ -335,7 +374,6 @@ class Regions:
     async def _open(
         self, key: bytes, nbytes: int, token: bytes, device: str, handle: list[Any]
     ) -> None:
-        _check_region(key, nbytes)
         descriptor = await self._memory.inbox.claim(token)
         try:
             storage = await self._worker.devices.open(device, handle, nbytes)
@@ -345,10 +383,6 @@ class Regions:
             os.close(descriptor)
             raise
         keep_until_dead(storage, descriptor, self._worker.loop)
-
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
-        """Refuse: nothing is ever told without an answer."""
-        raise MalformedError(f"shared memory cannot be told to {method!r}")
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Do nothing: its connection's end has settled everything."""
@@ -365,23 +399,6 @@ class Regions:
         self._storages.clear()
         self._at_peers.clear()
         self.loans.close()
-
-
-def _check_region(key: bytes, nbytes: int) -> None:
-    if len(key) != KEY_BYTES or nbytes <= 0:
-        raise MalformedError(f"there can be no shared memory of {nbytes} bytes")
-
-
-def _list(value: Any) -> list[Any]:
-    if type(value) is not list:
-        raise MalformedError(f"a list is expected, not {value!r:.60}")
-    return value
-
-
-def _checked(value: Any, kinds: Sequence[type]) -> list[Any]:
-    if [type(part) for part in _list(value)] != list(kinds):
-        raise MalformedError(f"{value!r:.60} does not name shared memory")
-    return _list(value)
 
 
 def _refused(why: str) -> RejectedError:

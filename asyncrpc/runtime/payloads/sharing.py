@@ -37,6 +37,17 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.forms import (
+    BYTES,
+    POSITIVE,
+    TEXT,
+    Form,
+    Methods,
+    ServiceMethods,
+    array,
+    each,
+    whole,
+)
 from asyncrpc.runtime.payloads.leases import Borrowed, Leases
 from asyncrpc.runtime.payloads.mover import (
     PLACED_BYTES_MIN,
@@ -66,7 +77,11 @@ SWEEP_S: Final = 10.0
 ATTACH_TIMEOUT_S: Final = 30.0  # touching the pages of a large slab takes a second
 
 
-class Sharing:
+_SLAB: Final[Form] = whole(0, SLABS_MAX, f"the number of a slab, below {SLABS_MAX}")
+_ATTACH: Final[Form] = array(slab=_SLAB, size_bytes=POSITIVE, token=BYTES)
+
+
+class Sharing(ServiceMethods):
     """The slabs of one worker, and those of its peers that it has mapped.
 
     Attributes:
@@ -82,6 +97,16 @@ class Sharing:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        attached = array(slab=_SLAB, refusal=TEXT)
+        self.requests = Methods(self.name, {})
+        self.notices = Methods(
+            self.name,
+            {
+                "attach": (_ATTACH, self._on_attach),
+                "attached": (attached, self._on_attached),
+                "detach": (each(_SLAB), self._on_detach),
+            },
+        )
         limit_bytes = worker.options.shared_memory_bytes
         self.is_on = bool(limit_bytes) and is_supported
         self.pool = SlabPool(limit_bytes)
@@ -322,10 +347,6 @@ class Sharing:
 
     # --- what peers ask --------------------------------------------------------------
 
-    async def on_request(self, link: Link, method: str, value: Any) -> None:
-        """Refuse: all is told, nothing is asked."""
-        raise MalformedError(f"memory cannot be asked to {method!r}")
-
     async def _attach(self, link: Link, value: tuple[int, int, bytes]) -> None:
         """Map a slab of a peer, and tell it."""
         try:
@@ -351,26 +372,27 @@ class Sharing:
         borrowed.slabs[slab] = made
         await self._worker.run_on_host(made.prefault)
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
-        """Take what a peer says of slabs.
+    def _on_attach(self, link: Link, value: list[Any]) -> None:
+        slab, size_bytes, token, *_ = value
+        self._worker.start_task(self._attach(link, (slab, size_bytes, token)))
+
+    def _on_attached(self, link: Link, value: list[Any]) -> None:
+        slab, refusal, *_ = value
+        attached = self._passing.get((link, slab))
+        if attached is not None and not attached.done():
+            attached.set_result(refusal)
+
+    def _on_detach(self, link: Link, slabs: list[int]) -> None:
+        """Unmap slabs; one that was never passed spoils no other.
 
         Raises:
-            MalformedError: it makes no sense.
+            MalformedError: there is one.
         """
-        if method == "attach":
-            self._worker.start_task(self._attach(link, _checked_slab(value)))
-        elif method == "attached":
-            slab, refusal = _checked_answer(value)
-            attached = self._passing.get((link, slab))
-            if attached is not None and not attached.done():
-                attached.set_result(refusal)
-        elif method == "detach":
-            borrowed = self._borrowed.get(link)
-            for slab in _numbers(value):
-                if borrowed is None or borrowed.slabs.pop(slab, None) is None:
-                    raise MalformedError(f"slab {slab} was never passed")
-        else:
-            raise MalformedError(f"memory cannot be told to {method!r}")
+        borrowed = self._borrowed.get(link)
+        known = {} if borrowed is None else borrowed.slabs
+        wrong = [slab for slab in slabs if known.pop(slab, None) is None]
+        if wrong:
+            raise MalformedError(f"slab {wrong[0]} was never passed")
 
     def take_back_from(self, link: Link, location: int) -> None:
         """Take back a place that a peer does not use any more.
@@ -406,36 +428,6 @@ class Sharing:
 
 def _first_address(entry: tuple[int, int, Block]) -> int:
     return entry[0]
-
-
-def _checked_slab(value: Any) -> tuple[int, int, bytes]:
-    """Return what an `attach` says.
-
-    Raises:
-        MalformedError: it is none.
-    """
-    kinds = [type(part) for part in value] if type(value) is list else []
-    if kinds != [int, int, bytes]:
-        raise MalformedError(
-            f"a slab is a number, a size and a token, not {value!r:.60}"
-        )
-    slab, size_bytes, token = value
-    if not 0 <= slab < SLABS_MAX or size_bytes <= 0:
-        raise MalformedError(f"there can be no slab {slab} of {size_bytes} bytes")
-    return slab, size_bytes, token
-
-
-def _checked_answer(value: Any) -> tuple[int, str]:
-    kinds = [type(part) for part in value] if type(value) is list else []
-    if kinds != [int, str]:
-        raise MalformedError(f"{value!r:.60} does not answer an attach")
-    return value[0], value[1]
-
-
-def _numbers(value: Any) -> list[int]:
-    if type(value) is not list or any(type(one) is not int for one in value):
-        raise MalformedError(f"a list of numbers is expected, not {value!r:.60}")
-    return value
 
 
 def _rejected(why: str) -> RejectedError:

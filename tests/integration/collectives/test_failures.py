@@ -194,15 +194,21 @@ class TestUsage:
     async def test_what_is_wrong_here_is_said_here(self, groups: list[Group]) -> None:
         group = groups[0]
         cases: list[tuple[Callable[[], Awaitable[Any]], str]] = [
-            (lambda: group.all_reduce(torch.ones(2), "mean"), "no reduction 'mean'"),
+            (
+                lambda: group.all_reduce(torch.ones(2), "mean"),
+                "op must be one of .* not 'mean'",
+            ),
             (lambda: group.all_reduce(torch.ones(2), "band"), "no meaning for"),
             (lambda: group.all_reduce(torch.ones(2).long(), "avg"), "use 'sum'"),
             (lambda: group.all_reduce(torch.ones(2).to_sparse()), "sparse_coo"),
             (lambda: group.all_reduce(torch.ones(2, device="meta")), "'meta'"),
-            (lambda: group.all_reduce(cast("Any", [1, 2])), "a list"),
-            (lambda: group.broadcast(torch.ones(2), 3), "ranks 0 to 2"),
+            (lambda: group.all_reduce(cast("Any", [1, 2])), "of type list"),
+            (
+                lambda: group.broadcast(torch.ones(2), 3),
+                "root must be a rank from 0 to 2",
+            ),
             (lambda: group.scatter([torch.ones(2)], 0), "each of the 3 ranks"),
-            (lambda: group.scatter([torch.ones(2)] * 3, 1), "give None"),
+            (lambda: group.scatter([torch.ones(2)] * 3, 1), "tensors must be None"),
             (lambda: group.all_to_all(torch.ones(4)), "not divisible by the 3"),
             (lambda: group.reduce_scatter([torch.ones(1)] * 2), "got 2"),
         ]
@@ -232,6 +238,30 @@ async def test_subgroups_work_beside_each_other(groups: list[Group]) -> None:
     assert all((one == 3).all() for one in await whole)
     with pytest.raises(UsageError, match="not among the members"):
         groups[1].subgroup([0, 2])
+
+
+async def test_the_first_collective_is_late_as_any_other() -> None:
+    """It waits for another one, in which all agree on their way: that has no limit."""
+    async with Cluster(2, options=OPTIONS) as workers:
+        groups = [Group(worker, timeout_s=0.2) for worker in workers]
+        for number in (1, 2):
+            with pytest.raises(CollectiveTimeoutError, match=f"{number} .*: rank 1"):
+                async with asyncio.timeout(60.0):
+                    await groups[0].all_reduce(torch.ones(4))
+        # Who comes at last is told, and can go on with the others.
+        found = await outcomes(*(groups[1].all_reduce(torch.ones(4)) for _ in "ab"))
+        assert [type(one) for one in found] == [CollectiveTimeoutError] * 2
+        await works(groups)
+
+
+async def test_the_first_collective_ends_with_its_worker() -> None:
+    async with Cluster(2, options=OPTIONS) as workers:
+        groups = [Group(worker) for worker in workers]
+        waiting = asyncio.create_task(groups[0].all_reduce(torch.ones(4)))
+        await asyncio.sleep(0)
+        await workers[0].shutdown(drain_timeout_s=0.0)
+        with pytest.raises(GroupChangedError):
+            await waiting
 
 
 class TestPoints:

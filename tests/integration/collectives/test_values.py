@@ -32,7 +32,8 @@ async def way_of(name: str) -> str:
     group = Group(asyncrpc.current_worker(), name=name)
     async with group:
         await group.barrier()
-        return type(group._path).__name__  # noqa: SLF001
+        opening: Any = group._opening  # noqa: SLF001
+        return type(opening.result()).__name__
 
 
 class Ranks:

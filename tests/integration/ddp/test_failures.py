@@ -7,7 +7,7 @@ import copy
 import pickle
 import threading
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -94,7 +94,7 @@ class TestModules:
         ("module", "options", "says"),
         [
             (nn.ReLU(), {}, "no parameter of the module needs a gradient"),
-            (Mlp(), {"bucket_cap_mb": 0}, "positive size"),
+            (Mlp(), {"bucket_cap_mb": 0}, "bucket_cap_mb must be a number above 0"),
             (Mlp(), {"ignored": ["third.bias"]}, "'third.bias'"),
             (nn.Linear(2, 2, device="meta"), {}, "'weight' is on meta"),
         ],
@@ -182,6 +182,44 @@ class TestPasses:
         for rank in (0, 2):
             assert isinstance(found[rank], CollectiveError)
             assert "rank 1 ('b')" in str(found[rank])
+        await goes_well(models)
+
+    @pytest.mark.parametrize("result", [None, torch.ones(1), torch.ones(2, 3)])
+    async def test_whose_loss_is_none_name_it_and_fail_everywhere(
+        self, groups: list[Group], result: Any
+    ) -> None:
+        models = await wrapped(groups, Mlp)
+        await at_all(models, backward)
+
+        async def run(rank: int, model: Model) -> None:
+            await model.backward(
+                lambda: result if rank == 1 else loss_of(model(rows(rank)))
+            )
+
+        found = await outcomes(*(run(r, m) for r, m in enumerate(models)))
+        with pytest.raises(UsageError, match=r"^loss must "):
+            raise cast("BaseException", found[1])
+        for rank in (0, 2):
+            assert isinstance(found[rank], CollectiveError)
+            assert "rank 1 ('b')" in str(found[rank])
+        await goes_well(models)
+
+    @pytest.mark.parametrize(
+        ("loss", "gradient", "says"),
+        [
+            (torch.ones(2), None, "^loss must require a gradient"),
+            (torch.ones(2, requires_grad=True), None, "is no scalar: give its grad"),
+            (torch.ones(2, requires_grad=True), torch.ones(3), "^gradient must have"),
+            ("text", None, "^loss must be a tensor"),
+            ([torch.ones(1, requires_grad=True)], [None, None], "2 for 1"),
+        ],
+    )
+    async def test_that_cannot_begin_cost_nobody_anything(
+        self, groups: list[Group], loss: Any, gradient: Any, says: str
+    ) -> None:
+        models = await wrapped(groups, Mlp)
+        with pytest.raises(UsageError, match=says):
+            await models[1].backward(loss, gradient)
         await goes_well(models)
 
     async def test_that_are_cancelled_while_a_loss_is_computed(

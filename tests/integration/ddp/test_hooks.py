@@ -91,7 +91,9 @@ class TestWrongUse:
     )
     @pytest.mark.parametrize("state", [None, 3])
     async def test_a_state_that_is_no_group(self, hook: Any, state: Any) -> None:
-        with pytest.raises(UsageError, match="None" if state is None else "a int"):
+        with pytest.raises(
+            UsageError, match="not None" if state is None else "of type int"
+        ):
             await hook(state, bucket_of(4))
 
     @pytest.mark.parametrize("dtype", [torch.complex64, torch.int32])

@@ -96,9 +96,9 @@ class TestPeriods:
             HierarchicalModelAverager(groups[0], levels)
 
     async def test_or_numbers_of_steps(self, groups: list[Group]) -> None:
-        with pytest.raises(UsageError, match="`period` is a positive number"):
+        with pytest.raises(UsageError, match="period must be an integer of at least 1"):
             PeriodicModelAverager(groups[0], 0)
-        with pytest.raises(UsageError, match="`warmup_steps` is a number"):
+        with pytest.raises(UsageError, match="warmup_steps must be an integer"):
             PeriodicModelAverager(groups[0], 2, warmup_steps=-1)
 
     @pytest.mark.parametrize("levels", [None, {1: 4}])

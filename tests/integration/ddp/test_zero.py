@@ -455,8 +455,8 @@ class TestParameters:
         ):
             with pytest.raises(UsageError, match=says):
                 Zero(parameters, torch.optim.SGD, groups[0], lr=0.1)
-        for wrong, error in (([], ValueError), ([1], TypeError)):
-            with pytest.raises(error):
+        for wrong in ([], [1]):
+            with pytest.raises(UsageError, match="params"):
                 Zero(wrong, torch.optim.SGD, groups[0], lr=0.1)  # type: ignore[arg-type]
 
     async def test_of_a_group_that_is_refused_change_nothing(
@@ -464,7 +464,7 @@ class TestParameters:
     ) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
         for zero in ranks.zeros:
-            with pytest.raises(ValueError, match="more than one parameter group"):
+            with pytest.raises(UsageError, match=r"param_group: .*more than one"):
                 zero.add_param_group({"params": [zero.param_groups[0]["params"][0]]})
             with pytest.raises(UsageError, match="sparse"):
                 zero.add_param_group({"params": [torch.ones(2, 2).to_sparse()]})

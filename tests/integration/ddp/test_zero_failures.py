@@ -273,7 +273,7 @@ class TestStates:
         await ranks.consolidate(0)
         with pytest.raises(UsageError, match=r"consolidate_state_dict\(to=2\)"):
             ranks.zeros[2].state_dict()
-        with pytest.raises(UsageError, match="rank 3, of a group with ranks 0 to 2"):
+        with pytest.raises(UsageError, match="to must be a rank from 0 to 2, not 3"):
             await ranks.zeros[0].consolidate_state_dict(3)
 
     async def test_with_values_that_would_run_code_are_not_read(

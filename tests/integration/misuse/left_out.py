@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from tests.integration.misuse import left_out_hosts
+from tests.integration.misuse.left_out_training import LEFT_OUT_TRAINING
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     **left_out_hosts.LEFT_OUT,
+    **LEFT_OUT_TRAINING,
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tests.integration.misuse import uses_calls, uses_hosts, uses_training
+from tests.integration.misuse import uses_calls, uses_ddp, uses_hosts, uses_training
 from tests.integration.misuse.using import Use
 
 USES: Final[Mapping[str, Use]] = {
     **uses_calls.USES,
     **uses_training.USES,
+    **uses_ddp.USES,
     **uses_hosts.USES,
 }

@@ -13,6 +13,7 @@ import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Worker
 from tests.integration.misuse.uses_values import (
     CALLABLES,
+    COUNT,
     UNKNOWN,
     give_back,
     value_uses,
@@ -88,7 +89,6 @@ OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
     "heartbeat_s": {"an integer", "a fraction"},
 }
 POSITIVE: Final = (SECONDS | {"infinite"}) - {"none"}
-COUNT: Final = {"an integer", "an integer of 70 bits"}
 
 
 def _options_fit() -> Mapping[str, set[str]]:

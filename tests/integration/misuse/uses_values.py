@@ -31,6 +31,8 @@ UNKNOWN: Final = r"\b(to|name)\b|worker .* is unknown"
 VALUES: Final = ANYTHING - CANNOT_TRAVEL
 # What travels as a pickle.
 PICKLED: Final = {"raises in __repr__", "raises in __eq__", "raises in __hash__"}
+COUNT: Final = {"an integer", "an integer of 70 bits"}
+FLAG: Final = {"true"}
 CALLABLES: Final = {"a class", "a function"}
 SAID: Final = {"args": r"args\[0\]", "kwargs": r"kwargs\['wrong'\]"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 import torch
@@ -29,6 +29,7 @@ class World:
         ended: a worker that has ended.
         other_loop: an event loop that does not run.
         unawaited: a coroutine that nobody awaits.
+        kept: what uses of one function share: a group, a module, by name.
     """
 
     a: Worker
@@ -37,6 +38,7 @@ class World:
     ended: Worker
     other_loop: asyncio.AbstractEventLoop
     unawaited: Coroutine[Any, Any, None]
+    kept: dict[str, Any] = field(default_factory=dict)
 
     @property
     def other(self) -> Worker:

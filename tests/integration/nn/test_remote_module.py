@@ -164,7 +164,7 @@ async def test_a_reference_to_a_module_is_enough() -> None:
         assert (await module.forward_async(torch.ones(1)))["out"].item() == 4.0
         assert module.get_module_rref() is module.module_rref is rref
         with pytest.raises(
-            UsageError, match=r"on worker 'c', and the module is on 'b'"
+            UsageError, match=r"on worker 'c', and module_rref is on 'b'"
         ):
             RemoteModule.init_from_module_rref("c/cpu", rref)
         del rref
@@ -218,7 +218,7 @@ async def test_a_state_that_does_not_fit_is_refused_or_reported() -> None:
 
 async def test_what_is_wrong_with_the_place_is_said_at_once() -> None:
     async with three_workers():
-        with pytest.raises(UsageError, match="remote device 'b/cpu/0'"):
+        with pytest.raises(UsageError, match=r"remote_device must be .* not 'b/cpu/0'"):
             RemoteModule("b/cpu/0", Doubling)
         with pytest.raises(UnknownWorkerError, match="known: 'a', 'b', 'c'"):
             RemoteModule("nobody/cpu", Doubling)

@@ -180,7 +180,7 @@ class Empty(Protocol):
 @pytest.mark.parametrize("interface", [Codec, Empty, 3, use])
 async def test_what_is_no_interface_is_refused(interface: Any) -> None:
     async with three_workers():
-        with pytest.raises(UsageError, match="is no interface: give an abstract class"):
+        with pytest.raises(UsageError, match="interface must be an abstract class"):
             await RemoteModule("b", Codec).typed(interface)
 
 

@@ -58,9 +58,9 @@ async def settled_memory() -> Memory:
     return memory_of()
 
 
-async def peers() -> int:
-    """Return how many workers are connected to this one."""
-    return len(asyncrpc.current_worker().directory.links)
+async def peers() -> list[str]:
+    """Return the names of the workers that are connected to this one."""
+    return [link.peer.name for link in asyncrpc.current_worker().directory.links]
 
 
 async def calls_in_hand() -> int:

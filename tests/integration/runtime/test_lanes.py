@@ -115,7 +115,7 @@ class TestOpening:
 
     async def test_a_number_of_lanes_that_makes_no_sense(self) -> None:
         for count in (-1, 17):
-            with pytest.raises(UsageError, match=r"Options\.bulk_lanes is 0 to 16"):
+            with pytest.raises(UsageError, match=r"bulk_lanes must be 0 to 16"):
                 Options(bulk_lanes=count)
 
     @pytest.mark.parametrize("who", ["dialer", "acceptor"])

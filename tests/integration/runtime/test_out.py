@@ -202,7 +202,7 @@ class TestTensorsThatAreRefused:
     @pytest.mark.parametrize(
         ("make", "text"),
         [
-            (lambda: [1, 2], "takes a tensor, not a list"),
+            (lambda: [1, 2], "out must be a tensor or None"),
             (lambda: torch.ones(3, requires_grad=True), "requires a gradient"),
             (lambda: torch.ones(3, requires_grad=True) * 2, "requires a gradient"),
             (lambda: torch.ones(1).expand(3), "share memory"),

@@ -175,7 +175,10 @@ async def test_a_store_that_nobody_hosts_is_said_to_be_missing() -> None:
         ({"rendezvous": "tcp://h:1"}, "rank is missing: pass rank=..., or set RANK"),
         ({"rendezvous": "tcp://h:1", "rank": 0}, "world_size is missing"),
         ({"rank": 2, "world_size": 2, "rendezvous": "tcp://h:1"}, "rank 2 is not in"),
-        ({"rank": 0, "world_size": 1, "rendezvous": "tcp://h"}, "no rendezvous; use"),
+        (
+            {"rank": 0, "world_size": 1, "rendezvous": "tcp://h"},
+            "rendezvous must be env://",
+        ),
         ({"rank": 0, "world_size": 1, "rendezvous": "file://"}, "names no file"),
         ({"rank": 0, "world_size": 1, "rendezvous": "env://"}, "needs MASTER_ADDR"),
     ],
@@ -285,7 +288,7 @@ def test_members_to_join_by_are_given_as_text(text: str, addresses: list[str]) -
 
 
 def test_members_to_join_by_are_needed() -> None:
-    with pytest.raises(UsageError, match="needs a list of addresses"):
+    with pytest.raises(UsageError, match="addresses must be"):
         Worker("a", rendezvous="join://")
 
 

@@ -110,7 +110,7 @@ def test_a_module_keeps_its_parameters_and_shares_all_state() -> None:
     [5, [torch.ones(3)], torch.eye(3).to_sparse(), torch.ones(3, device="meta")],
 )
 def test_what_cannot_be_shared_is_refused(value: Any) -> None:
-    with pytest.raises(UsageError, match="cannot be shared"):
+    with pytest.raises(UsageError, match="value must be"):
         asyncrpc.share(value)
 
 
@@ -345,6 +345,31 @@ async def test_memory_that_nobody_uses_is_let_go_everywhere(
     KEPT.clear()
     del value
     await until(lambda: not any(map(len, everyone)))
+
+
+async def test_memory_is_kept_for_a_message_whose_peer_is_slow_to_map_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stands still for longer than memory without a user is kept."""
+    monkeypatch.setattr(regions, "IDLE_S", 0.02)
+    cluster = ProcessCluster(["b"], method="forkserver")
+    async with cluster as a:
+        value = asyncrpc.share(torch.ones(5))
+        await a.peer("b").call(remote.total, torch.ones(1))  # so there is a mover
+        os.kill(cluster.pid("b"), signal.SIGSTOP)
+        call = a.start_call("b", remote.total, (value,))
+        del value
+        sweeps: dict[int, Any] = {}
+
+        def was_swept() -> bool:
+            timer = a.memory.regions._sweeping  # noqa: SLF001
+            sweeps[id(timer)] = timer
+            return len(sweeps) > 4
+
+        await until(was_swept)
+        os.kill(cluster.pid("b"), signal.SIGCONT)
+        async with asyncio.timeout(60.0):
+            assert await call == 5.0
 
 
 async def test_processes_train_one_model_and_a_death_takes_nothing_with_it() -> None:

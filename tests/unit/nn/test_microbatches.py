@@ -42,7 +42,7 @@ def test_parts_are_views() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([1.0, "text"], "the batch holds no tensor"),
+        ([1.0, "text"], "batch holds no tensor"),
         ((torch.ones(2), torch.ones(3)), "tensors of 2 and 3 rows"),
         ([torch.ones(2), torch.ones(())], "give a number instead"),
     ],

@@ -264,11 +264,11 @@ class TestTransfers:
         sink = Recorder()
         reader = sink.reader()
         feed(reader, opening(1, 4) + piece(1, 0, b"ab"))
-        assert reader.drop_transfer(REQUEST, 1)
-        assert not reader.drop_transfer(RESPONSE, 1)
+        assert reader.drop_transfer(REQUEST, 1) is not None
+        assert reader.drop_transfer(RESPONSE, 1) is None
         feed(reader, piece(1, 2, b"cd") + PING)
         assert sink.messages == [PINGED]
-        assert not reader.drop_transfer(REQUEST, 1)
+        assert reader.drop_transfer(REQUEST, 1) is None
 
     @pytest.mark.parametrize("kind", WITH_VALUE)
     def test_whatever_has_a_value_may_be_deferred(self, kind: FrameKind) -> None:

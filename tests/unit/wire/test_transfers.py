@@ -340,10 +340,10 @@ class TestGivingUp:
     def test_what_nobody_wants_still_arrives(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(20), call_id=6)
-        assert not receiver.control.drop_transfer(REQUEST, 7)
-        assert not receiver.control.drop_transfer(RESPONSE, 6)
-        assert receiver.control.drop_transfer(REQUEST, 6)
-        assert not receiver.control.drop_transfer(REQUEST, 6)
+        assert receiver.control.drop_transfer(REQUEST, 7) is None
+        assert receiver.control.drop_transfer(RESPONSE, 6) is None
+        assert receiver.control.drop_transfer(REQUEST, 6) is not None
+        assert receiver.control.drop_transfer(REQUEST, 6) is None
         receiver.on_lane(chunk(0, bytes(10)))
         assert len(receiver.arrivals) == 1
         receiver.on_lane(chunk(10, bytes(10)))

@@ -1,0 +1,118 @@
+"""What the messages of autograd must be, and what those of a pass say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from asyncrpc.autograd.context import PassId
+from asyncrpc.errors import MalformedError
+from asyncrpc.ids import ContextId, Incarnation
+from asyncrpc.runtime.forms import (
+    COUNT,
+    ID,
+    TENSOR,
+    TEXT,
+    Form,
+    array,
+    each,
+    maybe,
+    unfit,
+    whole,
+)
+
+Ids = tuple[ContextId, PassId]
+
+CONTEXT: Final[Form] = array(creator=ID, serial=ID)
+META: Final[Form] = array(creator=ID, serial=ID, message=ID)
+PASS: Final[Form] = array(creator=ID, serial=ID, root=ID, number=ID)
+WAITS: Final[Form] = array(creator=ID, serial=ID, root=ID, number=ID, asked=each(ID))
+REPORTS: Final[Form] = each(array(worker=ID, number=COUNT, done=whole(0, 2, "0 or 1")))
+_LINES: Final[Form] = each(TEXT)
+_PLAN: Final[Form] = array(
+    creator=ID,
+    serial=ID,
+    root=ID,
+    number=ID,
+    name=TEXT,
+    flags=whole(0, 8, "flags that add up to at most 7"),
+    asked=each(ID),
+    given=each(ID),
+    history=maybe(each(ID)),
+)
+_GRADIENTS: Final[Form] = each(maybe(TENSOR))
+
+
+class Advance(NamedTuple):
+    """A request to take part in a pass.
+
+    Attributes:
+        gradients: of the tensors in `given`.
+        ids: of the context and the pass.
+        root: name of the worker that began it.
+        flags: how it runs.
+        asked: pairs of message and position: tensors whose gradient comes later.
+        given: the same of those whose gradient is here.
+        history: the message, then indices of gradients that have a history.
+    """
+
+    gradients: list[torch.Tensor | None]
+    ids: Ids
+    root: str
+    flags: int
+    asked: list[int]
+    given: list[int]
+    history: list[int] | None
+
+
+def advance(name: str, value: Any) -> None:
+    """Raise MalformedError unless this is a request to take part in a pass."""
+    is_pair = type(value) is list and len(value) == 2  # noqa: PLR2004
+    if not is_pair or type(value[1]) is not dict or "plan" not in value[1]:
+        raise unfit(name, 'an array of [gradients, {"plan": plan}]', value)
+    gradients, plan = value[0], value[1]["plan"]
+    _GRADIENTS(f"gradients of {name}", gradients)
+    _PLAN(f"plan of {name}", plan)
+    *_, asked, given, history = plan[:9]
+    if len(asked) % 2 or len(given) != 2 * len(gradients) or not (asked or given):
+        raise MalformedError(
+            f"{name} names {len(asked)} / 2 and {len(given)} / 2 tensors, and brings "
+            f"{len(gradients)} gradients"
+        )
+    for index in (history or [0])[1:]:
+        if index >= len(gradients) or gradients[index] is None:
+            raise MalformedError(f"{name} has a history of gradient {index}, of none")
+    if history is not None and not history:
+        raise MalformedError(f"{name} has a history without a message")
+
+
+def read_advance(value: Any) -> Advance:
+    """Return what a request says that has the form `advance`."""
+    gradients, plan = value[0], value[1]["plan"]
+    return Advance(gradients, read_ids(plan[:4]), *plan[4:9])
+
+
+def read_context(value: Sequence[int]) -> ContextId:
+    """Return what names a context in a message."""
+    creator, serial, *_ = value
+    return ContextId(Incarnation(creator), serial)
+
+
+def read_ids(value: Sequence[int]) -> Ids:
+    """Return what names a pass in a message."""
+    creator, serial, root, number, *_ = value
+    return ContextId(Incarnation(creator), serial), (root, number)
+
+
+def lines_in(call: asyncio.Future[Any]) -> list[str] | None:
+    """Return what a worker has answered that was asked what it waits for, if it has."""
+    if not call.done() or call.cancelled() or call.exception() is not None:
+        return None
+    with suppress(MalformedError):
+        _LINES("the answer", call.result())
+        return list(call.result())
+    return None

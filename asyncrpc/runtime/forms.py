@@ -1,0 +1,217 @@
+"""What the content of a message must be: declared once, checked before it is acted on.
+
+A peer that has proved who it is may still send what makes no sense.  Each service
+declares its methods (`Methods`): what each takes, as a `Form`, and what takes it.  So a
+message whose content is wrong is refused whole, before anything has changed, and the
+error says which part of which message of whom was wrong, and what it must be.
+
+Arrays grow at their end: fields beyond those that a form names are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import torch
+
+from asyncrpc.arguments import shown
+from asyncrpc.errors import MalformedError
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.links.link import Link
+
+# Raises MalformedError, which calls what is wrong by the name that is given.
+Form: TypeAlias = Callable[[str, Any], None]
+Handler: TypeAlias = Callable[..., Any]
+
+
+def unfit(name: str, wanted: str, value: object) -> MalformedError:
+    """Return the error about a part of a message that is not what it must be."""
+    return MalformedError(f"{name} must be {wanted}, not {shown(value)}")
+
+
+def whole(low: int, stop: int, wanted: str) -> Form:
+    """Return the form of an integer from `low` up to, but not including, `stop`."""
+
+    def check(name: str, value: Any) -> None:
+        if type(value) is not int or not low <= value < stop:
+            raise unfit(name, wanted, value)
+
+    return check
+
+
+def of_kind(kind: type | UnionType, wanted: str) -> Form:
+    """Return the form of an instance of a class; True is no integer."""
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, kind) or type(value) is bool is not kind:
+            raise unfit(name, wanted, value)
+
+    return check
+
+
+def one_of(words: Mapping[str, object]) -> Form:
+    """Return the form of one of these words."""
+    wanted = f"one of {', '.join(map(repr, words))}"
+
+    def check(name: str, value: Any) -> None:
+        if type(value) is not str or value not in words:
+            raise unfit(name, wanted, value)
+
+    return check
+
+
+def maybe(form: Form) -> Form:
+    """Return the form of something that may be nil instead."""
+
+    def check(name: str, value: Any) -> None:
+        if value is not None:
+            form(name, value)
+
+    return check
+
+
+def each(form: Form) -> Form:
+    """Return the form of an array all of whose elements are alike."""
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, list | tuple):
+            raise unfit(name, "an array", value)
+        for index, part in enumerate(value):
+            form(f"element {index} of {name}", part)
+
+    return check
+
+
+def array(**fields: Form) -> Form:
+    """Return the form of an array that has these fields, in this order, or more."""
+    wanted = f"an array of [{', '.join(fields)}]"
+    forms = tuple(fields.items())
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, list | tuple) or len(value) < len(forms):
+            raise unfit(name, wanted, value)
+        for (field, form), part in zip(forms, value, strict=False):
+            form(f"{field} of {name}", part)
+
+    return check
+
+
+def mask(size: int) -> Form:
+    """Return the form of bits by rank, for that many ranks: bytes, little-endian."""
+    most = (size + 7) // 8
+
+    def check(name: str, value: Any) -> None:
+        is_mask = type(value) is bytes and len(value) <= most
+        if not is_mask or int.from_bytes(value, "little") >> size:
+            raise unfit(name, f"bits of {size} ranks in bytes", value)
+
+    return check
+
+
+def anything(_name: str, _value: Any) -> None:
+    """Take whatever it is: who acts on it looks for itself."""
+
+
+def nothing(name: str, value: Any) -> None:
+    """Take nil only."""
+    if value is not None:
+        raise unfit(name, "nil", value)
+
+
+ID: Final = whole(0, 1 << 64, "an unsigned integer of 64 bits")
+COUNT: Final = whole(0, 1 << 63, "an integer of at least 0")
+POSITIVE: Final = whole(1, 1 << 63, "an integer of at least 1")
+NUMBER: Final = whole(-1, 1 << 63, "an integer of at least -1")
+FLAG: Final = of_kind(bool, "true or false")
+TEXT: Final = of_kind(str, "a text")
+BYTES: Final = of_kind(bytes, "bytes")
+LIST: Final = of_kind(list, "a list")
+MAP: Final = of_kind(dict, "a map")
+REAL: Final = of_kind(float | int, "a number")
+TENSOR: Final = of_kind(torch.Tensor, "a tensor")
+
+
+class Methods:
+    """The methods of one service: what each takes, and what takes it."""
+
+    __slots__ = ("_known", "_service")
+
+    def __init__(self, service: str, known: Mapping[str, tuple[Form, Handler]]) -> None:
+        """Declare methods, by name: the form of the value, and its handler."""
+        self._service = service
+        self._known = dict(known)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def find(self, peer: str, method: str, value: Any) -> Handler:
+        """Return what takes a message whose value has the right form.
+
+        Args:
+            peer: name of the worker that sent it.
+            method: of the message.
+            value: of the message.
+
+        Raises:
+            MalformedError: there is no such method, or it takes something else.
+        """
+        known = self._known.get(method)
+        name = f"{self._service}.{method}"
+        if known is None:
+            raise MalformedError(
+                f"worker {peer!r} sent {name!r:.80}, which this worker does not know; "
+                f"known: {', '.join(map(repr, self._known)) or 'none of its kind'}"
+            )
+        form, handler = known
+        try:
+            form(repr(name), value)
+        except MalformedError as error:
+            raise MalformedError(
+                f"worker {peer!r} sent what is wrong: {error}"
+            ) from None
+        return handler
+
+    def blame(self, peer: str, method: str, error: MalformedError) -> MalformedError:
+        """Return the error about a message that only its handler found to be wrong."""
+        name = f"{self._service}.{method}"
+        return MalformedError(f"worker {peer!r} sent {name!r}, which is wrong: {error}")
+
+
+class ServiceMethods:
+    """A `runtime.extensions.Service` whose methods are declared.
+
+    Attributes:
+        requests: those that are answered; handlers are awaited.
+        notices: those that are not; handlers are given the link and the value.
+    """
+
+    name: str
+    requests: Methods
+    notices: Methods
+
+    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+        """Answer one message.
+
+        Raises:
+            MalformedError: there is no such method, or it takes something else.
+        """
+        handler = self.requests.find(link.peer.name, method, value)
+        try:
+            return await handler(*self.given(link, value))
+        except MalformedError as error:
+            raise self.requests.blame(link.peer.name, method, error) from error
+
+    def given(self, link: Link, value: Any) -> tuple[Any, ...]:
+        """Return what the handler of a request is given."""
+        return link, value
+
+    def on_notice(self, link: Link, method: str, value: Any) -> None:
+        """Take one message that wants no answer.
+
+        Raises:
+            MalformedError: there is no such method, or it takes something else.
+        """
+        self.notices.find(link.peer.name, method, value)(link, value)

@@ -1,0 +1,164 @@
+"""Why something is still pending: what may yet end it, or nothing.
+
+A wait that has no end is a defect, and one that has an end may look the same from
+outside.  So for each the cause is looked up that is to end it, at both ends of a call
+where both are in this process.
+
+Live causes are:
+
+- an open worker, for the tasks that it has started itself: they end with it;
+- for a call: a deadline; or that it is still connecting, or being packed, by a task of
+  an open worker; or that its link lives and knows it, and the callee has it in hand
+  too.  A callee in another process cannot be looked into: there the link is enough.  So
+  it is while the request waits for credit, or the connection is being resumed: both end
+  with the link;
+- for a stream: the same;
+- for the value of a reference: its owner is open;
+- for a task that waits in code of asyncrpc for others (at a barrier, a rendezvous, in a
+  collective, for a turn, for a connection): the worker is open for which it waits;
+- for a task that awaits a call: the cause of that call.
+
+A worker that has been closed is no cause of anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from asyncrpc.rref.table import Value
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.streams import Inflow
+from asyncrpc.runtime.forking import known_workers
+from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.worker import Worker
+from asyncrpc.testing.frames import Place
+
+AnyFuture: TypeAlias = "asyncio.Future[Any]"
+
+
+def problem_of(one: AnyFuture, places: list[Place]) -> str:
+    """Return why nothing will end a future that is pending; empty: something will.
+
+    Args:
+        one: the future, or task.
+        places: where it waits, if it is a task, the innermost first.
+    """
+    if isinstance(one, CallFuture):
+        return _problem_of_call(one)
+    if isinstance(one, Value):
+        return "" if _owner_of(one) else "its owner is closed, or has forgotten it"
+    if any(_has_started(worker, one) for worker in _open_workers()):
+        return ""
+    return _problem_of_wait(getattr(one, "_fut_waiter", None), places)
+
+
+def _problem_of_wait(awaited: object, places: list[Place]) -> str:
+    """Return why nothing will end what a task awaits at some places."""
+    if isinstance(awaited, CallFuture | Value):
+        return problem_of(awaited, [])
+    for place in places:
+        if isinstance(place.owner, Inflow):
+            return _problem_of_stream(place.owner)
+    worker = worker_of(places)
+    if worker is None:
+        return "nothing that asyncrpc knows of will end it"
+    return "" if _is_open(worker) else f"worker {worker.name!r} is closed"
+
+
+def worker_of(places: list[Place]) -> Worker | None:
+    """Return the worker for which code of asyncrpc waits, if that can be seen."""
+    for place in places:
+        found = _worker_in(place.owner)
+        if found is not None:
+            return found
+    return None
+
+
+def _worker_in(owner: object) -> Worker | None:
+    """Return the worker that an object of asyncrpc is, or belongs to."""
+    for one in (owner, *_parts(owner)):
+        if isinstance(one, Worker):
+            return one
+    return None
+
+
+def _parts(owner: object) -> Iterator[object]:
+    for name in ("worker", "_worker", "of", "group", "link", "_link", "_service"):
+        part = getattr(owner, name, None)
+        yield part
+        yield getattr(part, "worker", None)
+
+
+def _open_workers() -> Iterator[Worker]:
+    return (one for one in known_workers() if isinstance(one, Worker) and _is_open(one))
+
+
+def _is_open(worker: Worker) -> bool:
+    return not worker.is_closed
+
+
+def _has_started(worker: Worker, task: AnyFuture) -> bool:
+    return task in worker._tasks  # noqa: SLF001  (the kit looks where others must not)
+
+
+def _problem_of_call(call: CallFuture[Any]) -> str:
+    if call.timer is not None:
+        return ""
+    if call.begun is not None and not call.begun.done():
+        is_owned = any(_has_started(one, call.begun) for one in _open_workers())
+        return "" if is_owned else "the worker that was to begin it is closed"
+    if call.link is None:
+        return "it was never sent"
+    return _problem_at(call.link, call)
+
+
+def _problem_of_stream(inflow: Inflow) -> str:
+    if inflow.is_whole:
+        return "all of it is here, and nobody was told"
+    return _problem_at(inflow.link, inflow)
+
+
+def _problem_at(link: Link, call: CallFuture[Any] | Inflow) -> str:
+    """Return why no answer to a call that has been sent will come; empty: it may."""
+    if link.is_lost:
+        return f"its link is lost: {link.lost_because}"
+    if not _is_open(link.worker):
+        return f"worker {link.worker.name!r}, which made it, is closed"
+    if link.pending.get(call.call_id) is not call:
+        return "its link does not know it any more"
+    if call.call_id in link.credit.waiting or link.connection.is_broken:
+        return ""
+    return _problem_at_callee(link, call.call_id)
+
+
+def _problem_at_callee(link: Link, call_id: int) -> str:
+    callee = next(
+        (one for one in known_workers() if _is_life(one, link.peer.incarnation)), None
+    )
+    if not isinstance(callee, Worker):  # it is in another process
+        return ""
+    if not _is_open(callee):
+        return f"worker {callee.name!r}, which was called, is closed"
+    if any(_serves(one, link, call_id) for one in callee.directory.links):
+        return ""
+    return f"worker {callee.name!r} does not have it in hand"
+
+
+def _is_life(one: object, incarnation: int) -> bool:
+    return isinstance(one, Worker) and one.incarnation == incarnation
+
+
+def _serves(theirs: Link, ours: Link, call_id: int) -> bool:
+    is_back = theirs.peer.incarnation == ours.worker.incarnation
+    return is_back and theirs is not ours and theirs.served.get(call_id) is not None
+
+
+def _owner_of(value: Value) -> Worker | None:
+    return next((one for one in _open_workers() if _owns(one, value)), None)
+
+
+def _owns(worker: Worker, value: Value) -> bool:
+    values: dict[Any, Value] = getattr(worker.references, "_values", {})
+    return any(one is value for one in values.values())

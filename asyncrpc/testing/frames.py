@@ -1,0 +1,100 @@
+"""Where a suspended task stands: every frame that it is in, and not the first alone.
+
+`asyncio.Task.get_stack` of a task that waits ends at its outermost coroutine.  Here the
+chain of what each one awaits is followed to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import asyncrpc
+
+_PACKAGE: Final = str(Path(asyncrpc.__file__).parent) + "/"
+_KIT: Final = _PACKAGE + "testing/"  # which is the test's, not the program's
+_SUSPENDED: Final = (
+    types.CoroutineType,
+    types.GeneratorType,
+    types.AsyncGeneratorType,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line in a suspended function.
+
+    Attributes:
+        function: its qualified name.
+        file: whole path.
+        line: number of the line.
+        owner: its `self`, if it is a method.
+    """
+
+    function: str
+    file: str
+    line: int
+    owner: object
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is in code of asyncrpc, its test kit aside."""
+        return self.file.startswith(_PACKAGE) and not self.file.startswith(_KIT)
+
+    def __str__(self) -> str:
+        file = self.file.removeprefix(str(Path(_PACKAGE).parent) + "/")
+        return f"{self.function} ({file}:{self.line})"
+
+
+def places_of(task: asyncio.Task[Any]) -> list[Place]:
+    """Return where a task waits, the innermost place first."""
+    frames = _frames(task.get_coro())
+    return [_place(frame) for frame in frames][::-1]
+
+
+def place_of_callback(callback: Any) -> Place | None:
+    """Return what is called once a future is done, if Python can say what it is."""
+    called = getattr(callback, "func", callback)  # of a partial
+    function = getattr(called, "__func__", called)
+    if not isinstance(function, types.FunctionType):
+        return None
+    code, owner = function.__code__, getattr(called, "__self__", None)
+    return Place(code.co_qualname, code.co_filename, code.co_firstlineno, owner)
+
+
+def _frames(awaited: object) -> Iterator[types.FrameType]:
+    while awaited is not None:
+        frame, following = _step(awaited)
+        if frame is not None:
+            yield frame
+        awaited = following
+
+
+def _step(awaited: object) -> tuple[types.FrameType | None, object]:
+    """Return the frame of something suspended, and what it awaits."""
+    match awaited:
+        case types.CoroutineType():
+            return awaited.cr_frame, awaited.cr_await
+        case types.GeneratorType():
+            return awaited.gi_frame, awaited.gi_yieldfrom
+        case types.AsyncGeneratorType():
+            return awaited.ag_frame, awaited.ag_await
+    # What stands in between tells nobody what it drives: the step of an asynchronous
+    # generator, or what `__await__` of a coroutine returns.
+    driven = (one for one in gc.get_referents(awaited) if type(one) in _SUSPENDED)
+    return None, next(driven, None)
+
+
+def _place(frame: types.FrameType) -> Place:
+    code = frame.f_code
+    return Place(
+        code.co_qualname,
+        code.co_filename,
+        frame.f_lineno or 0,
+        frame.f_locals.get("self") if code.co_filename.startswith(_PACKAGE) else None,
+    )

@@ -1,0 +1,160 @@
+"""What was broken in a run, between whom, and from when to when.
+
+What a fault explains is asked of its causes, not of the clock alone.  A life that was
+given up was killed; or two workers could not hear each other for so long that one may
+give up the other, and the link that was lost is one that they had then.  A cut explains
+no lost link: that is resumed.  It may only end a dial, before there is a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+# Within this after one silence has ended, another goes on with it: a connection that
+# broke is dialed again after at most so long.
+APART_S: Final = 2.0
+CUT: Final = "cut"
+START: Final = "start"  # the first of a worker: who is called before is not there yet
+
+
+@dataclass(eq=False, slots=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: such as `SIGKILL` or `partition, long`.
+        names: of one worker, or of the two that are parted.
+        begun_s: not after this, by the host's monotonic clock.
+        ended_s: not before that.
+        life: label of the process that was killed; else empty.
+    """
+
+    kind: str
+    names: frozenset[str]
+    begun_s: float
+    ended_s: float = inf
+    life: str = ""
+
+    @property
+    def is_silence(self) -> bool:
+        """Whether somebody cannot hear somebody meanwhile."""
+        return self.kind.startswith(("SIGSTOP", "partition"))
+
+    @property
+    def is_down(self) -> bool:
+        """Whether there is no process meanwhile."""
+        return bool(self.life) or self.kind == START
+
+    def touches(self, one: str, other: str) -> bool:
+        """Say whether it is one between these two workers."""
+        return self.names <= {one, other}
+
+    def overlaps(self, begun_s: float, ended_s: float) -> bool:
+        """Say whether it lasts at some time between these two."""
+        return self.begun_s <= ended_s and begun_s <= self.ended_s
+
+
+@dataclass(slots=True)
+class History:
+    """All faults of a run.
+
+    Attributes:
+        faults: in the order of their beginnings.
+        silence_s: shorter ones make no worker give up another.
+        dial_s: how long one attempt to connect may take.
+        left_s: when the workers were told to leave.
+    """
+
+    silence_s: float
+    dial_s: float
+    faults: list[Fault] = field(default_factory=list)
+    left_s: float = inf
+
+    def begin(
+        self, kind: str, *names: str, at_s: float, life: str = ""
+    ) -> Callable[[float], None]:
+        """Enter a fault; return what enters its end."""
+        fault = Fault(kind, frozenset(names), at_s, life=life)
+        self.faults.append(fault)
+
+        def end(at_s: float) -> None:
+            fault.ended_s = at_s
+
+        return end
+
+    def killed(self, life: str, by_s: float) -> bool:
+        """Say whether a process had been killed by then."""
+        return any(
+            fault.life == life and fault.begun_s <= by_s for fault in self.faults
+        )
+
+    def stopped(self, name: str, begun_s: float, ended_s: float) -> bool:
+        """Say whether a worker's process was stopped, at some time between."""
+        return any(
+            fault.kind.startswith("SIGSTOP")
+            and name in fault.names
+            and fault.overlaps(begun_s, ended_s)
+            for fault in self.faults
+        )
+
+    def parted(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
+        """Say whether two workers were silent for too long, at some time between."""
+        return any(
+            end - begin >= self.silence_s and begin <= ended_s and begun_s <= end
+            for begin, end in self._silences(one, other)
+        )
+
+    def disturbed(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
+        """Say whether there was any fault between two workers, at some time between."""
+        return any(
+            fault.touches(one, other) and fault.overlaps(begun_s, ended_s)
+            for fault in self.faults
+        )
+
+    def unreachable(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
+        """Say whether a dial that ended between may have failed for a fault.
+
+        A dial that began before, and meets silence, fails late; one that meets nobody,
+        at once.
+        """
+        return any(
+            (fault.is_silence or fault.is_down)
+            and fault.touches(one, other)
+            and fault.overlaps(begun_s - self.dial_s * fault.is_silence, ended_s)
+            for fault in self.faults
+        )
+
+    def dial_cut(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
+        """Say whether a connection that was being made may have been cut.
+
+        There is nothing yet that could be resumed.
+        """
+        return any(
+            fault.kind == CUT
+            and fault.touches(one, other)
+            and fault.overlaps(begun_s - self.dial_s, ended_s)
+            for fault in self.faults
+        )
+
+    def lines(self) -> list[str]:
+        """Return one line for each fault, to be read beside the logs."""
+        return [
+            f"{one.begun_s:.2f} to {one.ended_s:.2f} {one.kind}: "
+            f"{', '.join(sorted(one.names))} {one.life}"
+            for one in self.faults
+        ]
+
+    def _silences(self, one: str, other: str) -> Iterator[tuple[float, float]]:
+        """Return from when to when two workers could not hear each other."""
+        begin = end = -inf
+        for fault in sorted(self.faults, key=lambda fault: fault.begun_s):
+            if not (fault.is_silence and fault.touches(one, other)):
+                continue
+            if fault.begun_s > end + APART_S:
+                yield begin, end
+                begin = fault.begun_s
+            end = max(end, fault.ended_s)
+        yield begin, end

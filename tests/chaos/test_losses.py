@@ -1,0 +1,268 @@
+"""The verdict on lost calls: what a fault explains, and what none does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrpc import (
+    DecodeError,
+    Outcome,
+    RejectedError,
+    WorkerLostError,
+)
+from tests.chaos.history import History
+from tests.chaos.load import Wanted, end_of
+from tests.chaos.log import Call, End, Loss, Story, read_all
+from tests.chaos.losses import (
+    DIAL_CUT,
+    KILLED,
+    PARTED,
+    UNREACHABLE,
+    Losses,
+    judge_losses,
+)
+from tests.chaos.mistakes_made import count_mistakes
+
+LIFE = "b.20"  # that `a` called
+SILENCE_S, DIAL_S = 4.0, 10.0
+
+
+def lost_call(
+    *,
+    since_s: float = 100.0,
+    ended_s: float = 101.0,
+    outcome: Outcome = Outcome.UNKNOWN,
+    end: End = End.LOST,
+    limit_s: float = 30.0,
+    parties: tuple[str, ...] = ("b",),
+) -> Call:
+    return Call(
+        what="mistake no function",
+        limit_s=limit_s,
+        outcome=outcome,
+        took_s=ended_s - since_s,
+        error="WorkerLostError",
+        caller="a.10",
+        parties=parties,
+        since_s=since_s,
+        begun_s=since_s,
+        ended_s=ended_s,
+        end=end,
+    )
+
+
+def given_up(by: str = "a.10", *, at_s: float = 100.5, linked_s: float = 0.0) -> Loss:
+    peer = "b" if by.startswith("a") else "a"
+    return Loss(by, peer, "life of b", linked_s, at_s, "it is gone")
+
+
+def judged(call: Call, history: History, *losses: Loss) -> Losses:
+    return judge_losses(
+        Story({"a.10.1": call}, list(losses), {"life of b": LIFE}), history
+    )
+
+
+def history(*faults: tuple[str, tuple[str, ...], float, float, str]) -> History:
+    found = History(silence_s=SILENCE_S, dial_s=DIAL_S)
+    for kind, names, begun_s, ended_s, life in faults:
+        found.begin(kind, *names, at_s=begun_s, life=life)(ended_s)
+    return found
+
+
+KILL = ("SIGKILL", ("b",), 100.2, 108.0, LIFE)
+NO_OUTCOME = Outcome.NOT_EXECUTED
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        (KILL, KILLED),
+        (("SIGKILL", ("b",), 100.2, 108.0, "b.19"), ""),  # another life
+        (("SIGKILL", ("b",), 100.8, 108.0, LIFE), ""),  # later
+        (("SIGKILL", ("c",), 100.2, 108.0, "c.3"), ""),  # another worker
+        (("SIGSTOP, long", ("b",), 92.0, 100.4, ""), PARTED),
+        (("SIGSTOP, long", ("a",), 92.0, 100.4, ""), PARTED),
+        (("SIGSTOP, long", ("c",), 92.0, 100.4, ""), ""),
+        (("SIGSTOP, short", ("b",), 97.4, 100.4, ""), ""),  # too short to lose anybody
+        (("partition, long", ("a", "b"), 92.0, 100.4, ""), PARTED),
+        (("partition, long", ("b", "c"), 92.0, 100.4, ""), ""),  # another pair
+        (("partition, short", ("a", "b"), 98.0, 100.4, ""), ""),
+        (("partition, long", ("b",), 92.0, 100.4, ""), PARTED),  # of one and all
+        (("cut", ("a", "b"), 100.4, 100.4, ""), ""),  # is resumed, and loses nothing
+        (("delay", ("a",), 92.0, 110.0, ""), ""),
+    ],
+)
+def test_a_call_on_a_link_that_was_given_up(
+    fault: tuple[str, tuple[str, ...], float, float, str], cause: str
+) -> None:
+    found = judged(lost_call(), history(fault), given_up())
+    assert dict(found.causes) == ({cause: 1} if cause else {})
+    assert found.innocent.total() == (0 if cause else 1)
+    assert len(found.lines) == (0 if cause else 2)  # the link, and the call
+
+
+@pytest.mark.parametrize(
+    ("names", "reason", "is_explained"),
+    [
+        (("b",), "silent for 6.0 s: its process is stopped, by a signal", True),
+        (("c",), "silent for 6.0 s: its process is stopped, by a signal", False),
+        (("b",), "silent for 6.0 s: its event loop runs", False),
+    ],
+)
+def test_who_was_silent_before_it_was_stopped(
+    names: tuple[str, ...], reason: str, *, is_explained: bool
+) -> None:
+    stop = ("SIGSTOP, short", names, 98.0, 100.4, "")
+    loss = Loss("a.10", "b", "life of b", 0.0, 100.5, reason)
+    assert bool(judged(lost_call(), history(stop), loss).lines) != is_explained
+
+
+def test_a_link_that_is_younger_than_the_fault_is_not_lost_by_it() -> None:
+    stop = ("SIGSTOP, long", ("b",), 80.0, 95.0, "")
+    old = judged(lost_call(), history(stop), given_up(linked_s=94.0))
+    assert not old.lines
+    young = judged(lost_call(), history(stop), given_up(linked_s=95.1))
+    assert len(young.lines) == 2
+
+
+def test_short_silences_in_a_row_are_one() -> None:
+    faults = (
+        ("partition, short", ("a", "b"), 95.0, 97.5, ""),
+        ("SIGSTOP, short", ("b",), 98.0, 100.3, ""),
+    )
+    assert not judged(lost_call(), history(*faults), given_up()).lines
+    apart = (*faults[:1], ("SIGSTOP, short", ("b",), 99.9, 100.3, ""))
+    assert judged(lost_call(), history(*apart), given_up()).lines
+
+
+def test_the_callee_may_have_given_up_the_caller() -> None:
+    faults = history(("partition, long", ("a", "b"), 92.0, 100.4, ""))
+    assert not judged(lost_call(), faults, given_up("b.20")).lines
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "is_explained"),
+    [
+        (("SIGKILL", ("b",), 95.0, 100.5, LIFE), NO_OUTCOME, True),
+        (("SIGKILL", ("b",), 90.0, 95.0, LIFE), NO_OUTCOME, False),  # is back
+        (("start", ("b",), 90.0, 100.5, ""), NO_OUTCOME, True),
+        (("partition, long", ("a", "b"), 83.0, 92.0, ""), NO_OUTCOME, True),
+        (("partition, long", ("a", "b"), 73.0, 82.0, ""), NO_OUTCOME, False),
+        (("partition, long", ("a", "c"), 83.0, 101.0, ""), NO_OUTCOME, False),
+        (("cut", ("a", "c"), 100.4, 100.4, ""), NO_OUTCOME, False),
+        # Who may have been reached had a link.
+        (("SIGKILL", ("b",), 95.0, 100.5, LIFE), Outcome.EXECUTED, False),
+    ],
+)
+def test_a_call_that_had_no_link(
+    fault: tuple[str, tuple[str, ...], float, float, str],
+    outcome: Outcome,
+    *,
+    is_explained: bool,
+) -> None:
+    found = judged(lost_call(outcome=outcome), history(fault))
+    assert dict(found.causes) == ({UNREACHABLE: 1} if is_explained else {})
+    assert dict(found.innocent) == (
+        {}
+        if is_explained
+        else {("a -> b", "mistake no function", "WorkerLostError"): 1}
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "is_found"),
+    [
+        (lost_call(end=End.LATE, ended_s=130.1), True),
+        (lost_call(end=End.LATE, ended_s=130.1, parties=("c",)), False),  # disturbed
+        (lost_call(end=End.LATE, ended_s=100.4), False),  # it did not wait for it
+        (lost_call(end=End.LATE, ended_s=102.1, limit_s=2.0), False),  # impatient
+        (lost_call(end=End.AS_EXPECTED), False),
+        (lost_call(end=End.STRANGE), False),  # is a finding of its own
+    ],
+)
+def test_a_call_that_nobody_answered(call: Call, *, is_found: bool) -> None:
+    faults = history(("cut", ("a", "c"), 105.0, 105.0, ""))
+    assert bool(judged(call, faults).lines) == is_found
+
+
+@pytest.mark.parametrize(
+    ("outcome", "losses", "cause"),
+    [
+        (NO_OUTCOME, [], DIAL_CUT),
+        (Outcome.UNKNOWN, [], ""),  # there was a link, which is resumed
+        (NO_OUTCOME, [given_up()], ""),
+    ],
+)
+def test_a_cut_explains_a_dial_and_no_link(
+    outcome: Outcome, losses: list[Loss], cause: str
+) -> None:
+    cut = ("cut", ("a", "b"), 100.4, 100.4, "")
+    found = judged(lost_call(outcome=outcome), history(cut), *losses)
+    assert dict(found.causes) == ({cause: 1} if cause else {})
+
+
+def test_links_that_end_with_their_workers_are_no_losses() -> None:
+    faults = history()
+    faults.left_s = 100.4
+    assert not judged(lost_call(end=End.AS_EXPECTED), faults, given_up()).lines
+
+
+WANTED = Wanted((DecodeError,), ("cannot import",), Outcome.NOT_EXECUTED)
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (
+            DecodeError("cannot import x", outcome=Outcome.NOT_EXECUTED),
+            End.AS_EXPECTED,
+        ),
+        (DecodeError("cannot import x", outcome=Outcome.EXECUTED), End.STRANGE),
+        (DecodeError("no text", outcome=Outcome.NOT_EXECUTED), End.STRANGE),
+        (RejectedError("cannot import x", outcome=Outcome.NOT_EXECUTED), End.STRANGE),
+        (WorkerLostError("the worker is gone"), End.LOST),
+        (TimeoutError(), End.LATE),
+        (ValueError("something else"), End.STRANGE),
+    ],
+)
+def test_how_a_mistake_ended(error: BaseException, end: End) -> None:
+    assert end_of(error, WANTED) is end
+
+
+LOG = """\
+I 00000000000000aa
+M a.10.1 100.0000 99.5000 2.0 b,c mistake no function
+C a.10.1 UNKNOWN 100.6000 0.50 LOST WorkerLostError the worker is gone
+M a.10.2 100.1000 100.1000 2.0 c add
+C a.10.2 EXECUTED 100.2000 0.10 AS_EXPECTED
+M a.10.3 100.1000 100.1000 2.0 b mistake no function
+X a.10.3
+L b 00000000000000bb 100.5000 its process has ended
+K b 00000000000000bb 103.0000
+L b 00000000000000bb 104.0000
+L c 00000000000000cc 10"""
+
+
+def test_what_is_in_a_log(tmp_path: Path) -> None:
+    (tmp_path / "a.10.told").write_text(LOG, encoding="utf-8")
+    (tmp_path / "b.20.ran").write_text("B a.10.2\n", encoding="utf-8")
+    story = read_all(tmp_path, set())
+    assert story.lives == {"00000000000000aa": "a.10"}
+    first = story.calls["a.10.1"]
+    assert (first.caller, first.parties, first.kind) == (
+        "a.10",
+        ("b", "c"),
+        "no function",
+    )
+    assert (first.since_s, first.begun_s, first.ended_s) == (99.5, 100.0, 100.6)
+    assert (first.end, first.error) == (End.LOST, "WorkerLostError")
+    assert first.text == "the worker is gone"
+    second = story.calls["a.10.2"]
+    assert (second.kind, second.ran, second.error) == ("", ["b.20"], "")
+    assert [loss.linked_s for loss in story.losses] == [0.0, 103.0]
+    mistakes = count_mistakes(story)
+    assert mistakes.made == {"no function": 2}
+    assert mistakes.ends == {("no function", End.LOST): 1}
+    assert (mistakes.workers, mistakes.at_once) == ({"a"}, 1)

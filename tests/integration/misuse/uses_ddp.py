@@ -1,0 +1,387 @@
+"""How data parallel training is used, in a group of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from asyncrpc import Group, ddp
+from tests.integration.misuse.uses_training import (
+    POSITIVE,
+    closed,
+    kept,
+    three,
+)
+from tests.integration.misuse.uses_values import CALLABLES, COUNT, FLAG
+from tests.integration.misuse.using import ANYTHING, Use, nothing
+from tests.integration.misuse.wrong import World
+
+CALLED: Final = CALLABLES | {"a local function", "raises in everything"}
+
+
+def group(world: World) -> Group:
+    made: Group = kept(world, "alone", lambda: Group(world.a, ["a"], name="alone"))
+    return made
+
+
+def parameter(_: object = None) -> torch.nn.Parameter:
+    found = torch.nn.Parameter(three())
+    found.grad = three()
+    return found
+
+
+async def model(world: World) -> ddp.DistributedDataParallel:
+    """Return a model that is ready."""
+    if "model" not in world.kept:
+        wrapped = ddp.DistributedDataParallel(torch.nn.Linear(3, 1), group(world))
+        world.kept["model"] = await wrapped
+    made: ddp.DistributedDataParallel = world.kept["model"]
+    return made
+
+
+def loss_of_model(world: World) -> torch.Tensor:
+    found: torch.Tensor = world.kept["model"](three()).sum()
+    return found
+
+
+def bucket(_: object = None) -> ddp.GradBucket:
+    return ddp.GradBucket(0, three(), [parameter()], is_last=True)
+
+
+def power(world: World) -> ddp.PowerSGDState:
+    made: ddp.PowerSGDState = kept(
+        world,
+        "power",
+        lambda: ddp.PowerSGDState(group(world), start_powerSGD_iter=1 << 20),
+    )
+    return made
+
+
+def local(world: World) -> ddp.PostLocalSGDState:
+    made: ddp.PostLocalSGDState = kept(
+        world, "local", lambda: ddp.PostLocalSGDState(group(world), None, 1)
+    )
+    return made
+
+
+def periodic(world: World) -> ddp.PeriodicModelAverager:
+    made: ddp.PeriodicModelAverager = kept(
+        world, "periodic", lambda: ddp.PeriodicModelAverager(group(world), 2)
+    )
+    return made
+
+
+def hierarchical(world: World) -> ddp.HierarchicalModelAverager:
+    made: ddp.HierarchicalModelAverager = kept(
+        world,
+        "hierarchical",
+        lambda: ddp.HierarchicalModelAverager(group(world), {2: 1}),
+    )
+    return made
+
+
+def sgd(_: object = None) -> torch.optim.Optimizer:
+    return torch.optim.SGD([parameter()], lr=0.1)
+
+
+def post_local(world: World) -> ddp.PostLocalSGDOptimizer:
+    made: ddp.PostLocalSGDOptimizer = kept(
+        world,
+        "post local",
+        lambda: ddp.PostLocalSGDOptimizer(sgd(), periodic(world)),
+    )
+    return made
+
+
+def zero(world: World) -> ddp.ZeroRedundancyOptimizer:
+    made: ddp.ZeroRedundancyOptimizer = kept(
+        world,
+        "zero",
+        lambda: ddp.ZeroRedundancyOptimizer(
+            [parameter()], torch.optim.SGD, group(world), lr=0.1
+        ),
+    )
+    return made
+
+
+def _ready(method: str, **about: Any) -> Use:
+    """Return how a method of a module is used that has been awaited."""
+
+    def make(world: World) -> Any:
+        return getattr(world.kept["model"], method)
+
+    async def rightly(world: World) -> Any:
+        await model(world)
+        use = Use(make, **about)
+        return await use.finished(use.prepared(world)())
+
+    return Use(make, rightly=rightly, **about)
+
+
+def _hook(hook: Any, state: Any, **fits: Any) -> Use:
+    first = "_state" if hook is ddp.noop_hook else "state"
+    return Use(
+        lambda _: hook,
+        right={first: state, "bucket": bucket},
+        fits={first: set()} | fits,
+    )
+
+
+def _of_bucket(method: str) -> Use:
+    return Use(lambda _: getattr(bucket(), method))
+
+
+def _wrapper(wrap: Any) -> Use:
+    return Use(
+        lambda _: wrap,
+        right={"hook": lambda _: ddp.allreduce_hook},
+        fits={"hook": CALLED},
+    )
+
+
+def _saved(of: Any) -> Mapping[str, Use]:
+    """Return how the state of a hook's state is saved, by method."""
+    return {
+        "state_dict": Use(lambda world: of(world).state_dict),
+        "load_state_dict": Use(
+            lambda world: of(world).load_state_dict,
+            right={"state": lambda world: of(world).state_dict()},
+        ),
+        "maybe_increase_iter": Use(
+            lambda world: of(world).maybe_increase_iter, right={"bucket": bucket}
+        ),
+    }
+
+
+async def _register(world: World) -> None:
+    await model(world)
+    made = ddp.DistributedDataParallel(torch.nn.Linear(3, 1), group(world))
+    made.register_comm_hook(None, ddp.allreduce_hook)
+    made.close()
+
+
+async def _join(world: World) -> None:
+    async with (await model(world)).join():
+        pass
+
+
+async def _consolidated(world: World) -> None:
+    await zero(world).consolidate_state_dict(0)
+    zero(world).load_state_dict(zero(world).state_dict())
+
+
+def _averages(of: Any) -> Use:
+    return Use(
+        lambda world: of(world).average_parameters,
+        right={"params": lambda _: [parameter()]},
+        fits={"params": {"an empty list"}},
+    )
+
+
+def _added(of: Any) -> Use:
+    return Use(
+        lambda world: of(world).add_param_group,
+        right={"param_group": lambda _: {"params": [parameter()]}},
+    )
+
+
+MODELS: Final[Mapping[str, Use]] = {
+    "ddp.DistributedDataParallel": Use(
+        lambda _: ddp.DistributedDataParallel,
+        right={"module": lambda _: torch.nn.Linear(3, 1), "group": group},
+        fits={
+            "broadcast_buffers": FLAG,
+            "init_sync": FLAG,
+            "bucket_cap_mb": POSITIVE,
+            "first_bucket_cap_mb": POSITIVE,
+            "find_unused_parameters": FLAG,
+            "gradient_as_bucket_view": FLAG,
+            "static_graph": FLAG,
+            "ignored": {"an empty list"},
+        },
+        finish=closed,
+    ),
+    "ddp.DistributedDataParallel.forward": _ready(
+        "forward",
+        right={"args": lambda _: [three()]},
+        fits={"args": ANYTHING, "kwargs": ANYTHING},
+    ),
+    "ddp.DistributedDataParallel.backward": _ready(
+        "backward",
+        right={"loss": loss_of_model},
+        fits={
+            "loss": CALLED,
+            "gradient": {"none"},
+            "retain_graph": FLAG,
+        },
+    ),
+    "ddp.DistributedDataParallel.no_sync": _ready("no_sync"),
+    "ddp.DistributedDataParallel.join": Use(
+        lambda world: world.kept["model"].join,
+        fits={
+            "divide_by_initial_world_size": FLAG,
+            "throw_on_early_termination": FLAG,
+        },
+        rightly=_join,
+    ),
+    "ddp.Join.__aenter__": Use(lambda _: nothing, rightly=_join),
+    "ddp.DistributedDataParallel.register_comm_hook": Use(
+        lambda world: world.kept["model"].register_comm_hook,
+        right={"state": lambda _: None, "hook": lambda _: ddp.allreduce_hook},
+        fits={"state": ANYTHING, "hook": CALLED},
+        rightly=_register,
+    ),
+    "ddp.DistributedDataParallel.statistics": _ready("statistics"),
+    "ddp.DistributedDataParallel.close": Use(
+        lambda world: (
+            ddp.DistributedDataParallel(torch.nn.Linear(3, 1), group(world)).close
+        )
+    ),
+    **{
+        f"ddp.GradBucket.{name}": _of_bucket(name)
+        for name in ("index", "buffer", "gradients", "parameters", "is_last")
+    },
+    "ddp.GradBucket.set_buffer": Use(
+        lambda _: bucket().set_buffer,
+        right={"buffer": three},
+        fits={"buffer": {"a tensor of integers"}},
+    ),
+}
+
+GROUP: Final = {"none"}
+
+STATES: Final[Mapping[str, Use]] = {
+    "ddp.HookState": Use(
+        lambda _: ddp.HookState,
+        right={"process_group": group},
+        fits={"process_group": GROUP},
+    ),
+    "ddp.PostLocalSGDState": Use(
+        lambda _: ddp.PostLocalSGDState,
+        right={
+            "process_group": group,
+            "subgroup": group,
+            "start_localSGD_iter": lambda _: 1,
+        },
+        fits={
+            "process_group": GROUP,
+            "subgroup": GROUP,
+            "start_localSGD_iter": COUNT,
+            "post_local_gradient_allreduce": FLAG,
+        },
+    ),
+    "ddp.PostLocalSGDState.local_group": Use(lambda world: local(world).local_group),
+    **{f"ddp.PostLocalSGDState.{one}": use for one, use in _saved(local).items()},
+    "ddp.PowerSGDState": Use(
+        lambda _: ddp.PowerSGDState,
+        right={"process_group": group},
+        fits={
+            "process_group": GROUP,
+            "matrix_approximation_rank": COUNT,
+            "start_powerSGD_iter": COUNT,
+            "min_compression_rate": POSITIVE,
+            "use_error_feedback": FLAG,
+            "warm_start": FLAG,
+            "orthogonalization_epsilon": POSITIVE - {"infinite"},
+            "random_seed": {"an integer"},
+            "compression_stats_logging_frequency": COUNT,
+            "batch_tensors_with_same_shape": FLAG,
+        },
+    ),
+    "ddp.PowerSGDState.compression_stats": Use(
+        lambda world: power(world).compression_stats
+    ),
+    "ddp.PowerSGDState.average_errors": Use(lambda world: power(world).average_errors),
+    **{f"ddp.PowerSGDState.{one}": use for one, use in _saved(power).items()},
+    "ddp.allreduce_hook": _hook(ddp.allreduce_hook, group),
+    "ddp.bf16_compress_hook": _hook(ddp.bf16_compress_hook, group),
+    "ddp.fp16_compress_hook": _hook(ddp.fp16_compress_hook, group),
+    "ddp.noop_hook": _hook(ddp.noop_hook, group, _state=ANYTHING),
+    "ddp.post_localSGD_hook": _hook(ddp.post_localSGD_hook, local),
+    "ddp.powerSGD_hook": _hook(ddp.powerSGD_hook, power),
+    "ddp.batched_powerSGD_hook": _hook(ddp.batched_powerSGD_hook, power),
+    **{
+        f"ddp.{wrap.__name__}": _wrapper(wrap)
+        for wrap in (ddp.bf16_compress_wrapper, ddp.fp16_compress_wrapper)
+    },
+}
+
+OPTIMIZERS: Final[Mapping[str, Use]] = {
+    "ddp.PeriodicModelAverager": Use(
+        lambda _: ddp.PeriodicModelAverager,
+        right={"group": group, "period": lambda _: 2},
+        fits={"period": COUNT, "warmup_steps": COUNT},
+        finish=closed,
+    ),
+    "ddp.PeriodicModelAverager.close": Use(
+        lambda world: ddp.PeriodicModelAverager(group(world), 2).close
+    ),
+    "ddp.PeriodicModelAverager.average_parameters": _averages(periodic),
+    "ddp.HierarchicalModelAverager": Use(
+        lambda _: ddp.HierarchicalModelAverager,
+        right={"group": group, "period_group_size_dict": lambda _: {2: 1}},
+        fits={"warmup_steps": COUNT},
+        finish=closed,
+    ),
+    "ddp.HierarchicalModelAverager.close": Use(
+        lambda world: ddp.HierarchicalModelAverager(group(world), {2: 1}).close
+    ),
+    "ddp.HierarchicalModelAverager.average_parameters": _averages(hierarchical),
+    "ddp.PostLocalSGDOptimizer": Use(
+        lambda _: ddp.PostLocalSGDOptimizer,
+        right={"optim": sgd, "averager": periodic},
+    ),
+    "ddp.PostLocalSGDOptimizer.step": Use(
+        lambda world: post_local(world).step, fits={"closure": CALLED | {"none"}}
+    ),
+    "ddp.PostLocalSGDOptimizer.zero_grad": Use(
+        lambda world: post_local(world).zero_grad, fits={"set_to_none": FLAG}
+    ),
+    "ddp.PostLocalSGDOptimizer.add_param_group": _added(post_local),
+    "ddp.PostLocalSGDOptimizer.state_dict": Use(
+        lambda world: post_local(world).state_dict
+    ),
+    "ddp.PostLocalSGDOptimizer.load_state_dict": Use(
+        lambda world: post_local(world).load_state_dict,
+        right={"state_dict": lambda world: post_local(world).state_dict()},
+    ),
+    "ddp.ZeroRedundancyOptimizer": Use(
+        lambda _: ddp.ZeroRedundancyOptimizer,
+        right={
+            "params": lambda _: [parameter()],
+            "optimizer_class": lambda _: torch.optim.SGD,
+            "group": group,
+            "defaults": lambda _: {"lr": 0.1},
+        },
+        fits={"parameters_as_bucket_view": FLAG},
+        says={"defaults": "'wrong'"},
+        finish=closed,
+    ),
+    "ddp.ZeroRedundancyOptimizer.step": Use(
+        lambda world: zero(world).step, fits={"closure": CALLED | {"none"}}
+    ),
+    "ddp.ZeroRedundancyOptimizer.synchronize": Use(
+        lambda world: zero(world).synchronize
+    ),
+    "ddp.ZeroRedundancyOptimizer.add_param_group": _added(zero),
+    "ddp.ZeroRedundancyOptimizer.consolidate_state_dict": Use(
+        lambda world: zero(world).consolidate_state_dict
+    ),
+    "ddp.ZeroRedundancyOptimizer.state_dict": Use(
+        lambda world: zero(world).state_dict, rightly=_consolidated
+    ),
+    "ddp.ZeroRedundancyOptimizer.load_state_dict": Use(
+        lambda world: zero(world).load_state_dict, rightly=_consolidated
+    ),
+    "ddp.ZeroRedundancyOptimizer.close": Use(
+        lambda world: (
+            ddp.ZeroRedundancyOptimizer(
+                [parameter()], torch.optim.SGD, group(world), lr=0.1
+            ).close
+        )
+    ),
+}
+
+USES: Final[Mapping[str, Use]] = {**MODELS, **STATES, **OPTIMIZERS}

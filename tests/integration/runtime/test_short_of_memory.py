@@ -1,0 +1,175 @@
+"""A process whose memory is used up: the caller hears, and the next call is answered.
+
+The callee is a process whose address space is limited while a call is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrpc import (
+    CallError,
+    DecodeError,
+    EncodeError,
+    Options,
+    Outcome,
+    Peer,
+    RejectedError,
+    RemoteError,
+    Worker,
+)
+from asyncrpc.testing import ProcessCluster
+from tests.integration.runtime import short_of_memory as short
+from tests.integration.runtime.company import LIMIT_S, company, told_by
+from tests.integration.runtime.short_of_memory import MIB
+
+MUCH = 512 * MIB
+OPTIONS = Options(drain_timeout_s=2.0)
+
+
+@pytest.fixture(params=["uds", "tcp"])
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
+    transport: Literal["uds", "tcp"] = request.param
+    async with ProcessCluster(["b"], transport=transport, options=OPTIONS) as a:
+        yield a
+
+
+@asynccontextmanager
+async def limited(worker: Worker, more_bytes: int) -> AsyncIterator[Peer]:
+    """Have the callee short of memory, beside other work of the same two workers."""
+    peer = worker.peer("b")
+    async with company(worker):
+        await peer.call(short.limit, more_bytes)
+        try:
+            yield peer
+        finally:
+            await peer.call(short.lift)
+
+
+async def hears(call: Callable[[], Any]) -> CallError:
+    """Return what the caller hears, which is of the same kind each time."""
+    heard: list[CallError] = []
+    for _ in range(2):
+        async with asyncio.timeout(LIMIT_S):
+            with pytest.raises(CallError) as caught:
+                await call()
+        heard.append(caught.value.with_traceback(None))
+        caught.value.__cause__ = None
+    assert type(heard[0]) is type(heard[1]), heard
+    return heard[1]
+
+
+async def test_a_function_that_takes_too_much(pair: Worker) -> None:
+    functions = [
+        short.allocate,
+        short.allocate_on_loop,
+        short.allocate_in_coroutine,
+    ]
+    async with limited(pair, 64 * MIB) as peer:
+        for how in ("numpy", "torch", "bytes", "text"):
+            for function in functions:
+                error = await hears(lambda: peer.call(function, how, MUCH))  # noqa: B023
+                assert isinstance(error, RemoteError)
+                assert error.outcome is Outcome.EXECUTED
+                assert "memory" in str(error).lower()
+                assert await peer.call(len, "abc") == 3
+
+
+@pytest.mark.parametrize(
+    ("how", "nbytes", "step"), [("text", 40 * MIB, 1), ("torch", 300 * MIB, 3)]
+)
+async def test_a_result_that_cannot_be_encoded(
+    pair: Worker, how: str, nbytes: int, step: int
+) -> None:
+    peer = pair.peer("b")
+    await peer.call(short.keep, how, nbytes)
+    async with limited(pair, 20 * MIB):
+        error = await hears(lambda: peer.call(short.give, step))
+        assert isinstance(error, EncodeError)
+        assert error.outcome is Outcome.EXECUTED
+        assert "cannot be sent" in str(error)
+        assert "memory" in str(error)
+    assert len(await peer.call(short.give, step)) == -(-nbytes // step)
+    await peer.call(short.drop)
+
+
+REQUESTS: dict[str, tuple[int, Callable[[], Any]]] = {
+    "a tensor": (40, lambda: torch.ones(128 * MIB, dtype=torch.uint8)),
+    "two tensors": (40, lambda: (torch.ones(32 * MIB), torch.ones(32 * MIB))),
+    "an array": (40, lambda: np.ones(128 * MIB, np.uint8)),
+    "bytes": (40, lambda: bytes(128 * MIB)),
+    "a bytearray that has to be copied": (100, lambda: bytearray(64 * MIB)),
+    "a text": (20, lambda: "n" * (60 * MIB)),
+    "a text that has to be copied": (80, lambda: "n" * (60 * MIB)),
+    "a text that has to be decoded": (140, lambda: "n" * (60 * MIB)),
+    "a text and a tensor": (
+        20,
+        lambda: ("n" * (60 * MIB), torch.ones(8 * MIB), bytes(1000)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+async def test_a_request_that_there_is_no_memory_for(pair: Worker, kind: str) -> None:
+    more_mib, make = REQUESTS[kind]
+    value = make()
+    async with limited(pair, more_mib * MIB) as peer:
+        error = await hears(lambda: peer.call(short.size, value))
+        assert isinstance(error, DecodeError), error
+        assert error.outcome is Outcome.NOT_EXECUTED
+        assert "memory" in told_by(error)
+        with pytest.raises(CallError):
+            await anext(peer.stream(short.numbers, value))
+        with pytest.raises(CallError):
+            await peer.remote(short.size, value).to_here()
+        assert await peer.call(len, "abc") == 3
+    assert await pair.peer("b").call(short.size, value) == len(value)
+
+
+async def test_the_first_call_for_which_no_thread_can_be_had(pair: Worker) -> None:
+    peer = pair.peer("b")
+    await peer.call(short.limit_threads)
+    error = await hears(lambda: peer.call(len, "ab"))
+    assert isinstance(error, RejectedError)
+    assert error.outcome is Outcome.NOT_EXECUTED
+    assert "the system starts none" in str(error)
+    assert await peer.call(short.allocate_in_coroutine, "bytes", 10) == 10
+    await peer.call(short.lift)
+    assert await peer.call(len, "abc") == 3
+
+
+async def test_a_call_waits_for_the_threads_that_there_are(pair: Worker) -> None:
+    """One that is held ends, and then there is room; the worker ends in order, too."""
+    peer = pair.peer("b")
+    held = asyncio.ensure_future(peer.call(short.wait_at_gate))
+    await asyncio.sleep(0)  # its request goes first
+    await peer.call(short.limit_threads)
+    waiting = [asyncio.ensure_future(peer.call(len, "ab")) for _ in range(3)]
+    await peer.call(short.open_gate)
+    async with asyncio.timeout(LIMIT_S):
+        assert await held == "through"
+        assert await asyncio.gather(*waiting) == [2, 2, 2]
+
+
+async def test_a_call_that_waits_gets_a_thread_once_there_can_be_one(
+    pair: Worker,
+) -> None:
+    peer = pair.peer("b")
+    held = asyncio.ensure_future(peer.call(short.wait_at_gate))
+    await asyncio.sleep(0)  # its request goes first
+    await peer.call(short.limit_threads)
+    waiting = asyncio.ensure_future(peer.call(len, "ab"))
+    await asyncio.sleep(0)
+    await peer.call(short.lift)
+    async with asyncio.timeout(LIMIT_S):
+        assert await waiting == 2
+    assert not held.done()
+    await peer.call(short.open_gate)
+    assert await held == "through"

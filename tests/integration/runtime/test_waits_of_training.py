@@ -1,0 +1,124 @@
+"""Backward passes and optimizer steps end with the worker that waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+import torch
+
+from asyncrpc import Options, RRef
+from asyncrpc.autograd import backward, context
+from asyncrpc.errors import (
+    AutogradError,
+    ClosedError,
+    ConnectionLostError,
+    OptimizerError,
+)
+from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.optim.driving import drive
+from asyncrpc.testing import Cluster, acting_as
+from tests.integration.runtime.groups import until
+from tests.integration.runtime.proxied import proxied
+from tests.integration.runtime.remote import double
+
+LIMIT_S: Final = 60.0
+AT_ONCE = Options(drain_timeout_s=0.0)
+
+
+async def test_a_pass_whose_segment_never_found_a_thread_ends() -> None:
+    # In turns: else other threads would be started.
+    options = Options(threads=1, takes_turns=True, drain_timeout_s=0.0)
+    go = threading.Event()
+    try:
+        async with Cluster(1, options=options) as (a,):
+            with acting_as(a):
+                async with context() as ctx:
+                    loss = torch.ones(2, requires_grad=True).sum()
+                    a.run_in_thread(lambda: go.wait(LIMIT_S))
+                    running = asyncio.create_task(backward(ctx, [loss]))
+                    await until(lambda: a.pool.unfinished == 2)
+                    await a.shutdown()
+                    async with asyncio.timeout(LIMIT_S):
+                        with pytest.raises((AutogradError, ClosedError)):
+                            await running
+    finally:
+        go.set()
+
+
+async def test_a_pass_whose_dial_is_cut_off_ends() -> None:
+    async with proxied("a", "b", options=AT_ONCE) as (workers, proxies):
+        a = workers["a"]
+        with acting_as(a):
+            async with context() as ctx:
+                leaf = torch.ones(2, requires_grad=True)
+                loss = (await a.peer("b").call(double, leaf)).sum()
+                entry = a.directory.find("b")
+                assert entry.link is not None
+                proxies["b"].partition()
+                entry.link.connection.end(ConnectionLostError("cut by the test"))
+                running = asyncio.create_task(backward(ctx, [loss]))
+                await until(lambda: entry.dial is not None, step_s=0.0)
+                await a.shutdown()
+                async with asyncio.timeout(LIMIT_S):
+                    with pytest.raises(AutogradError):
+                        await running
+        proxies["b"].heal()
+
+
+async def test_a_step_that_waits_for_its_turn_ends() -> None:
+    async with Cluster(1, options=AT_ONCE) as (a,):
+        with acting_as(a):
+            parameter = torch.nn.Parameter(torch.ones(2))
+            rref = RRef(parameter)
+            first, second = (
+                DistributedOptimizer(torch.optim.SGD, [rref], lr=0.1) for _ in range(2)
+            )
+            async with context() as ctx:
+                await backward(ctx, [(2 * parameter).sum()])
+                inside = asyncio.Event()
+
+                async def closure(_: Any) -> torch.Tensor:
+                    inside.set()
+                    await asyncio.Event().wait()
+                    return torch.zeros(())
+
+                central = DistributedOptimizer(torch.optim.LBFGS, [rref])
+                stepping = asyncio.create_task(central.step(closure=closure))
+                await inside.wait()
+                steps = [asyncio.create_task(one.step(ctx)) for one in (first, second)]
+                service: Any = a.service("optim")
+                await until(lambda: service.turns == 3)
+                await a.shutdown()
+                async with asyncio.timeout(LIMIT_S):
+                    for step in steps:
+                        with pytest.raises(OptimizerError, match="shut down"):
+                            await step
+                stepping.cancel()
+                await asyncio.wait([stepping])
+
+
+async def test_an_algorithm_that_asks_on_after_its_end_is_told_so_again() -> None:
+    """It catches what `ask` raises, as a line search may, and evaluates once more."""
+    asked = asyncio.Event()
+
+    def algorithm(ask: Callable[[], Any]) -> Any:
+        with contextlib.suppress(Exception):
+            ask()
+        return ask()
+
+    async def evaluate() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with Cluster(1, options=AT_ONCE) as (a,):
+        driving = asyncio.create_task(drive(a, algorithm, evaluate))
+        await asked.wait()
+        driving.cancel()
+        done, _ = await asyncio.wait([driving], timeout=LIMIT_S)
+        assert done
+        assert driving.cancelled()

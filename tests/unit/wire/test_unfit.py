@@ -1,0 +1,200 @@
+"""What there is no memory for: it is read, thrown away, and said so; the next is fine.
+
+What stands for its control part, here, is the text of the problem itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import pytest
+
+from asyncrpc.errors import FrameTooLargeError, MalformedError
+from asyncrpc.wire import reader as reader_module
+from asyncrpc.wire.frames import HEADER_BYTES, Flags, FrameKind, data_prefix, prefix
+from asyncrpc.wire.placed import Entry, placed_prefix
+from asyncrpc.wire.reader import SCRATCH_BYTES, FrameReader
+from asyncrpc.wire.transfers import Arrivals, Departure, Departures, LaneReader
+from tests.unit.wire.recorder import Message, Recorder, feed
+
+REQUEST, RESPONSE = FrameKind.REQUEST, FrameKind.RESPONSE
+PING = prefix(FrameKind.PING, 9)
+PINGED = Message(FrameKind.PING, 0, 9, 0, b"", b"")
+PIECES = [(1 << 30,), (1,), (39,), (40, 41), (SCRATCH_BYTES,)]
+LONG = b"c" * (2 * SCRATCH_BYTES)  # a control part that needs a longer scratch buffer
+
+
+def frugal(sink: Recorder) -> FrameReader:
+    """Return a reader that tells of what it has no memory for."""
+    reader = sink.reader()
+    reader.unreadable = str.encode
+    return reader
+
+
+def told(nbytes: int, kind: int = REQUEST, flags: int = 0) -> Message:
+    """Return what stands for a message of call 1 whose head is `head`."""
+    problem = f"a message of {nbytes} bytes, for which there is no memory here"
+    return Message(kind, flags, 1, 7, b"head", problem.encode())
+
+
+def deferred(nbytes: int, *, control: bytes = b"", kind: int = REQUEST) -> bytes:
+    """Return a message with a payload that follows, in two pieces."""
+    opening = prefix(
+        kind,
+        1,
+        flags=Flags.DEFERRED,
+        aux=7,
+        head=b"head",
+        control=control,
+        lengths=(nbytes,),
+        payload_bytes=nbytes,
+    )
+    half = nbytes // 2
+    pieces = [(0, half), (half, nbytes - half)]
+    return opening + b"".join(
+        data_prefix(kind, 1, at, length) + bytes(length) for at, length in pieces
+    )
+
+
+@pytest.fixture
+def short_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system gives no scratch buffer that is longer than the first."""
+
+    def give(nbytes: int) -> mmap.mmap:
+        if nbytes > SCRATCH_BYTES:
+            raise OSError(12, "Cannot allocate memory")
+        return mmap.mmap(-1, nbytes)
+
+    monkeypatch.setattr(reader_module, "_scratch", give)
+
+
+class TestPayloads:
+    @pytest.mark.parametrize("at_most", PIECES)
+    @pytest.mark.parametrize("nbytes", [11, SCRATCH_BYTES * 3 + 5])
+    def test_one_that_follows(self, nbytes: int, at_most: Sequence[int]) -> None:
+        sink = Recorder(allocated_max=10)
+        reader = frugal(sink)
+        steps = (max(one, nbytes // 500) for one in at_most)
+        feed(reader, PING + deferred(nbytes) + PING, at_most=tuple(steps))
+        assert sink.messages == [PINGED, told(nbytes), PINGED]
+        assert not reader.transfers
+
+    def test_one_that_comes_with_its_message(self) -> None:
+        sink = Recorder(allocated_max=10)
+        inline = prefix(
+            REQUEST, 1, aux=7, head=b"head", lengths=(11,), payload_bytes=11
+        )
+        feed(frugal(sink), inline + bytes(11) + PING)
+        assert sink.messages == [told(11), PINGED]
+
+    def test_one_over_lanes(self) -> None:
+        sink = Recorder(allocated_max=10)
+        reader = frugal(sink)
+        arrivals = reader.arrivals = Arrivals(sink.on_message)
+        payload = memoryview(bytes(25))
+        departures = Departures()
+        message = Departure(REQUEST, 1, aux=7, head=b"head", buffers=[payload])
+        feed(reader, departures.add(message))
+        assert sink.messages == [told(25, flags=Flags.LANES)]
+        lane = LaneReader(arrivals)
+        while departures:
+            feed(lane, b"".join(departures.next_chunk()))
+        assert not len(arrivals)
+        assert len(sink.messages) == 1
+
+    def test_one_that_is_given_up(self) -> None:
+        sink = Recorder(allocated_max=10)
+        reader = frugal(sink)
+        whole = deferred(20)
+        cut = whole[: -(10 + len(data_prefix(REQUEST, 1, 0, 1)))]
+        feed(reader, cut + prefix(FrameKind.DROP, 1, flags=REQUEST) + PING)
+        assert sink.messages == [told(20), PINGED]
+        assert not reader.transfers
+
+    def test_one_that_was_to_land_elsewhere(self) -> None:
+        sink = Recorder(allocated_max=10)
+        reader = frugal(sink)
+        whole = deferred(20, kind=RESPONSE)
+        feed(reader, whole[:-3])
+        reader.move_transfer(RESPONSE, 1, lambda nbytes: memoryview(bytearray(nbytes)))
+        feed(reader, whole[-3:] + PING)
+        assert sink.messages[-1] == PINGED
+        assert not reader.transfers
+
+    def test_pieces_out_of_order_are_refused_all_the_same(self) -> None:
+        sink = Recorder(allocated_max=10)
+        reader = frugal(sink)
+        feed(reader, deferred(20)[: -(10 + HEADER_BYTES)])
+        with pytest.raises(MalformedError, match="are missing"):
+            feed(reader, data_prefix(REQUEST, 1, 19, 1) + b"x")
+
+
+@pytest.mark.usefixtures("short_scratch")
+class TestControlParts:
+    @pytest.mark.parametrize("at_most", [(1 << 30,), (40, 41), (SCRATCH_BYTES,)])
+    def test_a_long_one(self, at_most: Sequence[int]) -> None:
+        sink = Recorder()
+        stream = prefix(REQUEST, 1, aux=7, head=b"head", control=LONG)
+        feed(frugal(sink), PING + stream + PING + stream + PING, at_most=at_most)
+        one = told(len(LONG))
+        assert sink.messages == [PINGED, one, PINGED, one, PINGED]
+
+    @pytest.mark.parametrize("first", [39, 40, 41, 44, 45])
+    def test_its_header_may_come_in_pieces(self, first: int) -> None:
+        for head in (b"", b"head"):
+            sink = Recorder()
+            stream = prefix(REQUEST, 1, aux=7, head=head, control=LONG)
+            feed(frugal(sink), stream + PING, at_most=(first, 1 << 30))
+            assert [one.head for one in sink.messages] == [head, b""]
+            assert sink.messages[-1] == PINGED
+
+    @pytest.mark.parametrize("allocated_max", [10, 1 << 30])
+    def test_one_with_a_payload(self, allocated_max: int) -> None:
+        sink = Recorder(allocated_max=allocated_max)
+        reader = frugal(sink)
+        begun: list[tuple[int, int]] = []
+        reader.on_request = lambda call_id, nbytes: begun.append((call_id, nbytes))
+        feed(reader, deferred(1001, control=LONG) + PING)
+        one = told(len(LONG) + 1001)
+        assert sink.messages == [one, PINGED]
+        assert sink.allocated == []
+        assert begun == [(1, 1001)]
+        assert not reader.transfers
+
+    def test_one_with_buffers_beside_it(self) -> None:
+        sink = Recorder()
+        stream = prefix(
+            REQUEST, 1, aux=7, head=b"head", control=LONG, lengths=(3,), payload_bytes=3
+        )
+        feed(frugal(sink), stream + b"abc" + PING)
+        assert sink.messages == [told(len(LONG) + 3), PINGED]
+
+    def test_one_that_holds_the_peers_memory_ends_the_connection(self) -> None:
+        """What the message names in it could never be given back."""
+        reader = frugal(Recorder())
+        reader.places = lambda _location, nbytes: memoryview(bytearray(nbytes))
+        stream = placed_prefix(
+            REQUEST, 1, flags=0, aux=0, head=b"h", control=LONG, entries=[Entry(5, 0)]
+        )
+        with pytest.raises(FrameTooLargeError, match="no memory here"):
+            feed(reader, stream)
+
+    def test_a_reader_that_cannot_tell_ends_the_connection(self) -> None:
+        with pytest.raises(FrameTooLargeError, match="no memory here"):
+            feed(Recorder().reader(), prefix(REQUEST, 1, control=LONG))
+
+
+def test_a_long_scratch_buffer_is_kept_where_no_short_one_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink = Recorder()
+    reader = frugal(sink)
+    feed(reader, prefix(REQUEST, 1, control=LONG))
+
+    def refuse(nbytes: int) -> mmap.mmap:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(reader_module, "_scratch", refuse)
+    feed(reader, PING)
+    assert sink.messages[1:] == [PINGED]
