@@ -165,7 +165,7 @@ def test_fork_is_refused_with_its_reasons() -> None:
 
 def test_nonsense_is_refused_before_anything_starts() -> None:
     with pytest.raises(
-        UsageError, match="nprocs must be an integer of at least 1 .* not 0"
+        UsageError, match=r"nprocs must be an integer of at least 1 .* not 0"
     ):
         launch(targets.square, (2,), nprocs=0)
     with pytest.raises(UsageError, match="top level of a module"):

@@ -245,7 +245,7 @@ async def test_before_it_is_entered_it_says_so() -> None:
 def test_impossible_numbers_are_refused(
     max_size: int, max_wait_s: float, waiting_max: int
 ) -> None:
-    with pytest.raises(UsageError, match="^(max_size|max_wait_s|waiting_max) must be"):
+    with pytest.raises(UsageError, match=r"^(max_size|max_wait_s|waiting_max) must be"):
         Batcher(remote.double, max_size, max_wait_s, waiting_max=waiting_max)
 
 

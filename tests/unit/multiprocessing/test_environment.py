@@ -44,5 +44,5 @@ def test_cores_are_shared_and_everyone_gets_one() -> None:
     assert threads_each(1, None) == usable_cores()
     assert threads_each(10 * usable_cores(), None) == 1
     assert threads_each(100, 3) == 3
-    with pytest.raises(UsageError, match="threads_per_process must be .* not 0"):
+    with pytest.raises(UsageError, match=r"threads_per_process must be .* not 0"):
         threads_each(1, 0)
