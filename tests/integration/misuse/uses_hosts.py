@@ -51,6 +51,11 @@ def _run(main: Any, **kwargs: Any) -> Any:
     return asyncrpc.run(main() if main is _main else main, **kwargs)
 
 
+async def _started_and_ended(starting: Any) -> None:
+    async with starting:
+        pass
+
+
 @functools.wraps(asyncrpc.shutdown)
 async def _shutdown(*args: Any, **kwargs: Any) -> None:
     """Shut down a worker that was made for it."""
@@ -203,6 +208,7 @@ USES: Final[Mapping[str, Use]] = {
             "options": {"none"},
             "rendezvous": {"a map"},
         },
+        finish=_started_and_ended,
     ),
     "shutdown": Use(
         lambda _: _shutdown,
