@@ -133,7 +133,9 @@ USES: Final[Mapping[str, Use]] = {
         right={"way": lambda _: Way.TO_TARGET},
         fits={"frames": _COUNTS, "nbytes": _COUNTS, "reset": FLAG},
     ),
-    "testing.Proxy.spare": Use(lambda _: _proxy().spare, rightly=_spared),
+    "testing.Proxy.spare": Use(
+        lambda _: _proxy().spare, rightly=_spared, needs_worker=False
+    ),
     "testing.Proxy.partition": _of_proxy("partition"),
     "testing.Proxy.heal": _of_proxy("heal"),
     "testing.Proxy.delay": _of_proxy(
