@@ -51,6 +51,11 @@ def _run(main: Any, **kwargs: Any) -> Any:
     return asyncrpc.run(main() if main is _main else main, **kwargs)
 
 
+async def _started_and_ended(starting: Any) -> None:
+    async with starting:
+        pass
+
+
 @functools.wraps(asyncrpc.shutdown)
 async def _shutdown(*args: Any, **kwargs: Any) -> None:
     """Shut down a worker that was made for it."""
@@ -120,7 +125,7 @@ def _needs_torch_xla(function: Callable[[], Any]) -> Use:
         except asyncrpc.UsageError as error:
             assert "cannot be imported: No module named 'torch_xla'" in str(error)  # noqa: PT017
 
-    return Use(lambda _: function, rightly=use)
+    return Use(lambda _: function, rightly=use, needs_worker=False)
 
 
 def _optimizer() -> torch.optim.Optimizer:
@@ -187,11 +192,13 @@ USES: Final[Mapping[str, Use]] = {
     # --- programs
     "run": Use(
         lambda _: in_thread(_run),
+        needs_worker=False,
         right={"main": lambda _: _main},
         fits={"main": {"a coroutine"}, "debug": {"none", "true"}},
     ),
     "init_rpc": Use(
         lambda _: without_worker(asyncrpc.init_rpc),
+        needs_worker=False,
         right={"name": lambda _: "new", "rendezvous": lambda _: LocalRendezvous(1)},
         fits={
             "name": TEXT,
@@ -201,9 +208,12 @@ USES: Final[Mapping[str, Use]] = {
             "options": {"none"},
             "rendezvous": {"a map"},
         },
+        finish=_started_and_ended,
     ),
     "shutdown": Use(
-        lambda _: _shutdown, fits={"graceful": FLAG, "timeout": SECONDS | {"infinite"}}
+        lambda _: _shutdown,
+        fits={"graceful": FLAG, "timeout": SECONDS | {"infinite"}},
+        needs_worker=False,
     ),
     "rpc_sync": Use(
         lambda _: in_thread(asyncrpc.rpc_sync),
@@ -218,9 +228,10 @@ USES: Final[Mapping[str, Use]] = {
         says={"to": r"\bto\b|worker .* is unknown", "func": r"\bfunction\b"},
     ),
     "current_worker": Use(lambda _: asyncrpc.current_worker, finish=nothing),
-    "cancelled": Use(lambda _: asyncrpc.cancelled),
+    "cancelled": Use(lambda _: asyncrpc.cancelled, needs_worker=False),
     "Tls": Use(
         lambda _: Tls,
+        needs_worker=False,
         right={"certificate": lambda _: "own.pem", "ca": lambda _: "ca.pem"},
         fits={
             "certificate": TEXT,
@@ -233,7 +244,9 @@ USES: Final[Mapping[str, Use]] = {
         },
     ),
     "MemberChanges.__anext__": Use(
-        lambda world: world.a.members().__anext__, rightly=_next_change
+        lambda world: world.a.members().__anext__,
+        rightly=_next_change,
+        needs_worker=False,
     ),
     "GroupCall.cancel": Use(lambda world: _fan_out(world).cancel, rightly=_cancel),
     "GroupCall.__anext__": Use(lambda world: _fan_out(world).__anext__),
@@ -244,23 +257,27 @@ USES: Final[Mapping[str, Use]] = {
     # --- serving
     "serving.worker_context": Use(
         lambda _: serving.worker_context,
+        needs_worker=False,
         right={"worker": lambda world: world.a},
         fits={"worker": {"another worker", "a function", "raises in everything"}},
         finish=_start_and_end,
     ),
     "serving.middleware": Use(
         lambda _: serving.middleware,
+        needs_worker=False,
         fits={"timeout_s": SECONDS, "retry_after_s": DURATIONS},
         finish=nothing,
     ),
     "serving.status_of": Use(
         lambda _: serving.status_of,
+        needs_worker=False,
         right={"worker": lambda world: world.a},
         fits={"worker": WORKERS},
     ),
-    "serving.health_routes": Use(lambda _: serving.health_routes),
+    "serving.health_routes": Use(lambda _: serving.health_routes, needs_worker=False),
     "serving.Batcher": Use(
         lambda _: serving.Batcher,
+        needs_worker=False,
         right={
             "function": lambda _: _give_back_all,
             "max_size": lambda _: 1,
@@ -275,21 +292,26 @@ USES: Final[Mapping[str, Use]] = {
         },
     ),
     "serving.Batcher.__aenter__": Use(
-        lambda _: serving.Batcher(_give_back_all, 1, 0.0).__aenter__, rightly=_batch
+        lambda _: serving.Batcher(_give_back_all, 1, 0.0).__aenter__,
+        rightly=_batch,
+        needs_worker=False,
     ),
     "serving.Batcher.__call__": Use(
         lambda _: serving.Batcher(_give_back_all, 1, 0.0),
+        needs_worker=False,
         fits={"item": ANYTHING},
         rightly=_batch,
     ),
     # --- devices
     "devices.DeviceName": Use(
         lambda _: DeviceName,
+        needs_worker=False,
         right={"type": lambda _: "cuda"},
         fits={"type": {"text"}, "index": {"none", "an integer"}},
     ),
     "devices.DeviceName.parse": Use(
         lambda _: DeviceName.parse,
+        needs_worker=False,
         right={"name": lambda _: "cuda:1"},
         fits={"name": {"an integer", "text"}},
         says={"name": "device"},
@@ -305,16 +327,18 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "devices.turn": Use(
         lambda _: in_thread(_enter_turn),
+        needs_worker=False,
         right={"device": lambda _: "xla:0"},
         fits={"device": {"none", "an integer", "text"}},
     ),
-    "devices.xla.device": Use(lambda _: xla.device),
-    "devices.xla.device_type": Use(lambda _: xla.device_type),
+    "devices.xla.device": Use(lambda _: xla.device, needs_worker=False),
+    "devices.xla.device_type": Use(lambda _: xla.device_type, needs_worker=False),
     "devices.xla.global_ordinal": _needs_torch_xla(xla.global_ordinal),
     "devices.xla.local_ordinal": _needs_torch_xla(xla.local_ordinal),
     "devices.xla.world_size": _needs_torch_xla(xla.world_size),
     "devices.xla.generator": Use(
         lambda _: xla.generator,
+        needs_worker=False,
         right={"seed": lambda _: 1, "replica": lambda _: 0},
         fits={
             "seed": {"an integer", "a negative integer"},
@@ -323,6 +347,7 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "devices.xla.made_alone": Use(
         lambda _: xla.made_alone,
+        needs_worker=False,
         right={"make": lambda _: _linear},
         fits={"make": CALLABLES | {"a local function", "raises in everything"}},
     ),
@@ -338,16 +363,19 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "devices.xla.broadcast_master_param": Use(
         lambda _: _with_group(xla.broadcast_master_param),
+        needs_worker=False,
         right={"module": lambda _: _linear(), "group": lambda _: _ALONE},
         rightly=_broadcast,
     ),
     "devices.xla.reduce_gradients": Use(
         lambda _: _with_group(xla.reduce_gradients),
+        needs_worker=False,
         right={"optimizer": lambda _: _optimizer(), "group": lambda _: _ALONE},
         rightly=_reduce,
     ),
     "devices.xla.optimizer_step": Use(
         lambda _: xla.optimizer_step,
+        needs_worker=False,
         right={"optimizer": lambda _: _optimizer()},
         rightly=_needs_torch_xla(lambda: xla.optimizer_step(_optimizer())).rightly,
     ),

@@ -113,6 +113,7 @@ async def _close(queue: Queue[Any]) -> None:
 USES: Final[Mapping[str, Use]] = {
     "multiprocessing.launch": Use(
         lambda _: in_thread(launch),
+        needs_worker=False,
         right={"fn": lambda _: rank_of, "method": lambda _: "forkserver"},
         fits={
             **_STARTED,
@@ -129,40 +130,50 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "multiprocessing.spawn": Use(
         lambda _: in_thread(spawn),
+        needs_worker=False,
         right={"fn": lambda _: rank_of, "start_method": lambda _: "forkserver"},
         fits={**_STARTED, "start_method": _METHOD, "daemon": FLAG, "join": FLAG},
     ),
     "devices.xla.launch": Use(
         lambda _: in_thread(xla.launch),
+        needs_worker=False,
         right={"fn": lambda _: rank_of},
         fits={**_STARTED, "nprocs": {"none", "an integer"}},
         rightly=_launch_on_xla,
     ),
     "multiprocessing.Processes.wait": Use(
-        lambda _: in_thread(_processes("to be waited for").wait)
+        lambda _: in_thread(_processes("to be waited for").wait),
+        needs_worker=False,
     ),
     "multiprocessing.Processes.wait_async": Use(
-        lambda _: _processes("to be awaited").wait_async
+        lambda _: _processes("to be awaited").wait_async,
+        needs_worker=False,
     ),
     "multiprocessing.Processes.join": Use(
         lambda _: in_thread(_processes("to be joined").join),
+        needs_worker=False,
         fits={"timeout_s": SECONDS | {"infinite"}},
     ),
     "multiprocessing.Processes.terminate": Use(
         lambda _: _processes("to be terminated").terminate,
+        needs_worker=False,
         fits={"grace_s": SECONDS - {"none"}},
         rightly=_terminated,
     ),
     "multiprocessing.Processes.__aenter__": Use(
-        lambda _: _processes("to be entered").__aenter__, rightly=_entered
+        lambda _: _processes("to be entered").__aenter__,
+        rightly=_entered,
+        needs_worker=False,
     ),
     "multiprocessing.Queue": Use(
         lambda _: Queue,
+        needs_worker=False,
         fits={"maxsize": {"an integer"}},
         finish=_close,
     ),
     "multiprocessing.Queue.put": Use(
         lambda _: in_thread(_of_queue("put")),
+        needs_worker=False,
         right={"item": lambda _: 1},
         fits={
             "item": ANYTHING - _CANNOT_BE_PICKLED,
@@ -171,22 +182,35 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "multiprocessing.Queue.put_nowait": Use(
         lambda _: _of_queue("put_nowait"),
+        needs_worker=False,
         right={"item": lambda _: 1},
         fits={"item": ANYTHING - _CANNOT_BE_PICKLED},
     ),
     "multiprocessing.Queue.put_async": Use(
         lambda _: _of_queue_async("put_async"),
+        needs_worker=False,
         right={"item": lambda _: 1},
         fits={"item": ANYTHING - _CANNOT_BE_PICKLED},
     ),
     "multiprocessing.Queue.get": Use(
         lambda _: in_thread(_of_queue("get")),
+        needs_worker=False,
         fits={"timeout_s": SECONDS | {"infinite"}},
     ),
-    "multiprocessing.Queue.get_nowait": Use(lambda _: _of_queue("get_nowait")),
-    "multiprocessing.Queue.get_async": Use(lambda _: _of_queue_async("get_async")),
-    "multiprocessing.Queue.qsize": Use(lambda _: _of_queue("qsize")),
-    "multiprocessing.Queue.empty": Use(lambda _: _of_queue("empty")),
-    "multiprocessing.Queue.full": Use(lambda _: _of_queue("full")),
-    "multiprocessing.Queue.close": Use(lambda _: _of_queue("close")),
+    "multiprocessing.Queue.get_nowait": Use(
+        lambda _: _of_queue("get_nowait"), needs_worker=False
+    ),
+    "multiprocessing.Queue.get_async": Use(
+        lambda _: _of_queue_async("get_async"), needs_worker=False
+    ),
+    "multiprocessing.Queue.qsize": Use(
+        lambda _: _of_queue("qsize"), needs_worker=False
+    ),
+    "multiprocessing.Queue.empty": Use(
+        lambda _: _of_queue("empty"), needs_worker=False
+    ),
+    "multiprocessing.Queue.full": Use(lambda _: _of_queue("full"), needs_worker=False),
+    "multiprocessing.Queue.close": Use(
+        lambda _: _of_queue("close"), needs_worker=False
+    ),
 }

@@ -54,7 +54,9 @@ async def _spared(_: World) -> None:
 
 def _of_proxy(name: str, **about: Any) -> Use:
     """Return how a method of a proxy is used that waits for nothing."""
-    return Use(lambda _: getattr(_proxy(), name), finish=nothing, **about)
+    return Use(
+        lambda _: getattr(_proxy(), name), finish=nothing, needs_worker=False, **about
+    )
 
 
 USES: Final[Mapping[str, Use]] = {
@@ -66,12 +68,14 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "testing.acting_as": Use(
         lambda _: acting_as,
+        needs_worker=False,
         right={"worker": lambda world: world.a},
         fits={"worker": _WORKERS},
         finish=_entered,
     ),
     "testing.Cluster": Use(
         lambda _: Cluster,
+        needs_worker=False,
         right={"count": lambda _: 1},
         fits={
             "count": {"an integer"},
@@ -79,9 +83,12 @@ USES: Final[Mapping[str, Use]] = {
             "options": {"none"},
         },
     ),
-    "testing.Cluster.__aenter__": Use(lambda _: Cluster(1).__aenter__),
+    "testing.Cluster.__aenter__": Use(
+        lambda _: Cluster(1).__aenter__, needs_worker=False
+    ),
     "testing.ProcessCluster": Use(
         lambda _: ProcessCluster,
+        needs_worker=False,
         right={"names": lambda _: ["process"]},
         fits={
             "names": {"an empty list"},
@@ -91,34 +98,50 @@ USES: Final[Mapping[str, Use]] = {
         finish=nothing,
     ),
     "testing.ProcessCluster.__aenter__": Use(
-        lambda _: _process_cluster().__aenter__, rightly=_processes
+        lambda _: _process_cluster().__aenter__,
+        rightly=_processes,
+        needs_worker=False,
     ),
     "testing.ProcessCluster.pid": Use(
-        lambda _: _process_cluster().pid, rightly=_processes
+        lambda _: _process_cluster().pid,
+        rightly=_processes,
+        needs_worker=False,
     ),
     "testing.ProcessCluster.expect_death": Use(
-        lambda _: _process_cluster().expect_death, rightly=_processes
+        lambda _: _process_cluster().expect_death,
+        rightly=_processes,
+        needs_worker=False,
     ),
     "testing.ProcessCluster.kill": Use(
         lambda _: _process_cluster().kill,
+        needs_worker=False,
         right={"name": lambda _: "process"},
         fits={"signal_number": {"an integer"}},
         rightly=_processes,
     ),
     "testing.Proxy": Use(
         lambda _: Proxy,
+        needs_worker=False,
         right={"target": lambda _: _NOBODY},
     ),
-    "testing.Proxy.__aenter__": Use(lambda _: _proxy().__aenter__, rightly=_refused),
-    "testing.Proxy.refuse": Use(lambda _: _proxy().refuse, rightly=_refused),
-    "testing.Proxy.accept": Use(lambda _: _proxy().accept, rightly=_refused),
+    "testing.Proxy.__aenter__": Use(
+        lambda _: _proxy().__aenter__, rightly=_refused, needs_worker=False
+    ),
+    "testing.Proxy.refuse": Use(
+        lambda _: _proxy().refuse, rightly=_refused, needs_worker=False
+    ),
+    "testing.Proxy.accept": Use(
+        lambda _: _proxy().accept, rightly=_refused, needs_worker=False
+    ),
     "testing.Proxy.cut": _of_proxy("cut", fits={"reset": FLAG}),
     "testing.Proxy.cut_after": _of_proxy(
         "cut_after",
         right={"way": lambda _: Way.TO_TARGET},
         fits={"frames": _COUNTS, "nbytes": _COUNTS, "reset": FLAG},
     ),
-    "testing.Proxy.spare": _of_proxy("spare", rightly=_spared),
+    "testing.Proxy.spare": Use(
+        lambda _: _proxy().spare, rightly=_spared, needs_worker=False
+    ),
     "testing.Proxy.partition": _of_proxy("partition"),
     "testing.Proxy.heal": _of_proxy("heal"),
     "testing.Proxy.delay": _of_proxy(
