@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -71,8 +72,11 @@ class TestDelays:
         """Nobody else will say that they are over, and who asks would wait."""
         network = Network(0)
         async with group_of(3, network) as (workers, keepers), context() as ctx:
-            _, b, _ = workers
-            await ask(keepers["c"], "times", leaf())
+            _, b, c = workers
+            await ask(keepers["b"], "relay", keepers["c"], "times", leaf())
+            service: Any = c.service("autograd")
+            sent = service.state(ctx).sent
+            message = next(one for one, about in sent.items() if about.to == b.id)
             link = await b.link_to("c")
             begun: list[object] = [
                 *ctx.id,
@@ -80,7 +84,7 @@ class TestDelays:
                 1 << 40,
                 "b",
                 0,
-                [],
+                [message.serial, 0],  # whose gradient never comes
                 [],
                 None,
             ]

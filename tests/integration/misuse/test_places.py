@@ -1,4 +1,4 @@
-"""Every public function, used where it cannot be: and nothing beside it ends."""
+"""Workers, calls and references used where they cannot be: nothing beside it ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from asyncrpc import AsyncRpcError, NotStartedError
 from tests.integration.misuse.places import PLACES
 from tests.integration.misuse.traffic import Traffic
-from tests.integration.misuse.uses import USES
+from tests.integration.misuse.uses_calls import USES
 from tests.integration.misuse.using import NOTHING_RAISED, HungError
 from tests.integration.misuse.wrong import World
 

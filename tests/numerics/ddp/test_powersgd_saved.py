@@ -151,7 +151,9 @@ async def test_it_goes_on_with_the_same_bits(
         assert stats.rate > 1
 
 
-@pytest.mark.parametrize("options", [{"use_error_feedback": False}, {"warm_start": 0}])
+@pytest.mark.parametrize(
+    "options", [{"use_error_feedback": False}, {"warm_start": False}]
+)
 async def test_it_does_without_errors_or_without_qs(options: dict[str, Any]) -> None:
     async with Cluster(2) as workers:
         ranks = ranks_of(workers, "all", **options)
