@@ -154,9 +154,14 @@ class RRefService(Travel, OwnedValues):
         shared.call = call
         handle = self.handle_class._make(self.whole, shared)
         meta = {"r": list(rref_id), **self.worker.meta_here()}
+        refused: list[EncodeError] = []
         self.worker.on_loop_thread(
-            lambda: self._begin_remote(shared, call, target, values, keep, meta)
+            lambda: self._begin_remote(
+                shared, call, target, values, keep, meta, refused.append
+            )
         )
+        if refused:  # in this thread; for another the reference raises it
+            raise refused.pop()
         return handle
 
     def _begin_remote(  # noqa: PLR0917
@@ -167,6 +172,7 @@ class RRefService(Travel, OwnedValues):
         values: Any,
         of: RRef[Any] | None,
         meta: dict[str, Any],
+        on_refused: Callable[[EncodeError], None],
     ) -> None:
         rref_id = shared.rref_id
         refusal = self.refusal() if shared.is_here else None
@@ -193,7 +199,7 @@ class RRefService(Travel, OwnedValues):
             call.fail(rebuild(type(error), error.args, dict(vars(error))))
             call.exception()
             if isinstance(error, EncodeError):
-                raise
+                on_refused(error)
 
     def _owner_named(self, to: str) -> WorkerId:
         """Return which life of a worker a call is to reach, as far as is known."""
