@@ -147,7 +147,7 @@ class OwnedValues(RRefTable):
             )
         try:
             method: Callable[..., Any] = getattr(value, name)
-        except Exception as error:  # noqa: BLE001  (a property's own code; the caller's)
+        except AttributeError as error:
             return Refused(error)
         return method
 

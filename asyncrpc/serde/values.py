@@ -207,7 +207,7 @@ class Codec:
             where = path_to(value, error.value, labels)
             if error.value is value:
                 where = self._first_unsendable(value, labels) or where
-            refusal, cause = _unencodable(f"{where}: {error.problem}"), error.__cause__
+            refused, cause = f"{where}: {error.problem}", error.__cause__
         except EncodeError:  # of the stager: it has the words
             raise
         except KeyboardInterrupt:
@@ -217,7 +217,10 @@ class Codec:
             problem = f"{where}: {words_of(error)}"
             raise _unencodable(problem) from error
         # Out of its reach: that error holds the value, which would live with this one.
-        raise refusal from cause
+        try:
+            raise _unencodable(refused) from cause
+        finally:
+            del cause  # its traceback leads to this frame: they would keep each other
 
     def _first_unsendable(self, value: Any, labels: Sequence[str]) -> str:
         """Return where in a request the first part is that cannot travel by itself."""

@@ -359,8 +359,8 @@ def _wrong_roots(load: Load, result: torch.Tensor) -> list[tuple[Any, str]]:
     roots: list[tuple[Any, str]] = [
         (None, "roots must be"),
         ("loss", "roots must be"),
-        ([None], "root 0 is a NoneType"),
-        ([1.0], "root 0 is a float"),
+        ([None], "must be a tensor, not None"),
+        ([1.0], "must be a tensor, not 1.0"),
         ([], "at least one root"),
         ([torch.ones(1)], "does not require a gradient"),
         ([result], "no real scalar"),

@@ -147,7 +147,7 @@ import contextlib, queue as standard, random, signal, sys
 import torch
 from asyncrpc.multiprocessing import Queue
 
-class Struck(Exception):
+class Struck(KeyboardInterrupt):
     pass
 
 armed = []
