@@ -6,6 +6,9 @@ message whose content is wrong is refused whole, before anything has changed, an
 error says which part of which message of whom was wrong, and what it must be.
 
 Arrays grow at their end: fields beyond those that a form names are ignored.
+
+Nearly all messages are right, so the names of their parts are put together only for
+one that is not: it is then looked at again.
 """
 
 from __future__ import annotations
@@ -80,7 +83,11 @@ def each(form: Form) -> Form:
         if not isinstance(value, list | tuple):
             raise unfit(name, "an array", value)
         for index, part in enumerate(value):
-            form(f"element {index} of {name}", part)
+            try:
+                form(name, part)
+            except MalformedError:
+                form(f"element {index} of {name}", part)  # raises, with its whole name
+                raise
 
     return check
 
@@ -94,7 +101,11 @@ def array(**fields: Form) -> Form:
         if not isinstance(value, list | tuple) or len(value) < len(forms):
             raise unfit(name, wanted, value)
         for (field, form), part in zip(forms, value, strict=False):
-            form(f"{field} of {name}", part)
+            try:
+                form(name, part)
+            except MalformedError:
+                form(f"{field} of {name}", part)  # raises, with its whole name
+                raise
 
     return check
 
@@ -159,20 +170,28 @@ class Methods:
             MalformedError: there is no such method, or it takes something else.
         """
         known = self._known.get(method)
-        name = f"{self._service}.{method}"
         if known is None:
+            name = f"{self._service}.{method}"
             raise MalformedError(
                 f"worker {peer!r} sent {name!r:.80}, which this worker does not know; "
                 f"known: {', '.join(map(repr, self._known)) or 'none of its kind'}"
             )
         form, handler = known
         try:
-            form(repr(name), value)
-        except MalformedError as error:
-            raise MalformedError(
-                f"worker {peer!r} sent what is wrong: {error}"
-            ) from None
+            form(method, value)
+        except MalformedError:
+            raise self._refusal(peer, form, method, value) from None
         return handler
+
+    def _refusal(
+        self, peer: str, form: Form, method: str, value: Any
+    ) -> MalformedError:
+        """Return the error about a value that has not its form, in whole words."""
+        try:
+            form(repr(f"{self._service}.{method}"), value)
+        except MalformedError as error:
+            return MalformedError(f"worker {peer!r} sent what is wrong: {error}")
+        return MalformedError(f"worker {peer!r} sent what is wrong: {method}")
 
     def blame(self, peer: str, method: str, error: MalformedError) -> MalformedError:
         """Return the error about a message that only its handler found to be wrong."""
