@@ -32,7 +32,7 @@ from typing import (
     overload,
 )
 
-from asyncrpc.arguments import check_kind, wrong
+from asyncrpc.arguments import check_kind, listed
 from asyncrpc.errors import AsyncRpcError, EncodeError, UsageError
 from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
@@ -254,14 +254,8 @@ class PeerGroup:
 
 def group_of(worker: Worker, peers: Iterable[str | int | Peer]) -> PeerGroup:
     """Return the group of these peers; see `Worker.group`."""
-    wanted = "names, ranks or peers in a list"
-    if isinstance(peers, str | bytes):
-        raise wrong("peers", wanted, peers)
-    try:
-        listed = list(peers)
-    except Exception as error:
-        raise wrong("peers", wanted, peers) from error
-    names = [_name_of(worker, peer) for peer in listed]
+    given = listed("peers", peers, "names, ranks or peers in a list")
+    names = [_name_of(worker, peer) for peer in given]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"a group has each worker once; twice in it: {twice}")

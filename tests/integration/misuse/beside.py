@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from asyncrpc.runtime.calls.context import current_worker_var
 
-CALLABLES: Final = {"a class", "a function"}
-FLAG: Final = {"true"}
 SEQUENCES: Final = {"an empty list", "a list of numbers", "a list of text"}
 
 

@@ -16,24 +16,14 @@ from torch import nn
 from asyncrpc.compat import autograd, rpc
 from asyncrpc.compat.nn import RemoteModule
 from asyncrpc.compat.optim import DistributedOptimizer
-from tests.integration.misuse.wrong import WRONG, World
+from tests.integration.misuse.wrong import OF_WORKERS, WRONG, World
 
 PEER: Final = "worker1"
-# They are made of workers that a program with torch's names does not see.
-_OF_WORKERS: Final = {
-    "an ended worker",
-    "another worker",
-    "a released reference",
-    "a reference of another worker",
-    "a peer of another worker",
-    "a future of another loop",
-    "a coroutine",
-}
 KINDS: Final[Mapping[str, Callable[[], Any]]] = {
     **{
         kind: partial(make, cast("World", None))
         for kind, make in WRONG.items()
-        if kind not in _OF_WORKERS
+        if kind not in OF_WORKERS  # a program with torch's names sees none
     },
     "a reference": lambda: rpc.RRef(1),
     "a future": torch.futures.Future,

@@ -18,13 +18,8 @@ from asyncrpc.runtime.machine.membership import ChangeKind
 from asyncrpc.runtime.membership.changes import MemberChange
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.misuse import uses_processes, uses_testing
-from tests.integration.misuse.beside import (
-    CALLABLES,
-    FLAG,
-    SEQUENCES,
-    in_thread,
-    without_worker,
-)
+from tests.integration.misuse.beside import SEQUENCES, in_thread, without_worker
+from tests.integration.misuse.uses_values import CALLABLES, FLAG
 from tests.integration.misuse.using import ANYTHING, Use, nothing
 from tests.integration.misuse.wrong import SECONDS, World
 

@@ -11,28 +11,15 @@ from typing import Any, Final
 from asyncrpc import ProcessFailedError
 from asyncrpc.devices import xla
 from asyncrpc.multiprocessing import Processes, Queue, launch, spawn
-from tests.integration.misuse.beside import CALLABLES, FLAG, SEQUENCES, in_thread
+from tests.integration.misuse.beside import SEQUENCES, in_thread
 from tests.integration.misuse.targets import rank_of
+from tests.integration.misuse.uses_values import CALLABLES, CANNOT_TRAVEL, FLAG
 from tests.integration.misuse.using import ANYTHING, Use
 from tests.integration.misuse.wrong import SECONDS, World
 
 _METHOD: Final[set[str]] = set()
 # What pickle cannot send to another process of this host.
-_CANNOT_BE_PICKLED: Final = {
-    "too deep",
-    "unpicklable",
-    "a local function",
-    "an ended worker",
-    "another worker",
-    "a released reference",
-    "a reference of another worker",
-    "a peer of another worker",
-    "a future of another loop",
-    "a coroutine",
-    "a generator",
-    "raises in __reduce__",
-    "raises in everything",
-}
+_CANNOT_BE_PICKLED: Final = CANNOT_TRAVEL - {"too many dimensions", "too large"}
 _STARTED: Final = {
     "fn": CALLABLES,
     "args": SEQUENCES,

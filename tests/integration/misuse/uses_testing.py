@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from asyncrpc.testing import Cluster, ProcessCluster, Proxy, acting_as, all_end
 from asyncrpc.testing.proxy import Way
-from tests.integration.misuse.beside import FLAG
+from tests.integration.misuse.uses_values import FLAG
 from tests.integration.misuse.using import Use, nothing
 from tests.integration.misuse.wrong import SECONDS, World
 

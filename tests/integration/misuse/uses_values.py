@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from asyncrpc import Policy
 from tests.integration.misuse.using import ANYTHING, Use
-from tests.integration.misuse.wrong import World
+from tests.integration.misuse.wrong import OF_WORKERS, World
 
 CANNOT_TRAVEL: Final = {
     "too many dimensions",
@@ -15,13 +15,7 @@ CANNOT_TRAVEL: Final = {
     "too deep",
     "unpicklable",
     "a local function",
-    "an ended worker",
-    "another worker",
-    "a released reference",
-    "a reference of another worker",
-    "a peer of another worker",
-    "a future of another loop",
-    "a coroutine",
+    *OF_WORKERS,
     "a generator",
     "raises in __reduce__",
     "raises in everything",

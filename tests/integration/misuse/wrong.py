@@ -155,5 +155,15 @@ WRONG: Final[Mapping[str, Callable[[World], Any]]] = {
     "raises in everything": lambda _: RaisesInEverything(),
 }
 
+# Kinds that are made of workers, and of what belongs to them or to a loop.
+OF_WORKERS: Final = {
+    "an ended worker",
+    "another worker",
+    "a released reference",
+    "a reference of another worker",
+    "a peer of another worker",
+    "a future of another loop",
+    "a coroutine",
+}
 SECONDS: Final = {"none", "an integer", "a fraction", "an integer of 70 bits"}
 """Kinds that are a number of seconds, or None."""
