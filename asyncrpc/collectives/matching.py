@@ -31,8 +31,6 @@ from asyncrpc.errors import (
     GroupChangedError,
     MalformedError,
     RankLostError,
-    RefusedError,
-    TransportError,
     WorkerLostError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 # for something else learn of it, and none waits for ever.
 ASK_AFTER_S: Final = 1.0
 ANSWER_S: Final = 2.0  # for the others to say how far they are, at a timeout
-DIAL_AGAIN_AFTER_S: Final = (0.1, 0.5, 2.0)
 
 
 @dataclass(slots=True)
@@ -318,7 +315,7 @@ class Matching:
 
     async def _tell(self, name: str, method: str, value: list[Any]) -> None:
         try:
-            link = await self._connect(name)
+            link = await self.worker.link_to(name)
         except AsyncRpcError:
             return  # it is lost, which is told by others
         link.notify(SERVICE, method, value, at_once=True)
@@ -376,28 +373,11 @@ class Matching:
         if link is not None:
             return link
         try:
-            return await self._connect(name)
+            return await self.worker.link_to(name)
         except AsyncRpcError as error:
             self.on_lost(name, str(error))
             assert self.lost is not None
             raise error_of(self.lost) from error
-
-    async def _connect(self, name: str) -> Link:
-        """Connect to a worker; again, if the connection broke while it was made.
-
-        That says nothing of the worker, and a group would end for it.
-        """
-        for pause_s in DIAL_AGAIN_AFTER_S:
-            try:
-                return await self.worker.link_to(name)
-            except WorkerLostError as error:
-                cause = error.__cause__
-                if not isinstance(cause, TransportError):  # no answer at all
-                    raise
-                if isinstance(cause, RefusedError) or self.lost is not None:
-                    raise
-            await asyncio.sleep(pause_s)
-        return await self.worker.link_to(name)
 
 
 class Run:

@@ -3,7 +3,7 @@
 What a fault explains is asked of its causes, not of the clock alone.  A life that was
 given up was killed; or two workers could not hear each other for so long that one may
 give up the other, and the link that was lost is one that they had then.  A cut explains
-no lost link: that is resumed.  It may only end a dial, before there is a link.
+nothing: a link is resumed, and a dial is repeated.
 """
 
 from __future__ import annotations
@@ -124,18 +124,6 @@ class History:
             (fault.is_silence or fault.is_down)
             and fault.touches(one, other)
             and fault.overlaps(begun_s - self.dial_s * fault.is_silence, ended_s)
-            for fault in self.faults
-        )
-
-    def dial_cut(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
-        """Say whether a connection that was being made may have been cut.
-
-        There is nothing yet that could be resumed.
-        """
-        return any(
-            fault.kind == CUT
-            and fault.touches(one, other)
-            and fault.overlaps(begun_s - self.dial_s, ended_s)
             for fault in self.faults
         )
 

@@ -17,7 +17,6 @@ from tests.chaos.log import Call, End, Loss, Story
 
 KILLED: Final = "a worker was killed"
 PARTED: Final = "they could not hear each other for too long"
-DIAL_CUT: Final = "its dial was cut, before there was a link"
 STOPPED: Final = "it was stopped, and silent before for want of a processor"
 UNREACHABLE: Final = "it was down or out of reach"
 NONE: Final = ""
@@ -78,9 +77,6 @@ def cause_of(call: Call, story: Story, history: History) -> tuple[str, list[Loss
         for one, other in _pairs(call):
             if history.unreachable(one, other, call.since_s, call.ended_s):
                 return UNREACHABLE, losses
-            never_ran = call.outcome is Outcome.NOT_EXECUTED
-            if never_ran and history.dial_cut(one, other, call.since_s, call.ended_s):
-                return DIAL_CUT, losses
     return NONE, losses
 
 

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 DIALS_MAX: Final = 5
 LOST_MAX: Final = 4096  # incarnations that are remembered as lost
 DUPLICATE_WAIT_S: Final = 1.0  # for the connection that won to come up
+# After a connection broke in its handshake, which says nothing of the peer.
+PAUSES_AFTER_BREAK_S: Final = (0.02, 0.1, 0.5)
 
 
 class Directory(Reconnecting):
@@ -184,6 +186,7 @@ class Directory(Reconnecting):
             )
 
     async def _dial(self, entry: Entry) -> Link:
+        pauses_s = iter(PAUSES_AFTER_BREAK_S)
         for attempt in range(DIALS_MAX):
             if entry.link is not None:
                 return entry.link
@@ -195,11 +198,12 @@ class Directory(Reconnecting):
                 connection = await self._dial_once(entry, attempt)
             except AuthenticationError:
                 self._worker.counters.authentications_failed += 1
-                entry.machine.on_dial_failed()
                 raise
             except (TransportError, TimeoutError) as error:
-                entry.machine.on_dial_failed()
-                if not await self._may_go_on(entry, dialled):
+                broke = isinstance(error, ConnectionLostError)
+                if broke and (pause_s := next(pauses_s, None)) is not None:
+                    await asyncio.sleep(pause_s)
+                elif not await self._may_go_on(entry, dialled):
                     raise self._unreachable(entry, error) from error
                 continue
             if connection is None:

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from asyncrpc.errors import (
     AsyncRpcError,
-    ConnectionLostError,
     MalformedError,
     UnknownWorkerError,
-    WorkerLostError,
 )
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 STALL_S: Final = 0.05  # of silence, after which everything known is told again
 # So long may the last word of a worker that has left be on its way.
 LAST_WORD_S: Final = 0.5
-DIAL_AGAIN_AFTER_S: Final = (0.1, 0.5, 2.0)
 
 
 class Neighbours:
@@ -131,7 +128,8 @@ class Neighbours:
     async def _connect(self, rank: int, patience_s: float) -> None:
         gone = ""
         try:
-            link = await self._link_to(self._worker.directory.find(rank).member.name)
+            member = self._worker.directory.find(rank).member
+            link = await self._worker.link_to(member.name)
             if rank in self._to_be_told:
                 self._say(link)
         except AsyncRpcError as error:
@@ -143,17 +141,3 @@ class Neighbours:
             self._dials.pop(rank, None)
         if gone:
             self._on_gone(rank, gone)
-
-    async def _link_to(self, name: str) -> Link:
-        """Connect to a worker; again, if the connection broke while it was made.
-
-        That says nothing of the worker.
-        """
-        for pause_s in DIAL_AGAIN_AFTER_S:
-            try:
-                return await self._worker.link_to(name)
-            except WorkerLostError as error:
-                if not isinstance(error.__cause__, ConnectionLostError):
-                    raise
-            await asyncio.sleep(pause_s)
-        return await self._worker.link_to(name)

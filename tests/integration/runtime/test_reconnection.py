@@ -117,6 +117,19 @@ async def test_a_cut_inside_the_handshake_of_a_resuming_connection_loses_nothing
                 proxies["b"].spare(again)
 
 
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("way", Way)
+async def test_a_dial_that_is_cut_inside_its_handshake_costs_no_call(
+    way: Way, reset: bool
+) -> None:
+    for nbytes in (0, 1, 39, 40, 41, 71, 72, 90, 112, 130):
+        async with proxied("a", "b", "c", options=OPTIONS) as (workers, proxies):
+            cut = proxies["c"].cut_after(way, nbytes=nbytes, reset=reset)
+            # To `c` there is no connection yet.
+            assert await workers["b"].peer("c").call(max, 1, 2) == 2
+            assert cut.happened.is_set()
+
+
 @pytest.mark.parametrize("lanes", [0, 1])
 async def test_cuts_several_times_a_second_under_load_lose_nothing(lanes: int) -> None:
     seed = random.randrange(1 << 30)
