@@ -85,12 +85,14 @@ def end_of(error: BaseException, wanted: Wanted | None) -> End:
         return End.AS_EXPECTED
     if isinstance(error, TimeoutError):
         return End.LATE
-    return End.LOST if isinstance(error, LOSSES) else End.STRANGE
+    # A reference cannot be sent either once the owner of its value is gone.
+    is_loss = isinstance(error, LOSSES) or isinstance(error.__cause__, LOSSES)
+    return End.LOST if is_loss else End.STRANGE
 
 
-def in_short(error: BaseException) -> str:
-    """Return the text of an error in one line that a terminal can show."""
-    line = " ".join(f"{error!s:.300}".split())
+def in_one_line(text: str) -> str:
+    """Return a text in one line that a terminal can show."""
+    line = " ".join(text.split())
     return "".join(one if one.isprintable() else "?" for one in line)
 
 
@@ -100,7 +102,6 @@ class Load:
     Attributes:
         worker: this process's.
         rng: what is called when, by the seed.
-        problems: findings.
         peers: names of the others.
         strict: names of the workers whose policy is STRICT.
     """
@@ -114,7 +115,6 @@ class Load:
     ) -> None:
         self.worker = worker
         self.rng = random.Random(seed)
-        self.problems: list[str] = []
         self.peers = tuple(peers)
         self.strict = frozenset(strict)
         self._told = worker.told
@@ -152,7 +152,7 @@ class Load:
             except (AsyncRpcError, TimeoutError):
                 pass  # entered already, or befell a call of which nobody is told
             except Exception as error:  # noqa: BLE001  (whatever it is, it is a finding)
-                self.problems.append(f"{kind.__name__}: {error!r:.500}")
+                self.find(f"{kind.__name__}: {error!r:.500}")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.rng.expovariate(1 / PAUSE_S)):
                     await self._stopping.wait()
@@ -209,7 +209,12 @@ class Load:
             is_call = isinstance(caught, CallError)
             outcome = caught.outcome if is_call else Outcome.UNKNOWN  # type: ignore[attr-defined]
             end = end_of(caught, wanted)
-            tell(outcome, end, type(caught).__name__.split()[0][:40], in_short(caught))
+            tell(
+                outcome,
+                end,
+                type(caught).__name__.split()[0][:40],
+                in_one_line(f"{caught!s:.300}"),
+            )
             if end is End.STRANGE:
                 self._find(what, call_id, parties, f"raised {caught!r:.300}")
             raise
@@ -218,11 +223,14 @@ class Load:
             self._find(what, call_id, parties, f"returned {result!r:.100}")
         return call_id, result
 
+    def find(self, problem: str) -> None:
+        """Enter a finding, so that it is known even if this worker is killed."""
+        self._told.write("F", in_one_line(problem))
+
     def _find(
         self, what: str, call_id: str, parties: tuple[str, ...], problem: str
     ) -> None:
-        to = ", ".join(parties)
-        self.problems.append(f"{what} {call_id} to {to} {problem}")
+        self.find(f"{what} {call_id} to {', '.join(parties)} {problem}")
 
     def _write_made(
         self,
@@ -297,7 +305,7 @@ async def tensor(load: Load, to: str) -> None:
         "double", (to,), lambda it: peer.call(double, it, value)
     )
     if result.shape != value.shape or not torch.equal(result, value * 2):
-        load.problems.append(f"double {call_id} returned something else")
+        load.find(f"double {call_id} returned something else")
 
 
 async def nested(load: Load, to: str) -> None:
@@ -314,13 +322,13 @@ async def stream(load: Load, to: str) -> None:
         async with contextlib.aclosing(items):
             async for item in items:
                 if float(item[0]) != seen:
-                    load.problems.append(f"stream {call_id}: a gap before {seen}")
+                    load.find(f"stream {call_id}: a gap before {seen}")
                 seen += 1
         return seen
 
     call_id, seen = await load.enter("stream", (to,), take_all, claims=False)
     if seen != length:
-        load.problems.append(f"stream {call_id}: {seen} items of {length}")
+        load.find(f"stream {call_id}: {seen} items of {length}")
 
 
 async def cancelled(load: Load, to: str) -> None:

@@ -14,6 +14,7 @@ which all processes share:
     X call                                  given up: nobody is told
     L peer life at reason                   it has given up this life of a peer
     K peer life at                          that is here again
+    F problem                               a finding, whatever becomes of the worker
 """
 
 from __future__ import annotations
@@ -135,11 +136,13 @@ class Story:
         calls: by their numbers.
         losses: in no order.
         lives: labels of processes, by their incarnations.
+        findings: what the workers have found themselves.
     """
 
     calls: dict[str, Call] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
     lives: dict[str, str] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
 
 
 def read_all(folder: Path, dead: set[str]) -> Story:
@@ -154,6 +157,8 @@ def read_all(folder: Path, dead: set[str]) -> Story:
             match word:
                 case "I":
                     story.lives[subject] = process
+                case "F":
+                    story.findings.append(" ".join([f"{process}:", subject, *rest]))
                 case "L" | "K":
                     _take_peer(story, process, word, [subject, *rest], back_s)
                 case _:

@@ -352,7 +352,7 @@ async def no_root(load: Load, to: str) -> None:
         )
         gradient = asyncrpc.autograd.get_gradients(context)[value]
         if gradient.tolist() != [2.0] * 3:
-            load.problems.append(f"a gradient is {gradient.tolist()}")
+            load.find(f"a gradient is {gradient.tolist()}")
 
 
 def _wrong_roots(load: Load, result: torch.Tensor) -> list[tuple[Any, str]]:
@@ -396,7 +396,7 @@ async def odd_shape(load: Load, to: str) -> None:
         f"{MISTAKE} collective: two shapes", parties, reduce, claims=False
     )
     if set(told) != {f"CollectiveError, then {len(members)}"}:
-        load.problems.append(f"a collective of two shapes {call_id}: {told}")
+        load.find(f"a collective of two shapes {call_id}: {told}")
 
 
 async def cut_short(load: Load, to: str) -> None:

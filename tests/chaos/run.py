@@ -80,6 +80,7 @@ async def _go(given: Given, room: Path) -> Report:
         judge_memory(life.label, life.samples, verdict)
     verdict.others += [*fleet.problems, *unhandled(given.folder / ERRORS)]
     story = read_all(given.folder, {life.label for life in fleet.dead})
+    verdict.others += story.findings
     judge_calls(story.calls, verdict)
     verdict.losses = judge_losses(story, history)
     (given.folder / FAULTS).write_text("\n".join(history.lines()), encoding="utf-8")
@@ -131,9 +132,7 @@ async def _break(given: Given, fleet: Fleet, chaos: Chaos) -> None:
 
 async def _end(fleet: Fleet, history: History, verdict: Verdict) -> None:
     """Have the workers finish, say what they have left, and leave."""
-    finished = await fleet.ask("finish", "finished")
-    for told in finished.values():
-        verdict.others += told["problems"]
+    await fleet.ask("finish", "finished")
     # Only now does nobody hand on a reference any more.
     await fleet.ask("let go", "let go")
     await asyncio.sleep(REST_S)

@@ -8,7 +8,9 @@ import pytest
 
 from asyncrpc import (
     DecodeError,
+    EncodeError,
     Outcome,
+    OwnerLostError,
     RejectedError,
     WorkerLostError,
 )
@@ -229,6 +231,13 @@ def test_how_a_mistake_ended(error: BaseException, end: End) -> None:
     assert end_of(error, WANTED) is end
 
 
+def test_who_cannot_send_a_reference_to_what_is_gone_has_lost_it() -> None:
+    error = EncodeError("cannot be sent: args[1]: the owner is gone")
+    assert end_of(error, None) is End.STRANGE
+    error.__cause__ = OwnerLostError(worker="b", incarnation=1, reason="it was killed")
+    assert end_of(error, None) is End.LOST
+
+
 LOG = """\
 I 00000000000000aa
 M a.10.1 100.0000 99.5000 2.0 b,c mistake no function
@@ -240,6 +249,7 @@ X a.10.3
 L b 00000000000000bb 100.5000 its process has ended
 K b 00000000000000bb 103.0000
 L b 00000000000000bb 104.0000
+F relay a.10.1 returned 'b'
 L c 00000000000000cc 10"""
 
 
@@ -260,6 +270,7 @@ def test_what_is_in_a_log(tmp_path: Path) -> None:
     second = story.calls["a.10.2"]
     assert (second.kind, second.ran, second.error) == ("", ["b.20"], "")
     assert [loss.linked_s for loss in story.losses] == [0.0, 103.0]
+    assert story.findings == ["a.10: relay a.10.1 returned 'b'"]
     mistakes = count_mistakes(story)
     assert mistakes.made == {"no function": 2}
     assert mistakes.ends == {("no function", End.LOST): 1}

@@ -132,7 +132,7 @@ async def main(seat: Seat) -> None:
             load.stop()
             faulthandler.dump_traceback_later(FINISH_S, exit=True)
         faulthandler.cancel_dump_traceback_later()
-        say(seat.name, "finished", {"problems": load.problems})
+        say(seat.name, "finished", {})
         await next_command(commands, "let go")
         worker.kept.clear()
         say(seat.name, "let go", {})
