@@ -1,0 +1,94 @@
+"""What parts of the runtime need of each other, as narrow interfaces.
+
+A part takes what it needs, and nothing that has more: no part takes the whole `Worker`,
+`Link` or `Connection`.  What only one part needs is declared beside that part; here is
+what many need.  So each part can be built alone, in a test too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+from asyncrpc.clock import Deadline
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.devices.maps import DeviceMap
+from asyncrpc.wire.messages import Hello
+
+T = TypeVar("T")
+
+
+class Scheduler(Protocol):
+    """The event loop of a worker, and the tasks that end with the worker."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def start_task(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        *,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[T]:
+        """Run a coroutine as a task that ends with the worker."""
+
+
+class Identity(Protocol):
+    """Who a worker is, as its peers are told.
+
+    Attributes:
+        name: unique among the workers that can reach one another.
+        rank: index in the group; -1 if it has none.
+        world_size: number of workers in the group; 0 if it is not fixed.
+        incarnation: 64 random bits: this life of the worker.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+    incarnation: Incarnation
+
+    @property
+    def id(self) -> WorkerId:
+        """This life of the worker."""
+
+    def hello(
+        self,
+        *,
+        expects: str = "",
+        attempt: int = 0,
+        verdict: str = "",
+        lane: int = 0,
+        resume: int = 0,
+        received: int = 0,
+    ) -> Hello:
+        """Return what introduces the worker to a peer."""
+
+
+class PeerLink(Protocol):
+    """The way to one incarnation of a peer, as services use it."""
+
+    @property
+    def peer(self) -> WorkerId:
+        """Who is at the other end."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended for good."""
+
+    def notify(
+        self, service: str, method: str, value: Any, *, at_once: bool = False
+    ) -> None:
+        """Send a one-way message to a service of the peer."""
+
+    def request_service(
+        self,
+        service: str,
+        method: str,
+        value: Any,
+        *,
+        deadline: Deadline | None = None,
+        device_map: DeviceMap | None = None,
+    ) -> asyncio.Future[Any]:
+        """Send a request to a service of the peer; the future holds its answer."""
