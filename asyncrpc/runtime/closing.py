@@ -25,8 +25,11 @@ from asyncrpc.transport.abc import Listener
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.credit import InboundCredit
     from asyncrpc.runtime.devices.staging import Devices
-    from asyncrpc.runtime.links.watching import Watch
-    from asyncrpc.runtime.membership.ending import Ending, Outlook
+    from asyncrpc.runtime.links.sidecar import Sidecar
+    from asyncrpc.runtime.membership.graceful_shutdown import (
+        GracefulShutdown,
+        ShutdownReport,
+    )
     from asyncrpc.runtime.membership.members import Rendezvous
     from asyncrpc.runtime.payloads.landing import ReceivePool
     from asyncrpc.runtime.threads import ThreadPool
@@ -50,10 +53,10 @@ class Closing(CallStarter):
 
     active: int
     devices: Devices
-    ending: Ending
+    graceful_shutdown: GracefulShutdown
     pool: ThreadPool
     host_pool: ThreadPool
-    watch: Watch
+    sidecar: Sidecar
     receive_pool: ReceivePool
     inbound_credit: InboundCredit
     _draining: bool
@@ -110,18 +113,18 @@ class Closing(CallStarter):
         self.check_on_loop("Worker.shutdown")
         if drain_timeout_s is None:
             drain_timeout_s = self.options.drain_timeout_s
-        outlook = None
+        report = None
         try:
-            if graceful and self.ending.has_group:
-                outlook = await self.ending.wait(timeout, drain_timeout_s)
-                drain_timeout_s = min(drain_timeout_s, outlook.left_s)
+            if graceful and self.graceful_shutdown.has_group:
+                report = await self.graceful_shutdown.wait(timeout, drain_timeout_s)
+                drain_timeout_s = min(drain_timeout_s, report.left_s)
         except BaseException:
             drain_timeout_s = 0.0
             raise
         finally:
             await self._shut_down(drain_timeout_s)
-        if outlook is not None:
-            self._report(outlook, timeout)
+        if report is not None:
+            self._report(report, timeout)
 
     async def _shut_down(self, drain_s: float) -> None:
         if self._state != "running":  # somebody else was quicker
@@ -131,28 +134,28 @@ class Closing(CallStarter):
             current_worker_var.set(None)
         await self._stop(drain_s=drain_s)
 
-    def _report(self, outlook: Outlook, timeout_s: float | None) -> None:
+    def _report(self, report: ShutdownReport, timeout_s: float | None) -> None:
         """Say what was not as it should be.
 
         Raises:
             TimeoutError: the time given for all of it has passed.
         """
-        if outlook.lost:
+        if report.lost:
             logger.warning(
                 "worker %r: shutting down without the others that are gone: %s",
                 self.name,
-                _listed(outlook.lost),
+                _listed(report.lost),
             )
-        if outlook.phase is Phase.EXCLUDED:
+        if report.phase is Phase.EXCLUDED:
             logger.warning(
                 "worker %r: the others believe it to be lost; it has shut down alone",
                 self.name,
             )
-        if not outlook.missing:
+        if not report.missing:
             return
-        had = "calls in flight" if outlook.phase is Phase.DRAINING else "not come"
-        problem = f"{_listed(outlook.missing)} had {had}"
-        if outlook.is_late:
+        had = "calls in flight" if report.phase is Phase.DRAINING else "not come"
+        problem = f"{_listed(report.missing)} had {had}"
+        if report.is_late:
             raise TimeoutError(
                 f"worker {self.name!r} has shut down without the others: after "
                 f"{timeout_s:g} s {problem}"
@@ -237,7 +240,7 @@ class Closing(CallStarter):
                 await self._take(what, step(patience_s), limit_s)
             except asyncio.CancelledError as error:
                 cancelled = error
-        self.watch.close()
+        self.sidecar.close()
         if self._socket_directory is not None:
             self._socket_directory.remove()
         if cancelled is not None:

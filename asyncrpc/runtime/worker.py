@@ -12,7 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -45,14 +45,17 @@ from asyncrpc.runtime.extensions import (
     ThreadState,
 )
 from asyncrpc.runtime.forking import FORKED, end_in_forked_children
-from asyncrpc.runtime.links.directory import Directory, check_listen_address
+from asyncrpc.runtime.links.build import build_directory
+from asyncrpc.runtime.links.directory import check_listen_address
 from asyncrpc.runtime.links.host import HOST_ID
-from asyncrpc.runtime.links.watching import Watch
+from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.links.routes import default_addresses, open_connectors
+from asyncrpc.runtime.links.sidecar import Sidecar
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.meeting import Meeting
 from asyncrpc.runtime.membership.barrier import Barrier
 from asyncrpc.runtime.membership.changes import MemberChanges
-from asyncrpc.runtime.membership.ending import Ending
+from asyncrpc.runtime.membership.graceful_shutdown import GracefulShutdown
 from asyncrpc.runtime.membership.meetings import MeetingService
 from asyncrpc.runtime.membership.rendezvous import Member, Rendezvous, open_rendezvous
 from asyncrpc.runtime.membership.service import MembershipService
@@ -66,9 +69,6 @@ from asyncrpc.runtime.threads import ThreadPool, outcome_to
 from asyncrpc.serde import Codec, FunctionTable, Limits, Policy
 from asyncrpc.transport.abc import Connector, Listener
 from asyncrpc.transport.address import Address
-from asyncrpc.transport.tcp import TcpConnector
-from asyncrpc.transport.tls import open_tls
-from asyncrpc.transport.uds import UdsConnector
 from asyncrpc.wire.messages import Hello
 
 T = TypeVar("T")
@@ -150,7 +150,8 @@ class Worker(Meeting):
         self._draining = False
         self._token: contextvars.Token[Any] | None = None
         self._socket_directory: SocketDirectory | None = None
-        self.watch = Watch(self)
+        self.connectors: dict[str, Connector] = {}
+        self.sidecar = Sidecar(self, self.options)
 
     # --- life ------------------------------------------------------------------------
 
@@ -193,18 +194,22 @@ class Worker(Meeting):
         self.context = contextvars.Context()
         self.context.run(current_worker_var.set, self)
         self.devices = Devices(self)
-        self.directory = Directory(self)
-        self.barriers = Barrier(self)
+        make_link = partial(Link, self)
+        peers = self.directory = build_directory(self, self.connectors, make_link)
+        self.barriers = Barrier(self, self, peers, self.check_running)
         self.add_service(self.barriers)
-        self.meetings = MeetingService(self)
+        self.meetings = MeetingService(self, self, peers)
         self.add_service(self.meetings)
-        self.ending = Ending(self)
-        self.add_service(self.ending)
+        self.graceful_shutdown = GracefulShutdown(self, self, peers, self)
+        self.add_service(self.graceful_shutdown)
         self.memory = Sharing(self)
         self.add_service(self.memory)
         self.add_service(self.memory.regions)
-        self.membership = MembershipService(self)
+        self.membership = MembershipService(
+            self, self, self.options, peers, self.on_peer_lost
+        )
         self.add_service(self.membership)
+        peers.begin(self.membership, self.memory.on_link, self.membership.on_link)
         self._extend()
         self._make_codec()
         try:
@@ -334,22 +339,14 @@ class Worker(Meeting):
             lane=lane,
             resume=resume,
             received=received,
-            watch=self.watch.addresses,
+            watch=self.sidecar.addresses,
         )
 
     async def _listen(self) -> None:
+        self.connectors.update(open_connectors(self.options, self._network))
         if self._network is not None:
-            self.connectors: Mapping[str, Connector] = {
-                self._network.scheme: self._network
-            }
             where: Sequence[str] = (f"{self._network.scheme}://{self.name}",)
         else:
-            self.connectors = {
-                "tcp": TcpConnector(
-                    interface=self.options.interface, tls=open_tls(self.options.tls)
-                ),
-                "uds": UdsConnector(),
-            }
             where = self.options.listen or self._default_addresses()
         for text in where:
             address = Address.parse(text)
@@ -360,15 +357,12 @@ class Worker(Meeting):
             if address.scheme == "uds":
                 self.memory.listen(address.host)
         if self._network is None:
-            await self.watch.start([Address.parse(text) for text in where])
+            await self.sidecar.start(map(Address.parse, where), self.loop)
 
     def _default_addresses(self) -> list[str]:
-        """A Unix socket of our own; with a secret, TCP on every interface too."""
         self._socket_directory = SocketDirectory()
-        where = [f"uds://{self._socket_directory.path / 'worker'}"]
-        if self.options.is_guarded:
-            where.append("tcp://[::]:0" if has_ipv6() else "tcp://0.0.0.0:0")
-        return where
+        folder = self._socket_directory.path
+        return default_addresses(folder, is_guarded=self.options.is_guarded)
 
     # --- calls -----------------------------------------------------------------------
 
@@ -591,8 +585,3 @@ class Worker(Meeting):
             f"rank {self.rank} of {self.world_size}" if self.rank >= 0 else "no rank"
         )
         return f"<Worker {self.name!r} ({where}), {self._state}>"
-
-
-def has_ipv6() -> bool:
-    """Say whether this host speaks IPv6 at all."""
-    return Path("/proc/net/if_inet6").exists()

@@ -61,7 +61,7 @@ class CallStarter:
     functions: FunctionTable
     options: Options
     loop: asyncio.AbstractEventLoop
-    directory: Directory
+    directory: Directory[Link]
     references: References | None
     thread_states: list[ThreadState]
     name: str

@@ -458,6 +458,11 @@ class Connection(Resuming):
     # --- opening and ending ----------------------------------------------------------
 
     @property
+    def has_proved(self) -> bool:
+        """Whether both ends have proved that they know the secret, if there is one."""
+        return self.state is not ConnectionState.HANDSHAKE
+
+    @property
     def credentials(self) -> PeerCredentials | None:
         """Who is at the other end, where the kernel vouches for it."""
         return self._transport.credentials if self._transport is not None else None

@@ -1,7 +1,7 @@
 """What a connection does to outlive its transport.
 
 `Connection` is this and the rest: kept apart, so that either can be read alone.  Who
-dials again, and for how long, is in `reconnecting`; what is counted and kept, in
+dials again, and for how long, is in `reconnector`; what is counted and kept, in
 `wire.resume`.
 """
 
@@ -146,10 +146,6 @@ class Resuming(LaneUser):
             connection that it belongs to.
         first_kept_back: while it is broken, the first call that cannot have left; else
             `NEVER`.
-        bearer: the connection that is about to bring another transport, once it has
-            said how much has been read: until then nothing more may be.
-        attempt: how many there were, at the side that dials; the last one that came, at
-            the other.
         mended: set unless it is broken: also when it has ended.
         next_call_id: tells the number that the next call would have.
     """
@@ -159,8 +155,6 @@ class Resuming(LaneUser):
     kept: Kept
     received: int
     mended: asyncio.Event
-    bearer: Connection | None
-    attempt: int
     on_broken: Callable[[Connection, TransportError | None], None] | None
     peer_closed: str | None
     ack_through: Connection
@@ -205,8 +199,6 @@ class Resuming(LaneUser):
         self.next_call_id = None
         self.mended = asyncio.Event()
         self.mended.set()
-        self.bearer = None
-        self.attempt = 0
         self._closing = False
         self._is_reading_paused = False
         self._marks = None
