@@ -45,7 +45,8 @@ from asyncrpc.runtime.extensions import (
     ThreadState,
 )
 from asyncrpc.runtime.forking import FORKED, end_in_forked_children
-from asyncrpc.runtime.links.directory import Directory, check_listen_address
+from asyncrpc.runtime.links.admission import check_listen_address
+from asyncrpc.runtime.links.directory import Directory
 from asyncrpc.runtime.links.host import HOST_ID
 from asyncrpc.runtime.links.watching import Watch
 from asyncrpc.runtime.loops import loop_for
