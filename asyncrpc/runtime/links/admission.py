@@ -19,9 +19,11 @@ from asyncrpc.errors import (
     AuthenticationError,
     ConnectError,
     RemoteProtocolError,
+    UsageError,
 )
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.ports import Identity
+from asyncrpc.transport.address import Address
 from asyncrpc.wire.messages import Hello
 
 logger = logging.getLogger("asyncrpc")
@@ -140,4 +142,20 @@ class Admission:
         self._unlogged = 0
         logger.warning(
             "worker %r refused a connection%s: %s", self._identity.name, more, error
+        )
+
+
+def check_listen_address(address: Address, *, is_guarded: bool) -> None:
+    """Refuse to serve strangers.
+
+    Raises:
+        UsageError: the address can be reached by others, who need neither a secret nor
+            a certificate.
+    """
+    if address.scheme == "tcp" and not is_guarded:
+        raise UsageError(
+            f"refusing to listen at {address} without a secret: anybody who reaches it "
+            "could run code here. Set ASYNCRPC_SECRET, or Options(secret=...), to the "
+            "same value on every worker; or verify their certificates, with "
+            "Options(tls=Tls(ca=...)); or listen at a Unix socket (uds://)"
         )

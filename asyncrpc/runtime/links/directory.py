@@ -21,8 +21,9 @@ from asyncrpc.errors import (
     ClosedError,
     ConnectError,
     ConnectionLostError,
+    RefusedError,
     UnknownWorkerError,
-    UsageError,
+    WorkerLostError,
     rebuild,
 )
 from asyncrpc.ids import Incarnation, WorkerId
@@ -48,7 +49,6 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.lane_dialer import LaneDialer
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.transport.abc import Connector
-from asyncrpc.transport.address import Address
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
 
@@ -259,7 +259,7 @@ class Directory(Generic[LinkT]):
             link = await self._connect(entry)
         return link
 
-    async def _connect(self, entry: Entry[LinkT]) -> LinkT:
+    async def _connect(self, entry: Entry[LinkT], *, again: bool = True) -> LinkT:
         while entry.broken is not None and not self.connections.is_closing:
             # It ends with the connection, which `close` and `Options.lost_after_s` end.
             await entry.broken.connection.settled()
@@ -267,11 +267,18 @@ class Directory(Generic[LinkT]):
             return entry.link
         if self.connections.is_closing:
             raise self._closed()
+        joined = entry.dial is not None
         if entry.dial is None:
             dialing = self._dialer.dial(entry, self._group)
             entry.dial = self._scheduler.start_task(dialing)
             entry.dial.add_done_callback(entry.on_dialed)
-        return await self._await_dial(entry.dial)
+        try:
+            return await self._await_dial(entry.dial)
+        except WorkerLostError as error:
+            # Nobody listened before this caller came; by now somebody may.
+            if not (joined and again and isinstance(error.__cause__, RefusedError)):
+                raise
+        return await self._connect(entry, again=False)
 
     async def _await_dial(self, dial: asyncio.Task[LinkT]) -> LinkT:
         try:
@@ -500,19 +507,3 @@ class Directory(Generic[LinkT]):
 
 def _next_call_id(link: DirectoryLink) -> int:
     return link.pending.next_id
-
-
-def check_listen_address(address: Address, *, is_guarded: bool) -> None:
-    """Refuse to serve strangers.
-
-    Raises:
-        UsageError: the address can be reached by others, who need neither a secret nor
-            a certificate.
-    """
-    if address.scheme == "tcp" and not is_guarded:
-        raise UsageError(
-            f"refusing to listen at {address} without a secret: anybody who reaches it "
-            "could run code here. Set ASYNCRPC_SECRET, or Options(secret=...), to the "
-            "same value on every worker; or verify their certificates, with "
-            "Options(tls=Tls(ca=...)); or listen at a Unix socket (uds://)"
-        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -56,18 +56,6 @@ class ShutdownReport:
     left_s: float
 
 
-class Activity(Protocol):
-    """What a worker has in hand."""
-
-    @property
-    def active(self) -> int:
-        """How many calls it serves."""
-
-    @property
-    def beginning(self) -> int:
-        """How many of its own calls have no link yet."""
-
-
 class StartedCalls(Protocol):
     """The calls of this worker over one link."""
 
@@ -104,7 +92,7 @@ class GracefulShutdown(ServiceMethods):
         identity: Identity,
         scheduler: Scheduler,
         peers: CallingPeers,
-        activity: Activity,
+        is_active: Callable[[], bool],
     ) -> None:
         """Prepare.
 
@@ -112,12 +100,12 @@ class GracefulShutdown(ServiceMethods):
             identity: who ends.
             scheduler: has the time, and runs the dials.
             peers: the others.
-            activity: tells whether the worker is busy.
+            is_active: returns whether the worker serves calls, or begins some.
         """
         self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
-        self._activity = activity
+        self._is_active = is_active
         rank, size = identity.rank, identity.world_size
         self.has_group = 0 <= rank < size
         self._size = size if self.has_group else 1
@@ -229,8 +217,7 @@ class GracefulShutdown(ServiceMethods):
             self._messenger.connect(rank)
 
     def _is_busy(self) -> bool:
-        activity = self._activity
-        if activity.active or activity.beginning:
+        if self._is_active():
             return True
         lost = set(map(self._messenger.name_of, ranks_of(self._machine.lost)))
         # One that is left out may have more calls on their way to us while it is here.

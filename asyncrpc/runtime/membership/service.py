@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from asyncrpc.clock import Deadline
@@ -104,16 +104,12 @@ _DIGESTS: Final[Form] = each(ID)
 _RECORDS: Final[Form] = each(anything)
 
 
-class Myself(Identity, Protocol):
+class MemberIdentity(Identity, Protocol):
     """A worker, as it is told to the group."""
 
     @property
     def member(self) -> Member:
         """What others are told of it."""
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether its shutdown has begun."""
 
 
 class MembershipService(ServiceMethods):
@@ -128,30 +124,33 @@ class MembershipService(ServiceMethods):
 
     def __init__(
         self,
-        myself: Myself,
+        identity: MemberIdentity,
         scheduler: Scheduler,
         options: Options,
         peers: JoiningPeers,
+        *,
+        is_draining: Callable[[], bool],
         on_peer_lost: OnPeerLost,
     ) -> None:
         """Prepare; `enter` begins.
 
         Args:
-            myself: whose group it is.
+            identity: whose group it is.
             scheduler: has the time, and runs what is asked of others.
             options: how the group is kept, and for how long is waited.
             peers: whom this worker knows, and the links to them.
+            is_draining: returns whether the worker shuts down.
             on_peer_lost: tells all of the worker that a peer is gone.
         """
-        self._myself = myself
+        self._identity = identity
         self._scheduler = scheduler
         self._options = options
         self._peers = peers
         self._on_peer_lost = on_peer_lost
         self._is_closed = False
-        self.table = Membership(Record(myself.member))
-        self._finder = Finder(myself, scheduler, peers, self._take)
-        self._joiner = Joiner(myself, scheduler, peers)
+        self.table = Membership(Record(identity.member))
+        self._finder = Finder(identity, scheduler, peers, self._take)
+        self._joiner = Joiner(identity, scheduler, peers)
         self.gossip = Gossip(scheduler, peers, self._wake)
         self.notices = Methods(SERVICE, {"news": (each(anything), self._on_news)})
         self.requests = Methods(
@@ -165,12 +164,12 @@ class MembershipService(ServiceMethods):
             },
         )
         self._admission = JoinAdmission(
-            myself,
+            identity,
             scheduler,
             peers,
             table=self.table,
             times=JoinTimes(options.connect_timeout_s, options.lost_after_s),
-            is_draining=lambda: myself.is_draining,
+            is_draining=is_draining,
             carry_out=self._carry_out,
         )
         self._changes: list[weakref.ref[MemberChanges]] = []
@@ -198,17 +197,17 @@ class MembershipService(ServiceMethods):
         Cancellation:
             The others may hold this worker to be there; they find that it is not.
         """
-        myself, now_s = self._myself, self._scheduler.loop.time
+        identity, now_s = self._identity, self._scheduler.loop.time
         is_static = self._options.membership == "static"
-        table = self.table = Membership(Record(myself.member), is_static=is_static)
+        table = self.table = Membership(Record(identity.member), is_static=is_static)
         self._admission.begin(table)
-        members = await rendezvous.join(myself.member, timeout_s)
+        members = await rendezvous.join(identity.member, timeout_s)
         if isinstance(members, RunningGroup):
             records = await self._joiner.join(members, timeout_s)
-            table.begin(records or [Record(myself.member, 1)], now_s())
-            myself.rank = table.me.member.rank
+            table.begin(records or [Record(identity.member, 1)], now_s())
+            identity.rank = table.me.member.rank
             if isinstance(rendezvous, Republishing):
-                await rendezvous.publish(myself.member)
+                await rendezvous.publish(identity.member)
         else:
             table.begin(map(_first_life, members), now_s())
             self._begins_alone = not _is_list(members)
@@ -311,7 +310,7 @@ class MembershipService(ServiceMethods):
     def on_link(self, link: MemberLink) -> None:
         """A link has been opened; whatever is sent because of it comes later."""
         hello = link.connection.peer
-        if hello is None or link.peer.name == self._myself.name:
+        if hello is None or link.peer.name == self._identity.name:
             return
         effects = self.table.meet(member_of(hello), self._scheduler.loop.time())
         if effects:
@@ -412,7 +411,7 @@ class MembershipService(ServiceMethods):
 
     def _announce(self, record: Record) -> None:
         """Tell everyone; of a worker that has just come, once it listens."""
-        is_newcomer = record.is_alive and record.name != self._myself.name
+        is_newcomer = record.is_alive and record.name != self._identity.name
         if not is_newcomer:
             self.gossip.announce(record)
             return
@@ -490,7 +489,7 @@ class MembershipService(ServiceMethods):
             logger.error(
                 "worker %r: another worker (%s) has its name now; no member will speak "
                 "to this one any more: shut it down",
-                self._myself.name,
+                self._identity.name,
                 where,
             )
             for link in self._finder.links().values():
@@ -513,7 +512,7 @@ class MembershipService(ServiceMethods):
             return
         self._is_active = True
         # Not all in the same moment: each at its place in the first round.
-        phase = place_of(self._myself.name) / CIRCLE
+        phase = place_of(self._identity.name) / CIRCLE
         beat_s = self._options.heartbeat_s
         self._schedule(beat_s * (1 + phase))
 

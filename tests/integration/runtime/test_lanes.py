@@ -128,7 +128,7 @@ class TestOpening:
         async with two() as (a, b):
             await a.peer("b").call(remote.add, 1)
             one, to = (a, "b") if who == "dialer" else (b, "a")
-            monkeypatch.setattr(a.directory.lane_dialer, "dial", dial)
+            monkeypatch.setattr(a.parts.directory.lane_dialer, "dial", dial)
             large = numbers(MIB)
             assert torch.equal(await one.peer(to).call(remote.echo, large), large)
             assert lanes_of(one, to).state is LanesState.OFF
@@ -140,13 +140,13 @@ class TestOpening:
         monkeypatch.setattr("asyncrpc.runtime.payloads.lanes.OPENING_WAIT_S", 0.01)
         async with two() as (a, _):
             go_on = asyncio.Event()
-            dial = a.directory.lane_dialer.dial  # over a slow network
+            dial = a.parts.directory.lane_dialer.dial  # over a slow network
 
             async def slowly(*where: Any) -> None:
                 await go_on.wait()
                 await dial(*where)
 
-            monkeypatch.setattr(a.directory.lane_dialer, "dial", slowly)
+            monkeypatch.setattr(a.parts.directory.lane_dialer, "dial", slowly)
             large = numbers(MIB)
             assert torch.equal(await a.peer("b").call(remote.echo, large), large)
             lanes = lanes_of(a, "b")
@@ -180,8 +180,10 @@ class TestOpening:
                 def on_hello(connection: Connection, _: object) -> None:
                     connection.open_to(connection)
 
-                made = a.directory.connections.make(Role.DIALER, on_proved, on_hello)
-                (address, *_) = a.directory.routes.to(member)
+                made = a.parts.directory.connections.make(
+                    Role.DIALER, on_proved, on_hello
+                )
+                (address, *_) = a.parts.directory.routes.to(member)
                 await a.connectors["tcp"].connect(address, made)
                 hello = await made.opened
                 made.close()

@@ -215,7 +215,13 @@ class TestTheEndOfAWorker:
     ) -> None:
         a = trio[0]
         before = asyncio.all_tasks()
-        messenger = PeerMessenger(a, a, a.directory, lambda _: None, lambda *_: None)
+        messenger = PeerMessenger(
+            a.parts.identity,
+            a.parts.tasks,
+            a.parts.directory,
+            lambda _: None,
+            lambda *_: None,
+        )
         messenger.send(1)
         for dial in asyncio.all_tasks() - before:
             dial.cancel()  # as the end of its worker does

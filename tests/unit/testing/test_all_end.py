@@ -288,8 +288,8 @@ async def numbers(count: int) -> AsyncIterator[int]:
 
 async def wait_for_others(worker: Worker) -> None:
     """Wait for a word of another worker of the group."""
-    worker.graceful_shutdown._changed.clear()  # noqa: SLF001  (which its end has set)
-    await worker.graceful_shutdown._wait_change(None, None)  # noqa: SLF001
+    worker.parts.graceful_shutdown._changed.clear()  # noqa: SLF001  (which its end has set)
+    await worker.parts.graceful_shutdown._wait_change(None, None)  # noqa: SLF001
 
 
 def _drop(worker: Worker) -> None:
