@@ -44,7 +44,7 @@ from asyncrpc.runtime.machine.series import (
     Word,
 )
 from asyncrpc.runtime.machine.trees import are_neighbours
-from asyncrpc.runtime.membership.meeting_words import (
+from asyncrpc.runtime.membership.meeting_codec import (
     TAG_CHARS_MAX,
     Arriving,
     Reader,

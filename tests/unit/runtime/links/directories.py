@@ -76,22 +76,31 @@ class PlainLink:
         kind: int,
         _flags: int,
         call_id: int,
-        _aux: int,
+        aux: int,
         _head: bytes,
         control: bytes,
         _buffers: list[memoryview],
     ) -> None:
-        if kind == FrameKind.CANCEL:
+        if kind in {FrameKind.CANCEL, FrameKind.REQUEST}:
             self.arrived.append(call_id)
         elif kind == FrameKind.PING:
             self.connection.send(FrameKind.PONG, call_id)
         elif kind == FrameKind.CLOSE:
-            self._on_close(bytes(control).decode())
+            self._on_close(call_id, bytes(control).decode())
+        elif kind == FrameKind.LANES and self.connection.lanes is not None:
+            self.connection.lanes.on_asked(aux)
 
-    def _on_close(self, why: str) -> None:
-        self.connection.peer_closed = why or "it closed the connection"
-        if self.connection.is_broken:
-            self.connection.end(ConnectionLostError(self.connection.peer_closed))
+    def _on_close(self, lane: int, why: str) -> None:
+        lanes, closed = self.connection.lanes, self.connection
+        if lane:
+            assert lanes is not None
+            found = lanes.connection_of(lane)
+            if found is None:
+                return
+            closed = found
+        closed.peer_closed = why or "it closed the connection"
+        if closed.is_broken:
+            closed.end(ConnectionLostError(closed.peer_closed))
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
         raise AssertionError("nobody gives anything up here")
@@ -233,7 +242,7 @@ async def closed(*given: Host) -> None:
     await asyncio.gather(*(one.close() for one in given))
 
 
-async def until(is_so: Callable[[], bool], limit_s: float = 600.0) -> None:
+async def until(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Let virtual time pass until something is so."""
     async with asyncio.timeout(limit_s):
         while not is_so():  # noqa: ASYNC110  (there is no event)
