@@ -23,12 +23,10 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
-from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
     ConnectionLostError,
     MalformedError,
-    TransportError,
 )
 from asyncrpc.ids import WorkerId, WorkerInfo
 from asyncrpc.runtime.forms import (
@@ -45,7 +43,6 @@ from asyncrpc.runtime.forms import (
 from asyncrpc.runtime.links.ports import HandshakeConnection
 from asyncrpc.runtime.machine.membership import (
     BUCKETS,
-    SUCCEEDED,
     TOMBSTONE_S,
     TOMBSTONES_MAX,
     Announce,
@@ -60,6 +57,8 @@ from asyncrpc.runtime.machine.membership import (
 )
 from asyncrpc.runtime.machine.ring import CIRCLE, place_of
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
+from asyncrpc.runtime.membership.comparison import Comparison
+from asyncrpc.runtime.membership.displacement import Displacement
 from asyncrpc.runtime.membership.finder import Finder
 from asyncrpc.runtime.membership.gossip import (
     BATCH_S,
@@ -88,8 +87,6 @@ logger = logging.getLogger("asyncrpc")
 # News wake a worker that has not begun to compare, but not at once: at the end of a
 # program all leave, and there is nobody to tell.
 WAKE_S: Final = 0.5
-# Between two comparisons, in heartbeats.
-ROUND_BEATS: Final = 2
 LAST_DIAL_S: Final = 0.08  # for a worker that leaves and is connected to nobody
 NEWCOMER_S: Final = 1.0  # in which a worker that was taken in asks who there is
 
@@ -100,8 +97,6 @@ _ITEM: Final[Form] = array(
 _EXCHANGE: Final[Form] = array(
     parts=each(whole(0, BUCKETS, f"a part of {BUCKETS}")), records=each(anything)
 )
-_DIGESTS: Final[Form] = each(ID)
-_RECORDS: Final[Form] = each(anything)
 
 
 class MemberIdentity(Identity, Protocol):
@@ -118,6 +113,7 @@ class MembershipService(ServiceMethods):
     Attributes:
         table: the records.
         gossip: what is told.
+        comparison: repairs what was lost of it.
     """
 
     name = SERVICE
@@ -149,9 +145,20 @@ class MembershipService(ServiceMethods):
         self._on_peer_lost = on_peer_lost
         self._is_closed = False
         self.table = Membership(Record(identity.member))
-        self._finder = Finder(identity, scheduler, peers, self._take)
+        self._finder = Finder(identity, scheduler, peers, self.take)
         self._joiner = Joiner(identity, scheduler, peers)
         self.gossip = Gossip(scheduler, peers, self._wake)
+        self.comparison = Comparison(
+            identity, scheduler, peers, options, table=self.table, records=self
+        )
+        self._displacement = Displacement(
+            identity,
+            scheduler,
+            lost_after_s=options.lost_after_s,
+            has_taken=self._joiner.has_taken,
+            outlive=self._outlive,
+            links=lambda: self._finder.links().values(),
+        )
         self.notices = Methods(SERVICE, {"news": (each(anything), self._on_news)})
         self.requests = Methods(
             SERVICE,
@@ -159,8 +166,8 @@ class MembershipService(ServiceMethods):
                 "ping": (anything, self._on_ping),
                 "members": (anything, self._on_members),
                 "find": (TEXT, self._on_find),
-                "sync": (ID, self._on_sync),
-                "exchange": (_EXCHANGE, self._on_exchange),
+                "sync": (ID, self.comparison.on_sync),
+                "exchange": (_EXCHANGE, self.comparison.on_exchange),
             },
         )
         self._admission = JoinAdmission(
@@ -170,20 +177,12 @@ class MembershipService(ServiceMethods):
             table=self.table,
             times=JoinTimes(options.connect_timeout_s, options.lost_after_s),
             is_draining=is_draining,
-            carry_out=self._carry_out,
+            carry_out=self.carry_out,
         )
         self._changes: list[weakref.ref[MemberChanges]] = []
         self._guests_lost_s: dict[str, float] = {}
         self._newcomers: dict[str, asyncio.TimerHandle] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._unreached: tuple[str, float] = ("", 0.0)  # a successor, and since when
-        self._is_displaced = False
-        self._succeeded_s: float | None = None  # since when a member says so
-        self._contest: asyncio.Task[None] | None = None
-        self._turn = 0
         self._begins_alone = True
-        self._is_active = False
-        self._has_compared = False
 
     # --- life ------------------------------------------------------------------------
 
@@ -201,6 +200,7 @@ class MembershipService(ServiceMethods):
         is_static = self._options.membership == "static"
         table = self.table = Membership(Record(identity.member), is_static=is_static)
         self._admission.begin(table)
+        self.comparison.begin(table)
         members = await rendezvous.join(identity.member, timeout_s)
         if isinstance(members, RunningGroup):
             records = await self._joiner.join(members, timeout_s)
@@ -219,16 +219,15 @@ class MembershipService(ServiceMethods):
     def start(self) -> None:
         """Begin to compare, after a heartbeat."""
         if self._begins_alone and len(self.table) > 1:
-            self._activate()
+            self.comparison.activate()
 
     async def close(self) -> None:
         """Tell the others that this worker leaves; end the iterators."""
         self._is_closed = True
         self.gossip.close()
-        timers = [self._timer, *self._newcomers.values()]
-        for timer in timers:
-            if timer is not None:
-                timer.cancel()
+        self.comparison.close()
+        for timer in self._newcomers.values():
+            timer.cancel()
         for changes in self._iterators():
             changes.end()
         await self._announce_leave()
@@ -238,7 +237,7 @@ class MembershipService(ServiceMethods):
         heir = self.table.successor
         record = self.table.leave(self._scheduler.loop.time())
         links = self._finder.links()
-        if not links and heir and self._has_compared:
+        if not links and heir and self.comparison.has_begun:
             links = await self._link_in_haste(heir)
         heir = heir if heir in links else next(iter(links), "")
         for name, link in links.items():
@@ -279,14 +278,14 @@ class MembershipService(ServiceMethods):
         else:
             self._changes = [ref for ref in self._changes if ref() is not None]
             self._changes.append(weakref.ref(changes))
-            self._activate()
+            self.comparison.activate()
         return changes
 
     # --- what the directory asks and tells -------------------------------------------
 
     def refusal(self, hello: Hello) -> str:
         """Return why a worker that dials is not to be spoken to; empty if it is."""
-        if self._is_displaced:
+        if self._displacement.has_happened:
             return "another worker has its name now"
         return self.table.refusal(hello.name, hello.incarnation)
 
@@ -314,7 +313,7 @@ class MembershipService(ServiceMethods):
             return
         effects = self.table.meet(member_of(hello), self._scheduler.loop.time())
         if effects:
-            self._scheduler.loop.call_soon(self._carry_out, effects, link)
+            self._scheduler.loop.call_soon(self.carry_out, effects, link)
 
     # --- what other workers say ------------------------------------------------------
 
@@ -332,7 +331,7 @@ class MembershipService(ServiceMethods):
             except MalformedError as error:
                 problem = problem or error
             else:
-                self._take(record, item[0], link)
+                self.take(record, item[0], link)
         if problem is not None:
             raise problem
 
@@ -347,10 +346,6 @@ class MembershipService(ServiceMethods):
         record = self.table.get(name)
         return None if record is None else record.pack()
 
-    async def _on_sync(self, _link: MemberLink, digest: int) -> list[int] | None:
-        self._activate()
-        return None if digest == self.table.digest else self.table.digests
-
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Tell the others, unless they know better."""
         now_s = self._scheduler.loop.time()
@@ -362,10 +357,10 @@ class MembershipService(ServiceMethods):
         elif known.is_placed and known.incarnation != peer.incarnation:
             # It had said that it was this worker, and was not, or is no more.
             self._note_in_directory(known, peer.incarnation)
-        self._carry_out(self.table.lose(peer.name, peer.incarnation, now_s))
-        self._forget(now_s)
+        self.carry_out(self.table.lose(peer.name, peer.incarnation, now_s))
+        self.forget_old(now_s)
 
-    def _take(
+    def take(
         self, record: Record, limit: int, link: MemberLink, *, is_repair: bool = False
     ) -> None:
         """Take one record that has come over a link."""
@@ -378,7 +373,7 @@ class MembershipService(ServiceMethods):
             self._scheduler.loop.time(),
             is_linked=self._peers.link_of(record.incarnation) is not None,
         )
-        self._carry_out(heard, link)
+        self.carry_out(heard, link)
         known = table.get(record.name)
         if known is None or known.order != record.order:
             return
@@ -389,7 +384,7 @@ class MembershipService(ServiceMethods):
 
     # --- what the machine decides ----------------------------------------------------
 
-    def _carry_out(
+    def carry_out(
         self, effects: Iterable[Effect], link: MemberLink | None = None
     ) -> None:
         for effect in effects:
@@ -407,7 +402,8 @@ class MembershipService(ServiceMethods):
                         item = Item(record, FOR_YOU)
                         warned.notify(SERVICE, "news", pack([item]))
                 case Contest(record):
-                    self._begin_contest(record)
+                    if not self._is_closed:
+                        self._displacement.contest(record)
 
     def _announce(self, record: Record) -> None:
         """Tell everyone; of a worker that has just come, once it listens."""
@@ -457,144 +453,28 @@ class MembershipService(ServiceMethods):
         if known in (None, UNKNOWN_INCARNATION, previous, record.incarnation):
             self._peers.add([record.member])
 
-    def _begin_contest(self, record: Record) -> None:
-        if self._contest is None and not self._is_closed:
-            self._contest = self._scheduler.start_task(self._contend(record))
+    def on_succeeded(self, by: str, now_s: float) -> None:
+        """A member takes this worker for a former life of its name."""
+        self._displacement.on_succeeded(by, now_s)
 
-    async def _contend(self, record: Record) -> None:
-        """Find out whether a later worker has this one's name."""
-        try:
-            is_there = await self._joiner.has_taken(record.member)
-        except (TransportError, TimeoutError):
-            is_there = False
-        if is_there:
-            self._on_displaced(", ".join(record.member.addresses))
-            return  # and never look again
-        self._contest = None
-        self._carry_out(self.table.outlive(record))
+    def on_accepted(self) -> None:
+        """A member takes this worker for what it is."""
+        self._displacement.on_accepted()
 
-    def _on_succeeded(self, by: str, now_s: float) -> None:
-        """A member takes this worker for a former life of its name.
-
-        It may not have heard yet which of two lives is the later.  The others tell it.
-        """
-        if self._succeeded_s is None:
-            self._succeeded_s = now_s
-        elif now_s - self._succeeded_s >= self._options.lost_after_s:
-            self._on_displaced(f"as {by!r} says")
-
-    def _on_displaced(self, where: str) -> None:
-        if not self._is_displaced:
-            self._is_displaced = True
-            logger.error(
-                "worker %r: another worker (%s) has its name now; no member will speak "
-                "to this one any more: shut it down",
-                self._identity.name,
-                where,
-            )
-            for link in self._finder.links().values():
-                link.connection.close("another worker has its name now")
+    def _outlive(self, record: Record) -> None:
+        self.carry_out(self.table.outlive(record))
 
     def _iterators(self) -> list[MemberChanges]:
         found = (ref() for ref in self._changes)
         return [one for one in found if one is not None]
 
-    # --- comparing -------------------------------------------------------------------
-
     def _wake(self) -> float:
         """There are news: compare from now on.  Return how long the news wait."""
-        wait_s = BATCH_S if self._has_compared else WAKE_S
-        self._activate()
+        wait_s = BATCH_S if self.comparison.has_begun else WAKE_S
+        self.comparison.activate()
         return wait_s
 
-    def _activate(self) -> None:
-        if self._is_active or self._is_closed or self.table.is_static:
-            return
-        self._is_active = True
-        # Not all in the same moment: each at its place in the first round.
-        phase = place_of(self._identity.name) / CIRCLE
-        beat_s = self._options.heartbeat_s
-        self._schedule(beat_s * (1 + phase))
-
-    def _schedule(self, after_s: float) -> None:
-        if not self._is_closed:
-            loop = self._scheduler.loop
-            self._timer = loop.call_later(after_s, self._begin_round)
-
-    def _begin_round(self) -> None:
-        self._has_compared = True
-        self._scheduler.start_task(self._round())
-
-    async def _round(self) -> None:
-        """Compare with the successor, and look for one that was lost."""
-        try:
-            self._forget(self._scheduler.loop.time())
-            if self.table.successor:
-                await self._visit(self.table.successor)
-            self._turn += 1
-            lost = self.table.lost_one(self._turn)
-            if lost:
-                await self._look_for(lost)
-        finally:
-            self._schedule(ROUND_BEATS * self._options.heartbeat_s)
-
-    async def _visit(self, name: str) -> None:
-        """Compare with the successor; if it cannot be reached for long, it is lost."""
-        record = self.table.get(name)
-        try:
-            await self._compare(await self._peers.open_link(name))
-            self._succeeded_s = None
-        except (AsyncRpcError, TimeoutError) as error:
-            now_s = self._scheduler.loop.time()
-            if SUCCEEDED in str(error):
-                self._on_succeeded(name, now_s)
-            if record is None or self._peers.link_of(record.incarnation):
-                return  # the link says when it is lost
-            if self._unreached[0] != name:
-                self._unreached = (name, now_s)
-            is_over = now_s - self._unreached[1] >= self._options.lost_after_s
-            if is_over:
-                lost = self.table.lose(name, record.incarnation, now_s)
-                self._carry_out(lost)
-        else:
-            self._unreached = ("", 0.0)
-
-    async def _look_for(self, name: str) -> None:
-        """Try to reach a worker that was lost; if it is there, it will say so."""
-        try:
-            await self._compare(await self._peers.open_link(name))
-        except (AsyncRpcError, TimeoutError):
-            return
-
-    async def _compare(self, link: MemberLink) -> None:
-        """Exchange what one of the two workers does not know."""
-        limit_s = self._options.connect_timeout_s
-        deadline = Deadline.after(limit_s, self._scheduler.loop.time())
-        digests = await link.request_service(
-            SERVICE, "sync", self.table.digest, deadline=deadline
-        )
-        if digests is None:
-            return
-        who = link.peer.name
-        _DIGESTS(f"the digests of {who!r}", digests)
-        parts = self.table.differing(digests)
-        ours = [one.pack() for one in self.table.part(parts)]
-        theirs = await link.request_service(
-            SERVICE, "exchange", [parts, ours], deadline=deadline
-        )
-        _RECORDS(f"the records of {who!r}", theirs)
-        for packed in theirs:
-            self._take(Record.unpack(packed), FOR_YOU, link, is_repair=True)
-
-    async def _on_exchange(self, link: MemberLink, value: list[Any]) -> list[list[Any]]:
-        parts, packed, *_ = value
-        theirs = [Record.unpack(one) for one in packed]
-        better = self.table.better(parts, theirs)
-        for record in theirs:
-            self._take(record, FOR_YOU, link, is_repair=True)
-        return [one.pack() for one in better]
-
-    def _forget(self, now_s: float) -> None:
+    def forget_old(self, now_s: float) -> None:
         """Let go of those who died long ago."""
         gone = self.table.forget(now_s)
         for name, lost_s in list(self._guests_lost_s.items()):

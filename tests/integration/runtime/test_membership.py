@@ -73,6 +73,7 @@ async def killed(worker: Worker) -> AsyncIterator[None]:
         await listener.close()
     worker.parts.sidecar.close()  # its process is that of the test, which runs
     inner.parts.membership._is_closed = True  # noqa: SLF001
+    inner.parts.membership.comparison.close()
     inner.parts.directory.connections.is_closing = True
     for connection in tuple(inner.parts.directory.connections.live):
         connection.allow_resuming(lambda *_: None)
@@ -278,14 +279,14 @@ async def test_of_two_that_have_one_name_one_is_told(
     with monkeypatch.context() as patch:
         for worker in quick:
             patch.setattr(worker.parts.membership.gossip, "announce", id)
-            patch.setattr(worker.membership, "_begin_round", list)
+            patch.setattr(worker.parts.membership.comparison, "begin_round", list)
         first, second = joining("twin", a), joining("twin", c)
         async with started(first, second):
             assert a.directory.find("twin").member.incarnation == first.incarnation
             assert c.directory.find("twin").member.incarnation == second.incarnation
             patch.undo()
             for worker in quick:
-                worker.membership._begin_round()  # noqa: SLF001
+                worker.parts.membership.comparison.begin_round()
             async with asyncio.timeout(LIMIT_S):
                 while "has its name now" not in caplog.text:  # noqa: ASYNC110  (a log)
                     await asyncio.sleep(0.05)
