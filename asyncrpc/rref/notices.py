@@ -124,8 +124,11 @@ class Notices:
         try:
             link: Link = await self._worker.link_to(name)
         except (CallError, TransportError, UsageError) as error:
-            self._on_unreachable(WorkerId(name, to), str(error))
-            return
+            found = self._worker.directory.link_of(to)
+            if found is None:
+                self._on_unreachable(WorkerId(name, to), str(error))
+                return
+            link = found  # it has dialed itself, after all
         if link.peer.incarnation != to:
             self._on_unreachable(WorkerId(name, to), "it has been restarted")
             return
