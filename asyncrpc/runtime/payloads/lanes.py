@@ -19,7 +19,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -32,9 +32,6 @@ from asyncrpc.runtime.options import LANES_MAX
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.wire.frames import FrameKind, Outgoing
 from asyncrpc.wire.transfers import Arrivals, Departure, Departures, LaneReader
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.connection import Connection
 
 logger = logging.getLogger("asyncrpc")
 
@@ -54,6 +51,119 @@ QUIET_TURNS: Final = 16
 _MARKS: Final = WaterMarks(high_bytes=0, low_bytes=0)
 
 
+class LaneStream(Protocol):
+    """The bytes that a connection writes."""
+
+    @property
+    def room(self) -> asyncio.Event:
+        """Set while the transport has room."""
+
+    def write_now(self, *parts: bytes | memoryview) -> None:
+        """Write parts of frames now."""
+
+    def pause_reading(self) -> None:
+        """Take no more for now."""
+
+    def resume_reading(self) -> None:
+        """Go on reading."""
+
+
+class ControlConnection(Protocol):
+    """The connection that lanes belong to.
+
+    Attributes:
+        on_broken: called when its transport has broken; None: its end is the
+            connection's.
+    """
+
+    on_broken: Callable[..., None] | None
+
+    @property
+    def reads(self) -> int:
+        """How often something has been read."""
+
+    @property
+    def scheme(self) -> str:
+        """The transport's scheme."""
+
+    @property
+    def where(self) -> str:
+        """The other end, for people to read."""
+
+    @property
+    def stream(self) -> LaneStream:
+        """What it writes."""
+
+    @property
+    def send_in_band(self) -> Callable[[Outgoing], object]:
+        """Send a message and its payload over this connection itself."""
+
+    def send(self, kind: int, call_id: int, *, aux: int = 0) -> None:
+        """Write a message."""
+
+    def fail(self, error: AsyncRpcError) -> None:
+        """Abort it, and with it the link."""
+
+
+class LaneConnection(Protocol):
+    """A connection that becomes a lane.
+
+    Attributes:
+        on_lost: called when the connection has ended.
+    """
+
+    on_lost: Callable[[Any, AsyncRpcError | None], None] | None
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when it has ended."""
+
+    @property
+    def peer_closed(self) -> str | None:
+        """Why the peer ends it in order, once it has said so."""
+
+    @property
+    def where(self) -> str:
+        """The other end, for people to read."""
+
+    @property
+    def token(self) -> int:
+        """What names it at both ends."""
+
+    @property
+    def stream(self) -> LaneStream:
+        """What it writes."""
+
+    @property
+    def acknowledge(self) -> Callable[[], None]:
+        """Say how much has been read, if the peer does not know."""
+
+    def open_as_lane(
+        self,
+        reader: Lane,
+        control: Any,
+        *,
+        on_writable: Callable[[], None],
+        marks: WaterMarks,
+    ) -> None:
+        """Give all further bytes to a lane of `control`."""
+
+    def allow_resuming(self, on_broken: Callable[..., None]) -> None:
+        """Outlive the transport from now on."""
+
+    def on_ack(self, received: int) -> None:
+        """The peer has read so many bytes of ours."""
+
+    def on_peer_close(self, why: str) -> None:
+        """The peer says that it closes the connection."""
+
+    def close(self) -> None:
+        """Write what is queued, then end in order."""
+
+    def fail(self, error: AsyncRpcError) -> None:
+        """Abort it."""
+
+
 class LanesState(enum.Enum):
     """Whether payloads can leave over lanes."""
 
@@ -69,6 +179,7 @@ class Lane:
 
     Attributes:
         connection: what it was made of.
+        stream: what that writes.
         rest: of the chunk that is being written.
         reader: knows where its bytes land.
         get_buffer: as of the reader.
@@ -79,8 +190,9 @@ class Lane:
     bytes_copied = 0
     message_bytes_copied = 0
 
-    def __init__(self, lanes: Lanes, connection: Connection) -> None:
+    def __init__(self, lanes: Lanes, connection: LaneConnection) -> None:
         self.connection = connection
+        self.stream = connection.stream
         self.rest: deque[bytes | memoryview] = deque()
         self.reader = LaneReader(lanes.arrivals)
         self.get_buffer = self.reader.get_buffer
@@ -98,7 +210,7 @@ class Lane:
                 part = view[: limit_bytes - written]
             parts.append(part)
             written += len(part)
-        self.connection.write(*parts)
+        self.stream.write_now(*parts)
         return written
 
     def advance(self, nbytes: int) -> None:
@@ -109,7 +221,7 @@ class Lane:
         """
         self.reader.advance(nbytes)
         if self.reader.waits_for:
-            self.connection.pause_reading()
+            self.stream.pause_reading()
         self._lanes.on_read(nbytes)
 
 
@@ -124,7 +236,7 @@ class Lanes:
 
     def __init__(
         self,
-        control: Connection,
+        control: ControlConnection,
         arrivals: Arrivals,
         *,
         loop: asyncio.AbstractEventLoop,
@@ -173,7 +285,7 @@ class Lanes:
     # --- sending ---------------------------------------------------------------------
 
     def send(self, message: Outgoing) -> bool:
-        """Take over a message with a large payload; see `connection.Mover`."""
+        """Take over a message with a large payload; see `PayloadRoute`."""
         if self.state is LanesState.OFF or self._is_late:
             return False
         if self.state is LanesState.UP:
@@ -193,7 +305,7 @@ class Lanes:
                 one.on_sent()
         told = self._departures.drop(kind, call_id)
         for frame in told:
-            self._control.write(frame)
+            self._control.stream.write_now(frame)
         self._check_drained()
         return bool(mine or told)
 
@@ -203,12 +315,12 @@ class Lanes:
         What else it may tell the peer, such as which references were kept, must arrive.
         """
         for frame in self._departures.drop(kind, call_id, bare_only=True):
-            self._control.write(frame)
+            self._control.stream.write_now(frame)
         self._check_drained()
 
     def _depart(self, message: Outgoing) -> None:
         departure = Departure(**message._asdict())
-        self._control.write(self._departures.add(departure))
+        self._control.stream.write_now(self._departures.add(departure))
         self.pump()
 
     def pump(self) -> None:
@@ -233,7 +345,7 @@ class Lanes:
         lanes = self.lanes
         for step in range(len(lanes)):
             lane = lanes[(self._next + step) % len(lanes)]
-            if lane.connection.is_writable and (lane.rest or self._departures):
+            if lane.stream.room.is_set() and (lane.rest or self._departures):
                 self._next += step + 1
                 return lane
         return None
@@ -250,7 +362,7 @@ class Lanes:
         if self._turn_bytes >= self._limit_bytes and not self._is_paused:
             self._is_paused = True
             for lane in self.lanes:
-                lane.connection.pause_reading()
+                lane.stream.pause_reading()
             self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
@@ -260,13 +372,13 @@ class Lanes:
         for lane in self.lanes:
             lane.reader.read_bytes_max = limit_bytes
             if not lane.reader.waits_for:
-                lane.connection.resume_reading()
+                lane.stream.resume_reading()
 
     def _on_opened(self) -> None:
         """Let the lanes go on that were ahead of the control connection."""
         for lane in self.lanes:
             if lane.reader.waits_for and lane.reader.proceed() and not self._is_paused:
-                lane.connection.resume_reading()
+                lane.stream.resume_reading()
 
     def _turn_limit_bytes(self) -> int:
         """Return how much one turn may move: more if no small message has come lately.
@@ -319,7 +431,7 @@ class Lanes:
         elif self.state is LanesState.NONE:
             self._open(max(count, self._wanted))
 
-    def attach(self, connection: Connection) -> None:
+    def attach(self, connection: LaneConnection) -> None:
         """Take a connection as a lane; both HELLOs are in."""
         if self.state is LanesState.CLOSED:
             connection.fail(ConnectError("its link has ended"))
@@ -327,15 +439,16 @@ class Lanes:
         lane = Lane(self, connection)
         on_lost = connection.on_lost
 
-        def lost(_: Connection, error: AsyncRpcError | None) -> None:
+        def lost(_: object, error: AsyncRpcError | None) -> None:
             if on_lost is not None:
                 on_lost(connection, error)
             self._on_lane_lost(lane, error)
 
         connection.on_lost = lost
         self.lanes.append(lane)
-        connection.ack_through = self._control
-        connection.open_as_lane(lane, self.pump, _MARKS)
+        connection.open_as_lane(
+            lane, self._control, on_writable=self.pump, marks=_MARKS
+        )
         if self._control.on_broken is not None:
             connection.allow_resuming(self._control.on_broken)
         self.state = LanesState.UP
@@ -395,7 +508,7 @@ class Lanes:
             ConnectionLostError(f"{where} closed its lanes, but not the connection")
         )
 
-    def connection_of(self, token: int) -> Connection | None:
+    def connection_of(self, token: int) -> LaneConnection | None:
         """Return a lane's connection by its token; None if it has ended."""
         for lane in self.lanes:
             if lane.connection.token == token:

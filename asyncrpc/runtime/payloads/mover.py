@@ -161,7 +161,7 @@ class _Placement:
 
 
 class SlabMover:
-    """Takes large payloads to one peer over from its connection; a `Mover`.
+    """Takes large payloads to one peer over from its connection; a `PayloadRoute`.
 
     Attributes:
         sharing: the worker's slabs.
@@ -184,7 +184,7 @@ class SlabMover:
         self._copying: list[Copying] = []
 
     def send(self, message: Outgoing) -> bool:
-        """Take a message over if it is large and there is room; see `Mover`."""
+        """Take a message over if it is large and there is room; see `PayloadRoute`."""
         kind, call_id, flags, aux, head, control, buffers, on_sent = message
         total = sum(buffer.nbytes for buffer in buffers)
         if total < PLACED_BYTES_MIN or self.is_refused:
@@ -225,7 +225,7 @@ class SlabMover:
             job.on_sent()
 
     def drop(self, kind: int, call_id: int) -> bool:
-        """Give up a message that is still being copied; see `Mover`."""
+        """Give up a message that is still being copied; see `PayloadRoute`."""
         found = [job for job in self._copying if job.key == (kind, call_id)]
         for job in found:
             self._copying.remove(job)

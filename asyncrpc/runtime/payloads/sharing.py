@@ -145,8 +145,7 @@ class Sharing(ServiceMethods):
         borrowed = self._borrowed[link] = Borrowed(self.leases, link)
         mover = SlabMover(self, link, _socket_path(connection.peer))
         self._movers[link] = mover
-        connection.mover = mover
-        connection.read_places(borrowed.place)
+        connection.share_memory(mover, borrowed.place)
 
     def on_link_lost(self, mover: SlabMover) -> None:
         """Take back what the peer held, and let go of what it lent."""

@@ -178,7 +178,7 @@ class TestOpening:
                     connection.hello(a.hello(expects="b", lane=token))
 
                 def on_hello(connection: Connection, _: object) -> None:
-                    connection.open_to(connection)
+                    connection.open_to(lane_dialing.SILENT)
 
                 made = a.directory.make_connection(Role.DIALER, on_proved, on_hello)
                 (address, *_) = a.directory._usable(member)  # noqa: SLF001
@@ -312,7 +312,7 @@ class TestTheEnd:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             link = b.directory.links[0]
-            lanes_of(a, "b").lanes[0].connection.write(b"junk" * 10)
+            lanes_of(a, "b").lanes[0].stream.write_now(b"junk" * 10)
             await link.connection.ended
             assert "no DATA frame on a lane" in link.lost_because
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.wire.resume import Kept
+from asyncrpc.wire.resume import RetransmitBuffer
 
 
-def kept_of(*parts: bytes) -> Kept:
-    kept = Kept()
+def kept_of(*parts: bytes) -> RetransmitBuffer:
+    kept = RetransmitBuffer()
     kept.add(parts)
     return kept
 
@@ -58,7 +58,7 @@ def test_less_cannot_have_been_read_than_was_acknowledged() -> None:
 
 def test_payloads_are_kept_without_a_copy() -> None:
     payload = bytearray(b"payload")
-    kept = Kept()
+    kept = RetransmitBuffer()
     kept.add([b"head", memoryview(payload)])
     payload[:] = b"PAYLOAD"
     assert b"".join(kept.rest(6)) == b"YLOAD"
