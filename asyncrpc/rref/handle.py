@@ -15,7 +15,7 @@ import torch
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import RRefId, WorkerId, WorkerInfo
 from asyncrpc.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
-from asyncrpc.runtime.calls.context import current_worker
+from asyncrpc.runtime.calls.context import current_parts
 from asyncrpc.runtime.options import UNSET, check_call_timeout
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class RRef(Generic[T]):
         Raises:
             NotStartedError: there is no running worker here.
         """
-        references: Any = current_worker().references
+        references: Any = current_parts().references
         if references is None:
             raise UsageError("the current worker was made without remote references")
         references.adopt(self, value)
