@@ -15,7 +15,6 @@ A lane that breaks takes bytes with it that nobody sends again: it breaks the li
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -27,6 +26,12 @@ from asyncrpc.errors import (
     ConnectionLostError,
     MalformedError,
     RemoteProtocolError,
+)
+from asyncrpc.runtime.machine.lanes import (
+    TRANSITIONS,
+    LanesEvent,
+    LanesState,
+    TurnRation,
 )
 from asyncrpc.runtime.options import LANES_MAX
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
@@ -40,13 +45,6 @@ LANES_BY_SCHEME: Final = {"tcp": 2, "uds": 1, "mem": 1}
 LANES_ON_HOST: Final = 1  # a second TCP connection on loopback only costs
 # How long a payload waits for the first lane.  Then it takes the control connection.
 OPENING_WAIT_S: Final = 1.0
-# What one turn of the loop reads from all lanes of a link, and what it writes to them,
-# while small messages come and go: about 30 us each at 4 GB/s.
-TURN_BYTES: Final = 128 << 10
-# The same once the control connection has had nothing to read for so many turns: then
-# nobody waits, and TCP moves 4.3 GB/s, not 2.3.
-QUIET_TURN_BYTES: Final = 512 << 10
-QUIET_TURNS: Final = 16
 # A lane that has not taken the last chunk gets no other: it would only wait there.
 _MARKS: Final = WaterMarks(high_bytes=0, low_bytes=0)
 
@@ -164,14 +162,8 @@ class LaneConnection(Protocol):
         """Abort it."""
 
 
-class LanesState(enum.Enum):
-    """Whether payloads can leave over lanes."""
-
-    NONE = "nobody has needed them yet"
-    OPENING = "the first is being opened"
-    UP = "there is at least one"
-    OFF = "there can be none: payloads take the control connection"
-    CLOSED = "the link has ended"
+# Payloads wait for the first lane.
+_HOLDING: Final = frozenset({LanesState.NONE, LanesState.OPENING})
 
 
 class Lane:
@@ -269,38 +261,41 @@ class Lanes:
         self._dial = dial
         self._start_task = start_task
         self._departures = Departures()
-        self._held: list[Outgoing] = []
-        self._is_late = False  # the first lane lets itself be waited for
+        self._waiting: list[Outgoing] = []  # for the first lane
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
         self._turn_bytes = 0
-        self._limit_bytes = TURN_BYTES
-        self._reads = 0  # of the control connection, when last looked at
-        self._quiet_turns = 0  # since then
+        self._ration = TurnRation()
         self._is_paused = False
         self._next = 0  # the lane that is asked first
         self._drained: asyncio.Future[None] | None = None
+
+    def _on(self, event: LanesEvent) -> bool:
+        """Take an event; return whether it has changed anything."""
+        before = self.state
+        self.state = TRANSITIONS[before].get(event, before)
+        return self.state is not before
 
     # --- sending ---------------------------------------------------------------------
 
     def send(self, message: Outgoing) -> bool:
         """Take over a message with a large payload; see `PayloadRoute`."""
-        if self.state is LanesState.OFF or self._is_late:
-            return False
         if self.state is LanesState.UP:
             self._depart(message)
             return True
-        self._held.append(message)
+        if self.state not in _HOLDING:
+            return False
+        self._waiting.append(message)
         if self.state is LanesState.NONE:
             self._open(self._wanted)
         return True
 
     def drop(self, kind: int, call_id: int) -> bool:
         """Give up a message that has not left in full; say whether there was one."""
-        mine = [one for one in self._held if one[:2] == (kind, call_id)]
+        mine = [one for one in self._waiting if one[:2] == (kind, call_id)]
         for one in mine:
-            self._held.remove(one)
+            self._waiting.remove(one)
             if one.on_sent is not None:
                 one.on_sent()
         told = self._departures.drop(kind, call_id)
@@ -327,7 +322,7 @@ class Lanes:
         """Give the next chunks to lanes that have room, some in a turn of the loop."""
         if self._pumping or not self._has_work:
             return
-        left = self._turn_limit_bytes()
+        left = self._ration.next_turn(self._control.reads)
         while left > 0 and (lane := self._free_lane()) is not None:
             if not self._pumping:
                 self._pumping = True
@@ -359,7 +354,7 @@ class Lanes:
     def on_read(self, nbytes: int) -> None:
         """Count what was read in this turn of the loop; enough is enough."""
         self._turn_bytes += nbytes
-        if self._turn_bytes >= self._limit_bytes and not self._is_paused:
+        if self._turn_bytes >= self._ration.limit_bytes and not self._is_paused:
             self._is_paused = True
             for lane in self.lanes:
                 lane.stream.pause_reading()
@@ -368,7 +363,7 @@ class Lanes:
     def _next_turn(self) -> None:
         self._turn_bytes = 0
         self._is_paused = False
-        limit_bytes = self._turn_limit_bytes()
+        limit_bytes = self._ration.next_turn(self._control.reads)
         for lane in self.lanes:
             lane.reader.read_bytes_max = limit_bytes
             if not lane.reader.waits_for:
@@ -380,22 +375,10 @@ class Lanes:
             if lane.reader.waits_for and lane.reader.proceed() and not self._is_paused:
                 lane.stream.resume_reading()
 
-    def _turn_limit_bytes(self) -> int:
-        """Return how much one turn may move: more if no small message has come lately.
-
-        Called once for each turn and direction.
-        """
-        reads = self._control.reads
-        self._quiet_turns = 0 if reads != self._reads else self._quiet_turns + 1
-        self._reads = reads
-        quiet = self._quiet_turns >= QUIET_TURNS
-        self._limit_bytes = QUIET_TURN_BYTES if quiet else TURN_BYTES
-        return self._limit_bytes
-
     # --- opening ---------------------------------------------------------------------
 
     def _open(self, count: int) -> None:
-        self.state = LanesState.OPENING
+        self._on(LanesEvent.WANT)
         self._timer = self._loop.call_later(OPENING_WAIT_S, self._on_late)
         if self._dial is not None:
             self._opening = self._start_task(self._open_all(self._dial, count))
@@ -408,10 +391,10 @@ class Lanes:
         try:
             await dial(min(count, LANES_MAX))
         except (AsyncRpcError, TimeoutError) as error:
-            if self.state is LanesState.OPENING:
+            if self._on(LanesEvent.FAILED):
                 logger.warning("no lane to %s: %s", self._control.where, error)
                 self._control.send(FrameKind.LANES, 0, aux=0)
-                self._give_up()
+                self._send_without()
 
     def on_asked(self, count: int) -> None:
         """The peer asks for lanes; or the one that dials says that there will be none.
@@ -422,8 +405,8 @@ class Lanes:
         if self._dial is None:
             if count:
                 raise MalformedError(f"asked for {count} lanes by the side that dials")
-            if self.state in (LanesState.NONE, LanesState.OPENING):
-                self._give_up()
+            if self._on(LanesEvent.FAILED):
+                self._send_without()
         elif count <= 0:
             raise MalformedError(f"asked for {count} lanes")
         elif self.state is LanesState.OFF:
@@ -451,33 +434,35 @@ class Lanes:
         )
         if self._control.on_broken is not None:
             connection.allow_resuming(self._control.on_broken)
-        self.state = LanesState.UP
+        self._on(LanesEvent.OPENED)
         self._stop_waiting()
-        held, self._held = self._held, []
-        for one in held:
+        for one in self._take_waiting():
             self._depart(one)
         self.pump()
 
     def _on_late(self) -> None:
         self._timer = None
-        self._is_late = True
-        self._send_held()
+        self._on(LanesEvent.WAITED)
+        self._send_in_band()
 
-    def _give_up(self) -> None:
-        self.state = LanesState.OFF
+    def _send_without(self) -> None:
+        """There will be no lane: send what waits for the first over the control."""
         self._stop_waiting()
-        self._send_held()
+        self._send_in_band()
 
     def _stop_waiting(self) -> None:
-        self._is_late = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _send_held(self) -> None:
-        held, self._held = self._held, []
-        for one in held:
+    def _send_in_band(self) -> None:
+        for one in self._take_waiting():
             self._control.send_in_band(one)
+
+    def _take_waiting(self) -> list[Outgoing]:
+        """Return what waits for the first lane; from now on it does not."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
     # --- the end ---------------------------------------------------------------------
 
@@ -486,7 +471,7 @@ class Lanes:
         if self.state is LanesState.CLOSED:
             return
         if not self.lanes:
-            self.state = LanesState.OFF
+            self._on(LanesEvent.LOST)
             self._departures.clear()
             self._check_drained()
         in_order = error is None or lane.connection.peer_closed is not None
@@ -542,14 +527,13 @@ class Lanes:
 
     def clear(self) -> None:
         """The control connection has ended: so does everything here."""
-        self.state = LanesState.CLOSED
+        self._on(LanesEvent.CLOSE)
         self._stop_waiting()
         if self._opening is not None:
             self._opening.cancel()
         self._departures.clear()
         self._check_drained()
-        held, self._held = self._held, []
-        for one in held:
+        for one in self._take_waiting():
             if one.on_sent is not None:
                 one.on_sent()
         for lane in tuple(self.lanes):

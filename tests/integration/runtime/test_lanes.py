@@ -16,8 +16,9 @@ from asyncrpc import Options, Worker, WorkerLostError
 from asyncrpc.errors import ConnectError, UsageError
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.runtime.machine.lanes import LanesState
 from asyncrpc.runtime.payloads import lane_dialing
-from asyncrpc.runtime.payloads.lanes import Lane, Lanes, LanesState
+from asyncrpc.runtime.payloads.lanes import Lane, Lanes
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
 from asyncrpc.testing.loop import SimLoop
@@ -150,7 +151,7 @@ class TestOpening:
             large = numbers(MIB)
             assert torch.equal(await a.peer("b").call(remote.echo, large), large)
             lanes = lanes_of(a, "b")
-            assert lanes.state is LanesState.OPENING
+            assert lanes.state is LanesState.LATE
             go_on.set()
             await until(lambda: len(lanes.lanes) == 2, 0.0)
             opened = lanes.arrivals.opened

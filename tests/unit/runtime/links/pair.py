@@ -73,7 +73,10 @@ class Line(Transport):
     def deliver(self, bytes_max: int = 1 << 30) -> int:
         """Give the other end what has been sent; return how many bytes."""
         delivered = 0
-        while self.sent and delivered < bytes_max and not self.other.is_ended:
+        other = self.other
+        while self.sent and delivered < bytes_max and other.is_reading:
+            if other.is_ended:
+                break
             place = memoryview(self.other.handler.get_buffer(-1))
             nbytes = min(len(place), len(self.sent), bytes_max - delivered)
             place[:nbytes] = self.sent[:nbytes]
@@ -189,7 +192,6 @@ class Side(Received):
         self.connection.mended.set()
 
     def _on_broken(self, connection: Connection, error: Exception | None) -> None:
-        assert connection is self.connection
         self.broken.append(str(error))
 
     def _on_lost(self, connection: Connection, error: Exception | None) -> None:
@@ -208,10 +210,14 @@ class Side(Received):
     ) -> None:
         """Take note of a message, and of what a link would tell its connection."""
         if kind == FrameKind.ACK:
-            self.acks.append(aux)
-            self.connection.on_ack(aux)
+            if not call_id:  # else it is of a lane
+                self.acks.append(aux)
+                self.connection.on_ack(aux)
         elif kind == FrameKind.CLOSE:
-            self.connection.on_peer_close(bytes(control).decode())
+            if not call_id:  # else it is of a lane
+                self.connection.on_peer_close(bytes(control).decode())
+        elif kind == FrameKind.LANES and self.connection.lanes is not None:
+            self.connection.lanes.on_asked(aux)
         else:
             super().on_message(kind, flags, call_id, aux, head, control, buffers)
 
