@@ -352,11 +352,11 @@ class Directory(Reconnecting):
             limits=worker.options.limits,
             make_buffer=worker.receive_pool.make,
             nonce=worker.random_bytes(NONCE_BYTES),
+            poller=worker.spinner,
             on_proved=on_proved,
             on_hello=on_hello,
         )
         connection.on_lost = self._on_lost
-        connection.spinner = worker.spinner
         # Not before there is a transport: what never had one never ends either.
         connection.on_made = self._note_made
         return connection
