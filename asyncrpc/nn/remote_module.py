@@ -31,7 +31,7 @@ from asyncrpc.errors import UnknownWorkerError, UsageError
 from asyncrpc.nn import interface as interfaces
 from asyncrpc.nn import owner
 from asyncrpc.nn.placement import Placement
-from asyncrpc.rref.handle import RRef
+from asyncrpc.rref.handle import RRef, service_of
 from asyncrpc.runtime.calls.context import current_worker
 from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
 from asyncrpc.runtime.worker import Worker
@@ -532,7 +532,8 @@ def _restore(device: str, rref: RRef[nn.Module]) -> RemoteModule:
 
 def _worker_of(rref: RRef[Any]) -> Worker:
     """Return the worker that holds this handle; not always the current one."""
-    return rref._service.worker  # noqa: SLF001  (the handle's other half)
+    worker: Worker = service_of(rref).worker
+    return worker
 
 
 def _name_of(worker: Worker, placement: Placement) -> str:

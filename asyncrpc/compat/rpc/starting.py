@@ -54,7 +54,7 @@ class FacadeWorker(Worker):
 
     def _extend(self) -> None:
         super()._extend()
-        self._rrefs.handle_class = RRef
+        self._rrefs.handles.handle_class = RRef
         self.on_raised = print_raised
 
 

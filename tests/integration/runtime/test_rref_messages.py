@@ -76,7 +76,7 @@ async def test_user_to_owner_costs_nothing(trio: Trio) -> None:
     await a.peer("b").call(parts.keep, rref)
     assert seen == [{}, {}, {}]
     service: Any = a.references
-    assert service._user.get(rref.rref_id).pins == 0  # noqa: SLF001  (no loan is left)
+    assert service.user.get(rref.rref_id).pins == 0  # no loan is left
     parts.kept.clear()
     del rref
     await all_freed(a, b)

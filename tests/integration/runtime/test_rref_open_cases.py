@@ -287,7 +287,7 @@ async def circle(a: Worker, b: Worker) -> None:
 
 def value_at(worker: Worker) -> Any:
     service: Any = worker.references
-    (future,) = service._values.values()  # noqa: SLF001  (no handle is left to ask)
+    (future,) = service.values._known.values()  # noqa: SLF001  (no handle is left to ask)
     return future.result()
 
 

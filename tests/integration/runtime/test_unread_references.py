@@ -302,4 +302,4 @@ async def test_hearsay_gives_nobody_another_name(trio: Trio) -> None:
     with pytest.raises(DecodeError):  # c is not the owner, and sends it as one
         service.lift(lie)
     service.end_decode()
-    assert service._name_of(b.incarnation) == "b"  # noqa: SLF001
+    assert service.names.of(b.incarnation) == "b"
