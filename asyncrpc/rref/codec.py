@@ -34,8 +34,8 @@ class ReferenceCodec:
     def __init__(
         self,
         me: WorkerId,
-        tables: Tables,
         *,
+        tables: Tables,
         handles: Handles,
         shared: SharedById,
         values: Values,

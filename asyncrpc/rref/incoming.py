@@ -25,7 +25,6 @@ class IncomingNotices:
     def __init__(
         self,
         tables: Tables,
-        *,
         names: PeerNames,
         notices: Notices,
         shared: SharedById,

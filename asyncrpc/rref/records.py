@@ -53,10 +53,10 @@ class Records:
         self,
         name: str,
         tables: Tables,
-        *,
         values: Values,
         shared: SharedById,
         names: PeerNames,
+        *,
         now_s: Callable[[], float],
     ) -> None:
         self._name = name

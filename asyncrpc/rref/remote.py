@@ -42,13 +42,13 @@ class RemoteValues:
         self,
         me: WorkerId,
         calls: Calls,
-        *,
         directory: Directory,
+        owned: OwnedValues,
+        *,
         tables: Tables,
         handles: Handles,
         shared: SharedById,
         values: Values,
-        owned: OwnedValues,
         names: PeerNames,
         timeout_s: float | None,
     ) -> None:
@@ -58,11 +58,11 @@ class RemoteValues:
             me: this worker.
             calls: how calls begin.
             directory: of owners.
+            owned: says whether this worker can have more values.
             tables: count what calls make.
             handles: make the handles of it.
             shared: what the handles of each value share.
             values: of this worker.
-            owned: says whether this worker can have more values.
             names: of owners.
             timeout_s: for a value of this worker that is still being made; None is no
                 limit.

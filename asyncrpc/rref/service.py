@@ -17,7 +17,7 @@ Source: docs/reference/rref-protocol.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import RRefId, WorkerId
@@ -52,6 +52,16 @@ class ReferenceWorker(Scheduler, Identity, Calls, Links, Protocol):
     @property
     def functions(self) -> Functions:
         """What peers may call."""
+
+
+class _Counted(TypedDict):
+    """The parts that count, which codec and calls have in common."""
+
+    tables: Tables
+    handles: Handles
+    shared: SharedById
+    values: Values
+    names: PeerNames
 
 
 class RRefService:
@@ -93,7 +103,7 @@ class RRefService:
             name_of=names.of,
             on_unreachable=self._on_unreachable,
         )
-        tables = Tables(owner, self.user, values=values, shared=shared, notices=notices)
+        tables = Tables(owner, self.user, values, shared, notices)
         self.handles = handles = Handles(
             self,
             me=me,
@@ -103,62 +113,53 @@ class RRefService:
             on_applied=notices.flush,
         )
         self._incoming = incoming = IncomingNotices(
-            tables,
-            names=names,
-            notices=notices,
-            shared=shared,
-            settle=handles.settle,
+            tables, names, notices, shared, handles.settle
         )
-        self._codec = codec = ReferenceCodec(
-            me,
-            tables,
-            handles=handles,
-            shared=shared,
-            values=values,
-            names=names,
-            meet=incoming.meet,
-        )
+        counted: _Counted = {
+            "tables": tables,
+            "handles": handles,
+            "shared": shared,
+            "values": values,
+            "names": names,
+        }
+        self._codec = codec = ReferenceCodec(me, meet=incoming.meet, **counted)
         owned = OwnedValues(
-            me,
-            tables,
-            values,
-            worker.functions,
-            values_max=options.references_max,
+            me, tables, values, worker.functions, values_max=options.references_max
         )
         remote = RemoteValues(
             me,
             worker,
-            directory=directory,
-            tables=tables,
-            handles=handles,
-            shared=shared,
-            values=values,
-            owned=owned,
-            names=names,
+            directory,
+            owned,
             timeout_s=options.rpc_timeout_s,
+            **counted,
         )
-        self._records = Records(
-            me.name,
-            tables,
-            values=values,
-            shared=shared,
-            names=names,
-            now_s=loop.time,
-        )
-        # What the runtime calls for each message, and a handle for each call, is the
-        # part's own method: no call in between.
+        self._records = Records(me.name, tables, values, shared, names, now_s=loop.time)
+        self._offer(values, codec, incoming, owned, remote)
+
+    def _offer(
+        self,
+        values: Values,
+        codec: ReferenceCodec,
+        incoming: IncomingNotices,
+        owned: OwnedValues,
+        remote: RemoteValues,
+    ) -> None:
+        """Make the methods of the parts this object's own: no call lies in between.
+
+        The runtime calls them for each message, and a handle for each call.
+        """
         self.begin_encode, self.end_encode = codec.begin_encode, codec.end_encode
         self.begin_decode, self.end_decode = codec.begin_decode, codec.end_decode
         self.lower, self.lift = codec.lower, codec.lift
-        self.settle_loans = codec.settle_loans
-        self.take_back = incoming.take_back
+        self.settle_loans, self.take_back = codec.settle_loans, incoming.take_back
         self.fulfil, self.fail = values.fulfil, values.fail
         self.expect, self.resolve = owned.expect, owned.resolve
         self.local_value = owned.local_value
         self.fetch, self.start_remote = remote.fetch, remote.start_remote
         self.start_method = remote.start_method
         self.remote_method = remote.remote_method
-        self.info = names.info
+        self.info = self.names.info
 
     @property
     def lifted(self) -> int:

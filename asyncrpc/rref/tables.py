@@ -32,7 +32,6 @@ class Tables:
         self,
         owner: m.OwnerTable,
         user: m.UserTable,
-        *,
         values: Values,
         shared: SharedById,
         notices: Notices,
