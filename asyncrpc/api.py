@@ -52,7 +52,7 @@ class Worker(runtime.Worker):
     def _extend(self) -> None:
         references = RRefService(self)
         autograd = self.autograd_class(self)
-        references.backward_from = _backward_from(autograd)
+        references.backward_from = _backward_from(self)
         self._rrefs = references
         self.references = references
         self.propagators.append(autograd)
@@ -60,7 +60,7 @@ class Worker(runtime.Worker):
         for service in (
             references,
             autograd,
-            OptimizerService(self, autograd),
+            OptimizerService(self.id, autograd, self, self.functions),
             CollectivesService(self),
         ):
             self.add_service(service)
@@ -78,7 +78,7 @@ class Worker(runtime.Worker):
         return self._rrefs.records()
 
 
-def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
+def _backward_from(worker: runtime.Worker) -> Callable[..., Any]:
     """Return what runs a backward pass from a referenced tensor, on its owner."""
 
     async def backward(
@@ -90,7 +90,6 @@ def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
             root = await handle
             await backward_from(context, root, retain_graph)
             return
-        worker = autograd.worker
         await worker.start_call(
             handle.owner_name(), _backward_here, (handle, context.id, retain_graph)
         )

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from asyncrpc.rref.values import Value
 from asyncrpc.runtime.calls.futures import CallFuture
@@ -34,6 +34,19 @@ from asyncrpc.runtime.forking import known_workers
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.testing.frames import Place
+
+# Attributes by which an object has its worker, whole or as what it needs of it.
+_LEADING_TO_WORKER: Final = (
+    "worker",
+    "_worker",
+    "_scheduler",
+    "_threads",
+    "of",
+    "group",
+    "link",
+    "_link",
+    "_service",
+)
 
 AnyFuture: TypeAlias = "asyncio.Future[Any]"
 
@@ -85,7 +98,7 @@ def _worker_in(owner: object) -> Worker | None:
 
 
 def _parts(owner: object) -> Iterator[object]:
-    for name in ("worker", "_worker", "of", "group", "link", "_link", "_service"):
+    for name in _LEADING_TO_WORKER:
         part = getattr(owner, name, None)
         yield part
         yield getattr(part, "worker", None)

@@ -223,7 +223,7 @@ def state_on(worker: Worker, context_id: Any) -> Any:
 def is_joined(opener: Worker, other: Worker) -> bool:
     """Whether the worker that opened the only context knows that `other` has it."""
     service: Any = opener.service("autograd")
-    (state,) = service._contexts.values()  # noqa: SLF001
+    (state,) = service.contexts.open.values()
     return other.id in state.peers
 
 

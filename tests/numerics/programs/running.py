@@ -181,7 +181,7 @@ async def released(workers: list[Worker]) -> None:
 def contexts(worker: Worker) -> list[tuple[Any, Any]]:
     """Return the contexts that a worker knows, and the peers that they are known to."""
     service: Any = worker.service("autograd")
-    return [(key, state.peers) for key, state in service._contexts.items()]  # noqa: SLF001
+    return [(key, state.peers) for key, state in service.contexts.open.items()]
 
 
 def has_circle(flows: set[tuple[str, str]]) -> bool:

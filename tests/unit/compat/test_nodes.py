@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from asyncrpc.autograd.context import Sent
 from asyncrpc.autograd.functions import CrossingId, Received, Recv
+from asyncrpc.autograd.state import Sent
 from asyncrpc.compat.nodes import (
     RECEIVED,
     SENT,
