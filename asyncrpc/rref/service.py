@@ -35,7 +35,7 @@ from asyncrpc.rref.remote import RemoteValues
 from asyncrpc.rref.shared import Shared, SharedById
 from asyncrpc.rref.tables import Tables
 from asyncrpc.rref.values import Values
-from asyncrpc.runtime.forms import Methods
+from asyncrpc.runtime.forms import Methods, ServiceMethods
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
 
@@ -64,7 +64,7 @@ class _Counted(TypedDict):
     names: PeerNames
 
 
-class RRefService:
+class RRefService(ServiceMethods):
     """A `runtime.extensions.References` and `Service`.
 
     Attributes:
@@ -90,7 +90,7 @@ class RRefService:
         directory = worker.directory
         self.worker = worker
         self.backward_from: Callable[..., Any] | None = None
-        self._requests = Methods(SERVICE, {})
+        self.requests = Methods(SERVICE, {})  # all of its messages are one-way
         owner = m.OwnerTable(me.incarnation, options.references_max)
         self.user = m.UserTable()
         self.values = values = Values(loop)
@@ -122,6 +122,7 @@ class RRefService:
             "values": values,
             "names": names,
         }
+        self.notices = incoming.methods
         self._codec = codec = ReferenceCodec(me, meet=incoming.meet, **counted)
         owned = OwnedValues(
             me, tables, values, worker.functions, values_max=options.references_max
@@ -195,14 +196,6 @@ class RRefService:
         await self.backward_from(handle, context, retain_graph=retain_graph)
 
     # --- messages (Service) ----------------------------------------------------------
-
-    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
-        """Refuse: the protocol has one-way messages only.
-
-        Raises:
-            MalformedError: always.
-        """
-        return self._requests.find(link.peer.name, method, value)
 
     def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         """Take a message of the protocol.
