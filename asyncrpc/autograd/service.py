@@ -43,13 +43,17 @@ from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.extensions import OnGradient
 from asyncrpc.runtime.forms import Methods, ServiceMethods
 from asyncrpc.runtime.options import UNSET, Options
-from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
+from asyncrpc.runtime.ports import PeerLink, Scheduler
 
 
-class AutogradWorker(Scheduler, Identity, Threads, Links, Protocol):
+class AutogradWorker(Scheduler, Threads, Links, Protocol):
     """A worker, as far as autograd needs it."""
 
     options: Options
+
+    @property
+    def id(self) -> WorkerId:
+        """This life of the worker."""
 
     @property
     def devices(self) -> Devices:

@@ -37,13 +37,17 @@ from asyncrpc.rref.tables import Tables
 from asyncrpc.rref.values import Values
 from asyncrpc.runtime.forms import Methods, ServiceMethods
 from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
+from asyncrpc.runtime.ports import PeerLink, Scheduler
 
 
-class ReferenceWorker(Scheduler, Identity, Calls, Links, Protocol):
+class ReferenceWorker(Scheduler, Calls, Links, Protocol):
     """A worker, as far as its references need it."""
 
     options: Options
+
+    @property
+    def id(self) -> WorkerId:
+        """This life of the worker."""
 
     @property
     def directory(self) -> Directory:
