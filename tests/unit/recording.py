@@ -90,3 +90,9 @@ class LoopScheduler:
         """Let all tasks end."""
         while self.tasks:
             await self.tasks.pop()
+
+
+async def let_run() -> None:
+    """Let the loop run what is due, and what that makes due; nothing here waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)

@@ -30,7 +30,13 @@ from asyncrpc.rref.shared import SharedById
 from asyncrpc.rref.tables import Tables
 from asyncrpc.rref.values import Values
 from asyncrpc.runtime.extensions import Refused
-from tests.unit.recording import LoopScheduler, RecordingLink, RecordingLinks, worker
+from tests.unit.recording import (
+    LoopScheduler,
+    RecordingLink,
+    RecordingLinks,
+    let_run,
+    worker,
+)
 
 ME, PEER, THIRD = worker("me"), worker("peer"), worker("third")
 
@@ -114,12 +120,6 @@ def fork(serial: int, *, owner: WorkerId = PEER, form: int = FORK) -> list[Any]:
     return [int(owner.incarnation), serial, int(owner.incarnation), owner.name, form, 0]
 
 
-async def turn() -> None:
-    """Let the loop run what is due."""
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-
-
 # --- handles and values --------------------------------------------------------------
 
 
@@ -144,11 +144,11 @@ async def test_notes_of_handles_are_applied_at_the_next_turn_of_the_loop() -> No
     parts = Everything()
     handle = parts.adopt("value")
     assert len(parts.owner) == 0  # nothing yet: it may be another thread's
-    await turn()
+    await let_run()
     assert len(parts.owner) == 1
     del handle
     gc.collect()
-    await turn()
+    await let_run()
     assert len(parts.owner) == 0
 
 
@@ -281,10 +281,10 @@ async def test_a_reference_of_another_worker_of_the_process_is_refused() -> None
 async def test_releases_of_one_turn_go_in_one_message() -> None:
     parts = Everything()
     handles = [parts.lift(fork(serial), parts.peer) for serial in (1, 2)]
-    await turn()
+    await let_run()
     handles.clear()
     gc.collect()
-    await turn()
+    await let_run()
     ((method, released),) = parts.peer.notices
     assert method == "release"
     number = int(PEER.incarnation)
@@ -364,7 +364,7 @@ async def test_a_method_is_called_once_its_value_is_made() -> None:
     parts.owned.resolve(parts.peer, ["=", *key, "upper"], ready.append)
     assert ready == []
     parts.values.fulfil(key, "text")
-    await turn()
+    await let_run()
     assert ready[0]() == "TEXT"
 
 
