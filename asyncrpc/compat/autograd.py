@@ -39,7 +39,7 @@ def is_available() -> bool:
 
 
 def _service(agent: Agent) -> RememberingAutograd:
-    found: Any = agent.worker.service("autograd")
+    found: Any = agent.worker.parts.service("autograd")
     assert isinstance(found, RememberingAutograd)
     return found
 

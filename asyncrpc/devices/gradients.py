@@ -69,7 +69,7 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
         for dtype, some in _by_dtype(parameters).items()
     ]
     gradients = [one for flat in flats for one in flat.gradients]
-    worker, nbytes = group.worker, sum(one.nbytes for one in gradients)
+    worker, nbytes = group.parts, sum(one.nbytes for one in gradients)
     user = user_of(worker, gradients)
 
     def fetch() -> None:

@@ -33,7 +33,7 @@ from asyncrpc.nn import owner
 from asyncrpc.nn.placement import Placement
 from asyncrpc.nn.ports import ModuleWorker
 from asyncrpc.rref.handle import RRef, service_of
-from asyncrpc.runtime.calls.context import current_worker
+from asyncrpc.runtime.calls.context import current_parts
 from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class RemoteModule:
         placement = Placement.parse(remote_device)
         _check_class(module_cls)
         _check_given(() if args is None else args, kwargs)
-        worker = current_worker()
+        worker = current_parts()
         # By name: so the error about one that cannot travel names it.
         values = {
             "module_cls": module_cls,

@@ -35,7 +35,7 @@ from asyncrpc.nn.schedules import (
 )
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.shared import copy_of
-from asyncrpc.runtime.calls.context import current_worker
+from asyncrpc.runtime.calls.context import current_parts
 
 T = TypeVar("T")
 
@@ -111,7 +111,7 @@ class StageRun:
         device: torch.device,
         following: RRef[Any] | None,
     ) -> None:
-        self._worker = current_worker()
+        self._worker = current_parts()
         if plan.loss_fn is not None:
             self._check(plan.loss_fn)
         self._context = current_context() if plan.is_training else None

@@ -40,7 +40,7 @@ from asyncrpc.optim.groups import Parameters, group_of, groups_of, owners_of
 from asyncrpc.optim.owners import Owners
 from asyncrpc.optim.per_owner import PerOwnerOptimizer
 from asyncrpc.optim.step import Closure, StepOptions, StepResult
-from asyncrpc.runtime.calls.context import current_worker
+from asyncrpc.runtime.calls.context import current_parts
 
 
 class DistributedOptimizer:
@@ -95,7 +95,7 @@ class DistributedOptimizer:
                 optimizer of the name.
             EncodeError: an argument cannot travel to an owner.
         """
-        self._worker = current_worker()
+        self._worker = current_parts()
         self._class = class_of(optimizer_class)
         groups, given = groups_of(params_rref), (args, kwargs)
         owners = Owners(self._worker, owners_of(groups))

@@ -16,7 +16,7 @@ from asyncrpc.errors import UsageError
 from asyncrpc.ids import RRefId, WorkerId, WorkerInfo
 from asyncrpc.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
 from asyncrpc.rref.shared import Shared
-from asyncrpc.runtime.calls.context import current_worker
+from asyncrpc.runtime.calls.context import current_parts
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.options import UNSET, check_call_timeout
 
@@ -100,7 +100,7 @@ class RRef(Generic[T]):
         Raises:
             NotStartedError: there is no running worker here.
         """
-        references: Any = current_worker().references
+        references: Any = current_parts().references
         if references is None:
             raise UsageError("the current worker was made without remote references")
         references.adopt(self, value)

@@ -148,12 +148,12 @@ class _Shown:
             return agent.start(to, function, *given, limit_s)
         deadline_var.set(None)
         worker = agent.worker
-        target, values = worker.describe(function, *given)
+        target, values = worker.parts.describe(function, *given)
         name = target or str(getattr(function, "__qualname__", function))
-        call = worker.new_call(name.rpartition(":")[2], to)
+        call = worker.parts.new_call(name.rpartition(":")[2], to)
         call.options = CallOptions(timeout_s=limit_s)
-        meta = {**worker.meta_here(), **asked.meta(keep=False)}
-        worker.begin(call, target, values, timeout_s=limit_s, meta=meta)
+        meta = {**worker.parts.meta_here(), **asked.meta(keep=False)}
+        worker.parts.begin(call, target, values, timeout_s=limit_s, meta=meta)
         return Opened(call, asked, is_async=self._is_async)
 
     def wishing(self, start: Callable[[], Any]) -> Callable[[], Any]:

@@ -67,7 +67,7 @@ class RRef(Handle[T]):
         if not agents.is_set():
             raise RuntimeError(errors.NO_AGENT)
         agent = agents.current()
-        references: Any = agent.worker.references
+        references: Any = agent.worker.parts.references
         references.adopt(self, value)
         self._number(agent)
 
@@ -309,7 +309,7 @@ class RRef(Handle[T]):
 
 
 def _incarnations(agent: agents.Agent) -> list[tuple[str, int]]:
-    return [(one.name, one.incarnation) for one in agent.worker.directory.members]
+    return [(one.name, one.incarnation) for one in agent.worker.parts.directory.members]
 
 
 Start = Callable[[RRef[Any], str, Any, Any, float], Any]

@@ -11,7 +11,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.arguments import check_seconds, wrong
 from asyncrpc.clock import Deadline
@@ -20,11 +20,9 @@ from asyncrpc.runtime.loops import loop_for
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.inbound import InboundCall
-    from asyncrpc.runtime.worker import Worker
 
-current_worker_var: Final[ContextVar[Worker | None]] = ContextVar(
-    "asyncrpc_worker", default=None
-)
+# A `Worker`: a class that these modules must not know.
+current_worker_var: Final[ContextVar[Any]] = ContextVar("asyncrpc_worker", default=None)
 current_call_var: Final[ContextVar[InboundCall | None]] = ContextVar(
     "asyncrpc_call", default=None
 )
@@ -36,8 +34,8 @@ deadline_var: Final[ContextVar[Deadline | None]] = ContextVar(
 _GRACE_S: Final = 0.005
 
 
-def current_worker() -> Worker:
-    """Return the worker of this task or thread.
+def current_worker() -> Any:
+    """Return the `Worker` of this task or thread; `asyncrpc.current_worker` is typed.
 
     Raises:
         NotStartedError: there is none: enter a `Worker`, or call `init_rpc`.
@@ -49,6 +47,15 @@ def current_worker() -> Worker:
             "`await asyncrpc.init_rpc(...)` first"
         )
     return worker
+
+
+def current_parts() -> Any:
+    """Return the `Parts` of the worker of this task or thread.
+
+    Raises:
+        NotStartedError: as for `current_worker`.
+    """
+    return current_worker().parts
 
 
 def cancelled() -> bool:

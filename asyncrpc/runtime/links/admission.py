@@ -19,8 +19,10 @@ from asyncrpc.errors import (
     AuthenticationError,
     ConnectError,
     RemoteProtocolError,
+    UsageError,
 )
 from asyncrpc.runtime.links.connection import Connection, ConnectionState
+from asyncrpc.transport.address import Address
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.worker import Worker
@@ -103,4 +105,20 @@ class Admission:
         self._unlogged = 0
         logger.warning(
             "worker %r refused a connection%s: %s", self._worker.name, more, error
+        )
+
+
+def check_listen_address(address: Address, *, is_guarded: bool) -> None:
+    """Refuse to serve strangers.
+
+    Raises:
+        UsageError: the address can be reached by others, who need neither a secret nor
+            a certificate.
+    """
+    if address.scheme == "tcp" and not is_guarded:
+        raise UsageError(
+            f"refusing to listen at {address} without a secret: anybody who reaches it "
+            "could run code here. Set ASYNCRPC_SECRET, or Options(secret=...), to the "
+            "same value on every worker; or verify their certificates, with "
+            "Options(tls=Tls(ca=...)); or listen at a Unix socket (uds://)"
         )

@@ -21,9 +21,9 @@ from asyncrpc.errors import (
     ConnectError,
     ConnectionLostError,
     Outcome,
+    RefusedError,
     TransportError,
     UnknownWorkerError,
-    UsageError,
     WorkerLostError,
     rebuild,
 )
@@ -157,7 +157,7 @@ class Directory(Reconnecting):
             link = await self._connect(entry)
         return link
 
-    async def _connect(self, entry: Entry) -> Link:
+    async def _connect(self, entry: Entry, *, again: bool = True) -> Link:
         while entry.broken is not None and not self._closing:
             # It ends with the connection, which `close` and `Options.lost_after_s` end.
             await entry.broken.connection.settled()
@@ -165,10 +165,17 @@ class Directory(Reconnecting):
             return entry.link
         if self._closing:
             raise self._closed()
+        joined = entry.dial is not None
         if entry.dial is None:
             entry.dial = self._worker.start_task(self._dial(entry))
             entry.dial.add_done_callback(entry.on_dialed)
-        return await self._await_dial(entry.dial)
+        try:
+            return await self._await_dial(entry.dial)
+        except WorkerLostError as error:
+            # Nobody listened before this caller came; by now somebody may.
+            if not (joined and again and isinstance(error.__cause__, RefusedError)):
+                raise
+        return await self._connect(entry, again=False)
 
     async def _await_dial(self, dial: asyncio.Task[Link]) -> Link:
         try:
@@ -581,19 +588,3 @@ class Directory(Reconnecting):
         left = [connection.ended for connection in tuple(self._connections)]
         if left:
             await asyncio.wait(left, timeout=1.0)
-
-
-def check_listen_address(address: Address, *, is_guarded: bool) -> None:
-    """Refuse to serve strangers.
-
-    Raises:
-        UsageError: the address can be reached by others, who need neither a secret nor
-            a certificate.
-    """
-    if address.scheme == "tcp" and not is_guarded:
-        raise UsageError(
-            f"refusing to listen at {address} without a secret: anybody who reaches it "
-            "could run code here. Set ASYNCRPC_SECRET, or Options(secret=...), to the "
-            "same value on every worker; or verify their certificates, with "
-            "Options(tls=Tls(ca=...)); or listen at a Unix socket (uds://)"
-        )

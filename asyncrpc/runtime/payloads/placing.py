@@ -14,23 +14,20 @@ import torch
 from asyncrpc.runtime.calls.futures import thread_blocked
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.worker import Worker
+    from asyncrpc.runtime.parts import Parts
 
 
-def empty(
-    worker: Worker, shape: Sequence[int], dtype: torch.dtype, loop_thread: int
-) -> torch.Tensor:
+def empty(worker: Parts, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor in shared memory, or a plain one; from any thread.
 
     Args:
         worker: whose slabs are used.
         shape: of the tensor.
         dtype: of the tensor.
-        loop_thread: the id of the worker's own thread, where its slabs are divided.
     """
     sizes = [int(size) for size in shape]
     nbytes = math.prod(sizes) * dtype.itemsize
-    if threading.get_ident() == loop_thread:
+    if threading.get_ident() == worker.tasks.thread_id:
         memory = worker.memory.empty(nbytes)
     else:
         found: concurrent.futures.Future[memoryview | None] = (

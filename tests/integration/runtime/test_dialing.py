@@ -18,14 +18,14 @@ import pytest
 
 import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Outcome, Worker, WorkerLostError
-from asyncrpc.errors import ConnectError
+from asyncrpc.errors import ConnectError, RefusedError
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.directory import Directory
 from asyncrpc.runtime.links.link import FirstMessage
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.transport.abc import StreamHandler, Transport
 from asyncrpc.transport.address import Address
-from asyncrpc.transport.memory import MemoryHub
+from asyncrpc.transport.memory import MemoryConnector, MemoryHub
 from asyncrpc.transport.uds import UdsConnector
 from tests.integration.multiprocessing.pidfds import have_ended, opened
 from tests.integration.runtime import remote
@@ -97,6 +97,38 @@ async def test_many_calls_at_once_share_one_dial(wired: Trio) -> None:
     assert await asyncio.gather(*calls) == list(range(1, 51))
     assert peers(a) == ["b"]
     assert peers(b) == ["a"]
+
+
+class LateRefusal(MemoryConnector):
+    """Its first dial is refused when it is told, whoever listens by then."""
+
+    def __init__(self, hub: MemoryHub) -> None:
+        super().__init__(hub)
+        self.dialing, self.refusing = asyncio.Event(), asyncio.Event()
+
+    async def connect(self, address: Address, handler: StreamHandler) -> Transport:
+        if not self.dialing.is_set():
+            self.dialing.set()
+            await self.refusing.wait()  # the test sets it
+            raise RefusedError(f"nobody listens at {address}")
+        return await super().connect(address, handler)
+
+
+async def test_who_joins_a_dial_is_not_refused_for_what_was_before() -> None:
+    hub = MemoryHub()
+    where, network = {"a": "mem://a", "b": "mem://b"}, LateRefusal(hub)
+    a = Worker("a", rendezvous=where, network=network, options=OPTIONS)
+    b = Worker("b", rendezvous=where, network=hub.connector(), options=OPTIONS)
+    async with started(a):
+        first = a.start_call("b", remote.add, (1,))
+        await network.dialing.wait()
+        async with started(b):
+            later = a.start_call("b", remote.add, (2,))
+            await asyncio.sleep(0)
+            network.refusing.set()
+            assert await later == 3
+            with pytest.raises(WorkerLostError, match="nobody listens"):
+                await first
 
 
 async def test_who_gives_up_while_dialing_leaves_the_dial_to_others(

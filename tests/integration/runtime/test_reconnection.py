@@ -120,7 +120,7 @@ async def test_a_cut_inside_the_handshake_of_a_resuming_connection_loses_nothing
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("way", Way)
 async def test_a_dial_that_is_cut_inside_its_handshake_costs_no_call(
-    way: Way, reset: bool
+    way: Way, *, reset: bool
 ) -> None:
     for nbytes in (0, 1, 39, 40, 41, 71, 72, 90, 112, 130):
         async with proxied("a", "b", "c", options=OPTIONS) as (workers, proxies):

@@ -39,9 +39,9 @@ async def test_a_pass_whose_segment_never_found_a_thread_ends() -> None:
             with acting_as(a):
                 async with context() as ctx:
                     loss = torch.ones(2, requires_grad=True).sum()
-                    a.run_in_thread(lambda: go.wait(LIMIT_S))
+                    a.parts.run_in_thread(lambda: go.wait(LIMIT_S))
                     running = asyncio.create_task(backward(ctx, [loss]))
-                    await until(lambda: a.pool.unfinished == 2)
+                    await until(lambda: a.parts.pool.unfinished == 2)
                     await a.shutdown()
                     async with asyncio.timeout(LIMIT_S):
                         with pytest.raises((AutogradError, ClosedError)):
@@ -57,7 +57,7 @@ async def test_a_pass_whose_dial_is_cut_off_ends() -> None:
             async with context() as ctx:
                 leaf = torch.ones(2, requires_grad=True)
                 loss = (await a.peer("b").call(double, leaf)).sum()
-                entry = a.directory.find("b")
+                entry = a.parts.directory.find("b")
                 assert entry.link is not None
                 proxies["b"].partition()
                 entry.link.connection.end(ConnectionLostError("cut by the test"))
@@ -91,7 +91,7 @@ async def test_a_step_that_waits_for_its_turn_ends() -> None:
                 stepping = asyncio.create_task(central.step(closure=closure))
                 await inside.wait()
                 steps = [asyncio.create_task(one.step(ctx)) for one in (first, second)]
-                service: Any = a.service("optim")
+                service: Any = a.parts.service("optim")
                 await until(lambda: service.turns == 3)
                 await a.shutdown()
                 async with asyncio.timeout(LIMIT_S):

@@ -6,12 +6,11 @@ From any thread: calls made in the threads that run functions are handed to the 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import threading
 import types
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import torch
 from torch.autograd import profiler
@@ -20,26 +19,25 @@ from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
     DeadlineExceededError,
-    NotStartedError,
     Outcome,
     UsageError,
     WorkerLostError,
 )
-from asyncrpc.runtime.calls.cheap import is_listed
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.calls.destination import Destination
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
-from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target, mode_of
 from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
-from asyncrpc.runtime.eager import eager_task
 from asyncrpc.runtime.extensions import References, ThreadState
-from asyncrpc.runtime.forking import FORKED
-from asyncrpc.runtime.links.directory import Directory
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
 from asyncrpc.serde import FunctionTable, describe_callable
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.lifecycle import Lifecycle
+    from asyncrpc.runtime.links.entry import Entry
+    from asyncrpc.runtime.tasks import Tasks
 
 T = TypeVar("T")
 
@@ -55,34 +53,53 @@ _NAMED: Final = frozenset({types.FunctionType, types.BuiltinFunctionType, type})
 KNOWN_MAX: Final = 4096  # programs call tens of functions
 
 
+class Links(Protocol):
+    """What is asked for links to peers."""
+
+    def link_to(self, name: str) -> Link | None:
+        """Return the open link to a worker; None if there is none."""
+
+    def find(self, name: str) -> Entry:
+        """Return what is known of a worker."""
+
+    async def connect(self, entry: Entry) -> Link:
+        """Return the link to a worker, making the connection if there is none."""
+
+
 class CallStarter:
-    """The part of a `Worker` that starts calls."""
+    """Starts the calls of one worker.
 
-    functions: FunctionTable
-    options: Options
-    loop: asyncio.AbstractEventLoop
-    directory: Directory
-    references: References | None
-    thread_states: list[ThreadState]
-    name: str
-    _state: str
-    beginning = 0  # calls that have been started and have no link yet
-    shows_calls = True  # to a profiler; a facade does it in its callers' threads
-    # A set, but ordered: in a simulation runs must not depend on addresses.
-    _tasks: dict[asyncio.Task[Any], None]
-    _thread_id: int
-    _targets: dict[str, Target]
-    _modes: dict[Callable[..., Any], Mode]
-    # Functions' names, as they are sent and as they are read.
-    _known: dict[Callable[..., Any], tuple[str | None, str]]
+    Attributes:
+        beginning: calls that have been started and have no link yet.
+        shows_calls: to a profiler; a facade does it in its callers' threads.
+        references: makes what `remote` returns; None: there are no references.
+        thread_states: what travels with a call because of the thread that makes it.
+    """
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether it has been shut down, or was never started.
+    loop: asyncio.AbstractEventLoop  # this and the next from `open` on
+    directory: Links
 
-        While it drains it is not: functions in flight may make calls of their own.
-        """
-        return self._state not in ("running", "starting", "closing")
+    def __init__(
+        self, lifecycle: Lifecycle, functions: FunctionTable, options: Options
+    ) -> None:
+        self.name = lifecycle.name
+        self.lifecycle = lifecycle
+        self.functions = functions
+        self.options = options
+        self.references: References | None = None
+        self.thread_states: list[ThreadState] = []
+        self.beginning = 0
+        self.shows_calls = True
+        # Functions' names, as they are sent.
+        self._known: dict[Callable[..., Any], tuple[str | None, str]] = {}
+
+    def open(self, tasks: Tasks, directory: Links) -> None:
+        """Begin: the worker has an event loop."""
+        self.loop = tasks.loop
+        self.directory = directory
+        self.thread_id = tasks.thread_id
+        self.start_task = tasks.start_task
+        self.on_loop_thread = tasks.on_loop_thread
 
     async def link_to(self, to: str) -> Link:
         """Return the open link to a worker, connecting if need be.
@@ -219,7 +236,7 @@ class CallStarter:
             with_site: whether it remembers where it was made.
             kind: what a profiler shows it as; "" shows nothing.
         """
-        self.check_running()
+        self.lifecycle.check_running()
         call: CallFuture[Any] = CallFuture(loop=self.loop, function=function, to=to)
         if with_site:
             call.site = call_site(3)
@@ -250,9 +267,9 @@ class CallStarter:
         """
         if meta is None and (not _grad_is_on() or _any_autocast_is_on()):
             meta = self.meta_here()
-        if threading.get_ident() != self._thread_id:
+        if threading.get_ident() != self.thread_id:
             if running_loop() is not None:
-                self.check_on_loop("a call")
+                self.lifecycle.check_on_loop("a call")
             meta = meta or {}
             self.loop.call_soon_threadsafe(
                 self._begin_later, call, target, values, timeout_s, meta, on_link
@@ -358,13 +375,6 @@ class CallStarter:
             if (found := state.here()) is not None
         }
 
-    def on_loop_thread(self, action: Callable[[], None]) -> None:
-        """Run `action` on the loop: now if this is its thread, else soon."""
-        if threading.get_ident() == self._thread_id:
-            action()
-        else:
-            self.loop.call_soon_threadsafe(action)
-
     def start_remote(
         self,
         to: str,
@@ -381,7 +391,7 @@ class CallStarter:
         """
         if self.references is None:
             raise UsageError("this worker was made without remote references")
-        self.check_running()
+        self.lifecycle.check_running()
         named = kwargs or {}
         if self.is_known(function):
             (target, _), values = self._known[function], (list(args), dict(named))
@@ -390,115 +400,6 @@ class CallStarter:
         else:
             (target, _), values = self._describe_anew(function, args, named)
         return self.references.start_remote(to, target, values, options=options)
-
-    def target(self, name: str) -> Target:
-        """Return what a peer may call by this name.
-
-        Raises:
-            DecodeError: there is no such function here.
-            RejectedError: the policy does not allow it.
-        """
-        found = self._targets.get(name)
-        if found is None:
-            function = self.functions.resolve(name)
-            found = Target(
-                name.rpartition(":")[2],
-                function,
-                mode_of(function),
-                is_listed(function) and self.options.on_loop_bytes_max > 0,
-            )
-            self._targets[name] = found
-        return found
-
-    def mode_of_method(self, method: Callable[..., Any]) -> Mode:
-        """Decide where a method of a referenced object runs.
-
-        Remembered by the function of its class: to find out takes 4 us.
-        """
-        function = getattr(method, "__func__", None)
-        if type(function) is not types.FunctionType:
-            return mode_of(method)
-        mode = self._modes.get(function)
-        if mode is None:
-            mode = mode_of(method)
-            if len(self._modes) < KNOWN_MAX:
-                self._modes[function] = mode
-        return mode
-
-    def start_task(
-        self,
-        coroutine: Coroutine[Any, Any, T],
-        *,
-        context: contextvars.Context | None = None,
-    ) -> asyncio.Task[T]:
-        """Run a coroutine as a task that this worker owns: it ends with the worker."""
-        task = self.loop.create_task(coroutine, context=context)
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
-        return task
-
-    def start_eagerly(
-        self,
-        coroutine: Coroutine[Any, Any, None],
-        context: contextvars.Context,
-        inbound: InboundCall,
-    ) -> None:
-        """Run a call's coroutine as far as it goes without waiting, now.
-
-        Most calls end there, and need neither a turn of the loop nor a place among the
-        tasks.  One that waits goes on as any other task.
-        """
-        task = eager_task(self.loop, coroutine, context)
-        if not task.done():
-            inbound.task = task
-            self._tasks[task] = None
-            task.add_done_callback(self._tasks.pop)
-            if inbound.is_cancelled:  # by something that its first step has set off
-                task.cancel()
-
-    def check_on_loop(self, used: str) -> None:
-        """Raise unless this worker runs, and this is its event loop.
-
-        Args:
-            used: what was called, for the error.
-
-        Raises:
-            NotStartedError: as for `check_running`.
-            UsageError: another event loop runs here, or none.
-        """
-        self.check_running()
-        running = running_loop()
-        if running is not self.loop:
-            raise UsageError(
-                f"{used} must be used on the event loop that worker {self.name!r} was"
-                f" started on, not {_place_of(running)}; there use"
-                " `asyncio.run_coroutine_threadsafe(..., worker.loop)`, or the blocking"
-                " names such as `asyncrpc.rpc_sync`"
-            )
-
-    def check_running(self) -> None:
-        """Raise if this worker does not run.
-
-        Raises:
-            NotStartedError: it has not been started, or has been shut down.
-        """
-        if self.is_closed:
-            if self._state == FORKED:
-                raise NotStartedError(
-                    f"worker {self.name!r} belongs to the process that this one was"
-                    " forked from: a forked child has none; start processes with"
-                    " asyncrpc.multiprocessing or the method 'spawn', and a worker in"
-                    " each"
-                )
-            raise NotStartedError(
-                f"worker {self.name!r} does not run: it has been shut down"
-                if self._state in ("closing", "closed")
-                else f"worker {self.name!r} has not been started; use `async with`"
-            )
-
-
-def _place_of(running: asyncio.AbstractEventLoop | None) -> str:
-    return "in a thread without one" if running is None else "on another one"
 
 
 def _named(error: AsyncRpcError, call: CallFuture[Any]) -> AsyncRpcError:
