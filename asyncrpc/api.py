@@ -54,7 +54,7 @@ class Worker(runtime.Worker):
     def _extend(self, parts: Parts) -> None:
         references = RRefService(parts)
         autograd = self.autograd_class(parts)
-        references.backward_from = _backward_from(autograd)
+        references.backward_from = _backward_from(parts)
         self._rrefs = references
         parts.references = parts.calls.references = references
         parts.propagators.append(autograd)
@@ -62,7 +62,7 @@ class Worker(runtime.Worker):
         for service in (
             references,
             autograd,
-            OptimizerService(parts, autograd),
+            OptimizerService(parts.id, autograd, parts, parts.functions),
             CollectivesService(parts),
         ):
             parts.services.add(service)
@@ -80,7 +80,7 @@ class Worker(runtime.Worker):
         return self._rrefs.records()
 
 
-def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
+def _backward_from(parts: Parts) -> Callable[..., Any]:
     """Return what runs a backward pass from a referenced tensor, on its owner."""
 
     async def backward(
@@ -92,8 +92,7 @@ def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
             root = await handle
             await backward_from(context, root, retain_graph)
             return
-        worker = autograd.worker
-        await worker.calls.start_call(
+        await parts.calls.start_call(
             handle.owner_name(), _backward_here, (handle, context.id, retain_graph)
         )
 

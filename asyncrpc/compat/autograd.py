@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from asyncrpc.autograd import backward as run_backward
-from asyncrpc.autograd.context import Context, ContextState, current_context_var
+from asyncrpc.autograd.context import Context, current_context_var
+from asyncrpc.autograd.state import ContextState
 from asyncrpc.compat.nodes import RememberingAutograd
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import errors

@@ -34,7 +34,7 @@ from asyncrpc.nn.schedules import (
     StageMachine,
 )
 from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.pins import copy_of
+from asyncrpc.rref.shared import copy_of
 from asyncrpc.runtime.calls.context import current_parts
 
 T = TypeVar("T")

@@ -27,7 +27,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from asyncrpc.rref.table import Value
+from asyncrpc.rref.values import Value
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.streams import Inflow
 from asyncrpc.runtime.forking import known_workers
@@ -181,5 +181,5 @@ def _owner_of(value: Value) -> Worker | None:
 
 
 def _owns(worker: Worker, value: Value) -> bool:
-    values: dict[Any, Value] = getattr(worker.parts.references, "_values", {})
-    return any(one is value for one in values.values())
+    references: Any = worker.parts.references  # None, or an `RRefService`
+    return references is not None and references.values.has(value)

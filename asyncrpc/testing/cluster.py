@@ -384,7 +384,7 @@ class ProcessCluster:
             if name in self._killed:
                 self._processes[name].terminate(0.1)
                 continue
-            link = await self.worker.link_to(name)
+            link = await self.worker.parts.link_to(name)
             link.notify(_Stopping.name, "stop", None)
 
 

@@ -54,7 +54,7 @@ class FacadeWorker(Worker):
 
     def _extend(self, parts: Parts) -> None:
         super()._extend(parts)
-        self._rrefs.handle_class = RRef
+        self._rrefs.handles.handle_class = RRef
         parts.calls.shows_calls = False
         parts.on_raised = print_raised
 

@@ -22,8 +22,8 @@ from asyncrpc.errors import (
 )
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.serde import (
-    Landing,
-    Parcel,
+    DevicePlacement,
+    PackedMessage,
     Staged,
     is_packed,
     is_staged,
@@ -115,7 +115,7 @@ class Preparing:
         self._cancelled.add(call_id)
         return True
 
-    def _send_to_thread(self, parcel: Parcel, arrival: _Arrival) -> bool:
+    def _send_to_thread(self, parcel: PackedMessage, arrival: _Arrival) -> bool:
         """Begin to unpack in a thread; say if that is worth it, and could be done."""
         if parcel.unpacked_bytes <= PACK_HERE_BYTES_MAX or self._count >= UNPACKING_MAX:
             return False
@@ -170,7 +170,7 @@ class Preparing:
         limits = link.codec.limits
         try:
             device_map = link.device_map_of(arrival.kind, arrival.call_id, arrival.head)
-            landing = Landing(control, buffers, limits, device_map.target)
+            landing = DevicePlacement(control, buffers, limits, device_map.target)
         except (DecodeError, MalformedError) as error:
             self._end(arrival, unreadable(str(error)), [])
             return
@@ -221,7 +221,7 @@ class Preparing:
         arrival.deliver(control, buffers)
 
 
-def _unpacked(parcel: Parcel) -> tuple[bytes, list[memoryview]]:
+def _unpacked(parcel: PackedMessage) -> tuple[bytes, list[memoryview]]:
     try:
         control, buffers = parcel.unpack()
     except DecodeError as error:

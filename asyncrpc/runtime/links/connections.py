@@ -84,11 +84,11 @@ class Connections:
             limits=settings.limits,
             make_buffer=settings.make_buffer,
             nonce=settings.random_bytes(NONCE_BYTES),
+            poller=settings.spinner,
             on_proved=on_proved,
             on_hello=on_hello,
         )
         connection.on_lost = self._on_lost
-        connection.spinner = settings.spinner
         # Not before there is a transport: what never had one never ends either.
         connection.on_made = self._on_made
         return connection

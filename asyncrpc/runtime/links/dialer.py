@@ -225,14 +225,16 @@ class _Dial(Generic[LinkT]):
 
     async def _ask(self) -> DialEvent:
         """Return whether an attempt that failed need not have been the last."""
+        may_go_on = self._has_news()
+        if not may_go_on and self._group is not None:
+            may_go_on = await self._group.refresh(self._dialled.name)
+        may_go_on = may_go_on or self._has_news()  # come while others were asked
+        return DialEvent.MOVED if may_go_on else DialEvent.NOT_MOVED
+
+    def _has_news(self) -> bool:
+        """Return whether the peer has dialed itself, or is known to be elsewhere."""
         entry = self._entry
-        if entry.machine.connection is not None:
-            return DialEvent.MOVED  # the peer's own
-        if entry.member != self._dialled:
-            return DialEvent.MOVED  # it is elsewhere, and word of that came meanwhile
-        if self._group is not None and await self._group.refresh(entry.member.name):
-            return DialEvent.MOVED
-        return DialEvent.NOT_MOVED
+        return entry.machine.connection is not None or entry.member != self._dialled
 
     def _unreachable(self, error: BaseException | None) -> WorkerLostError:
         why = "both sides kept dialing" if error is None else str(error)

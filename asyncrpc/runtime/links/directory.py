@@ -440,8 +440,9 @@ class Directory(Generic[LinkT]):
         connection.awaited = link.pending.calls
         connection.open_to(link)
         if peer.incarnation != self._identity.incarnation:
-            connection.next_call_id = partial(_next_call_id, link)
-            connection.allow_resuming(self.reconnector.on_broken)
+            connection.allow_resuming(
+                self.reconnector.on_broken, partial(_next_call_id, link)
+            )
             self._liveness.judge(connection, hello)
         if peer.incarnation in self._lost:
             del self._lost[peer.incarnation]

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from asyncrpc.errors import AsyncRpcError, TransportError
 from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.payloads.lanes import ControlConnection
 from asyncrpc.transport.abc import PeerCredentials, StreamHandler, Transport
 from asyncrpc.transport.address import Address
 from asyncrpc.wire.handshake import Role
@@ -82,12 +83,14 @@ class ResumableConnection(HandshakeConnection, Protocol):
     """A connection that can go on over another transport.
 
     Attributes:
-        received: how many bytes have been read since the peer's HELLO.
         mended: set unless it is broken: also when it has ended.
     """
 
-    received: int
     mended: asyncio.Event
+
+    @property
+    def received(self) -> int:
+        """How many bytes have been read since the peer's HELLO."""
 
     @property
     def is_broken(self) -> bool:
@@ -131,35 +134,28 @@ class PayloadLanes(Protocol):
         """Send what is queued, then end every lane, in order."""
 
 
-class LinkConnection(ResumableConnection, Protocol):
+class LinkConnection(ControlConnection, ResumableConnection, Protocol):
     """A connection that calls go over.
 
     Attributes:
         awaited: calls that have not been answered.
-        next_call_id: tells the number that the next call would have.
         peer_closed: why the peer ends in order, once it has said so.
     """
 
     awaited: Mapping[int, object]
-    next_call_id: Callable[[], int] | None
     peer_closed: str | None
 
     @property
     def lanes(self) -> PayloadLanes | None:
         """What carries large payloads, once it has been prepared."""
 
-    @property
-    def reads(self) -> int:
-        """How often something has been read."""
-
-    def send(self, kind: int, call_id: int) -> None:
-        """Write a message without content."""
-
     def acknowledge(self, news_bytes: int = 1) -> None:
         """Say how much has been read, if the peer does not know of so many bytes."""
 
     def allow_resuming(
-        self, on_broken: Callable[[LinkConnection, TransportError | None], None]
+        self,
+        on_broken: Callable[[LinkConnection, TransportError | None], None],
+        next_call_id: Callable[[], int] | None = None,
     ) -> None:
         """Outlive the transport from now on."""
 

@@ -21,13 +21,13 @@ from asyncrpc.errors import (
     TransportError,
 )
 from asyncrpc.runtime.counters import Counters
+from asyncrpc.runtime.links.disconnected import Discard
 from asyncrpc.runtime.links.ports import (
     SILENT,
     Handshakes,
     LinkConnection,
     ResumableConnection,
 )
-from asyncrpc.runtime.links.resuming import Discard
 from asyncrpc.runtime.links.routes import Routes
 from asyncrpc.runtime.machine.detector import Evidence
 from asyncrpc.runtime.machine.reconnect import (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any, cast
 
 from asyncrpc.errors import ConnectError
 from asyncrpc.runtime.links.host import HOST_ID
@@ -65,7 +64,7 @@ class LaneDialer:
         """Return the lanes of a connection; whoever dialed it dials them."""
         dialed = control.role is Role.DIALER
         return Lanes(
-            cast("Any", control),  # a `Connection`; what lanes need of it is their own
+            control,
             arrivals,
             loop=self._scheduler.loop,
             wanted=self._wanted,

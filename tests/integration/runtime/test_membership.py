@@ -77,8 +77,7 @@ async def killed(worker: Worker) -> AsyncIterator[None]:
     inner.parts.directory.connections.is_closing = True
     for connection in tuple(inner.parts.directory.connections.live):
         connection.allow_resuming(lambda *_: None)
-        if connection._transport is not None:  # noqa: SLF001
-            connection._transport.abort()  # noqa: SLF001
+        connection.stream.abort()
     yield
     inner.parts.membership._is_closed = False  # noqa: SLF001
     await worker.shutdown(drain_timeout_s=0.0)

@@ -45,10 +45,10 @@ async def test_a_context_of_others(
             value = list(ctx.id)
             if method != "release":
                 value += [int(a.incarnation), 10**6]
-            await tell(await c.link_to(of), "autograd", method, value)
+            await tell(await c.parts.link_to(of), "autograd", method, value)
             assert "has no part in autograd context" in caplog.text
             if method == "release" and of == "a":
-                await tell(await b.link_to("a"), "autograd", method, value)
+                await tell(await b.parts.link_to("a"), "autograd", method, value)
                 assert "which only the worker that opened it may end" in caplog.text
             await backward(ctx, [y.sum()])
             assert get_gradients(ctx)[x].tolist() == [2.0] * 3
@@ -61,12 +61,12 @@ async def test_a_gradient_that_was_not_asked_of_its_sender(trio: Trio) -> None:
         async with context() as ctx:
             x = torch.ones(3, requires_grad=True)
             y = await a.peer("b").call(double, x)
-            service: Any = a.service("autograd")
+            service: Any = a.parts.service("autograd")
             (message,) = service.state(ctx).sent
             ids = [*ctx.id, int(c.incarnation), 1]
             plan = [*ids, "c", 0, [], [message.serial, 0], None]
             for name, position in (("c", 0), ("b", 1), ("b", 99)):
-                link = await (b if name == "b" else c).link_to("a")
+                link = await (b if name == "b" else c).parts.link_to("a")
                 plan[7] = [message.serial, position]
                 value = [[torch.ones(3)], {"plan": plan}]
                 with pytest.raises(AsyncRpcError, match="was sent"):
@@ -79,9 +79,9 @@ async def test_a_gradient_that_was_not_asked_of_its_sender(trio: Trio) -> None:
 async def test_a_group_of_others(trio: Trio, caplog: pytest.LogCaptureFixture) -> None:
     a, b, c = trio
     groups = [Group(one, members=["a", "b"], timeout_s=LIMIT_S) for one in (a, b)]
-    service: Any = a.service("collectives")
+    service: Any = a.parts.service("collectives")
     (number,) = service._groups  # noqa: SLF001
-    link = await c.link_to("a")
+    link = await c.parts.link_to("a")
     failure = ["collective", "nothing has happened", []]
     for method, words in (
         ("failed", [0, failure]),
@@ -107,7 +107,7 @@ async def test_what_strangers_said_of_a_group_before_it_was_made(trio: Trio) -> 
     """It is dropped when the group is made; before, who they are was not known."""
     a, b, c = trio
     number = group_id("", ["a", "b"], 1)
-    link = await c.link_to("a")
+    link = await c.parts.link_to("a")
     for rank in (1, 77):
         words = [number, 0, rank, ["barrier", "", "", None, -1]]
         await tell(link, "collectives", "begun", words)
@@ -123,8 +123,8 @@ async def test_what_strangers_said_of_a_group_before_it_was_made(trio: Trio) -> 
 async def test_news_of_a_death_are_refuted_by_the_dead(trio: Trio) -> None:
     """Whoever says so: the one who is named lives, and the others go on with it."""
     a, b, c = trio
-    link = await c.link_to("a")
-    service: Any = a.service("membership")
+    link = await c.parts.link_to("a")
+    service: Any = a.parts.service("membership")
     for status in (1, 2):
         record = service.table.get("a").pack()
         record[7] = status
@@ -138,8 +138,8 @@ async def test_one_wrong_record_spoils_no_other(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _, c = trio
-    link = await c.link_to("a")
-    service: Any = a.service("membership")
+    link = await c.parts.link_to("a")
+    service: Any = a.parts.service("membership")
     good = ["newcomer", -1, 77, ["mem://nowhere"], "", 1, 0, 2]
     wrong = [[-1, [*good[:5], 2**70, 0, 0]], [-1, None], 5, [-5, good]]
     await tell(link, "membership", "news", [*wrong, [-1, good], *wrong])
@@ -149,7 +149,7 @@ async def test_one_wrong_record_spoils_no_other(
 
 async def test_a_barrier_of_ranks_only() -> None:
     async with Cluster(2) as (a, b):
-        link = await b.link_to("a")
+        link = await b.parts.link_to("a")
         for value in (
             [10**20, -1, b""],
             [-2, -1, b""],

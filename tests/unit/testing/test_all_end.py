@@ -17,7 +17,7 @@ import pytest
 
 from asyncrpc import Options, UsageError, Worker
 from asyncrpc.optim.turns import TurnQueue
-from asyncrpc.rref.table import Value
+from asyncrpc.rref.values import Value
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.streams import Credit
 from asyncrpc.testing import Cluster, StillPendingError, acting_as, all_end

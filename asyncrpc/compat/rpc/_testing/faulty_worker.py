@@ -45,8 +45,8 @@ from asyncrpc.compat.rpc.starting import FacadeWorker
 from asyncrpc.errors import DeadlineExceededError, EncodeError, Outcome
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.pins import Shared
 from asyncrpc.rref.service import RRefService
+from asyncrpc.rref.shared import Shared
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.links.link import Link
@@ -190,8 +190,7 @@ class FaultyCalls:
             shared.error = error
 
     def _shared_of(self, meta: Any) -> Shared | None:
-        found: Shared | None = self._references._shared.get(_rref_id(meta["r"]))  # noqa: SLF001
-        return found
+        return self._references.shared.get(_rref_id(meta["r"]))
 
     def _hold_back(  # noqa: PLR0917
         self,

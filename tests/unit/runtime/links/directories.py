@@ -92,15 +92,9 @@ class PlainLink:
 
     def _on_close(self, lane: int, why: str) -> None:
         lanes, closed = self.connection.lanes, self.connection
-        if lane:
-            assert lanes is not None
-            found = lanes.connection_of(lane)
-            if found is None:
-                return
-            closed = found
-        closed.peer_closed = why or "it closed the connection"
-        if closed.is_broken:
-            closed.end(ConnectionLostError(closed.peer_closed))
+        found = closed if not lane or lanes is None else lanes.connection_of(lane)
+        if found is not None:
+            found.on_peer_close(why)
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
         raise AssertionError("nobody gives anything up here")

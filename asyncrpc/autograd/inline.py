@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Final, TypeVar
 
+from asyncrpc.autograd.ports import Threads
 from asyncrpc.clock import now_s
-from asyncrpc.runtime.worker import Worker
 
 T = TypeVar("T")
 
@@ -38,10 +38,10 @@ class Runner:
     Thread safety: none; all calls on the worker's loop.
     """
 
-    def __init__(self, worker: Worker, lock: threading.RLock) -> None:
-        self._worker = worker
+    def __init__(self, threads: Threads, lock: threading.RLock) -> None:
+        self._threads = threads
         self._lock = lock
-        self._pace = Pace()
+        self._policy = InlinePolicy()
 
     def may_run_here(self, kind: Hashable | None) -> bool:
         """Say whether a job is to be run by `run_here`, at once; it has the lock then.
@@ -52,9 +52,9 @@ class Runner:
         """
         return (
             kind is not None
-            and self._pace.is_short(kind)
-            and not self._worker.pool.runs_here
-            and not self._worker.pool.takes_turns
+            and self._policy.is_short(kind)
+            and not self._threads.pool.runs_here
+            and not self._threads.pool.takes_turns
             and self._lock.acquire(blocking=False)
         )
 
@@ -65,14 +65,14 @@ class Runner:
             return job()
         finally:
             self._lock.release()
-            self._pace.note(kind, now_s() - begun_s)
+            self._policy.note(kind, now_s() - begun_s)
 
     def run_in_thread(
         self, kind: Hashable | None, job: Callable[[], T]
     ) -> asyncio.Future[T]:
         """Run a job in a thread, and take note of how long it takes there."""
         if kind is None:
-            return self._worker.run_in_thread(job)
+            return self._threads.run_in_thread(job)
         took_s = 0.0
 
         def timed() -> T:
@@ -83,12 +83,12 @@ class Runner:
             finally:
                 took_s = now_s() - begun_s
 
-        work = self._worker.run_in_thread(timed)
-        work.add_done_callback(lambda _: self._pace.note(kind, took_s))
+        work = self._threads.run_in_thread(timed)
+        work.add_done_callback(lambda _: self._policy.note(kind, took_s))
         return work
 
 
-class Pace:
+class InlinePolicy:
     """What is known of the time that kinds of work take.
 
     Thread safety: none; all calls on the worker's loop.

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from asyncrpc.autograd.pace import KINDS_MAX, LATE_MAX, LONG_S, SHORT_S, TRIALS, Pace
+from asyncrpc.autograd.inline import (
+    KINDS_MAX,
+    LATE_MAX,
+    LONG_S,
+    SHORT_S,
+    TRIALS,
+    InlinePolicy,
+)
 
 
 def test_only_what_has_always_been_short_is() -> None:
-    pace = Pace()
+    pace = InlinePolicy()
     for _ in range(TRIALS):
         assert not pace.is_short("a")
         pace.note("a", SHORT_S / 2)
@@ -15,7 +22,7 @@ def test_only_what_has_always_been_short_is() -> None:
 
 
 def test_a_slow_trial_begins_anew() -> None:
-    pace = Pace()
+    pace = InlinePolicy()
     pace.note("a", SHORT_S / 2)
     pace.note("a", 2 * SHORT_S)
     for _ in range(TRIALS - 1):
@@ -26,7 +33,7 @@ def test_a_slow_trial_begins_anew() -> None:
 
 
 def test_what_has_held_up_the_loop_often_never_does_again() -> None:
-    pace = Pace()
+    pace = InlinePolicy()
     for late in range(1, LATE_MAX + 1):
         for _ in range(TRIALS):
             pace.note("a", 0.0)
@@ -41,7 +48,7 @@ def test_what_has_held_up_the_loop_often_never_does_again() -> None:
 
 
 def test_so_many_kinds_are_remembered() -> None:
-    pace = Pace()
+    pace = InlinePolicy()
     for _ in range(TRIALS):
         pace.note("first", 0.0)
     for kind in range(KINDS_MAX):

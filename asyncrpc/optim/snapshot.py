@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 
-class Undo:
+class Snapshot:
     """A copy of parameters, and of an optimizer's state and options.
 
     What an optimizer of the user's keeps elsewhere, in attributes of its own, is not
-    seen.  Making one and running one is for who holds the lock over the parameters.
+    seen.  Making one and restoring it is for who holds the lock over the parameters.
     """
 
     __slots__ = ("_groups", "_optimizer", "_parameters", "_state", "_values")
@@ -34,7 +34,7 @@ class Undo:
             }
             self._groups = [_options_of(group) for group in optimizer.param_groups]
 
-    def run(self) -> None:
+    def restore(self) -> None:
         """Put everything back.
 
         For graphs that hold the parameters it is one more change: one may have been

@@ -5,42 +5,71 @@ A reference goes as [creator, serial, owner, owner's name, form, token].
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from asyncrpc.errors import (
-    DecodeError,
-    EncodeError,
-    RemoteProtocolError,
-)
+from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.ids import Incarnation, RRefId, WorkerId
 from asyncrpc.rref import machine as m
-from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.pins import MessagePins, Shared
-from asyncrpc.rref.table import RRefTable
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.rref.handle import RRef, service_of, shared_of
+from asyncrpc.rref.handles import Handles
+from asyncrpc.rref.names import PeerNames
+from asyncrpc.rref.pins import MessagePins
+from asyncrpc.rref.shared import Shared, SharedById
+from asyncrpc.rref.tables import Tables
+from asyncrpc.rref.values import Values
 from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.runtime.ports import PeerLink
 
 FORK, LOAN, HOME = 0, 1, 2  # from its owner; from another holder; to this worker itself
 
 
-class Travel(RRefTable):
-    """A `runtime.extensions.References`, as far as messages go."""
+class ReferenceCodec:
+    """References in the message at hand: a `runtime.extensions.References`, in part.
 
-    handled: tuple[type, ...] = (RRef,)
+    Attributes:
+        lifted: how many references of the message that is being decoded are made again.
+    """
 
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)
-        self._link: Link | None = None  # of the message at hand
+    def __init__(
+        self,
+        me: WorkerId,
+        *,
+        tables: Tables,
+        handles: Handles,
+        shared: SharedById,
+        values: Values,
+        names: PeerNames,
+        meet: Callable[[PeerLink], None],
+    ) -> None:
+        """Prepare to encode and decode.
+
+        Args:
+            me: this worker.
+            tables: count what travels.
+            handles: make handles of what arrives.
+            shared: what the handles of each value share.
+            values: that are here, or are to be.
+            names: of owners.
+            meet: is told of the link of each message.
+        """
+        self.lifted = 0
+        self._me = me
+        self._owner, self._user = tables.owner, tables.user
+        self._carry_out = tables.carry_out
+        self._handles = handles
+        self._shared = shared
+        self._values = values
+        self._names = names
+        self._meet = meet
+        self._link: PeerLink | None = None  # of the message at hand
         self._pins: MessagePins | None = None
         self._loans: list[tuple[RRefId | None, Incarnation, int]] = []
-        self.lifted = 0
 
-    def begin_encode(self, link: Link) -> None:
+    def begin_encode(self, link: PeerLink) -> None:
         """A message to the other end of `link` is about to be encoded."""
         self._link = link
-        self.meet(link)
+        self._meet(link)
 
     def end_encode(self, *, sent: bool) -> MessagePins | None:
         """It has been, or could not be."""
@@ -52,26 +81,26 @@ class Travel(RRefTable):
 
     def lower(self, value: RRef[Any]) -> object:
         """Return what travels in place of a reference, and count it."""
-        link, shared = self._link, value._shared  # noqa: SLF001
+        link, shared = self._link, shared_of(value)
         if link is None:
             raise EncodeError("an RRef can only travel in a call or its result")
-        if self._notes:
-            self.settle_notes()  # a handle made in a thread may not be counted yet
-        if value._service is not self:  # noqa: SLF001
+        self._handles.settle()  # a handle made in a thread may not be counted yet
+        if service_of(value) is not self._handles.service:
             raise EncodeError(f"{value!r} belongs to another worker of this process")
         shared.check()
         to = link.peer.incarnation
-        if self._pins is None:
-            self._pins = MessagePins(self, link)
+        pins = self._pins
+        if pins is None:
+            pins = self._pins = MessagePins(self, link)
         owner = shared.owner
         form, token = HOME, 0
-        if to == self._me:
-            self._count_handle(shared)
-            self._pins.add_at_home(shared)
+        if to == self._me.incarnation:
+            self._handles.count(shared)
+            pins.add_at_home(shared)
         elif shared.is_here:
             form = FORK
             self._owner.hand_out(value.rref_id, to)
-            self._pins.add_fork(value.rref_id)
+            pins.add_fork(value.rref_id)
         elif owner.incarnation == UNKNOWN_INCARNATION:
             raise EncodeError(
                 f"{value!r} cannot be sent yet: its owner has not been reached; await "
@@ -79,15 +108,15 @@ class Travel(RRefTable):
             )
         else:
             form = LOAN
-            token = self._pins.add_loan(self._user.lend(value.rref_id, to))
+            token = pins.add_loan(self._user.lend(value.rref_id, to))
         return [*value.rref_id, owner.incarnation, owner.name, form, token]
 
-    def begin_decode(self, link: Link) -> None:
+    def begin_decode(self, link: PeerLink) -> None:
         """A message from the other end of `link` is about to be decoded."""
         self._link = link
         self._loans = []
         self.lifted = 0
-        self.meet(link)
+        self._meet(link)
 
     def end_decode(self) -> Any:
         """It has been; return the loans that it brought."""
@@ -105,12 +134,12 @@ class Travel(RRefTable):
         if link.is_lost:
             raise DecodeError("an RRef from a worker that was lost meanwhile")
         sender = link.peer.incarnation
-        self._names.setdefault(owner.incarnation, owner.name)  # hearsay renames nobody
-        if form == HOME and sender != self._me:
+        self._names.note_hearsay(owner)
+        if form == HOME and sender != self._me.incarnation:
             raise DecodeError("an RRef that claims to have stayed at home")
         if form == HOME:  # its count came with it
-            return self.handle_class._make(self.whole, self._shared_of(rref_id, owner))
-        if owner.incarnation == self._me:
+            return self._handles.make(self._shared.of(rref_id, owner))
+        if owner.incarnation == self._me.incarnation:
             return self._lift_own(rref_id, sender, token)
         if form == FORK:
             if owner.incarnation != sender:
@@ -119,35 +148,25 @@ class Travel(RRefTable):
         else:
             effects = self._user.borrow(rref_id, owner.incarnation, sender, token)
             self._loans.append((rref_id, sender, token))
-        handle = self.handle_class._make(self.whole, self._shared_of(rref_id, owner))
+        handle = self._handles.make(self._shared.of(rref_id, owner))
         self._carry_out(effects)
         return handle
 
     def _lift_own(self, rref_id: RRefId, sender: Incarnation, token: int) -> RRef[Any]:
         """A reference to a value of this worker has come back to it."""
         effects = self._owner.came_home(rref_id)
-        self.whole.value(rref_id)
+        self._values.expect(rref_id)
         if token:
             self._loans.append((None, sender, token))
-        shared = self._shared_of(rref_id, self.worker.id)
-        handle = self.handle_class._make(self.whole, shared)
+        handle = self._handles.make(self._shared.of(rref_id, self._me))
         self._carry_out(effects)
         return handle
 
-    def _count_handle(self, shared: Shared) -> None:
-        if shared.is_here:
-            self._owner.local_acquire(shared.rref_id)
-        else:
-            self._user.add_handle(shared.rref_id)
+    # --- what a message counted, after it has been sent or read ----------------------
 
-    def drop_all(self, at_home: Iterable[Shared]) -> None:
-        """Drop the counts of references that were to go to this worker itself."""
-        for shared in at_home:
-            self._note(self._dropped, shared)
-
-    def settle_loans(self, link: Link, loans: Any, *, answered: bool) -> list[int]:
+    def settle_loans(self, link: PeerLink, loans: Any, *, answered: bool) -> list[int]:
         """The call is over: return the loans that go back with its answer."""
-        self.settle_notes()
+        self._handles.settle()
         if link.is_lost:
             return []  # and all that it lent with it
         to = link.peer.incarnation if answered else None
@@ -164,21 +183,6 @@ class Travel(RRefTable):
                     self._carry_out((effect,))
         return here
 
-    def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
-        """Take back loans that came with an answer; a wrong one spoils no other.
-
-        Raises:
-            RemoteProtocolError: that worker does not have one of them.
-        """
-        problem: RemoteProtocolError | None = None
-        for token in tokens:
-            try:
-                self._carry_out(self._user.loan_returned(token, from_))
-            except RemoteProtocolError as error:
-                problem = problem or error
-        if problem is not None:
-            raise problem
-
     def undo(self, to: Incarnation, forks: list[RRefId], loans: list[int]) -> None:
         """Take back what a message counted that nobody has read."""
         effects: list[m.Effect] = []
@@ -187,6 +191,10 @@ class Travel(RRefTable):
         for token in loans:
             effects += self._user.undo_lend(token)
         self._carry_out(effects)
+
+    def drop_all(self, at_home: Iterable[Shared]) -> None:
+        """Drop the counts of references that were to go to this worker itself."""
+        self._handles.drop_all(at_home)
 
 
 def _read_reference(tree: Any) -> tuple[RRefId, WorkerId, int, int]:

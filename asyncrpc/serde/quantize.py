@@ -47,8 +47,11 @@ _FLOAT8: Final = frozenset(
 _FLOAT16: Final = frozenset({torch.float16, torch.bfloat16})
 
 
-class Harmed(Exception):  # noqa: N818 - never leaves serde
-    """A cast would destroy a value; the text says which and why."""
+class LossyValueError(Exception):
+    """A cast would destroy a value; the text says which and why.
+
+    It never leaves serde.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Cast:
     Attributes:
         shrinks: dtypes that it is for.
         leaves: dtypes that are as small already; they travel as they are.
-        narrow: one dimension of elements to bytes; raises `Harmed`.
+        narrow: one dimension of elements to bytes; raises `LossyValueError`.
         widen: bytes, and room for the elements, which it fills.
         narrow_bytes: how many bytes so many elements become.
     """
@@ -93,7 +96,7 @@ def _refuse_overflow(
 ) -> None:
     over = part[torch.isfinite(part) & (part.abs() >= limit)]
     if len(over):
-        raise Harmed(
+        raise LossyValueError(
             f"it holds {float(over[0]):g}, which would become infinite: the largest"
             f" number is {torch.finfo(dtype).max:g}; {advice}"
         )
@@ -145,7 +148,7 @@ def _to_int8(wide: torch.Tensor) -> torch.Tensor:
             scales[done : done + len(scale)] = scale
             done += len(scale)
     if not bool(torch.isfinite(scales).all()):
-        raise Harmed("it holds a NaN or an infinity, which has no scaled form")
+        raise LossyValueError("it holds a NaN or an infinity, which has no scaled form")
     return narrow
 
 

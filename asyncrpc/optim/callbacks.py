@@ -12,13 +12,33 @@ import contextvars
 import enum
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from asyncrpc.runtime.calls.futures import refuse_on_loop
-from asyncrpc.runtime.worker import Worker
 
 R = TypeVar("R")
+
+
+class BlockingPool(Protocol):
+    """Threads that may say that one of them waits."""
+
+    def blocked(self) -> AbstractContextManager[Any]:
+        """A thread waits inside: others run meanwhile."""
+
+
+class CallbackThreads(Protocol):
+    """The threads of a worker, and its loop."""
+
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def pool(self) -> BlockingPool:
+        """The threads."""
+
+    def run_in_thread(self, job: Callable[[], R], /) -> asyncio.Future[R]:
+        """Run `job` in a thread; called on the loop."""
 
 
 class _Event(enum.Enum):
@@ -28,8 +48,8 @@ class _Event(enum.Enum):
     ENDED = "ended"
 
 
-async def drive(
-    worker: Worker,
+async def run_with_callbacks(
+    threads: CallbackThreads,
     algorithm: Callable[[Callable[[], Any]], R],
     evaluate: Callable[[], Awaitable[Any]],
 ) -> R:
@@ -53,15 +73,15 @@ async def drive(
         refuse_on_loop("a closure", "in a simulation, step without one")
         if is_abandoned.is_set():  # the algorithm has caught that, and goes on
             raise _AbandonedError
-        worker.loop.call_soon_threadsafe(events.put_nowait, _Event.ASKED)
-        with worker.pool.blocked():
+        threads.loop.call_soon_threadsafe(events.put_nowait, _Event.ASKED)
+        with threads.pool.blocked():
             value, error = answers.get()
         if error is not None:
             raise error
         return value
 
     context = contextvars.copy_context()
-    work = worker.run_in_thread(lambda: context.run(algorithm, ask))
+    work = threads.run_in_thread(lambda: context.run(algorithm, ask))
     work.add_done_callback(lambda _: events.put_nowait(_Event.ENDED))
     try:
         # The thread asks or ends; a job that its pool has dropped ends, too.

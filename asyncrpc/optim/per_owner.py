@@ -34,13 +34,13 @@ from asyncrpc.optim.options import (
     is_harmless,
 )
 from asyncrpc.optim.owners import Owners, named, try_each
-from asyncrpc.optim.step import StepResult, Wanted
+from asyncrpc.optim.step import StepOptions, StepResult
 from asyncrpc.runtime.calls.context import deadline_var
 
 ContextNumbers = list[int]
 
 
-class Spread:
+class PerOwnerOptimizer:
     """Local optimizers on all owners, and what they have been told.
 
     Attributes:
@@ -96,21 +96,21 @@ class Spread:
 
     # --- a step ----------------------------------------------------------------------
 
-    async def step(self, context_id: ContextNumbers, wanted: Wanted) -> StepResult:
+    async def step(self, context_id: ContextNumbers, how: StepOptions) -> StepResult:
         """Take a step; see `DistributedOptimizer.step`."""
         now = self._options().now()
         # Numbers travel with the step; what may make it raise comes before the vote.
         await self._tell(lambda differing: not is_harmless(differing), now)
         if len(self._owners.listed) == 1:
-            result = await self._step_one(context_id, wanted, now)
+            result = await self._step_one(context_id, how, now)
         else:
-            result = await self._step_many(context_id, wanted, now)
+            result = await self._step_many(context_id, how, now)
         if result.is_applied:
             self._options().note_step()
         return result
 
     async def _step_one(
-        self, context_id: ContextNumbers, wanted: Wanted, now: list[Options]
+        self, context_id: ContextNumbers, how: StepOptions, now: list[Options]
     ) -> StepResult:
         """Prepare and commit by one message: a round trip less."""
         (owner,) = self._owners.listed
@@ -119,9 +119,9 @@ class Spread:
                 owner,
                 "step",
                 context_id,
-                wanted.clip_norm,
-                wanted.skip_nonfinite,
-                self._commit_of(owner, wanted, now),
+                how.clip_norm,
+                how.skip_nonfinite,
+                self._commit_of(owner, how, now),
             )
         except Exception as error:  # any optimizer's code runs there
             # An OptimizerError says itself what is left.
@@ -136,22 +136,22 @@ class Spread:
         return StepResult(is_applied, count, norm)
 
     async def _step_many(
-        self, context_id: ContextNumbers, wanted: Wanted, now: list[Options]
+        self, context_id: ContextNumbers, how: StepOptions, now: list[Options]
     ) -> StepResult:
         votes = await self._owners.each(
             "prepare",
             context_id,
-            wanted.needs_norm,
+            how.needs_norm,
             problem="the step was refused, and nothing was applied anywhere",
         )
         count = sum(vote[0] for vote in votes.values())
         norm = None
-        if wanted.needs_norm:
+        if how.needs_norm:
             norm = norm_of(part for vote in votes.values() for part in vote[1])
-        scale = scale_for(norm, wanted.clip_norm, skip_nonfinite=wanted.skip_nonfinite)
+        scale = scale_for(norm, how.clip_norm, skip_nonfinite=how.skip_nonfinite)
         if scale is not None:
             step = _Commit(self._owners, context_id, scale)
-            parts = {one: self._commit_of(one, wanted, now) for one in votes}
+            parts = {one: self._commit_of(one, how, now) for one in votes}
             unsure = [one for one, vote in votes.items() if not vote[2]]
             # Once one owner is told, all are: a task that our cancellation passes by.
             task = self._owners.start(self._commit(step, parts, unsure, now))
@@ -173,10 +173,10 @@ class Spread:
         self._known.update(dict.fromkeys(parts, now))
 
     def _commit_of(
-        self, owner: WorkerId, wanted: Wanted, now: list[Options]
+        self, owner: WorkerId, how: StepOptions, now: list[Options]
     ) -> list[Any]:
         """Return what an owner needs to know when it applies a step."""
-        return [wanted.allow_stale, changes(now, self._known[owner])]
+        return [how.allow_stale, changes(now, self._known[owner])]
 
     async def _tell(
         self, is_due: Callable[[Changes], bool], now: list[Options]

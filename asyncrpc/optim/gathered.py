@@ -24,14 +24,13 @@ from asyncrpc.autograd import context
 from asyncrpc.errors import OptimizerError, UsageError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim import states
-from asyncrpc.optim.driving import drive
+from asyncrpc.optim.callbacks import CallbackThreads, run_with_callbacks
 from asyncrpc.optim.groups import Group, numbers_of, part_of
 from asyncrpc.optim.local import Gradients, norm_of, scale_for, scaled, squares
 from asyncrpc.optim.owners import Owners
 from asyncrpc.optim.service import checked
-from asyncrpc.optim.step import Closure, StepResult, Wanted
-from asyncrpc.optim.undo import Undo
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.optim.snapshot import Snapshot
+from asyncrpc.optim.step import Closure, StepOptions, StepResult
 
 
 def needs_closure(cls: Any) -> bool:
@@ -43,7 +42,7 @@ def needs_closure(cls: Any) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-class Central:
+class GatheredOptimizer:
     """An optimizer of this worker over parameters of others."""
 
     def __init__(
@@ -52,14 +51,14 @@ class Central:
         groups: list[Group],
         given: tuple[Sequence[Any], Mapping[str, Any]],
         owners: Owners,
-        worker: Worker,
+        threads: CallbackThreads,
     ) -> None:
         self.options: torch.optim.Optimizer | None = None
         self._cls = cls
         self._groups = groups
         self._given = given
         self._owners = owners
-        self._worker = worker
+        self._threads = threads
         self._mirrors: list[torch.Tensor] = []
         self._unmade = list(owners.listed)
         self._one_at_a_time = asyncio.Lock()
@@ -101,31 +100,31 @@ class Central:
 
     # --- a step ----------------------------------------------------------------------
 
-    async def step(self, closure: Closure, wanted: Wanted) -> StepResult:
+    async def step(self, closure: Closure, how: StepOptions) -> StepResult:
         """Take a step; see `DistributedOptimizer.step`."""
-        task = self._owners.start(self._step(closure, wanted))
+        task = self._owners.start(self._step(closure, how))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             task.cancel()
             raise
 
-    async def _step(self, closure: Closure, wanted: Wanted) -> StepResult:
+    async def _step(self, closure: Closure, how: StepOptions) -> StepResult:
         optimizer = self.options
         assert optimizer is not None  # made
         async with self._one_at_a_time:
-            run = _Run(self, closure, wanted)
+            run = _Run(self, closure, how)
             owners = sorted(self._owners.listed)
-            undo: Undo | None = None
+            snapshot: Snapshot | None = None
             try:
                 await self._begin(owners)
-                undo = Undo(self._mirrors, optimizer)
-                await drive(self._worker, optimizer.step, run.evaluate)
+                snapshot = Snapshot(self._mirrors, optimizer)
+                await run_with_callbacks(self._threads, optimizer.step, run.evaluate)
                 self.take([None] * len(self._mirrors))
-                await self.assign(wanted)
+                await self.assign(how)
             except BaseException as error:
-                if undo is not None:
-                    undo.run()
+                if snapshot is not None:
+                    snapshot.restore()
                 await self._owners.settle(owners, is_applied=False)
                 if isinstance(error, _NotFiniteError):
                     return run.result(is_applied=False)
@@ -156,7 +155,7 @@ class Central:
         values: list[torch.Tensor] = await self._owners.ask(owner, "begin")
         return values
 
-    async def assign(self, wanted: Wanted) -> None:
+    async def assign(self, how: StepOptions) -> None:
         """Give the owners the mirrors' values."""
         await self._owners.gather(
             self._owners.listed,
@@ -164,7 +163,7 @@ class Central:
                 one,
                 "assign",
                 [self._mirrors[at].detach() for at in numbers_of(self._groups, one)],
-                wanted.allow_stale,
+                how.allow_stale,
             ),
             problem="the parameters could not be set",
         )
@@ -228,23 +227,23 @@ class _NotFiniteError(Exception):
 class _Run:
     """The evaluations of one step."""
 
-    of: Central
+    of: GatheredOptimizer
     closure: Closure
-    wanted: Wanted
+    how: StepOptions
     first: tuple[int, float | None, Any] | None = None
 
     async def evaluate(self) -> Any:
         """Give the owners the values, run the closure, and take the gradients."""
         if self.first is not None:  # else the owners have these values already
-            await self.of.assign(self.wanted)
+            await self.of.assign(self.how)
         async with context() as ctx:
             loss = await self.closure(ctx)
             found = await self.of.gradients(list(ctx.id))
-        norm = norm_of(squares(found)) if self.wanted.needs_norm else None
+        norm = norm_of(squares(found)) if self.how.needs_norm else None
         if self.first is None:
             self.first = sum(one is not None for one in found), norm, loss
         scale = scale_for(
-            norm, self.wanted.clip_norm, skip_nonfinite=self.wanted.skip_nonfinite
+            norm, self.how.clip_norm, skip_nonfinite=self.how.skip_nonfinite
         )
         if scale is None:
             raise _NotFiniteError
