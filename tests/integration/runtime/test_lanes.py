@@ -192,9 +192,9 @@ class TestOpening:
                 return hello.verdict
 
             assert await dial(control.token ^ 2) == "no such connection"
-            a.incarnation = type(own)(int(own) ^ 2)
+            a.parts.identity.incarnation = type(own)(int(own) ^ 2)
             assert await dial(control.token) == "no such connection"
-            a.incarnation = own
+            a.parts.identity.incarnation = own
             assert not lanes_of(b, "a").lanes
             assert await a.peer("b").call(remote.add, 1) == 2
 
