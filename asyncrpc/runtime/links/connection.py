@@ -96,10 +96,6 @@ class Connection:
         claim, release_claim, forget_transfer: see `IncomingPayloads`.
         watch_requests, stand_in: likewise.
         acknowledge, break_off, adopt, settled, mended: see `Resumption`.
-        bearer: the connection that is about to bring another transport, once it has
-            said how much has been read: until then nothing more may be.
-        attempt: how many there were, at the side that dials; the last one that came, at
-            the other.
     """
 
     def __init__(
@@ -142,8 +138,6 @@ class Connection:
         self.on_broken: OnBroken | None = None
         self.peer_closed: str | None = None
         self.ack_through = self
-        self.bearer: Connection | None = None
-        self.attempt = 0
         self.stream = ByteStream(loop, poller)
         self.join = self.stream.join
         self._write = self.stream.write
@@ -430,6 +424,11 @@ class Connection:
         return self._reader.message_bytes_copied
 
     # --- who is there ----------------------------------------------------------------
+
+    @property
+    def has_proved(self) -> bool:
+        """Whether both ends have proved that they know the secret, if there is one."""
+        return self.state is not ConnectionState.HANDSHAKE
 
     @property
     def credentials(self) -> PeerCredentials | None:

@@ -160,33 +160,3 @@ class Link(CallerSide, CalleeSide):
                 call.on_error(self._lost_error(call.function, Outcome.UNKNOWN), 0)
         for inbound in self.served:
             inbound.cancel()
-
-
-class FirstMessage:
-    """The sink of a connection until the first message, which it tells of."""
-
-    def __init__(self, link: Link, on_first: Callable[[], None]) -> None:
-        self._link = link
-        self._on_first = on_first
-
-    def on_message(  # noqa: PLR0917  (as of every sink)
-        self,
-        kind: int,
-        flags: int,
-        call_id: int,
-        aux: int,
-        head: bytes,
-        control: bytes,
-        buffers: list[memoryview],
-    ) -> None:
-        """Take it; all further ones go to the link."""
-        self._tell().on_message(kind, flags, call_id, aux, head, control, buffers)
-
-    def on_transfer_dropped(self, kind: int, call_id: int) -> None:
-        """Take that as the first message."""
-        self._tell().on_transfer_dropped(kind, call_id)
-
-    def _tell(self) -> Link:
-        self._link.connection.open_to(self._link)
-        self._on_first()
-        return self._link
