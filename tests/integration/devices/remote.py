@@ -44,12 +44,12 @@ async def double_awaited(tensor: torch.Tensor) -> torch.Tensor:
 
 @asyncrpc.async_execution
 def double_elsewhere(to: str, tensor: torch.Tensor) -> Any:
-    return asyncrpc.current_worker().start_call(to, double, (tensor,))
+    return asyncrpc.current_worker().parts.start_call(to, double, (tensor,))
 
 
 def double_there(to: str, tensor: torch.Tensor) -> Any:
     """Call on, and block this thread meanwhile."""
-    there = asyncrpc.current_worker().start_call(to, double, (tensor,)).wait()
+    there = asyncrpc.current_worker().parts.start_call(to, double, (tensor,)).wait()
     return there + tensor
 
 
@@ -108,6 +108,6 @@ class Layer(torch.nn.Module):
 
     def gradient(self, context_id: list[int]) -> torch.Tensor | None:
         """Return the gradient that an autograd context has for the weight."""
-        service: Any = asyncrpc.current_worker().service("autograd")
+        service: Any = asyncrpc.current_worker().parts.service("autograd")
         found = get_gradients(service.context_of(context_id)).get(self.weight)
         return None if found is None else found.cpu()
