@@ -73,11 +73,12 @@ from asyncrpc.functions import async_execution, idempotent, on_loop
 from asyncrpc.ids import WorkerInfo
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.records import RRefRecord
-from asyncrpc.runtime.calls.context import cancelled, current_worker, deadline
+from asyncrpc.runtime.calls.context import cancelled, deadline
 from asyncrpc.runtime.calls.futures import CallFuture, CallStats
 from asyncrpc.runtime.calls.group import GroupCall, GroupReply, PeerGroup
 from asyncrpc.runtime.calls.peer import Peer
 from asyncrpc.runtime.counters import Counters
+from asyncrpc.runtime.current import current_worker
 from asyncrpc.runtime.loops import run
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
 from asyncrpc.runtime.membership.rendezvous import JoinRendezvous, LocalRendezvous

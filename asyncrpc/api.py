@@ -25,8 +25,9 @@ from asyncrpc.optim.service import OptimizerService
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.records import RRefRecord
 from asyncrpc.rref.service import RRefService
-from asyncrpc.runtime.calls.context import current_worker, current_worker_var
+from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
+from asyncrpc.runtime.current import current_worker
 from asyncrpc.runtime.membership.rendezvous import Rendezvous
 from asyncrpc.runtime.options import (
     UNSET,

@@ -62,7 +62,7 @@ from asyncrpc.errors import (
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.devices.maps import TO_HOST
 from asyncrpc.runtime.forms import Methods, ServiceMethods
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.worker import Worker
 
 SERVICE: Final = "autograd"
@@ -208,7 +208,7 @@ class Passes(ServiceMethods):
 
     # --- taking part -----------------------------------------------------------------
 
-    async def _on_advance(self, link: Link, value: Any) -> list[list[int]]:
+    async def _on_advance(self, link: PeerLink, value: Any) -> list[list[int]]:
         gradients, ids, root, flags, asked, given, history = read_advance(value)
         state = self.state(ids[0])
         coming, arrived = self._crossings(asked), self._crossings(given)
@@ -232,7 +232,7 @@ class Passes(ServiceMethods):
         return await self._work(one)
 
     def _check_sent(
-        self, link: Link, state: ContextState, crossings: Iterable[CrossingId]
+        self, link: PeerLink, state: ContextState, crossings: Iterable[CrossingId]
     ) -> None:
         """Refuse gradients of tensors that were not sent to whom they come from.
 
@@ -250,7 +250,7 @@ class Passes(ServiceMethods):
                     f"was sent to {sent.to.name!r}"
                 )
 
-    def _check_part(self, link: Link, state: ContextState) -> None:
+    def _check_part(self, link: PeerLink, state: ContextState) -> None:
         """Refuse the word of a worker that has no part in a context.
 
         Raises:
@@ -402,7 +402,7 @@ class Passes(ServiceMethods):
 
     def _with_history(
         self,
-        link: Link,
+        link: PeerLink,
         gradients: Sequence[torch.Tensor | None],
         history: Sequence[Any],
     ) -> list[torch.Tensor | None]:
@@ -443,7 +443,7 @@ class Passes(ServiceMethods):
         self._request_over(one, link, method, value)
 
     def _request_over(
-        self, one: Pass, link: Link, method: str, value: list[Any]
+        self, one: Pass, link: PeerLink, method: str, value: list[Any]
     ) -> None:
         # Gradients go by the host: who gets one knows where the tensor was.
         call = link.request_service(SERVICE, method, value, device_map=TO_HOST)
@@ -476,7 +476,7 @@ class Passes(ServiceMethods):
                 self._request(one, peer, "close", [*one.ids[0], *one.ids[1]])
         return await self._work(one)
 
-    async def _on_close(self, link: Link, value: Any) -> list[list[int]]:
+    async def _on_close(self, link: PeerLink, value: Any) -> list[list[int]]:
         ids = read_ids(value)
         state = self.state(ids[0])
         one = state.passes.get(ids[1])
@@ -531,7 +531,7 @@ class Passes(ServiceMethods):
             lines += said
         return list(dict.fromkeys(lines))
 
-    async def _on_waits(self, _link: Link, value: Any) -> list[str]:
+    async def _on_waits(self, _link: PeerLink, value: Any) -> list[str]:
         ids = read_ids(value)
         one = self.state(ids[0]).passes.get(ids[1])
         return [] if one is None else await self._waits(one, value[4])
@@ -561,13 +561,13 @@ class Passes(ServiceMethods):
             pass  # who began it is lost as well
         self._finish(ids, commit=is_good)
 
-    async def _on_join(self, link: Link, value: Any) -> bool:
+    async def _on_join(self, link: PeerLink, value: Any) -> bool:
         state = self._contexts.get(messages.read_context(value))
         if state is not None:
             state.peers.add(link.peer)
         return state is not None
 
-    async def _on_outcome(self, _link: Link, value: Any) -> bool:
+    async def _on_outcome(self, _link: PeerLink, value: Any) -> bool:
         context_id, pass_id = read_ids(value)
         state = self._contexts.get(context_id)
         return False if state is None else await state.outcome(pass_id)

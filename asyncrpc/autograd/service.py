@@ -30,7 +30,7 @@ from asyncrpc.errors import AsyncRpcError, InvalidContextError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.extensions import OnGradient
 from asyncrpc.runtime.forms import Methods
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.worker import Worker
 
 # Contexts that have ended, so that a late message does not revive one.
@@ -151,7 +151,7 @@ class AutogradService(Passes):
 
     # --- the forward pass: crossings (Propagator) ------------------------------------
 
-    def outgoing(self, link: Link, tensors: list[torch.Tensor]) -> Any:
+    def outgoing(self, link: PeerLink, tensors: list[torch.Tensor]) -> Any:
         """Record what a message takes out of this worker's graph."""
         context = current_context_var.get()
         if context is None or context.id not in self._contexts:
@@ -186,7 +186,7 @@ class AutogradService(Passes):
         if state.foresees:
             self.worker.loop.call_soon(self._foresee, state)
 
-    def incoming(self, link: Link, meta: Any) -> OnGradient | None:
+    def incoming(self, link: PeerLink, meta: Any) -> OnGradient | None:
         """Join the context of a message; return what its tensors go through."""
         context_id, serial, name = _read_meta(meta)
         if context_id in self._ended:
@@ -216,7 +216,7 @@ class AutogradService(Passes):
 
     # --- messages (Service) ----------------------------------------------------------
 
-    def _on_release(self, link: Link, value: list[int]) -> None:
+    def _on_release(self, link: PeerLink, value: list[int]) -> None:
         """A context has ended.
 
         Raises:
@@ -233,7 +233,7 @@ class AutogradService(Passes):
                 )
             self.release(context_id, link.peer.incarnation)
 
-    def _on_end(self, link: Link, value: list[int], *, commit: bool) -> None:
+    def _on_end(self, link: PeerLink, value: list[int], *, commit: bool) -> None:
         """A pass has ended.
 
         Raises:

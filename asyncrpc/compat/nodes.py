@@ -24,7 +24,7 @@ from asyncrpc.autograd.functions import Region, following, leaves_of
 from asyncrpc.autograd.service import AutogradService
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.extensions import OnGradient
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.worker import Worker
 
 RECEIVED: Final = "torch::distributed::autograd::RecvRpcBackward"
@@ -226,7 +226,7 @@ class RememberingAutograd(AutogradService):
             self._contexts[context_id] = JoinedState(context_id, creator)
         return super().open(context_id, creator)
 
-    def incoming(self, link: Link, meta: Any) -> OnGradient | None:
+    def incoming(self, link: PeerLink, meta: Any) -> OnGradient | None:
         """Join the context of a message; note the node of its tensors."""
         receive = super().incoming(link, meta)
         if receive is None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from asyncrpc.arguments import check_callable, wrong
-from asyncrpc.runtime.calls.context import current_worker
+from asyncrpc.runtime.current import current_worker
 from asyncrpc.runtime.devices.names import DeviceName
 from asyncrpc.runtime.devices.turns import turn
 

@@ -31,7 +31,7 @@ from asyncrpc.devices.gradients import reduce_gradients
 from asyncrpc.errors import UsageError
 from asyncrpc.multiprocessing.launcher import check_task
 from asyncrpc.runtime import loops
-from asyncrpc.runtime.calls.context import current_worker
+from asyncrpc.runtime.current import current_worker
 from asyncrpc.runtime.devices import pjrt
 from asyncrpc.runtime.devices.backends import backend_of
 

@@ -32,8 +32,8 @@ from asyncrpc.nn import interface as interfaces
 from asyncrpc.nn import owner
 from asyncrpc.nn.placement import Placement
 from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.calls.context import current_worker
 from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
+from asyncrpc.runtime.current import current_worker
 from asyncrpc.runtime.worker import Worker
 
 T = TypeVar("T")

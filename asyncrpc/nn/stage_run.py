@@ -35,7 +35,7 @@ from asyncrpc.nn.schedules import (
 )
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.pins import copy_of
-from asyncrpc.runtime.calls.context import current_worker
+from asyncrpc.runtime.current import current_worker
 
 T = TypeVar("T")
 

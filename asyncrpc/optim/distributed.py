@@ -40,7 +40,7 @@ from asyncrpc.optim.groups import Parameters, group_of, groups_of, owners_of
 from asyncrpc.optim.owners import Owners
 from asyncrpc.optim.spread import Spread
 from asyncrpc.optim.step import Closure, StepResult, Wanted
-from asyncrpc.runtime.calls.context import current_worker
+from asyncrpc.runtime.current import current_worker
 
 
 class DistributedOptimizer:

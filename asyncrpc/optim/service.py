@@ -53,7 +53,7 @@ from asyncrpc.runtime.forms import COUNT, Methods, ServiceMethods
 from asyncrpc.runtime.worker import Worker
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
+    from asyncrpc.runtime.ports import PeerLink
 
 T = TypeVar("T")
 SERVICE: Final = "optim"
@@ -119,7 +119,7 @@ class OptimizerService(ServiceMethods):
 
     # --- messages (Service) ----------------------------------------------------------
 
-    def given(self, link: Link, value: list[Any]) -> tuple[Any, ...]:
+    def given(self, link: PeerLink, value: list[Any]) -> tuple[Any, ...]:
         """Return the optimizer that a request is about, and the rest of it."""
         return (link.peer.incarnation, value[0]), *value[1:]
 
@@ -128,7 +128,7 @@ class OptimizerService(ServiceMethods):
         name, me = self.worker.name, self.worker.incarnation
         return await self.requests.find(name, method, value)((me, value[0]), *value[1:])
 
-    def _on_drop(self, link: Link, serial: int) -> None:
+    def _on_drop(self, link: PeerLink, serial: int) -> None:
         """Let go of an optimizer whose maker has."""
         self.drop(link.peer.incarnation, serial)
 

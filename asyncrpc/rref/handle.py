@@ -15,7 +15,7 @@ import torch
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import RRefId, WorkerId, WorkerInfo
 from asyncrpc.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
-from asyncrpc.runtime.calls.context import current_worker
+from asyncrpc.runtime.current import current_worker
 from asyncrpc.runtime.options import UNSET, check_call_timeout
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from asyncrpc.errors import CallError, TransportError, UsageError
 from asyncrpc.ids import Incarnation, RRefId, WorkerId
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.worker import Worker
 
 SERVICE: Final = "rref"
@@ -122,7 +122,7 @@ class Notices:
     async def _connect_and_send(self, to: Incarnation) -> None:
         name = self._name_of(to)
         try:
-            link: Link = await self._worker.link_to(name)
+            link: PeerLink = await self._worker.link_to(name)
         except (CallError, TransportError, UsageError) as error:
             self._on_unreachable(WorkerId(name, to), str(error))
             return

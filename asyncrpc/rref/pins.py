@@ -10,7 +10,7 @@ from asyncrpc.serde.dismantling import assemble, dismantle
 if TYPE_CHECKING:
     from asyncrpc.rref.travel import Travel
     from asyncrpc.runtime.calls.futures import CallFuture
-    from asyncrpc.runtime.links.link import Link
+    from asyncrpc.runtime.ports import PeerLink
 
 
 class Shared:
@@ -74,7 +74,7 @@ class MessagePins:
 
     __slots__ = ("_at_home", "_forks", "_link", "_loans", "_service")
 
-    def __init__(self, service: Travel, link: Link) -> None:
+    def __init__(self, service: Travel, link: PeerLink) -> None:
         self._service = service
         self._link = link
         self._forks: list[RRefId] = []  # counted at the owner, who is this worker

@@ -31,9 +31,9 @@ from asyncrpc.rref.travel import Travel
 from asyncrpc.rref.values import OwnedValues, result_of
 from asyncrpc.runtime.calls.destination import Destination, put
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, options_within
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.worker import Worker
 
 
@@ -214,7 +214,7 @@ class RRefService(Travel, OwnedValues):
         self._user.create(shared.rref_id, shared.owner.incarnation)
         return ()
 
-    def _bind(self, shared: Shared, of: RRef[Any] | None, link: Link) -> None:
+    def _bind(self, shared: Shared, of: RRef[Any] | None, link: PeerLink) -> None:
         """The call that makes a value goes over this link: there is its owner.
 
         Args:
@@ -253,7 +253,7 @@ class RRefService(Travel, OwnedValues):
         self._carry_out(self._user.refused(shared.rref_id))
 
 
-def _check_owner(shared: Shared, link: Link) -> None:
+def _check_owner(shared: Shared, link: PeerLink) -> None:
     """Refuse to ask another life of the owner for a value.
 
     Raises:

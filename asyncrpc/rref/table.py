@@ -34,7 +34,7 @@ from asyncrpc.runtime.forms import (
     array,
     each,
 )
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class RRefTable(ServiceMethods):
 
     # --- the protocol's own messages ---
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         """Feed a message to the machines."""
         take = self.notices.find(link.peer.name, method, value)
         if link.is_lost:
@@ -281,7 +281,7 @@ class RRefTable(ServiceMethods):
         self._owner.forgive(peer.incarnation)
         self._carry_out(self._user.forgive(peer.incarnation))
 
-    def meet(self, link: Link) -> None:
+    def meet(self, link: PeerLink) -> None:
         """Take note that a link to a worker is open, which may have been lost before.
 
         A worker may have been declared lost here alone, since it could not be reached.

@@ -18,8 +18,8 @@ from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.pins import MessagePins, Shared
 from asyncrpc.rref.table import RRefTable
-from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.worker import Worker
 
 FORK, LOAN, HOME = 0, 1, 2  # from its owner; from another holder; to this worker itself
@@ -32,12 +32,12 @@ class Travel(RRefTable):
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
-        self._link: Link | None = None  # of the message at hand
+        self._link: PeerLink | None = None  # of the message at hand
         self._pins: MessagePins | None = None
         self._loans: list[tuple[RRefId | None, Incarnation, int]] = []
         self.lifted = 0
 
-    def begin_encode(self, link: Link) -> None:
+    def begin_encode(self, link: PeerLink) -> None:
         """A message to the other end of `link` is about to be encoded."""
         self._link = link
         self.meet(link)
@@ -82,7 +82,7 @@ class Travel(RRefTable):
             token = self._pins.add_loan(self._user.lend(value.rref_id, to))
         return [*value.rref_id, owner.incarnation, owner.name, form, token]
 
-    def begin_decode(self, link: Link) -> None:
+    def begin_decode(self, link: PeerLink) -> None:
         """A message from the other end of `link` is about to be decoded."""
         self._link = link
         self._loans = []
@@ -145,7 +145,7 @@ class Travel(RRefTable):
         for shared in at_home:
             self._note(self._dropped, shared)
 
-    def settle_loans(self, link: Link, loans: Any, *, answered: bool) -> list[int]:
+    def settle_loans(self, link: PeerLink, loans: Any, *, answered: bool) -> list[int]:
         """The call is over: return the loans that go back with its answer."""
         self.settle_notes()
         if link.is_lost:

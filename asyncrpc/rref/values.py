@@ -21,10 +21,10 @@ from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.pins import copy_of
 from asyncrpc.rref.table import RRefTable, Value
 from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
-from asyncrpc.runtime.calls.inbound import MODE_ATTRIBUTE, Mode
+from asyncrpc.runtime.calls.targets import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.extensions import Refused
 from asyncrpc.runtime.forms import ID, TEXT, Form, array, one_of
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.threads import settable
 
 _METHOD: Final[Form] = array(
@@ -51,7 +51,7 @@ setattr(_Returned, MODE_ATTRIBUTE, Mode.ON_LOOP)
 class OwnedValues(RRefTable):
     """The owner's side of calls on references."""
 
-    def expect(self, link: Link, rref_id: tuple[int, int]) -> None:
+    def expect(self, link: PeerLink, rref_id: tuple[int, int]) -> None:
         """A function is about to make a value for the other end of `link`."""
         key = _id(rref_id)
         if link.peer.incarnation == self._me:
@@ -92,7 +92,7 @@ class OwnedValues(RRefTable):
 
     def resolve(
         self,
-        link: Link,
+        link: PeerLink,
         target: list[Any],
         ready: Callable[[Callable[..., Any] | Refused], None],
     ) -> None:

@@ -11,21 +11,29 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 from asyncrpc.arguments import check_seconds, wrong
 from asyncrpc.clock import Deadline
-from asyncrpc.errors import NotStartedError
 from asyncrpc.runtime.loops import loop_for
+from asyncrpc.runtime.threads import ThreadPool
 
-if TYPE_CHECKING:
-    from asyncrpc.runtime.calls.inbound import InboundCall
-    from asyncrpc.runtime.worker import Worker
 
-current_worker_var: Final[ContextVar[Worker | None]] = ContextVar(
-    "asyncrpc_worker", default=None
-)
-current_call_var: Final[ContextVar[InboundCall | None]] = ContextVar(
+class RunningCall(Protocol):
+    """The call that a function runs for.
+
+    Attributes:
+        is_cancelled: whether the caller no longer wants the result.
+        pool: the threads of the worker that runs it.
+    """
+
+    is_cancelled: bool
+    pool: ThreadPool
+
+
+# A worker; what that is, code that runs below it need not know: see `current`.
+current_worker_var: Final[ContextVar[Any]] = ContextVar("asyncrpc_worker", default=None)
+current_call_var: Final[ContextVar[RunningCall | None]] = ContextVar(
     "asyncrpc_call", default=None
 )
 deadline_var: Final[ContextVar[Deadline | None]] = ContextVar(
@@ -34,21 +42,6 @@ deadline_var: Final[ContextVar[Deadline | None]] = ContextVar(
 
 
 _GRACE_S: Final = 0.005
-
-
-def current_worker() -> Worker:
-    """Return the worker of this task or thread.
-
-    Raises:
-        NotStartedError: there is none: enter a `Worker`, or call `init_rpc`.
-    """
-    worker = current_worker_var.get()
-    if worker is None or worker.is_closed:
-        raise NotStartedError(
-            "there is no running worker here; use `async with asyncrpc.Worker(...)` or "
-            "`await asyncrpc.init_rpc(...)` first"
-        )
-    return worker
 
 
 def cancelled() -> bool:

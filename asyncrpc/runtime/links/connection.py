@@ -24,7 +24,7 @@ from asyncrpc.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from asyncrpc.runtime.calls.holding import HeldBack
+from asyncrpc.runtime.calls.deferred import DeferredMessage
 from asyncrpc.runtime.links.resuming import Resuming, keep_nothing
 from asyncrpc.runtime.payloads.landing import Landing, fresh, zeros
 from asyncrpc.runtime.spinning import Spinner
@@ -135,7 +135,7 @@ class Connection(Resuming):
         self._cause: AsyncRpcError | None = None
         self._transport: Transport | None = None
         self.mover: Mover | None = None
-        self._held: list[HeldBack] = []
+        self._held: list[DeferredMessage] = []
         self._ahead: list[bytes] = []  # goes with the next message
         self.spinner: Spinner | None = None
         self.reads = 0
@@ -265,7 +265,7 @@ class Connection(Resuming):
             if on_sent is not None:
                 on_sent()
             return
-        if type(buffers) is HeldBack:
+        if type(buffers) is DeferredMessage:
             self._hold(
                 buffers,
                 Outgoing(kind, call_id, flags, aux, head, control, on_sent=on_sent),
@@ -295,7 +295,7 @@ class Connection(Resuming):
         if not taken:
             self.send_in_band(message)
 
-    def _hold(self, held: HeldBack, message: Outgoing) -> None:
+    def _hold(self, held: DeferredMessage, message: Outgoing) -> None:
         """Keep a message until what it refers to is at the peer; others pass it by."""
 
         def send() -> None:

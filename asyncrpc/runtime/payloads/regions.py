@@ -45,7 +45,7 @@ from asyncrpc.errors import (
     RejectedError,
 )
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.holding import HeldBack, fail_held, hold
+from asyncrpc.runtime.calls.deferred import DeferredMessage
 from asyncrpc.runtime.forms import (
     BYTES,
     LIST,
@@ -157,7 +157,7 @@ class Regions(ServiceMethods):
         devices = [one.device for one in shared.values() if one.device.type != "cpu"]
         marks = self._worker.devices.marks(devices) if devices else []
         if missing or marks:
-            held = hold(encoded)
+            held = link.defer(encoded)
             self._worker.start_task(self._confirm(link, missing, marks, held))
 
     def find(self, key: bytes) -> torch.UntypedStorage:
@@ -189,7 +189,7 @@ class Regions(ServiceMethods):
     # --- making sure that a peer has it ----------------------------------------------
 
     async def _confirm(
-        self, link: Link, keys: list[bytes], marks: list[Any], held: HeldBack
+        self, link: Link, keys: list[bytes], marks: list[Any], held: DeferredMessage
     ) -> None:
         """Have the peer map regions, then send what was held back for them."""
         self._awaited.update(keys)
@@ -202,7 +202,7 @@ class Regions(ServiceMethods):
                 f"shared memory could not be passed to {link.peer.name!r}: {error}",
                 outcome=Outcome.NOT_EXECUTED,
             )
-            fail_held(link, held, problem)
+            held.fail(problem)
             return
         finally:
             self._awaited -= Counter(keys)
@@ -318,7 +318,7 @@ class Regions(ServiceMethods):
 
     # --- what peers ask --------------------------------------------------------------
 
-    def given(self, link: Link, value: Any) -> tuple[Any, ...]:
+    def given(self, link: Any, value: Any) -> tuple[Any, ...]:
         """Return what a peer has of us, and what it asks.
 
         Raises:

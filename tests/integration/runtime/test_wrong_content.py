@@ -120,7 +120,7 @@ def sizes(worker: Worker) -> dict[str, Any]:
         "slabs": len(worker.memory.slabs),
         "served": len(link.served),
         "pending": len(link.pending),
-        "functions": len(link._named._names),
+        "functions": len(link.heads.functions._names),
         "active": worker.active,
     }
 
@@ -204,7 +204,7 @@ async def refuse(link: Link, service: Any, method: Any, value: Any) -> str:
 
 def tell(link: Link, service: Any, method: Any, value: Any) -> None:
     """Send a notice, which `Link.notify` would not do with tensors."""
-    encoded = link.codec.encode(value)
+    encoded = link.host.codec.encode(value)
     link.connection.send(
         FrameKind.NOTICE,
         0,
@@ -236,7 +236,8 @@ async def tell_wrongly(
     log.clear()
     for value in JUNK:
         tell(link, service, method, value)
-    await link.worker.peer("b").call(len, "a")
+    assert isinstance(link.host, Worker)
+    await link.host.peer("b").call(len, "a")
     refused = log.text.count(f"notice of 'a' could not be taken: {service}.{method}")
     assert refused >= len(JUNK) - 2
     for value in (*spoiled(example), example, example):
