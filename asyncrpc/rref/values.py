@@ -21,7 +21,7 @@ from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.pins import copy_of
 from asyncrpc.rref.table import RRefTable, Value
 from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
-from asyncrpc.runtime.calls.targets import MODE_ATTRIBUTE, Mode
+from asyncrpc.runtime.calls.modes import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.extensions import Refused
 from asyncrpc.runtime.forms import ID, TEXT, Form, array, one_of
 from asyncrpc.runtime.ports import PeerLink

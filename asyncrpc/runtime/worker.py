@@ -31,8 +31,8 @@ from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.credit import InboundCredit
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.group import PeerGroup, group_of
+from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.calls.peer import Peer
-from asyncrpc.runtime.calls.targets import Mode, Target
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.devices.backends import Turning, backend_of
 from asyncrpc.runtime.devices.staging import Devices

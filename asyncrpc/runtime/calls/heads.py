@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.runtime.calls.function_names import NamedFunctions
-from asyncrpc.runtime.calls.targets import Target
+from asyncrpc.runtime.calls.modes import Target
 from asyncrpc.wire.messages import Meta, pack_head, unpack_head
 
 # Functions one connection gives numbers to: more than any program has.

@@ -1,6 +1,6 @@
 """One call that a peer has made here: from its decoded request to its answer.
 
-How a function runs is decided in `targets`.
+How a function runs is decided in `modes`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncrpc.clock import Deadline
 from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
 from asyncrpc.runtime.calls.cheap import is_cheap
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
-from asyncrpc.runtime.calls.targets import Mode, Target
+from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.extensions import Propagator
 from asyncrpc.runtime.ports import Scheduler

@@ -19,7 +19,7 @@ from torch.autograd import profiler
 
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.inbound import InboundCall
-from asyncrpc.runtime.calls.targets import Mode, Target
+from asyncrpc.runtime.calls.modes import Mode, Target
 
 _IN_THREADS: Final = frozenset({Mode.THREAD, Mode.ASYNC_EXECUTION})
 

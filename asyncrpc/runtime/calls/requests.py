@@ -33,10 +33,10 @@ from asyncrpc.runtime.calls.message_codec import (
     MessageCodec,
     unreadable,
 )
+from asyncrpc.runtime.calls.modes import Mode, Target, mode_of
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.profiling import show_function
 from asyncrpc.runtime.calls.responder import Responder
-from asyncrpc.runtime.calls.targets import Mode, Target, mode_of
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.extensions import References, Refused, Service, ThreadState
 from asyncrpc.runtime.forms import ID, TEXT, Form, array

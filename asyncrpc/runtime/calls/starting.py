@@ -30,9 +30,9 @@ from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.calls.destination import Destination
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
 from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.modes import Mode, Target, mode_of
 from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
-from asyncrpc.runtime.calls.targets import Mode, Target, mode_of
 from asyncrpc.runtime.eager import eager_task
 from asyncrpc.runtime.extensions import References, ThreadState
 from asyncrpc.runtime.forking import FORKED

@@ -29,11 +29,11 @@ from asyncrpc.runtime.calls.deferred import DeferredMessages
 from asyncrpc.runtime.calls.heads import ReceivedHeads
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.message_codec import MessageCodec, SharedPlaces
+from asyncrpc.runtime.calls.modes import Target
 from asyncrpc.runtime.calls.outbound import OutboundCall, OutboundCalls, OutboundHost
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.requests import RequestDispatcher, RequestHost
 from asyncrpc.runtime.calls.responder import Responder, ResponderHost
-from asyncrpc.runtime.calls.targets import Target
 from asyncrpc.runtime.devices.staging import Devices
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
