@@ -157,8 +157,6 @@ class MessageCodec:
         self._link = link
         self._loop = parts.loop
         self._codec = parts.codec
-        self._encode_quickly = parts.codec.encode_quickly
-        self._decode_quickly = parts.codec.decode_quickly
         self._references = parts.references
         self._propagators = parts.propagators
         self._connection = connection
@@ -186,7 +184,7 @@ class MessageCodec:
         if self._dead:  # before the message, whose sender may need the room
             self._give_back_places()
         references = self._references
-        quick = self._encode_quickly(value) if compression is None else None
+        quick = self._codec.encode_quickly(value) if compression is None else None
         if quick is not None:
             encoded, pins = quick, None
         elif references is None:
@@ -278,7 +276,7 @@ class MessageCodec:
                 if propagator.key in meta:
                     found = propagator.incoming(self._link, meta[propagator.key])
                     on_gradient = found or on_gradient
-        value, loans = self._decode_quickly(control, buffers, on_gradient), None
+        value, loans = self._codec.decode_quickly(control, buffers, on_gradient), None
         if value is UNREAD:
             value, loans = self._decode_slowly(control, buffers, on_gradient)
         if on_gradient is not None:
