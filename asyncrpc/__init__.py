@@ -78,11 +78,11 @@ from asyncrpc.runtime.calls.futures import CallFuture, CallStats
 from asyncrpc.runtime.calls.group import GroupCall, GroupReply, PeerGroup
 from asyncrpc.runtime.calls.peer import Peer
 from asyncrpc.runtime.counters import Counters
-from asyncrpc.runtime.current import current_worker
 from asyncrpc.runtime.loops import run
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
 from asyncrpc.runtime.membership.rendezvous import JoinRendezvous, LocalRendezvous
 from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.worker import current_worker
 from asyncrpc.serde import Policy, expose, share
 from asyncrpc.transport.tls import Tls
 

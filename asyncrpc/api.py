@@ -27,13 +27,14 @@ from asyncrpc.rref.records import RRefRecord
 from asyncrpc.rref.service import RRefService
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
-from asyncrpc.runtime.current import current_worker
 from asyncrpc.runtime.membership.rendezvous import Rendezvous
 from asyncrpc.runtime.options import (
     UNSET,
     Options,
     options_within,
 )
+from asyncrpc.runtime.parts import Parts
+from asyncrpc.runtime.worker import current_worker
 
 
 class Worker(runtime.Worker):
@@ -50,21 +51,21 @@ class Worker(runtime.Worker):
 
     autograd_class = AutogradService  # a facade has its own
 
-    def _extend(self) -> None:
-        references = RRefService(self)
-        autograd = self.autograd_class(self)
-        references.backward_from = _backward_from(autograd)
+    def _extend(self, parts: Parts) -> None:
+        references = RRefService(parts)
+        autograd = self.autograd_class(parts)
+        references.backward_from = _backward_from(parts)
         self._rrefs = references
-        self.references = references
-        self.propagators.append(autograd)
-        self.thread_states.append(ThreadModes())
+        parts.references = parts.calls.references = references
+        parts.propagators.append(autograd)
+        parts.calls.thread_states.append(ThreadModes())
         for service in (
             references,
             autograd,
-            OptimizerService(self, autograd),
-            CollectivesService(self),
+            OptimizerService(parts.id, autograd, parts, parts.functions),
+            CollectivesService(parts),
         ):
-            self.add_service(service)
+            parts.services.add(service)
 
     def rrefs(self) -> list[RRefRecord]:
         """List the references that this worker owns or holds, the oldest first.
@@ -75,11 +76,11 @@ class Worker(runtime.Worker):
         Raises:
             NotStartedError: this worker does not run.
         """
-        self.check_running()
+        self.parts.lifecycle.check_running()
         return self._rrefs.records()
 
 
-def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
+def _backward_from(parts: Parts) -> Callable[..., Any]:
     """Return what runs a backward pass from a referenced tensor, on its owner."""
 
     async def backward(
@@ -91,8 +92,7 @@ def _backward_from(autograd: AutogradService) -> Callable[..., Any]:
             root = await handle
             await backward_from(context, root, retain_graph)
             return
-        worker = autograd.worker
-        await worker.start_call(
+        await parts.calls.start_call(
             handle.owner_name(), _backward_here, (handle, context.id, retain_graph)
         )
 
@@ -105,7 +105,7 @@ async def _backward_here(
     retain_graph: bool,  # noqa: FBT001
 ) -> None:
     """Run a backward pass for another worker, from a tensor that is here."""
-    autograd: Any = current_worker().service("autograd")
+    autograd: Any = current_worker().parts.service("autograd")
     root = await handle
     await backward_from(autograd.context_of(context_id), root, retain_graph)
 
@@ -213,7 +213,7 @@ async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
     left out, instead of making the wait last for ever.
     """
     worker = current_worker()
-    worker.check_on_loop("shutdown")
+    worker.parts.lifecycle.check_on_loop("shutdown")
     check_flag("graceful", graceful)
     check_timeout("timeout", timeout)
     try:
@@ -256,7 +256,7 @@ def rpc_async(
     worker = current_worker()
     options = options_within(timeout)
     _check_arguments(args, kwargs)
-    return worker.start_call(
+    return worker.parts.start_call(
         _name(worker, to), func, args, kwargs, options=options, with_site=True
     )
 
@@ -321,7 +321,7 @@ def remote(
     """
     worker = current_worker()
     _check_arguments(args, kwargs)
-    rref: RRef[Any] = worker.start_remote(
+    rref: RRef[Any] = worker.parts.start_remote(
         _name(worker, to), func, args, kwargs, options=options_within(timeout)
     )
     return rref
@@ -340,7 +340,7 @@ def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
     if worker_name is None:
         worker_name = worker.name
     check_kind("worker_name", worker_name, str, "the name of a worker, or None")
-    member = worker.directory.find(worker_name).member
+    member = worker.parts.directory.find(worker_name).member
     return WorkerInfo(member.name, member.rank)
 
 
@@ -359,4 +359,4 @@ def _name(worker: runtime.Worker, to: str | int | WorkerInfo) -> str:
         return to
     if isinstance(to, WorkerInfo):
         return to.name
-    return worker.directory.find(to).member.name
+    return worker.parts.directory.find(to).member.name

@@ -6,37 +6,65 @@ that runs for a call joins its caller's.
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import torch
-from torch.autograd.graph import GradientEdge, Node
 
-from asyncrpc.autograd.engine import Flow, Keeping, is_apart
-from asyncrpc.autograd.functions import (
-    CrossingId,
-    Received,
-    Region,
-    edge_of,
-    following,
-    total,
-)
-from asyncrpc.autograd.machine import LocalPass, Wave
-from asyncrpc.errors import AutogradError, UsageError
-from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
-
-if TYPE_CHECKING:
-    from asyncrpc.autograd.service import AutogradService
-
-PassId = tuple[int, int]  # the worker that began it, and its number there
+from asyncrpc.autograd.engine import Engine, Keeping
+from asyncrpc.autograd.state import ContextState
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import UsageError
+from asyncrpc.ids import ContextId, WorkerId
 
 current_context_var: Final[ContextVar[Context | None]] = ContextVar(
     "asyncrpc_autograd_context", default=None
 )
+
+
+class ContextService(Protocol):
+    """What keeps the state of contexts on one worker.
+
+    Attributes:
+        engine: runs local graphs.
+    """
+
+    engine: Engine
+
+    @property
+    def me(self) -> WorkerId:
+        """The worker."""
+
+    def check_on_loop(self, used: str, /) -> None:
+        """Raise unless this is the loop of the worker, and it runs."""
+
+    def open(self, context_id: ContextId, creator: WorkerId) -> ContextState:
+        """Return a context's state, made if it is new."""
+
+    def state(self, context: Context | ContextId) -> ContextState:
+        """Return the state of a context that is open."""
+
+    def release(self, context_id: ContextId) -> None:
+        """End a context."""
+
+    async def gathered(self, context_id: ContextId) -> dict[torch.Tensor, torch.Tensor]:
+        """Return the gradients here of a context."""
+
+    def deadline_of(self, timeout: Any) -> Deadline | None:
+        """Return when a pass must have ended that is given a timeout."""
+
+    async def backward(
+        self,
+        context: Context,
+        roots: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor | None] | None,
+        keeping: Keeping,
+        deadline: Deadline | None,
+        *,
+        is_fast: bool,
+    ) -> None:
+        """Run a pass from local roots."""
 
 
 class Context:
@@ -48,13 +76,13 @@ class Context:
 
     __slots__ = ("_service", "_token", "id")
 
-    def __init__(self, service: AutogradService, context_id: ContextId) -> None:
+    def __init__(self, service: ContextService, context_id: ContextId) -> None:
         self._service = service
         self._token: Any = None
         self.id = context_id
 
     @property
-    def service(self) -> AutogradService:
+    def service(self) -> ContextService:
         """The worker's part that keeps this context's state."""
         return self._service
 
@@ -66,13 +94,13 @@ class Context:
             NotStartedError: its worker has.
             UsageError: it has been entered before; or this is not the worker's loop.
         """
-        self._service.worker.check_on_loop("autograd.context")
+        self._service.check_on_loop("autograd.context")
         if self._token is not None:
             raise UsageError(
                 "this autograd context has been entered before: make another one, "
                 "`async with asyncrpc.autograd.context() as ctx:`"
             )
-        self._service.open(self.id, self._service.worker.id)
+        self._service.open(self.id, self._service.me)
         self._token = current_context_var.set(self)
         return self
 
@@ -83,288 +111,3 @@ class Context:
 
     def __repr__(self) -> str:
         return f"<autograd context {self.id}>"
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What a message took out of this worker's graph.
-
-    Attributes:
-        edges: where the gradient of each tensor enters.
-        to: who has them.
-        devices: where each is; None: all are in host memory.
-    """
-
-    edges: list[GradientEdge]
-    to: WorkerId
-    devices: list[str] | None = None
-
-    @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor], to: WorkerId) -> Self:
-        """Take note of tensors as they are now."""
-        edges = [edge_of(tensor) for tensor in tensors]
-        if all(tensor.is_cpu for tensor in tensors):
-            return cls(edges, to)
-        return cls(edges, to, [str(tensor.device) for tensor in tensors])
-
-
-class ContextState:
-    """What one worker knows of one context.
-
-    Attributes:
-        id: the same on every worker.
-        creator: the worker that opened it, whose name may not be known.
-        sent: where gradients for what was sent enter, by message.
-        peers: workers that messages of this context went to or came from.
-        passes: backward passes under way.
-        ended: passes that are over, and whether they succeeded.
-        tensors_sent: how many, in all messages.
-        foreseen: the local graph behind all that was sent, as far as it was looked at.
-        foresees: whether it is to be looked at when the loop has time.
-        region_class: what finds a part of the local graph.
-    """
-
-    region_class: ClassVar[type[Region]] = Region
-
-    __slots__ = (
-        "_committed",
-        "_later",
-        "_lock",
-        "_pass_ended",
-        "creator",
-        "ended",
-        "foreseen",
-        "foresees",
-        "id",
-        "passes",
-        "peers",
-        "sent",
-        "tensors_sent",
-    )
-
-    def __init__(self, context_id: ContextId, creator: WorkerId) -> None:
-        self.id = context_id
-        self.creator = creator
-        self.sent: dict[MessageId, Sent] = {}
-        self.peers: set[WorkerId] = set()
-        self.passes: dict[PassId, Pass] = {}
-        self.ended: dict[PassId, bool] = {}
-        self.tensors_sent = 0
-        self.foreseen = self.region_class()
-        self.foresees = False
-        self._pass_ended = asyncio.Event()
-        self._committed: dict[torch.Tensor, torch.Tensor] = {}
-        # On devices that the loop must not use: added up by whoever looks at them.
-        self._later: list[dict[torch.Tensor, torch.Tensor]] = []
-        self._lock = threading.Lock()
-
-    def note_sent(self, message: MessageId, sent: Sent) -> None:
-        """Take note of what a message takes out of the graph."""
-        self.sent[message] = sent
-        self.tensors_sent += len(sent.edges)
-        self.foreseen.begin(sent.edges)
-
-    def join_pass(self, pass_id: PassId, root: str, keeping: Keeping) -> Pass:
-        """Return a backward pass, made if it is new here.
-
-        Raises:
-            AutogradError: it has ended: word of that may overtake a request, which
-                runs as a task.
-        """
-        one = self.passes.get(pass_id)
-        if one is not None:
-            return one
-        if pass_id in self.ended:
-            raise AutogradError("the pass has been aborted")
-        edges = dict(self._edges())
-        one = self.passes[pass_id] = Pass(self, pass_id, root, edges, keeping)
-        return one
-
-    def _edges(self) -> Iterator[tuple[CrossingId, GradientEdge]]:
-        for message, sent in self.sent.items():
-            for position, edge in enumerate(sent.edges):
-                yield CrossingId(message, position), edge
-
-    def end_pass(self, pass_id: PassId, *, commit: bool) -> Pass | None:
-        """Forget a backward pass, and return it if it was known."""
-        self.ended.setdefault(pass_id, commit)
-        self._pass_ended.set()
-        return self.passes.pop(pass_id, None)
-
-    async def outcome(self, pass_id: PassId) -> bool:
-        """Wait until a pass has ended; say whether it has succeeded."""
-        while pass_id in self.passes:  # whoever began it ends it, or else its loss does
-            self._pass_ended.clear()
-            await self._pass_ended.wait()
-        return self.ended.get(pass_id, False)
-
-    async def settled(self) -> None:
-        """Wait until no backward pass runs here."""
-        while self.passes:  # likewise; and the end of this worker ends them all
-            self._pass_ended.clear()
-            await self._pass_ended.wait()
-
-    def commit(
-        self, gradients: dict[torch.Tensor, torch.Tensor], *, defers: bool = False
-    ) -> None:
-        """Add the gradients of a pass that has succeeded everywhere.
-
-        Args:
-            gradients: by leaf tensor.
-            defers: whether not to use a device for it now.
-        """
-        if defers and any(
-            key in self._committed and not one.is_cpu for key, one in gradients.items()
-        ):
-            self._later.append(gradients)
-        else:
-            self._add(gradients)
-
-    def _add(self, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
-        for parameter, gradient in gradients.items():
-            have = self._committed.get(parameter)
-            self._committed[parameter] = total(have, gradient)
-
-    @property
-    def is_added_up(self) -> bool:
-        """Whether `gradients` has nothing to add up."""
-        return not self._later
-
-    @property
-    def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
-        """What has been gathered and committed, by leaf tensor.
-
-        Thread safety: from any thread.
-        """
-        with self._lock:
-            while self._later:
-                self._add(self._later.pop(0))
-        return self._committed
-
-
-class Pass:
-    """One backward pass on one worker.
-
-    Attributes:
-        ids: of the context and of the pass, the same on every worker that takes part.
-        state: of the context.
-        root: name of the worker that began it.
-        keeping: what is kept of the graph.
-        edges: where gradients enter, by crossing: of all that was sent, and of roots.
-        region: the local graph that takes part.
-        machine: what of it may run.
-        wave: what is under way.
-        flow: gradients on their way through the graph.
-        arrived: gradients that have come and have not entered the graph.
-        new: received tensors that have been reached, and nobody has been told.
-        onward: the workers that this one asked to take part; it tells them the end.
-        inward: the workers that asked this one.
-        tasks: what runs for it here beside the requests.
-        failure: why it has failed, here or elsewhere.
-        is_fast: whether all that was sent is taken to take part.
-        is_settled: whether it is known who takes part.
-    """
-
-    __slots__ = (
-        "_idle",
-        "arrived",
-        "edges",
-        "failure",
-        "flow",
-        "ids",
-        "inward",
-        "is_fast",
-        "is_settled",
-        "keeping",
-        "machine",
-        "new",
-        "onward",
-        "region",
-        "root",
-        "state",
-        "tasks",
-        "wave",
-    )
-
-    def __init__(
-        self,
-        state: ContextState,
-        pass_id: PassId,
-        root: str,
-        edges: dict[CrossingId, GradientEdge],
-        keeping: Keeping,
-    ) -> None:
-        self.ids = state.id, pass_id
-        self.state = state
-        self.root = root
-        self.keeping = keeping
-        self.edges = edges
-        self.region = state.region_class()
-        may_start = {key: edge.node for key, edge in edges.items()}
-        self.machine: LocalPass[CrossingId, Node] = LocalPass(
-            following, self.region.nodes, may_start, is_apart
-        )
-        self.wave = Wave()
-        self.flow = Flow()
-        self.arrived: dict[CrossingId, torch.Tensor | None] = {}
-        self.new: dict[Received, None] = {}
-        self.onward: dict[Incarnation, WorkerId] = {}
-        self.inward: set[Incarnation] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.failure: BaseException | None = None
-        self.is_fast = False
-        self.is_settled = False
-        self._idle: asyncio.Future[None] | None = None
-
-    def take_part(self, crossings: list[CrossingId]) -> None:
-        """Tensors take part: find what follows from them."""
-        is_all = len(crossings) == len(self.edges) == self.state.tensors_sent
-        if is_all and not self.region.nodes:
-            found = self.region.adopt(self.state.foreseen)
-        else:  # some of them, or roots
-            edges = [self.edges[crossing] for crossing in crossings]
-            found = self.region.extend(edges)
-        self.new.update(dict.fromkeys(found))
-
-    def enter(self, gradients: dict[CrossingId, torch.Tensor | None]) -> None:
-        """Take gradients that have come.
-
-        Raises:
-            RemoteProtocolError: nobody waits for one of them.
-        """
-        self.machine.arrive(gradients)
-        self.arrived.update(gradients)
-
-    def fail(self, error: BaseException) -> None:
-        """Tell whoever waits that the pass has failed."""
-        if self.failure is None:
-            self.failure = error
-        self.look_up()
-
-    def check(self) -> None:
-        """Raise why the pass has failed, if it has."""
-        if self.failure is not None:
-            raise self.failure
-
-    def look_up(self) -> None:
-        """Something has ended: wake who waits, if that was all."""
-        idle, is_over = self._idle, self.wave.is_idle or self.failure is not None
-        if is_over and idle is not None and not idle.done():
-            idle.set_result(None)
-
-    async def idle(self) -> None:
-        """Wait until nothing is under way for the pass here.
-
-        Raises:
-            Exception: why it has failed.
-        """
-        while self.failure is None and not self.wave.is_idle:
-            self._idle = asyncio.get_running_loop().create_future()
-            await self._idle  # what is under way ends, well or not, and looks up
-        self.check()
-
-    def abort(self, reason: str) -> None:
-        """End what runs here."""
-        for task in self.tasks:
-            task.cancel()
-        self.fail(AutogradError(reason))

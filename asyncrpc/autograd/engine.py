@@ -34,8 +34,8 @@ from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
 from asyncrpc.arguments import wrong
 from asyncrpc.autograd.functions import Received, Region, following, leaves_of, total
+from asyncrpc.autograd.inline import SMALL, SMALL_NUMEL
 from asyncrpc.autograd.machine import Segment
-from asyncrpc.autograd.pace import SMALL, SMALL_NUMEL
 from asyncrpc.errors import NoGradientPathError, UsageError
 
 Gradients = dict[torch.Tensor, torch.Tensor]

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from asyncrpc.autograd.context import PassId
+from asyncrpc.autograd.engine import Keeping
 from asyncrpc.autograd.functions import Received
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
@@ -26,7 +26,10 @@ from asyncrpc.runtime.forms import (
     whole,
 )
 
+SERVICE: Final = "autograd"
+PassId = tuple[int, int]  # the worker that began it, and its number there
 Ids = tuple[ContextId, PassId]
+_RETAIN, _CREATE, _FAST = 1, 2, 4
 
 CONTEXT: Final[Form] = array(creator=ID, serial=ID)
 META: Final[Form] = array(creator=ID, serial=ID, message=ID)
@@ -55,7 +58,8 @@ class Advance(NamedTuple):
         gradients: of the tensors in `given`.
         ids: of the context and the pass.
         root: name of the worker that began it.
-        flags: how it runs.
+        keeping: what is kept of the graph.
+        is_fast: whether all that was sent is taken to take part.
         asked: pairs of message and position: tensors whose gradient comes later.
         given: the same of those whose gradient is here.
         history: the message, then indices of gradients that have a history.
@@ -64,10 +68,32 @@ class Advance(NamedTuple):
     gradients: list[torch.Tensor | None]
     ids: Ids
     root: str
-    flags: int
+    keeping: Keeping
+    is_fast: bool
     asked: list[int]
     given: list[int]
     history: list[int] | None
+
+    def encode(self) -> list[Any]:
+        """Return what is sent: like the arguments of a call, for which serde is quick.
+
+        `read_advance` is its inverse.
+        """
+        flags = (
+            _RETAIN * self.keeping.retain_graph
+            | _CREATE * self.keeping.create_graph
+            | _FAST * self.is_fast
+        )
+        plan = [
+            *self.ids[0],
+            *self.ids[1],
+            self.root,
+            flags,
+            self.asked,
+            self.given,
+            self.history,
+        ]
+        return [self.gradients, {"plan": plan}]
 
 
 def advance(name: str, value: Any) -> None:
@@ -94,7 +120,10 @@ def advance(name: str, value: Any) -> None:
 def read_advance(value: Any) -> Advance:
     """Return what a request says that has the form `advance`."""
     gradients, plan = value[0], value[1]["plan"]
-    return Advance(gradients, read_ids(plan[:4]), *plan[4:9])
+    root, flags, *tensors = plan[4:9]
+    keeping = Keeping(bool(flags & _RETAIN), bool(flags & _CREATE))
+    is_fast = bool(flags & _FAST)
+    return Advance(gradients, read_ids(plan[:4]), root, keeping, is_fast, *tensors)
 
 
 def read_context(value: Sequence[int]) -> ContextId:

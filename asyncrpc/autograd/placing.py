@@ -7,21 +7,19 @@ for.  A device that takes turns is not touched by the event loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
 from asyncrpc.autograd.functions import CrossingId
-
-if TYPE_CHECKING:
-    from asyncrpc.autograd.context import ContextState
-    from asyncrpc.runtime.worker import Worker
+from asyncrpc.autograd.ports import Devices, Threads
+from asyncrpc.autograd.state import ContextState
 
 T = TypeVar("T")
 
 
 async def at_their_devices(
-    worker: Worker,
+    to: Devices,
     state: ContextState,
     arrived: Sequence[CrossingId],
     gradients: list[torch.Tensor | None],
@@ -34,14 +32,14 @@ async def at_their_devices(
             wanted[index] = gradient, devices[crossing.position]
     if not wanted:
         return gradients
-    placed = await worker.devices.placed(wanted)
+    placed = await to.placed(wanted)
     return [placed.get(index, one) for index, one in enumerate(gradients)]
 
 
 async def on_devices_of(
-    worker: Worker, tensors: Sequence[torch.Tensor], job: Callable[[], T]
+    threads: Threads, tensors: Sequence[torch.Tensor], job: Callable[[], T]
 ) -> T:
     """Do what may compute with tensors: at once, unless their device takes turns."""
-    if not worker.pool.takes_turns or all(one.is_cpu for one in tensors):
+    if not threads.pool.takes_turns or all(one.is_cpu for one in tensors):
         return job()
-    return await worker.run_in_thread(job)
+    return await threads.run_in_thread(job)

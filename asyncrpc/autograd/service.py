@@ -1,58 +1,140 @@
-"""Distributed autograd of one worker: contexts, and the crossings of messages.
+"""Distributed autograd of one worker: a propagator of contexts, and a service.
 
-A message that goes out in a context notes where the gradients of its tensors will enter
-this worker's graph; one that comes in makes its tensors differentiable.  How gradients
-go back is in `passes`.
+It joins its parts, and decides nothing itself:
+
+    contexts        those that are open here, and those that have ended
+    crossings       what messages take out of the local graph, and bring into it
+    lifetime        the end of contexts that others opened
+    root            backward passes that this worker begins
+    participant     its part in those of others
+    work            the local part of a pass;  requests: what it asks of others
+    ends, waits     how a pass ends; what it waits for
 
 Source: torch.distributed.autograd.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Protocol
 
 import torch
 
-from asyncrpc.autograd.context import (
-    Context,
-    ContextState,
-    Sent,
-    current_context_var,
-)
-from asyncrpc.autograd.functions import CrossingId, Received
-from asyncrpc.autograd.messages import CONTEXT, META, PASS, read_context, read_ids
-from asyncrpc.autograd.passes import SERVICE, Passes
-from asyncrpc.errors import AsyncRpcError, InvalidContextError, MalformedError
-from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
+from asyncrpc.autograd import messages
+from asyncrpc.autograd.context import Context, current_context_var
+from asyncrpc.autograd.contexts import Contexts
+from asyncrpc.autograd.crossings import Crossings, read_meta
+from asyncrpc.autograd.ends import PassEnds
+from asyncrpc.autograd.engine import Engine, Keeping
+from asyncrpc.autograd.lifetime import ContextLifetime
+from asyncrpc.autograd.messages import CONTEXT, PASS, SERVICE
+from asyncrpc.autograd.participant import PassParticipant
+from asyncrpc.autograd.ports import Devices, Directory, Links, Threads
+from asyncrpc.autograd.requests import PassRequests
+from asyncrpc.autograd.root import RootPasses
+from asyncrpc.autograd.state import ContextState
+from asyncrpc.autograd.waits import PassWaits
+from asyncrpc.autograd.work import PassWork
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import InvalidContextError
+from asyncrpc.ids import ContextId, Incarnation, WorkerId
+from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.extensions import OnGradient
-from asyncrpc.runtime.forms import Methods
-from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.worker import Worker
-
-# Contexts that have ended, so that a late message does not revive one.
-ENDED_MAX: Final = 4096
-AT_ONCE: Final = 64  # nodes of a graph that the loop looks at in one go: some 0.1 ms
+from asyncrpc.runtime.forms import Methods, ServiceMethods
+from asyncrpc.runtime.options import UNSET, Options
+from asyncrpc.runtime.ports import PeerLink, Scheduler
 
 
-class AutogradService(Passes):
-    """A `runtime.extensions.Propagator` and `Service`."""
+class AutogradWorker(Scheduler, Threads, Links, Protocol):
+    """A worker, as far as autograd needs it."""
+
+    options: Options
+
+    @property
+    def id(self) -> WorkerId:
+        """This life of the worker."""
+
+    @property
+    def devices(self) -> Devices:
+        """How tensors get to devices."""
+
+    @property
+    def directory(self) -> Directory:
+        """The links that are open."""
+
+    def check_on_loop(self, used: str, /) -> None:
+        """Raise UsageError unless this is the worker's loop."""
+
+    def check_running(self) -> None:
+        """Raise NotStartedError unless the worker runs."""
+
+
+class AutogradService(ServiceMethods):
+    """A `runtime.extensions.Propagator` and `Service`.
+
+    Attributes:
+        me: the worker.
+        engine: runs local graphs; its lock is over `.grad` of every parameter here.
+        contexts: those that are known here.
+        state_class: of the contexts' states; a facade has its own.
+    """
 
     name = SERVICE
     key = "a"
+    state_class: ClassVar[type[ContextState]] = ContextState
 
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)
-        self._ended: OrderedDict[ContextId, None] = OrderedDict()
+    def __init__(self, worker: AutogradWorker) -> None:
+        """Make and join the parts; called on the worker's loop.
+
+        Args:
+            worker: gives each part what it needs.
+        """
+        self.me = me = worker.id
+        self.engine = Engine()
+        self._worker = worker
+        directory, number = worker.directory, me.incarnation
+        self.contexts = contexts = Contexts(me, directory, self.state_class)
+        self._crossings = Crossings(number, contexts, worker.loop)
+        self._lifetime = ContextLifetime(number, contexts, worker, worker)
+        requests = PassRequests(number, contexts, directory, worker, worker)
+        work = PassWork(number, self.engine, requests, worker)
+        ends = PassEnds(number, contexts, directory, worker.pool)
+        waits = PassWaits(me, directory)
+        self._root = RootPasses(me, contexts, worker, work=work, ends=ends, waits=waits)
+        self._participant = PassParticipant(
+            me,
+            contexts,
+            work=work,
+            ends=ends,
+            waits=waits,
+            devices=worker.devices,
+            receive=self._crossings.receive,
+            links=worker,
+            scheduler=worker,
+        )
+        self._declare(self._participant, self._lifetime)
+        # Asked for each message of the worker: no call in between.
+        self.outgoing = self._crossings.outgoing
+
+    def _declare(self, passes: PassParticipant, lifetime: ContextLifetime) -> None:
+        """Declare the messages that other workers may send."""
+        self.requests = Methods(
+            SERVICE,
+            {
+                "advance": (messages.advance, passes.on_advance),
+                "close": (messages.PASS, passes.on_close),
+                "waits": (messages.WAITS, passes.on_waits),
+                "outcome": (messages.PASS, passes.on_outcome),
+                "join": (messages.CONTEXT, lifetime.on_join),
+            },
+        )
         self.notices = Methods(
             SERVICE,
             {
-                "release": (CONTEXT, self._on_release),
-                "commit": (PASS, partial(self._on_end, commit=True)),
-                "abort": (PASS, partial(self._on_end, commit=False)),
+                "release": (CONTEXT, lifetime.on_release),
+                "commit": (PASS, partial(passes.on_end, commit=True)),
+                "abort": (PASS, partial(passes.on_end, commit=False)),
             },
         )
 
@@ -60,55 +142,30 @@ class AutogradService(Passes):
 
     def new_context(self) -> Context:
         """Make a context; `async with` opens it."""
-        return Context(self, ContextId(self.worker.incarnation, self._next()))
+        serial = self.contexts.next_serial()
+        return Context(self, ContextId(self.me.incarnation, serial))
 
     def context_of(self, context_id: Sequence[int]) -> Context:
         """Return a handle of a context that another worker opened."""
         creator, serial = context_id
         return Context(self, ContextId(Incarnation(creator), serial))
 
+    def check_on_loop(self, used: str) -> None:
+        """Raise unless this is the loop of the worker, and it runs."""
+        self._worker.check_on_loop(used)
+
     def open(self, context_id: ContextId, creator: WorkerId) -> ContextState:
-        """Return a context's state, made if it is new here.
+        """Return a context's state, made if it is new here; see `Contexts.enter`."""
+        return self.contexts.enter(context_id, creator)
 
-        Args:
-            context_id: of the context.
-            creator: the worker that opened it; its name may not be known yet.
+    def state(self, context: Context | ContextId) -> ContextState:
+        """Return the state of a context that is open; see `Contexts.state`."""
+        context_id = context.id if isinstance(context, Context) else context
+        return self.contexts.state(context_id)
 
-        Raises:
-            InvalidContextError: it has ended.
-        """
-        state = self._contexts.get(context_id)
-        if state is None:
-            if context_id in self._ended:
-                raise InvalidContextError(f"autograd context {context_id} has ended")
-            state = self._contexts[context_id] = ContextState(context_id, creator)
-        elif creator.name and not state.creator.name:
-            state.creator = creator
-        return state
-
-    def release(self, context_id: ContextId, told_by: int = 0) -> None:
-        """End a context here, and on every worker that it went on to.
-
-        Args:
-            context_id: of the context.
-            told_by: the worker that knows already.
-        """
-        state = self._contexts.pop(context_id, None)
-        if state is None:
-            return
-        self._ended[context_id] = None
-        if len(self._ended) > ENDED_MAX:
-            self._ended.popitem(last=False)
-        for pass_id in list(state.passes):
-            one = state.end_pass(pass_id, commit=False)
-            if one is not None:
-                one.abort("the autograd context was left")
-        for peer in state.peers:
-            if peer.incarnation in (told_by, context_id.creator):
-                continue
-            link = self.worker.directory.link_of(peer.incarnation)
-            if link is not None:
-                link.notify(SERVICE, "release", list(context_id))
+    def release(self, context_id: ContextId) -> None:
+        """End a context here, and on every worker that it went on to."""
+        self.contexts.release(context_id)
 
     async def gathered(self, context_id: ContextId) -> dict[torch.Tensor, torch.Tensor]:
         """Return the gradients here of a context; none if it never came here.
@@ -120,179 +177,82 @@ class AutogradService(Passes):
             InvalidContextError: the context has ended.
             NotStartedError: the worker was shut down meanwhile.
         """
-        state = self._contexts.get(context_id)
+        state = self.contexts.open.get(context_id)
         if state is not None:
             await state.settled()
-            self.worker.check_running()  # else its end is what ended the passes
-        if context_id in self._ended:
+            self._worker.check_running()  # else its end is what ended the passes
+        if self.contexts.has_ended(context_id):
             raise InvalidContextError(
-                f"autograd context {context_id} has ended on worker "
-                f"{self.worker.name!r}"
+                f"autograd context {context_id} has ended on worker {self.me.name!r}"
             )
         if state is None:
             return {}
         if state.is_added_up:
             return state.gradients
-        return await self.worker.run_in_thread(lambda: state.gradients)
+        return await self._worker.run_in_thread(lambda: state.gradients)
 
     def context_ids(self) -> list[ContextId]:
         """Return the ids of the contexts that this worker knows of."""
-        return list(self._contexts)
+        return list(self.contexts.open)
 
     @property
     def running_passes(self) -> int:
         """How many backward passes run here."""
-        return sum(len(state.passes) for state in self._contexts.values())
+        return sum(len(state.passes) for state in self.contexts.open.values())
 
     @property
     def open_contexts(self) -> int:
         """How many contexts this worker knows of."""
-        return len(self._contexts)
+        return len(self.contexts.open)
 
-    # --- the forward pass: crossings (Propagator) ------------------------------------
+    # --- passes ----------------------------------------------------------------------
 
-    def outgoing(self, link: PeerLink, tensors: list[torch.Tensor]) -> Any:
-        """Record what a message takes out of this worker's graph."""
-        context = current_context_var.get()
-        if context is None or context.id not in self._contexts:
-            return None
-        state = self._contexts[context.id]
-        serial = 0
-        if tensors:
-            message = MessageId(self.worker.incarnation, self._next())
-            serial = message.serial
-            state.note_sent(message, Sent.of(tensors, link.peer))
-            if not state.foresees:
-                self._foresee_soon(state)
-        state.peers.add(link.peer)
-        if context.id.creator == self.worker.incarnation:
-            return [*context.id, serial]  # whoever reads it knows this worker's name
-        # Each time: this message may be the first of the context that is read there,
-        # though others were sent before, and who reads it may have to ask its creator.
-        return [*context.id, serial, state.creator.name]
+    def deadline_of(self, timeout: Any) -> Deadline | None:
+        """Return when a pass must have ended that is given a timeout.
 
-    def _foresee_soon(self, state: ContextState) -> None:
-        """Look at the graph of what is sent while others work with that.
-
-        A backward pass would have to, and everybody would wait for it.
+        Args:
+            timeout: seconds; None is no limit, `UNSET` the worker's default.
         """
-        state.foresees = True
-        # Twice: messages that are joined are written at the loop's next turn.
-        soon = self.worker.loop.call_soon
-        soon(soon, self._foresee, state)
+        allowed_s = self._worker.options.rpc_timeout_s if timeout is UNSET else timeout
+        return effective_deadline(allowed_s, self._worker.loop.time())
 
-    def _foresee(self, state: ContextState) -> None:
-        state.foresees = state.id in self._contexts and state.foreseen.go_on(AT_ONCE)
-        if state.foresees:
-            self.worker.loop.call_soon(self._foresee, state)
+    async def backward(
+        self,
+        context: Context,
+        roots: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor | None] | None,
+        keeping: Keeping,
+        deadline: Deadline | None,
+        *,
+        is_fast: bool,
+    ) -> None:
+        """Run a pass from local roots; see `asyncrpc.autograd.backward`."""
+        await self._root.backward(
+            context.id, roots, gradients, keeping, deadline, is_fast=is_fast
+        )
+
+    # --- what travels with calls (Propagator) ----------------------------------------
 
     def incoming(self, link: PeerLink, meta: Any) -> OnGradient | None:
         """Join the context of a message; return what its tensors go through."""
-        context_id, serial, name = _read_meta(meta)
-        if context_id in self._ended:
-            return None
-        if context_id.creator == link.peer.incarnation:
-            name = link.peer.name
-        state = self.open(context_id, WorkerId(name, context_id.creator))
-        state.peers.add(link.peer)
-        if not serial:
-            return None
-        message = MessageId(link.peer.incarnation, serial)
-        positions = itertools.count()
-
-        def receive(tensor: torch.Tensor) -> torch.Tensor:
-            crossing = CrossingId(message, next(positions))
-            return self.receive(tensor, Received(crossing, link.peer))
-
-        return receive
+        return self._crossings.incoming(link, meta)
 
     def decoded(self, on_gradient: OnGradient) -> None:
         """Do nothing: every tensor was ready by itself."""
 
     def enter(self, meta: Any) -> None:
         """Make the message's context the current one of the function it runs."""
-        context_id, *_ = _read_meta(meta)
+        context_id, *_ = read_meta(meta)
         current_context_var.set(Context(self, context_id))
 
     # --- messages (Service) ----------------------------------------------------------
 
-    def _on_release(self, link: PeerLink, value: list[int]) -> None:
-        """A context has ended.
-
-        Raises:
-            MalformedError: the peer has no part in it, or this worker opened it.
-        """
-        context_id = read_context(value)
-        state = self._contexts.get(context_id)
-        if state is not None:
-            self._check_part(link, state)
-            if context_id.creator == self.worker.incarnation:
-                raise MalformedError(
-                    f"worker {link.peer.name!r} ended autograd context {context_id}, "
-                    "which only the worker that opened it may end"
-                )
-            self.release(context_id, link.peer.incarnation)
-
-    def _on_end(self, link: PeerLink, value: list[int], *, commit: bool) -> None:
-        """A pass has ended.
-
-        Raises:
-            MalformedError: the peer has no part in it.
-        """
-        ids = read_ids(value)
-        state = self._contexts.get(ids[0])
-        if state is not None:
-            self._check_part(link, state)
-            one = state.passes.get(ids[1])
-            told_by = link.peer.incarnation
-            if one is not None and told_by not in (ids[1][0], *one.inward):
-                raise MalformedError(
-                    f"worker {link.peer.name!r} ended a backward pass that it did not "
-                    "ask this worker to take part in"
-                )
-            self._finish(ids, commit=commit)
-
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        """End the contexts that a dead worker opened: nobody else will.
-
-        Of those that it may have brought here their creator is asked.
-        """
+        """End the contexts that a dead worker opened, and its passes."""
         _ = reason  # requests under way fail by themselves
-        for context_id, state in list(self._contexts.items()):
-            if context_id.creator == peer.incarnation:
-                self.release(context_id)
-                continue
-            self._on_lost(context_id, state, peer)
-            is_mine = context_id.creator == self.worker.incarnation
-            if peer in state.peers and not is_mine:
-                self.worker.start_task(self._join(context_id, state))
-
-    async def _join(self, context_id: ContextId, state: ContextState) -> None:
-        """Ask the creator of a context to say itself when it ends."""
-        is_open = False
-        try:
-            link = await self.worker.link_to(state.creator.name)
-            if link.peer.incarnation == context_id.creator:
-                value = list(context_id)
-                is_open = bool(await link.request_service(SERVICE, "join", value))
-        except AsyncRpcError:
-            pass  # the creator is lost as well
-        if not is_open:
-            self.release(context_id)
+        self._lifetime.on_peer_lost(peer)
+        self._participant.on_peer_lost(peer)
 
     async def close(self) -> None:
         """Let go of every graph, and tell whoever waits here for a pass."""
-        for state in self._contexts.values():
-            for pass_id in list(state.passes):
-                one = state.end_pass(pass_id, commit=False)
-                # Those that others began are served, and their requests cancelled.
-                if one is not None and pass_id[0] == self.worker.incarnation:
-                    one.abort("the worker was shut down")
-        self._contexts.clear()
-
-
-def _read_meta(meta: Any) -> tuple[ContextId, int, str]:
-    META("what travels of an autograd context", meta)
-    creator, serial, message, *more = meta
-    name = more[0] if more and type(more[0]) is str else ""
-    return ContextId(Incarnation(creator), serial), message, name
+        self.contexts.close()

@@ -11,6 +11,7 @@ import torch
 from asyncrpc.arguments import check_kind, check_seconds, check_sequence, shown, wrong
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices.names import CPU
+from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.worker import Worker
 
 _REASON_MAX: Final = 4096  # characters that others are told
@@ -30,10 +31,10 @@ def check_group(worker: Worker, name: str, timeout_s: float | None) -> None:
     check_kind("name", name, str, "a string")
     if timeout_s is not None:
         check_seconds("timeout_s", timeout_s, at_least=0)
-    worker.check_running()
+    worker.parts.lifecycle.check_running()
 
 
-def names_of(worker: Worker, members: Sequence[str | int] | None) -> tuple[str, ...]:
+def names_of(worker: Parts, members: Sequence[str | int] | None) -> tuple[str, ...]:
     """Return the names of the workers of a group, by rank.
 
     Raises:
@@ -81,7 +82,7 @@ def check_tag(tag: object) -> None:
         raise wrong("tag", f"an integer of {_TAG_BITS + 1} bits", tag)
 
 
-async def check_device(worker: Worker, device: str) -> None:
+async def check_device(worker: Parts, device: str) -> None:
     """Raise UsageError unless this worker has a device of the name."""
     if type(device) is not str or len(device) > _DEVICE_MAX:
         raise wrong("device", "the name of a device", device)

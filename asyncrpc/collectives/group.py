@@ -81,10 +81,11 @@ class Group:
         """
         given.check_group(worker, name, timeout_s)
         self.worker = worker
+        self.parts = worker.parts
         self.name = name
-        self.members = given.names_of(worker, members)
+        self.members = given.names_of(worker.parts, members)
         self.timeout_s = timeout_s
-        service = worker.service(SERVICE)
+        service = worker.parts.service(SERVICE)
         assert isinstance(service, CollectivesService)
         self._service = service
         self._matching = service.open(name, self.members)
@@ -145,7 +146,7 @@ class Group:
             UsageError: `reason` is no string; or this is not the worker's event loop.
         """
         check_kind("reason", reason, str, "a string")
-        self.worker.check_on_loop("Group.refuse")
+        self.parts.check_on_loop("Group.refuse")
         self._start_opening()
         self._matching.refuse(given.speakable(reason))
 
@@ -240,7 +241,7 @@ class Group:
         by = reduction_for(op, tensor.dtype)
         async with (
             self._run(_describe("all_reduce", tensor, op)) as (run, path),
-            Hosted(self.worker.devices, tensor) as host,
+            Hosted(self.parts.devices, tensor) as host,
         ):
             with shapes.flat(host) as flat:
                 await path.all_reduce(run, flat, by)
@@ -272,7 +273,7 @@ class Group:
         write = self.rank == root
         async with (
             self._run(_describe("reduce", tensor, op, root)) as (run, path),
-            Hosted(self.worker.devices, tensor, write=write) as host,
+            Hosted(self.parts.devices, tensor, write=write) as host,
         ):
             with shapes.flat(host, write=write) as flat:
                 await path.reduce(run, flat, by, root)
@@ -301,7 +302,7 @@ class Group:
         write = self.rank != root
         async with (
             self._run(_describe("broadcast", tensor, "", root)) as (run, path),
-            Hosted(self.worker.devices, tensor, write=write) as host,
+            Hosted(self.parts.devices, tensor, write=write) as host,
         ):
             with shapes.flat(host, write=write) as flat:
                 await path.broadcast(run, flat, root)
@@ -328,7 +329,7 @@ class Group:
         async with self._run(descriptor) as (run, path):
             (mine,) = await self._copies([tensor])
             found = await path.all_gather(run, mine)
-        return await shapes.put_like(self.worker.devices, found, tensor)
+        return await shapes.put_like(self.parts.devices, found, tensor)
 
     async def gather(
         self, tensor: torch.Tensor, root: int
@@ -357,7 +358,7 @@ class Group:
             found = await path.gather(run, mine, root)
         if self.rank != root:
             return None
-        return await shapes.put_like(self.worker.devices, found, tensor)
+        return await shapes.put_like(self.parts.devices, found, tensor)
 
     async def scatter(
         self,
@@ -386,7 +387,7 @@ class Group:
         """
         self._check_rank(root, "root")
         if device is not None:
-            await given.check_device(self.worker, device)
+            await given.check_device(self.parts, device)
         whole = None
         if self.rank == root:
             whole = shapes.one_each(tensors, "scatter", self.size)
@@ -400,7 +401,7 @@ class Group:
             found = await path.scatter(run, parts, root)
         if device is None:
             return found
-        return (await self.worker.devices.placed({0: (found, device)}))[0]
+        return (await self.parts.devices.placed({0: (found, device)}))[0]
 
     async def reduce_scatter(
         self, tensors: torch.Tensor | Sequence[torch.Tensor], op: str = "sum"
@@ -423,7 +424,7 @@ class Group:
             It fails for all ranks; the next one can be used.
         """
         parts = Parts(tensors, "reduce_scatter", self.size)
-        devices, dtype = self.worker.devices, parts.like.dtype
+        devices, dtype = self.parts.devices, parts.like.dtype
         by = reduction_for(op, dtype)
         if len(parts.dtypes) > 1:
             raise UsageError("tensors of reduce_scatter must be of one dtype")
@@ -454,7 +455,7 @@ class Group:
         Cancellation:
             It fails for all ranks; the next one can be used.
         """
-        devices, parts = self.worker.devices, Parts(tensors, "all_to_all", self.size)
+        devices, parts = self.parts.devices, Parts(tensors, "all_to_all", self.size)
         descriptor = Descriptor("all_to_all", dtype=str(parts.like.dtype))
         async with self._run(descriptor) as (run, path):
             mine = [shapes.copy(one) for one in await parts.on_host(devices)]
@@ -484,8 +485,8 @@ class Group:
         self._check_rank(to, "to")
         given.check_tag(tag)
         shapes.check(tensor)
-        self.worker.check_on_loop("Group.send")
-        (host,) = await self.worker.devices.copies_of([tensor])
+        self.parts.check_on_loop("Group.send")
+        (host,) = await self.parts.devices.copies_of([tensor])
         await self._points.send(host.detach(), to, tag, self.timeout_s)
 
     async def recv(
@@ -517,7 +518,7 @@ class Group:
         given.check_tag(tag)
         if out is not None:
             shapes.check(out, "out")
-        self.worker.check_on_loop("Group.recv")
+        self.parts.check_on_loop("Group.recv")
         found = await self._points.recv(from_, tag, self.timeout_s)
         if out is None:
             return found
@@ -528,14 +529,14 @@ class Group:
         if out.is_cpu:
             out.detach().copy_(found)
         else:
-            await self.worker.devices.write(out, found)
+            await self.parts.devices.write(out, found)
         return out
 
     # --- parts -----------------------------------------------------------------------
 
     async def _copies(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return copies in contiguous host memory, which nobody else has."""
-        hosts = await self.worker.devices.copies_of(tensors)
+        hosts = await self.parts.devices.copies_of(tensors)
         return [
             shapes.copy(tensor) if tensor.is_cpu else shapes.packed(host)
             for tensor, host in zip(tensors, hosts, strict=True)
@@ -544,7 +545,7 @@ class Group:
     @asynccontextmanager
     async def _run(self, descriptor: Descriptor) -> AsyncIterator[tuple[Run, Path]]:
         """Run one collective: number it, watch it, and fail it for all if it fails."""
-        self.worker.check_on_loop(f"Group.{descriptor.operation}")
+        self.parts.check_on_loop(f"Group.{descriptor.operation}")
         opening = self._start_opening()
         run = self._matching.begin(descriptor, self.timeout_s)
         try:
@@ -567,7 +568,7 @@ class Group:
         """Begin the collective in which all agree on the way, if it has not begun."""
         if self._opening is None:
             run = self._matching.begin(Descriptor("open"), None)
-            self._opening = self.worker.start_task(self._open(run))
+            self._opening = self.parts.start_task(self._open(run))
             # Who refuses waits for nothing: nobody may ever ask how it ended.
             self._opening.add_done_callback(lambda it: it.cancelled() or it.exception())
         return self._opening

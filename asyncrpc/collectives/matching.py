@@ -37,8 +37,8 @@ from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
 
 if TYPE_CHECKING:
+    from asyncrpc.runtime.parts import Parts
     from asyncrpc.runtime.ports import PeerLink
-    from asyncrpc.runtime.worker import Worker
 
 # How long a rank waits before it tells the others what it waits for: so those that wait
 # for something else learn of it, and none waits for ever.
@@ -57,7 +57,7 @@ class Arrival:
 class Matching:
     """The collectives of one group at one rank."""
 
-    def __init__(self, worker: Worker, group_id: int) -> None:
+    def __init__(self, worker: Parts, group_id: int) -> None:
         self.worker = worker
         self.id = group_id
         self.label = "a group"

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from asyncrpc.autograd import backward as run_backward
-from asyncrpc.autograd.context import Context, ContextState, current_context_var
+from asyncrpc.autograd.context import Context, current_context_var
+from asyncrpc.autograd.state import ContextState
 from asyncrpc.compat.nodes import RememberingAutograd
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import errors
@@ -38,7 +39,7 @@ def is_available() -> bool:
 
 
 def _service(agent: Agent) -> RememberingAutograd:
-    found: Any = agent.worker.service("autograd")
+    found: Any = agent.worker.parts.service("autograd")
     assert isinstance(found, RememberingAutograd)
     return found
 

@@ -19,13 +19,12 @@ import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import GradientEdge, Node
 
-from asyncrpc.autograd.context import ContextState, Sent
 from asyncrpc.autograd.functions import Region, following, leaves_of
-from asyncrpc.autograd.service import AutogradService
-from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
+from asyncrpc.autograd.service import AutogradService, AutogradWorker
+from asyncrpc.autograd.state import ContextState, Sent
+from asyncrpc.ids import ContextId, Incarnation, MessageId
 from asyncrpc.runtime.extensions import OnGradient
 from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.worker import Worker
 
 RECEIVED: Final = "torch::distributed::autograd::RecvRpcBackward"
 SENT: Final = "torch::distributed::autograd::SendRpcBackward"
@@ -214,17 +213,14 @@ class SendRpcBackward(Node):
 class RememberingAutograd(AutogradService):
     """Autograd of the facade's worker, which knows the node of each message."""
 
-    def __init__(self, worker: Worker) -> None:
+    state_class: ClassVar[type[ContextState]] = JoinedState
+
+    def __init__(self, worker: AutogradWorker) -> None:
         super().__init__(worker)
+        self.contexts.on_released = self._forget
         # The name of its sender and its number there are a message's name.
         self._received: dict[ContextId, dict[tuple[str, int], Node]] = {}
         self._sent: dict[ContextId, dict[MessageId, SendRpcBackward]] = {}
-
-    def open(self, context_id: ContextId, creator: WorkerId) -> ContextState:
-        """Return a context's state, made if it is new here; see `AutogradService`."""
-        if context_id not in self._contexts and context_id not in self._ended:
-            self._contexts[context_id] = JoinedState(context_id, creator)
-        return super().open(context_id, creator)
 
     def incoming(self, link: PeerLink, meta: Any) -> OnGradient | None:
         """Join the context of a message; note the node of its tensors."""
@@ -259,7 +255,9 @@ class RememberingAutograd(AutogradService):
         Returns:
             By message, in the order in which they were sent.
         """
-        if state.id not in self._contexts:  # it has ended: nothing would forget them
+        if (
+            state.id not in self.contexts.open
+        ):  # it has ended: nothing would forget them
             return {key: SendRpcBackward(sent) for key, sent in state.sent.items()}
         made = self._sent.setdefault(state.id, {})
         for message, sent in state.sent.items():
@@ -267,11 +265,10 @@ class RememberingAutograd(AutogradService):
                 made[message] = SendRpcBackward(sent)
         return dict(made)
 
-    def release(self, context_id: ContextId, told_by: int = 0) -> None:
-        """End a context; forget its nodes."""
+    def _forget(self, context_id: ContextId) -> None:
+        """A context has ended: so have its nodes."""
         self._received.pop(context_id, None)
         self._sent.pop(context_id, None)
-        super().release(context_id, told_by)
 
     async def close(self) -> None:
         """Let go of every graph."""

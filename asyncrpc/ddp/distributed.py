@@ -238,7 +238,7 @@ class DistributedDataParallel(nn.Module):
             check_roots(loss, gradient)
         elif gradient is not None and not isinstance(gradient, torch.Tensor):
             check_sequence("gradient", gradient, "a tensor, or tensors in a list")
-        self.group.worker.check_on_loop("DistributedDataParallel.backward")
+        self.group.parts.check_on_loop("DistributedDataParallel.backward")
         found: list[Loss] = []
         context = contextvars.copy_context()
 

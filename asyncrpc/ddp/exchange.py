@@ -76,7 +76,7 @@ class Exchange:
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop that everything runs on."""
-        return self.group.worker.loop
+        return self.group.parts.loop
 
     def set_hook(self, state: object, hook: Hook) -> None:
         """Let a hook reduce the buckets."""
@@ -138,7 +138,7 @@ class Exchange:
 
     def _start(self, current: Backward) -> None:
         try:
-            task = self.group.worker.start_task(self.run(current))
+            task = self.group.parts.start_task(self.run(current))
         except BaseException as error:  # noqa: BLE001  (the thread of the pass raises it)
             current.end(error)
             return
@@ -227,7 +227,7 @@ class Exchange:
         if is_coroutine_hook(hook):
             return await hook(self._bound, bucket)
         # It may compute, or wait, for as long as it likes.
-        run = self.group.worker.run_in_thread
+        run = self.group.parts.run_in_thread
         found = await run(lambda: hook(self._bound, bucket))
         if inspect.isawaitable(found):
             found = await found
@@ -263,7 +263,7 @@ class Exchange:
         """Do something to the buffers, in a thread if they are on a device."""
         if all(one.is_cpu for one in self.buffers):
             return job()
-        return await self.group.worker.run_in_thread(job)
+        return await self.group.parts.run_in_thread(job)
 
     async def _send_order(self, current: Backward) -> None:
         count = len(self.parameters)

@@ -53,7 +53,7 @@ async def broadcast(group: Group, tensors: Sequence[torch.Tensor], root: int) ->
     Raises:
         CollectiveError: it has failed for all ranks.
     """
-    run_in_thread = group.worker.run_in_thread
+    run_in_thread = group.parts.run_in_thread
     for some in _portions(tensors):
         packed = await run_in_thread(lambda some=some: pack(some))  # type: ignore[misc]
         await group.broadcast(packed, root)

@@ -84,7 +84,7 @@ class Reducer:
             CollectiveError: the gradients could not be reduced; there are none.
             Exception: what `roots_of` raises; the pass fails for the other ranks.
         """
-        worker = self.exchange.group.worker
+        worker = self.exchange.group.parts
         if not self.is_syncing:
 
             def run_alone() -> None:
@@ -149,7 +149,7 @@ class Reducer:
 
     def _begin_plain(self) -> Backward:
         refuse_on_loop("loss.backward()", "`await module.backward(loss)`", self._loop)
-        if self.exchange.group.worker.pool.takes_turns:
+        if self.exchange.group.parts.pool.takes_turns:
             raise UsageError(
                 "loss.backward() of a module on a device that takes turns would keep "
                 "its turn while it waits: use `await module.backward(loss)`"
@@ -196,7 +196,7 @@ class Reducer:
         gradients = self._gradients
         buckets = gradients.cut(terms.memory)
         current = Backward(
-            self.exchange.group.worker,
+            self.exchange.group.parts,
             buckets,
             gradients.readiness(buckets),
             terms,
@@ -262,7 +262,7 @@ class Reducer:
     def _complete_late(self, current: Backward) -> None:
         """Have a device compute all of its gradients at once, then take them."""
         if current.late:
-            self.exchange.group.worker.pool.settle()
+            self.exchange.group.parts.pool.settle()
         for number in current.late:
             self._complete(current, number)
 
@@ -302,7 +302,7 @@ class Reducer:
         gradients = self._gradients
         buckets = gradients.cut(terms.memory)
         nothing = Readiness(buckets.numbers, [0] * len(gradients.learned))
-        worker = self.exchange.group.worker
+        worker = self.exchange.group.parts
         current = Backward(worker, buckets, nothing, terms, is_plain=False)
         current.wants_order = not gradients.is_ordered
         if gradients.asks_who_uses:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from asyncrpc.arguments import check_callable, wrong
-from asyncrpc.runtime.current import current_worker
+from asyncrpc.runtime.calls.context import current_parts
 from asyncrpc.runtime.devices.names import DeviceName
 from asyncrpc.runtime.devices.turns import turn
 
@@ -53,7 +53,7 @@ async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
 
     Source: asyncio.to_thread.
     """
-    worker = current_worker()
+    worker = current_parts()
     worker.check_on_loop("devices.run")
     check_callable("function", function)
     if inspect.iscoroutinefunction(function):

@@ -20,7 +20,7 @@ from asyncrpc.autograd.service import AutogradService
 from asyncrpc.errors import Outcome, RejectedError, UsageError
 from asyncrpc.nn import interface as interfaces
 from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.current import current_worker
+from asyncrpc.runtime.calls.context import current_parts
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def create(
         RejectedError: the policy does not allow peers to call `module_cls`.
         UsageError: what was made is no module, or there is no such device here.
     """
-    if not current_worker().functions.is_allowed(module_cls):
+    if not current_parts().functions.is_allowed(module_cls):
         raise RejectedError(
             f"{module_cls!r:.100} may not be called on this worker, whose policy is "
             "strict; mark it with @asyncrpc.expose or list it in Options.allow",
@@ -50,14 +50,14 @@ def create(
             f"{name} made a {type(module).__name__}; a RemoteModule needs a class or "
             "function that returns a torch.nn.Module"
         )
-    where = current_worker().devices.require(device)
+    where = current_parts().devices.require(device)
     if where == "cpu":
         return module
     try:
         return module.to(where)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UsageError(
-            f"worker {current_worker().name!r} cannot put a module on {device!r}: "
+            f"worker {current_parts().name!r} cannot put a module on {device!r}: "
             f"{error}"
         ) from error
 
@@ -175,7 +175,7 @@ async def run_method(  # noqa: PLR0917  (travels in a call)
         UsageError: the method is no plain one: it does not run in a thread.
     """
     module = await rref
-    if not current_worker().functions.is_allowed_method(type(module), name):
+    if not current_parts().functions.is_allowed_method(type(module), name):
         kind = type(module).__qualname__
         raise RejectedError(
             f"{kind}.{name} is not exposed here; mark {kind} with @asyncrpc.expose, or "
@@ -188,7 +188,7 @@ async def run_method(  # noqa: PLR0917  (travels in a call)
             f"{type(module).__name__}.{name} is a coroutine function; on {device!r} "
             "methods run in a thread, which also moves their tensors: make it plain"
         )
-    devices = current_worker().devices
+    devices = current_parts().devices
 
     def run() -> Any:
         placed = devices.require(device)
@@ -206,12 +206,13 @@ async def run_method(  # noqa: PLR0917  (travels in a call)
 async def _in_thread(job: Callable[[], T]) -> T:
     """Run a job in a thread, in this call's worker, autograd context and deadline."""
     context = contextvars.copy_context()
-    return await current_worker().run_in_thread(lambda: context.run(job))
+    ran: T = await current_parts().run_in_thread(lambda: context.run(job))
+    return ran
 
 
 def _steps_held_off() -> AbstractContextManager[Any]:
     """Return what keeps optimizer steps of this worker from changing parameters."""
     # Only this package makes services of the name.
-    service: Any = current_worker().service(AutogradService.name)
+    service: Any = current_parts().service(AutogradService.name)
     autograd: AutogradService = service
     return autograd.engine.lock

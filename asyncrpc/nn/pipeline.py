@@ -45,7 +45,7 @@ from asyncrpc.nn.stage_run import StageAnswer
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.optim.step import check_clipping
 from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.current import current_worker
+from asyncrpc.runtime.calls.context import current_parts
 
 StageModule: TypeAlias = RemoteModule | RRef[Any] | nn.Module
 LossFunction: TypeAlias = Callable[[Any, Any], torch.Tensor]
@@ -118,7 +118,7 @@ class Pipeline:
                 `schedule` is not understood.
         """
         check_schedule(schedule, chunks)
-        self._worker = current_worker()
+        self._worker = current_parts()
         check_sequence("stages", stages, "modules in a list")
         self._modules = [_placed(at, one) for at, one in enumerate(stages)]
         if not self._modules:

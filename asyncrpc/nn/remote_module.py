@@ -31,10 +31,10 @@ from asyncrpc.errors import UnknownWorkerError, UsageError
 from asyncrpc.nn import interface as interfaces
 from asyncrpc.nn import owner
 from asyncrpc.nn.placement import Placement
-from asyncrpc.rref.handle import RRef
+from asyncrpc.nn.ports import ModuleWorker
+from asyncrpc.rref.handle import RRef, service_of
+from asyncrpc.runtime.calls.context import current_parts
 from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
-from asyncrpc.runtime.current import current_worker
-from asyncrpc.runtime.worker import Worker
 
 T = TypeVar("T")
 
@@ -111,7 +111,7 @@ class RemoteModule:
         placement = Placement.parse(remote_device)
         _check_class(module_cls)
         _check_given(() if args is None else args, kwargs)
-        worker = current_worker()
+        worker = current_parts()
         # By name: so the error about one that cannot travel names it.
         values = {
             "module_cls": module_cls,
@@ -530,12 +530,13 @@ def _restore(device: str, rref: RRef[nn.Module]) -> RemoteModule:
     return module
 
 
-def _worker_of(rref: RRef[Any]) -> Worker:
+def _worker_of(rref: RRef[Any]) -> ModuleWorker:
     """Return the worker that holds this handle; not always the current one."""
-    return rref._service.worker  # noqa: SLF001  (the handle's other half)
+    worker: ModuleWorker = service_of(rref).worker
+    return worker
 
 
-def _name_of(worker: Worker, placement: Placement) -> str:
+def _name_of(worker: ModuleWorker, placement: Placement) -> str:
     """Return the name of the worker that is meant.
 
     Raises:

@@ -40,7 +40,7 @@ from asyncrpc.errors import AutogradError, UsageError
 from asyncrpc.nn.schedules import Place
 from asyncrpc.nn.stage_run import Plan, StageRun
 from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.pins import copy_of
+from asyncrpc.rref.shared import copy_of
 
 # Steps that have ended, and why, so that a late input waits for none of them.
 ENDED_MAX: Final = 1024

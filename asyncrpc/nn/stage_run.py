@@ -34,8 +34,8 @@ from asyncrpc.nn.schedules import (
     StageMachine,
 )
 from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.pins import copy_of
-from asyncrpc.runtime.current import current_worker
+from asyncrpc.rref.shared import copy_of
+from asyncrpc.runtime.calls.context import current_parts
 
 T = TypeVar("T")
 
@@ -111,7 +111,7 @@ class StageRun:
         device: torch.device,
         following: RRef[Any] | None,
     ) -> None:
-        self._worker = current_worker()
+        self._worker = current_parts()
         if plan.loss_fn is not None:
             self._check(plan.loss_fn)
         self._context = current_context() if plan.is_training else None
@@ -370,7 +370,8 @@ class StageRun:
             )
             return result
 
-        return await self._worker.run_in_thread(run)
+        ran: T = await self._worker.run_in_thread(run)
+        return ran
 
     def _forward(self, chunk: int) -> tuple[Any, list[bool]] | None:
         """Compute an output; return it as it travels, and what needs a gradient."""

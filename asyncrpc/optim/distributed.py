@@ -6,9 +6,9 @@
         await asyncrpc.autograd.backward(ctx, [loss])
         await optimizer.step(ctx)
 
-Each owner runs a torch optimizer on its own parameters (`optim.spread`).  One that has
-to evaluate the model again in the middle of its step runs here, on copies of all
-parameters (`optim.central`).
+Each owner runs a torch optimizer on its own parameters (`optim.per_owner`).  One that
+has to evaluate the model again in the middle of its step runs here, on copies of all
+parameters (`optim.gathered`).
 
 Source: torch.distributed.optim.DistributedOptimizer.  There, `step` of an optimizer
 without a functional twin applies old gradients again to parameters that took no part,
@@ -35,12 +35,12 @@ from asyncrpc.arguments import (
 from asyncrpc.autograd import context as new_context
 from asyncrpc.autograd.context import Context
 from asyncrpc.errors import UsageError
-from asyncrpc.optim.central import Central, needs_closure
+from asyncrpc.optim.gathered import GatheredOptimizer, needs_closure
 from asyncrpc.optim.groups import Parameters, group_of, groups_of, owners_of
 from asyncrpc.optim.owners import Owners
-from asyncrpc.optim.spread import Spread
-from asyncrpc.optim.step import Closure, StepResult, Wanted
-from asyncrpc.runtime.current import current_worker
+from asyncrpc.optim.per_owner import PerOwnerOptimizer
+from asyncrpc.optim.step import Closure, StepOptions, StepResult
+from asyncrpc.runtime.calls.context import current_parts
 
 
 class DistributedOptimizer:
@@ -95,16 +95,18 @@ class DistributedOptimizer:
                 optimizer of the name.
             EncodeError: an argument cannot travel to an owner.
         """
-        self._worker = current_worker()
+        self._worker = current_parts()
         self._class = class_of(optimizer_class)
         groups, given = groups_of(params_rref), (args, kwargs)
         owners = Owners(self._worker, owners_of(groups))
         self._owners = owners
-        self._engine: Spread | Central
+        self._engine: PerOwnerOptimizer | GatheredOptimizer
         if needs_closure(self._class):
-            self._engine = Central(self._class, groups, given, owners, self._worker)
+            self._engine = GatheredOptimizer(
+                self._class, groups, given, owners, self._worker
+            )
         else:
-            self._engine = Spread(self._class, groups, given, owners)
+            self._engine = PerOwnerOptimizer(self._class, groups, given, owners)
         # The owners learn of our end by themselves.
         weakref.finalize(self, owners.let_go).atexit = False
 
@@ -191,32 +193,32 @@ class DistributedOptimizer:
 
         Source: torch.distributed.optim.DistributedOptimizer.step.
         """
-        wanted = Wanted(clip_grad_norm, skip_nonfinite, allow_stale)
-        wanted.check()
+        how = StepOptions(clip_grad_norm, skip_nonfinite, allow_stale)
+        how.check()
         engine = self._engine
         if context is not None:
             check_kind("context", context, Context, "an autograd context")
         if closure is not None:
             check_callable("closure", closure)
         if (context is None) == (closure is None) or (
-            isinstance(engine, Central) and closure is None
+            isinstance(engine, GatheredOptimizer) and closure is None
         ):
             raise UsageError(self._what_a_step_takes())
         if context is not None:
             context.service.state(context)  # it is open, or this raises
         await self._made()
-        if isinstance(engine, Central):
+        if isinstance(engine, GatheredOptimizer):
             assert closure is not None  # checked above
-            return await engine.step(closure, wanted)
+            return await engine.step(closure, how)
         if context is not None:
-            return await engine.step(list(context.id), wanted)
+            return await engine.step(list(context.id), how)
         assert closure is not None  # checked above
         async with new_context() as own:
             loss = await closure(own)
-            return replace(await engine.step(list(own.id), wanted), loss=loss)
+            return replace(await engine.step(list(own.id), how), loss=loss)
 
     def _what_a_step_takes(self) -> str:
-        if isinstance(self._engine, Central):
+        if isinstance(self._engine, GatheredOptimizer):
             return (
                 f"{self._name} evaluates the model several times in a step: give a "
                 "closure and no context, `await optimizer.step(closure=closure)`"

@@ -33,10 +33,10 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
-from asyncrpc.autograd.pace import SMALL, SMALL_NUMEL
+from asyncrpc.autograd.inline import SMALL, SMALL_NUMEL
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim.options import Changes, set_options
-from asyncrpc.optim.undo import Undo
+from asyncrpc.optim.snapshot import Snapshot
 
 Gathered: TypeAlias = Mapping[torch.Tensor, torch.Tensor]
 # In the order of the parameters; None where the context has none.
@@ -81,9 +81,9 @@ class LocalParameters:
             for parameter, value in zip(self.listed, values, strict=True):
                 (parameter.data if allow_stale else parameter).copy_(value)
 
-    def undo(self) -> Undo:
+    def snapshot(self) -> Snapshot:
         """Return what puts everything back; it takes no lock."""
-        return Undo(self.listed)
+        return Snapshot(self.listed)
 
     def locked(self, job: Callable[[], Any]) -> Any:
         """Run a job under the lock."""
@@ -165,7 +165,7 @@ class LocalOptimizer(LocalParameters):
         differing: Changes,
         *,
         allow_stale: bool,
-    ) -> Undo:
+    ) -> Snapshot:
         """Step in the same way, and return what undoes it.
 
         Raises:
@@ -183,18 +183,18 @@ class LocalOptimizer(LocalParameters):
         differing: Changes,
         *,
         allow_stale: bool,
-    ) -> Undo:
-        undo = self.undo()
+    ) -> Snapshot:
+        snapshot = self.snapshot()
         try:
             set_options(self._optimizer, differing)
             self._step(gradients, scale, allow_stale=allow_stale)
         except BaseException:
-            undo.run()
+            snapshot.restore()
             raise
         for index, gradient in enumerate(gradients):
             if gradient is not None:
                 self._proven[index] = gradient.layout
-        return undo
+        return snapshot
 
     def _step(self, gradients: Gradients, scale: float, *, allow_stale: bool) -> None:
         """Step with `.grad` set aside; the lock is held."""
@@ -218,9 +218,9 @@ class LocalOptimizer(LocalParameters):
             for parameter, own in zip(parameters, before, strict=True):
                 parameter.grad = own
 
-    def undo(self) -> Undo:
+    def snapshot(self) -> Snapshot:
         """Return what puts everything back; it takes no lock."""
-        return Undo(self.listed, self._optimizer)
+        return Snapshot(self.listed, self._optimizer)
 
     def set_options(self, differing: Changes) -> None:
         """Set options of groups, such as may make a step raise."""

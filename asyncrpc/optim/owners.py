@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from asyncrpc.autograd.ports import Directory, Links
 from asyncrpc.errors import OptimizerError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim.service import SERVICE, OptimizerService
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.ports import Scheduler
 
 T = TypeVar("T")
 Ask = Callable[[WorkerId], Coroutine[Any, Any, T]]
+
+
+class OptimizerWorker(Scheduler, Links, Protocol):
+    """A worker, as far as an optimizer that was made on it needs it."""
+
+    options: Options
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def directory(self) -> Directory:
+        """The links that are open."""
+
+    def service(self, name: str, /) -> Any:
+        """Return the part of the worker that has a name."""
 
 
 class Owners:
@@ -23,7 +42,7 @@ class Owners:
         listed: the owners, each once.
     """
 
-    def __init__(self, worker: Worker, listed: Sequence[WorkerId]) -> None:
+    def __init__(self, worker: OptimizerWorker, listed: Sequence[WorkerId]) -> None:
         # Only this package makes services of the name.
         service: Any = worker.service(SERVICE)
         self._service: OptimizerService = service
@@ -40,7 +59,7 @@ class Owners:
     async def ask(self, owner: WorkerId, method: str, *values: Any) -> Any:
         """Send one message to an owner; return the answer."""
         worker, value = self._worker, [self._serial, *values]
-        if owner == worker.id:
+        if owner == self._service.me:
             return await self._service.answer(method, value)
         link = worker.directory.link_of(owner.incarnation)
         if link is None:
@@ -113,7 +132,7 @@ class Owners:
     def _tell_all(self) -> None:
         for owner in self.listed:
             link = self._worker.directory.link_of(owner.incarnation)
-            if owner == self._worker.id:
+            if owner == self._service.me:
                 self._service.drop(owner.incarnation, self._serial)
             elif link is not None:
                 link.notify(SERVICE, "drop", self._serial)

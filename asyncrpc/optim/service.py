@@ -25,12 +25,13 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 
-from asyncrpc.autograd.pace import Runner
-from asyncrpc.autograd.service import AutogradService
+from asyncrpc.autograd.engine import Engine
+from asyncrpc.autograd.inline import Runner
+from asyncrpc.autograd.ports import Threads
 from asyncrpc.errors import MalformedError, OptimizerError, Outcome, RejectedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.optim import messages
@@ -46,14 +47,11 @@ from asyncrpc.optim.local import (
     squares,
 )
 from asyncrpc.optim.options import Changes, Options, can_travel, options_of
+from asyncrpc.optim.snapshot import Snapshot
 from asyncrpc.optim.turns import TurnQueue
-from asyncrpc.optim.undo import Undo
 from asyncrpc.rref.handle import RRef
 from asyncrpc.runtime.forms import COUNT, Methods, ServiceMethods
-from asyncrpc.runtime.worker import Worker
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.ports import PeerLink
 
 T = TypeVar("T")
 SERVICE: Final = "optim"
@@ -66,7 +64,27 @@ class _Kept:
 
     turn: int
     local: LocalParameters
-    undo: Undo
+    snapshot: Snapshot
+
+
+class GradientsHere(Protocol):
+    """The gradients of contexts on this worker.
+
+    Attributes:
+        engine: its lock is over `.grad` of every parameter.
+    """
+
+    engine: Engine
+
+    async def gathered(self, context_id: ContextId) -> Gathered:
+        """Return the gradients here of a context."""
+
+
+class Functions(Protocol):
+    """What peers may call."""
+
+    def is_allowed(self, function: Any, /) -> bool:
+        """Return whether peers may call a function or a class."""
 
 
 class OptimizerService(ServiceMethods):
@@ -74,13 +92,29 @@ class OptimizerService(ServiceMethods):
 
     name = SERVICE
 
-    def __init__(self, worker: Worker, autograd: AutogradService) -> None:
-        self.worker = worker
+    def __init__(
+        self,
+        me: WorkerId,
+        autograd: GradientsHere,
+        threads: Threads,
+        functions: Functions,
+    ) -> None:
+        """Begin without optimizers.
+
+        Args:
+            me: this worker.
+            autograd: has the gradients of contexts.
+            threads: run the steps.
+            functions: what peers may call.
+        """
+        self.me = me
+        self._threads = threads
+        self._functions = functions
         self._autograd = autograd
         self._optimizers: dict[Key, LocalParameters] = {}
         self._kept: dict[Key, _Kept] = {}
         self._turns = TurnQueue()
-        self._runner = Runner(worker, autograd.engine.lock)
+        self._runner = Runner(threads, autograd.engine.lock)
         self._serial = 0
         self.notices = Methods(SERVICE, {"drop": (COUNT, self._on_drop)})
         self.requests = Methods(
@@ -125,8 +159,9 @@ class OptimizerService(ServiceMethods):
 
     async def answer(self, method: str, value: list[Any]) -> Any:
         """Do what this worker asks as the maker of an optimizer."""
-        name, me = self.worker.name, self.worker.incarnation
-        return await self.requests.find(name, method, value)((me, value[0]), *value[1:])
+        me = self.me
+        handler = self.requests.find(me.name, method, value)
+        return await handler((me.incarnation, value[0]), *value[1:])
 
     def _on_drop(self, link: PeerLink, serial: int) -> None:
         """Let go of an optimizer whose maker has."""
@@ -191,7 +226,7 @@ class OptimizerService(ServiceMethods):
         gradients = local.gradients(await self._gathered(context_id))
         parts: list[float] = []
         if needs_norm:
-            parts = await self.worker.run_in_thread(partial(squares, gradients))
+            parts = await self._threads.run_in_thread(partial(squares, gradients))
         return [_count(gradients), parts, local.is_sure(gradients)]
 
     async def _commit(
@@ -231,8 +266,8 @@ class OptimizerService(ServiceMethods):
         """Keep the parameters as they are; return their values."""
         local = self._find(key)
         turn = await self._turns.take(local.keys)
-        await self._keep(key, turn, local, partial(local.locked, local.undo))
-        return await self.worker.run_in_thread(local.values)
+        await self._keep(key, turn, local, partial(local.locked, local.snapshot))
+        return await self._threads.run_in_thread(local.values)
 
     async def _assign(
         self,
@@ -243,20 +278,20 @@ class OptimizerService(ServiceMethods):
         kept = self._kept.get(key)
         if kept is None:
             raise OptimizerError("the parameters may be set between begin and settle")
-        await self.worker.run_in_thread(
+        await self._threads.run_in_thread(
             partial(kept.local.assign, values, allow_stale=allow_stale)
         )
 
     async def _gradients(self, key: Key, context_id: list[int]) -> Gradients:
         local = self._find(key)
         gradients = local.gradients(await self._gathered(context_id))
-        found: Gradients = await self.worker.run_in_thread(
+        found: Gradients = await self._threads.run_in_thread(
             partial(in_host_memory, gradients)
         )
         return found
 
     async def _values(self, key: Key) -> list[torch.Tensor]:
-        return await self.worker.run_in_thread(self._find(key).values)
+        return await self._threads.run_in_thread(self._find(key).values)
 
     # --- turns, and what is kept -----------------------------------------------------
 
@@ -287,26 +322,26 @@ class OptimizerService(ServiceMethods):
         return work
 
     async def _keep(
-        self, key: Key, turn: int, local: LocalParameters, job: Callable[[], Undo]
+        self, key: Key, turn: int, local: LocalParameters, job: Callable[[], Snapshot]
     ) -> None:
         """Run a job that returns what undoes it, and keep that and the turn.
 
         Cancellation:
             It is undone as soon as it is done: nobody would settle it.
         """
-        work = self.worker.run_in_thread(job)
+        work = self._threads.run_in_thread(job)
         try:
-            undo = await asyncio.shield(work)
+            snapshot = await asyncio.shield(work)
         except asyncio.CancelledError:
             work.add_done_callback(partial(self._unwanted, turn, local))
             raise
         except BaseException:
             self._turns.end(turn)
             raise
-        self._kept[key] = _Kept(turn, local, undo)
+        self._kept[key] = _Kept(turn, local, snapshot)
 
     def _unwanted(
-        self, turn: int, local: LocalParameters, work: asyncio.Future[Undo]
+        self, turn: int, local: LocalParameters, work: asyncio.Future[Snapshot]
     ) -> None:
         if work.exception() is None:
             self._put_back(_Kept(turn, local, work.result()))
@@ -314,7 +349,9 @@ class OptimizerService(ServiceMethods):
             self._turns.end(turn)
 
     def _put_back(self, kept: _Kept) -> asyncio.Future[None]:
-        return self._in_turn(kept.turn, partial(kept.local.locked, kept.undo.run))
+        return self._in_turn(
+            kept.turn, partial(kept.local.locked, kept.snapshot.restore)
+        )
 
     async def _gathered(self, context_id: list[int]) -> Gathered:
         creator, serial = context_id
@@ -340,7 +377,7 @@ class OptimizerService(ServiceMethods):
             return None
         self._check(cls)
         context = contextvars.copy_context()  # it may ask where it is
-        made = await self.worker.run_in_thread(
+        made = await self._threads.run_in_thread(
             lambda: checked(context.run(cls, resolved, *args, **kwargs))
         )
         self._check_new(key)
@@ -351,21 +388,21 @@ class OptimizerService(ServiceMethods):
         """Take in a group; return the options of all."""
         local = self._find_optimizer(key)
         resolved = await _resolved(group)
-        await self.worker.run_in_thread(partial(local.add_group, resolved))
+        await self._threads.run_in_thread(partial(local.add_group, resolved))
         return options_of(local.optimizer)
 
     async def _state(self, key: Key) -> dict[str, Any]:
-        return await self.worker.run_in_thread(self._find_optimizer(key).state)
+        return await self._threads.run_in_thread(self._find_optimizer(key).state)
 
     async def _load_state(self, key: Key, state: dict[str, Any]) -> list[Options]:
         """Take up a state; return the options of all groups."""
         local = self._find_optimizer(key)
-        await self.worker.run_in_thread(partial(local.load_state, state))
+        await self._threads.run_in_thread(partial(local.load_state, state))
         return options_of(local.optimizer)
 
     async def _set_options(self, key: Key, differing: Changes) -> None:
         local = self._find_optimizer(key)
-        await self.worker.run_in_thread(partial(local.set_options, differing))
+        await self._threads.run_in_thread(partial(local.set_options, differing))
 
     def _check_new(self, key: Key) -> None:
         """Refuse to make an optimizer in the place of one that may keep a step.
@@ -382,7 +419,7 @@ class OptimizerService(ServiceMethods):
         Raises:
             RejectedError: the policy does not allow it.
         """
-        if not self.worker.functions.is_allowed(cls):
+        if not self._functions.is_allowed(cls):
             raise RejectedError(
                 f"{cls!r:.100} may not be called on this worker, whose policy is "
                 'strict; list it in Options.allow, as "torch.optim.*:*"',
@@ -393,7 +430,7 @@ class OptimizerService(ServiceMethods):
         found = self._optimizers.get(key)
         if found is None:
             raise OptimizerError(
-                f"worker {self.worker.name!r} has no part of this optimizer: it was "
+                f"worker {self.me.name!r} has no part of this optimizer: it was "
                 "let go when the connection to the optimizer's maker broke; make a new "
                 "one"
             )

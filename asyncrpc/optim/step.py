@@ -32,7 +32,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class StepOptions:
     """What one step asks for.
 
     Attributes:

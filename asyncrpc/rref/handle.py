@@ -7,22 +7,67 @@ count at the owner.  Collecting a handle only queues a note for the event loop.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import RRefId, WorkerId, WorkerInfo
 from asyncrpc.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
-from asyncrpc.runtime.current import current_worker
+from asyncrpc.rref.shared import Shared
+from asyncrpc.runtime.calls.context import current_parts
+from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.options import UNSET, check_call_timeout
 
-if TYPE_CHECKING:
-    from asyncrpc.rref.pins import Shared
-    from asyncrpc.rref.service import RRefService
-
 T = TypeVar("T")
+
+
+class HandleService(Protocol):
+    """What a handle asks of the references of its worker.
+
+    Attributes:
+        worker: that has the handle.
+    """
+
+    worker: Any  # for the layers above, which start calls on it
+
+    def info(self, owner: WorkerId, /) -> WorkerInfo:
+        """Return a worker as programs see it."""
+
+    def is_pending(self, shared: Shared, /) -> bool:
+        """Return whether the call that makes the value has not reached its owner."""
+
+    def is_confirmed(self, shared: Shared, /) -> bool:
+        """Return whether the owner counts this worker."""
+
+    def local_value(self, handle: RRef[Any], /) -> Any:
+        """Return a value that is here."""
+
+    async def fetch(
+        self, handle: RRef[Any], timeout_s: Any, out: torch.Tensor | None = None
+    ) -> Any:
+        """Return the value or a copy of it."""
+
+    def start_method(
+        self,
+        handle: RRef[Any],
+        name: str,
+        args: Any,
+        kwargs: Any,
+        timeout_s: Any,
+    ) -> CallFuture[Any]:
+        """Start a method of the value, on its owner."""
+
+    def remote_method(
+        self, handle: RRef[Any], name: str, args: Any, kwargs: Any, timeout_s: Any
+    ) -> RRef[Any]:
+        """Start a method whose result stays on the owner."""
+
+    async def backward(
+        self, handle: RRef[Any], context: Any, *, retain_graph: bool
+    ) -> None:
+        """Run a backward pass from the value."""
 
 
 class RRef(Generic[T]):
@@ -41,8 +86,8 @@ class RRef(Generic[T]):
 
     __slots__ = ("__weakref__", "_final", "_service", "_shared", "rref_id")
 
-    _final: weakref.finalize[[Any, Shared], RRef[Any]]
-    _service: RRefService
+    _final: weakref.finalize[[Shared], RRef[Any]]
+    _service: HandleService
     _shared: Shared
     rref_id: RRefId
 
@@ -55,17 +100,10 @@ class RRef(Generic[T]):
         Raises:
             NotStartedError: there is no running worker here.
         """
-        references: Any = current_worker().references
+        references: Any = current_parts().references
         if references is None:
             raise UsageError("the current worker was made without remote references")
         references.adopt(self, value)
-
-    @classmethod
-    def _make(cls, service: RRefService, shared: Shared) -> RRef[Any]:
-        """Make a handle that the caller has counted."""
-        handle: RRef[Any] = cls.__new__(cls)
-        service.attach(handle, shared)
-        return handle
 
     # --- who owns it -----------------------------------------------------------------
 
@@ -102,7 +140,13 @@ class RRef(Generic[T]):
 
         Thread safety: from any thread.
         """
-        self._service.release(self)
+        shared = self._shared
+        if self._final() is None and shared.error is not None:
+            return  # it has been given back, or was lost, before
+        self._shared = shared.given_back(
+            f"{self!r} was given back by RRef.release(); use another handle of the "
+            "value, or make it again"
+        )
 
     # --- the value -------------------------------------------------------------------
 
@@ -171,17 +215,17 @@ class RRef(Generic[T]):
             >>> y = await rref.rpc_async().forward(x)
         """
         check_call_timeout("timeout", timeout)
-        return AsyncProxy(self, timeout)
+        return AsyncProxy(self._service.start_method, self, timeout)
 
     def rpc_sync(self, timeout: Any = UNSET) -> BlockingProxy[T]:
         """Return a proxy whose methods run on the owner and block; for threads only."""
         check_call_timeout("timeout", timeout)
-        return BlockingProxy(self, timeout)
+        return BlockingProxy(self._service.start_method, self, timeout)
 
     def remote(self, timeout: Any = UNSET) -> RemoteProxy[T]:
         """Return a proxy whose methods run on the owner and return RRefs."""
         check_call_timeout("timeout", timeout)
-        return RemoteProxy(self, timeout)
+        return RemoteProxy(self._service.remote_method, self, timeout)
 
     async def backward(self, context: Any, *, retain_graph: bool = False) -> None:
         """Run a distributed backward pass from the value, a tensor, on its owner.
@@ -218,3 +262,31 @@ class RRef(Generic[T]):
         return (
             f"<{kind} {self.rref_id.creator:016x}:{self.rref_id.serial} on {owner!r}>"
         )
+
+
+# What the other half of a handle, its worker's references, needs of it.  Here, so that
+# what a handle has stays private to this file.
+
+
+def attach(
+    handle: RRef[Any],
+    service: HandleService,
+    shared: Shared,
+    on_collected: Callable[[Shared], object],
+) -> None:
+    """Tie a counted handle to what it refers to, until it is collected."""
+    handle._service, handle._shared = service, shared  # noqa: SLF001
+    handle.rref_id = shared.rref_id
+    final = weakref.finalize(handle, on_collected, shared)
+    final.atexit = False
+    handle._final = final  # noqa: SLF001
+
+
+def shared_of(handle: RRef[Any]) -> Shared:
+    """Return what all handles of the value share."""
+    return handle._shared  # noqa: SLF001
+
+
+def service_of(handle: RRef[Any]) -> HandleService:
+    """Return the references of the worker that has the handle."""
+    return handle._service  # noqa: SLF001

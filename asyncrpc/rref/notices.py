@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from asyncrpc.errors import CallError, TransportError, UsageError
 from asyncrpc.ids import Incarnation, RRefId, WorkerId
-from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.rref.ports import Directory, Links
+from asyncrpc.runtime.ports import Scheduler
 
 SERVICE: Final = "rref"
 
@@ -39,7 +39,9 @@ class Notices:
 
     def __init__(
         self,
-        worker: Worker,
+        scheduler: Scheduler,
+        directory: Directory,
+        links: Links,
         *,
         name_of: Callable[[Incarnation], str],
         on_unreachable: Callable[[WorkerId, str], None],
@@ -47,11 +49,15 @@ class Notices:
         """Prepare to send.
 
         Args:
-            worker: the sender.
+            scheduler: of the sender.
+            directory: the links that are open.
+            links: makes those that are not.
             name_of: the name of a worker, empty if it is not known.
             on_unreachable: called with a worker that could not be told, and why.
         """
-        self._worker = worker
+        self._scheduler = scheduler
+        self._directory = directory
+        self._links = links
         self._name_of = name_of
         self._on_unreachable = on_unreachable
         self._batches: dict[Incarnation, _Batch] = {}
@@ -81,7 +87,7 @@ class Notices:
             batch = self._batches[to] = _Batch()
             if not self._is_due:
                 self._is_due = True
-                self._worker.loop.call_soon(self.flush)
+                self._scheduler.loop.call_soon(self.flush)
         return batch
 
     def flush(self) -> None:
@@ -100,7 +106,7 @@ class Notices:
 
     def send(self, to: Incarnation, method: str, value: list[Any]) -> None:
         """Send a message, over a connection that may have to be made first."""
-        link = self._worker.directory.link_of(to)
+        link = self._directory.link_of(to)
         if link is not None and to not in self._waiting:
             link.notify(SERVICE, method, value)
             return
@@ -109,9 +115,9 @@ class Notices:
 
     def connect(self, to: Incarnation) -> None:
         """Make a connection, and send what waits for it."""
-        if to not in self._connecting and not self._worker.is_closed:
+        if to not in self._connecting and not self._links.is_closed:
             self._connecting.add(to)
-            self._worker.start_task(self._connect(to))
+            self._scheduler.start_task(self._connect(to))
 
     async def _connect(self, to: Incarnation) -> None:
         try:
@@ -122,10 +128,13 @@ class Notices:
     async def _connect_and_send(self, to: Incarnation) -> None:
         name = self._name_of(to)
         try:
-            link: PeerLink = await self._worker.link_to(name)
+            link = await self._links.link_to(name)
         except (CallError, TransportError, UsageError) as error:
-            self._on_unreachable(WorkerId(name, to), str(error))
-            return
+            found = self._directory.link_of(to)
+            if found is None:
+                self._on_unreachable(WorkerId(name, to), str(error))
+                return
+            link = found  # it has dialed itself, after all
         if link.peer.incarnation != to:
             self._on_unreachable(WorkerId(name, to), "it has been restarted")
             return
@@ -140,6 +149,6 @@ class Notices:
     def close(self) -> None:
         """Send what can be sent at once: the worker ends."""
         for to in tuple(self._batches):
-            if self._worker.directory.link_of(to) is None:
+            if self._directory.link_of(to) is None:
                 del self._batches[to]
         self.flush()

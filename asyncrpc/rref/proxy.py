@@ -14,21 +14,24 @@ from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
 if TYPE_CHECKING:
     from asyncrpc.rref.handle import RRef
 
-T = TypeVar("T")
+T = TypeVar("T")  # of the referenced object
+
+# Starts a method: of a reference, by name, with arguments, keyword arguments, a limit.
+Start = Callable[[Any, str, Any, Any, Any], Any]
 
 
 class _Proxy(Generic[T]):
     """The methods of one referenced object."""
 
-    __slots__ = ("_rref", "_timeout")
+    __slots__ = ("_rref", "_start_method", "_timeout")
 
-    def __init__(self, rref: RRef[T], timeout: Any) -> None:
+    def __init__(self, start_method: Start, rref: Any, timeout: Any) -> None:
+        self._start_method = start_method
         self._rref = rref
         self._timeout = timeout
 
-    def _start(self, name: str, args: Any, kwargs: Any) -> CallFuture[Any]:
-        service = self._rref._service  # noqa: SLF001  (the handle's other half)
-        return service.start_method(self._rref, name, args, kwargs, self._timeout)
+    def _start(self, name: str, args: Any, kwargs: Any) -> Any:
+        return self._start_method(self._rref, name, args, kwargs, self._timeout)
 
 
 class AsyncProxy(_Proxy[T]):
@@ -41,7 +44,8 @@ class AsyncProxy(_Proxy[T]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> CallFuture[Any]:
         """Call the referenced object itself."""
-        return self._start("__call__", args, kwargs)
+        call: CallFuture[Any] = self._start("__call__", args, kwargs)
+        return call
 
 
 class BlockingProxy(_Proxy[T]):
@@ -67,12 +71,9 @@ class RemoteProxy(_Proxy[T]):
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Callable[..., RRef[Any]]:
-        return lambda *args, **kwargs: self._remote(name, args, kwargs)
+        return lambda *args, **kwargs: self._start(name, args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> RRef[Any]:
         """Call the referenced object itself."""
-        return self._remote("__call__", args, kwargs)
-
-    def _remote(self, name: str, args: Any, kwargs: Any) -> RRef[Any]:
-        service = self._rref._service  # noqa: SLF001  (the handle's other half)
-        return service.remote_method(self._rref, name, args, kwargs, self._timeout)
+        rref: RRef[Any] = self._start("__call__", args, kwargs)
+        return rref

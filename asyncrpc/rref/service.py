@@ -1,129 +1,195 @@
 """Remote references of one worker, whole: what `Worker.references` is.
 
+It joins its parts, and decides nothing itself:
+
+    handles     what programs hold: made, and let go of, in any thread
+    tables      who holds which value: the two machines, and their effects
+    values      the values that are here
+    codec       references in messages
+    notices     messages of the protocol itself, out;  incoming: in
+    owned       calls that others make on the values here
+    remote      calls of this worker on values, wherever they are
+    records     what `Worker.rrefs` says
+
 Source: docs/reference/rref-protocol.md.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypedDict
 
-import torch
-
-from asyncrpc.errors import (
-    CallError,
-    DeadlineExceededError,
-    EncodeError,
-    Outcome,
-    OwnerLostError,
-    RRefDeletedError,
-    RRefError,
-    UsageError,
-    rebuild,
-)
-from asyncrpc.ids import WorkerId
+from asyncrpc.errors import UsageError
+from asyncrpc.ids import RRefId, WorkerId
 from asyncrpc.rref import machine as m
+from asyncrpc.rref.codec import ReferenceCodec
 from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.pins import Shared
-from asyncrpc.rref.travel import Travel
-from asyncrpc.rref.values import OwnedValues, result_of
-from asyncrpc.runtime.calls.destination import Destination, put
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
-from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, options_within
-from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.rref.handles import Handles
+from asyncrpc.rref.incoming import IncomingNotices
+from asyncrpc.rref.names import PeerNames
+from asyncrpc.rref.notices import SERVICE, Notices
+from asyncrpc.rref.owned import OwnedValues
+from asyncrpc.rref.ports import Calls, Directory, Functions, Links
+from asyncrpc.rref.records import Records, RRefRecord
+from asyncrpc.rref.remote import RemoteValues
+from asyncrpc.rref.shared import Shared, SharedById
+from asyncrpc.rref.tables import Tables
+from asyncrpc.rref.values import Values
+from asyncrpc.runtime.forms import Methods, ServiceMethods
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.ports import PeerLink, Scheduler
 
 
-class RRefService(Travel, OwnedValues):
-    """A `runtime.extensions.References` and `Service`."""
+class ReferenceWorker(Scheduler, Calls, Links, Protocol):
+    """A worker, as far as its references need it."""
 
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)
-        self.backward_from: Callable[..., Any] | None = None  # set by autograd
+    options: Options
 
-    async def fetch(
-        self, handle: RRef[Any], timeout_s: Any, out: torch.Tensor | None = None
-    ) -> Any:
-        """Return the value or a copy of it; see `RRef.to_here`."""
-        shared = handle._shared  # noqa: SLF001
-        shared.check()
-        if not shared.is_here:
-            try:
-                return await self.start_method(handle, "", (), {}, timeout_s, out=out)
-            except RRefDeletedError:
-                shared.check()  # the owner had refused to make it, and that says why
-                raise
-        self.worker.check_on_loop("RRef.to_here")
-        future = self._values.get(handle.rref_id)
-        if future is None:
-            raise RRefDeletedError(f"the value of {handle!r} is gone, or never came")
-        if timeout_s is UNSET:
-            timeout_s = self.worker.options.rpc_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.wait([future])  # failed if freed, or if this worker ends
-        except TimeoutError:
-            raise DeadlineExceededError(
-                function="to_here",
-                to=self.worker.name,
-                outcome=Outcome.UNKNOWN,
-                timeout_s=timeout_s or 0.0,
-            ) from None
-        value = result_of(future)
-        if out is None:
-            return value
-        return put(value, out, function="to_here", to=self.worker.name)
+    @property
+    def id(self) -> WorkerId:
+        """This life of the worker."""
 
-    def start_method(
-        self,
-        handle: RRef[Any],
-        name: str,
-        args: Any,
-        kwargs: Any,
-        timeout_s: Any,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> CallFuture[Any]:
-        """Start a method of a referenced object, on its owner.
+    @property
+    def directory(self) -> Directory:
+        """The workers that are known."""
 
-        Raises:
-            OwnerLostError: the owner is gone.
-            EncodeError: an argument cannot travel.
-            UsageError: nothing can be received into `out`.
+    @property
+    def functions(self) -> Functions:
+        """What peers may call."""
+
+
+class _Counted(TypedDict):
+    """The parts that count, which codec and calls have in common."""
+
+    tables: Tables
+    handles: Handles
+    shared: SharedById
+    values: Values
+    names: PeerNames
+
+
+class RRefService(ServiceMethods):
+    """A `runtime.extensions.References` and `Service`.
+
+    Attributes:
+        worker: that has the references.
+        backward_from: runs a backward pass from a referenced tensor; set by autograd.
+        handles: makes the handles.
+        values: those that are here.
+        shared: what the handles of each value share.
+        user: the machine of what is held of others' values.
+        names: of the workers that references come from.
+    """
+
+    name = SERVICE
+    handled: tuple[type, ...] = (RRef,)
+
+    def __init__(self, worker: ReferenceWorker) -> None:
+        """Make and join the parts; called on the worker's loop.
+
+        Args:
+            worker: gives each part what it needs.
         """
-        shared = handle._shared  # noqa: SLF001
-        shared.check()
-        destination = None if out is None else Destination(out)
-        called = name or "to_here"
-        call = self.worker.new_call(called, shared.owner.name, with_site=True)
-        call.destination = destination
-        target = ["=", *handle.rref_id, name]
-        call.add_done_callback(_Keep(handle))
-        values = (list(args), dict(kwargs))
-        self.worker.begin(
-            call,
-            target,
-            values,
-            timeout_s=timeout_s,
-            on_link=partial(_check_owner, shared),
+        me, loop, options = worker.id, worker.loop, worker.options
+        directory = worker.directory
+        self.worker = worker
+        self.backward_from: Callable[..., Any] | None = None
+        self.requests = Methods(SERVICE, {})  # all of its messages are one-way
+        owner = m.OwnerTable(me.incarnation, options.references_max)
+        self.user = m.UserTable()
+        self.values = values = Values(loop)
+        self.shared = shared = SharedById(me.incarnation, loop.time)
+        self.names = names = PeerNames(directory, me)
+        self._notices = notices = Notices(
+            worker,
+            directory,
+            worker,
+            name_of=names.of,
+            on_unreachable=self._on_unreachable,
         )
-        return call
+        tables = Tables(owner, self.user, values, shared, notices)
+        self.handles = handles = Handles(
+            self,
+            me=me,
+            loop=loop,
+            tables=tables,
+            shared=shared,
+            on_applied=notices.flush,
+        )
+        self._incoming = incoming = IncomingNotices(
+            tables, names, notices, shared, handles.settle
+        )
+        counted: _Counted = {
+            "tables": tables,
+            "handles": handles,
+            "shared": shared,
+            "values": values,
+            "names": names,
+        }
+        self.notices = incoming.methods
+        self._codec = codec = ReferenceCodec(me, meet=incoming.meet, **counted)
+        owned = OwnedValues(
+            me, tables, values, worker.functions, values_max=options.references_max
+        )
+        remote = RemoteValues(
+            me,
+            worker,
+            directory,
+            owned,
+            timeout_s=options.rpc_timeout_s,
+            **counted,
+        )
+        self._records = Records(me.name, tables, values, shared, names, now_s=loop.time)
+        self._offer(values, codec, incoming, owned, remote)
 
-    def remote_method(
-        self, handle: RRef[Any], name: str, args: Any, kwargs: Any, timeout_s: Any
-    ) -> RRef[Any]:
-        """Start a method whose result stays on the owner."""
-        shared = handle._shared  # noqa: SLF001
-        shared.check()
-        target = ["=", *handle.rref_id, name]
-        values = (list(args), dict(kwargs))
-        options = options_within(timeout_s)
-        return self.start_remote(
-            shared.owner.name, target, values, options=options, keep=handle
-        )
+    def _offer(
+        self,
+        values: Values,
+        codec: ReferenceCodec,
+        incoming: IncomingNotices,
+        owned: OwnedValues,
+        remote: RemoteValues,
+    ) -> None:
+        """Make the methods of the parts this object's own: no call lies in between.
+
+        The runtime calls them for each message, and a handle for each call.
+        """
+        self.begin_encode, self.end_encode = codec.begin_encode, codec.end_encode
+        self.begin_decode, self.end_decode = codec.begin_decode, codec.end_decode
+        self.lower, self.lift = codec.lower, codec.lift
+        self.settle_loans, self.take_back = codec.settle_loans, incoming.take_back
+        self.fulfil, self.fail = values.fulfil, values.fail
+        self.expect, self.resolve = owned.expect, owned.resolve
+        self.local_value = owned.local_value
+        self.fetch, self.start_remote = remote.fetch, remote.start_remote
+        self.start_method = remote.start_method
+        self.remote_method = remote.remote_method
+        self.info = self.names.info
+
+    @property
+    def lifted(self) -> int:
+        """Of the message that is being decoded, how many have been made again."""
+        return self._codec.lifted
+
+    # --- handles ---------------------------------------------------------------------
+
+    def adopt(self, handle: RRef[Any], value: Any) -> None:
+        """Make `handle` refer to a value of this worker; from any thread."""
+        rref_id = self.handles.new_id()
+        self.values.add(rref_id, value)
+        self.handles.adopt(handle, rref_id)
+
+    def is_pending(self, shared: Shared) -> bool:
+        """Return whether the call that makes the value has not reached its owner."""
+        holding = None if shared.is_here else self.user.get(shared.rref_id)
+        return holding is not None and holding.state is m.HoldingState.PENDING
+
+    def is_confirmed(self, shared: Shared) -> bool:
+        """Return whether the owner counts this worker."""
+        if shared.is_here:
+            return True
+        holding = None if shared.is_apart else self.user.get(shared.rref_id)
+        return holding is not None and holding.state is m.HoldingState.CONFIRMED
 
     async def backward(
         self, handle: RRef[Any], context: Any, *, retain_graph: bool
@@ -133,149 +199,45 @@ class RRefService(Travel, OwnedValues):
             raise UsageError("this worker was made without autograd")
         await self.backward_from(handle, context, retain_graph=retain_graph)
 
-    def start_remote(
-        self,
-        to: str,
-        target: str | list[Any] | None,
-        values: tuple[list[Any], dict[str, Any]],
-        *,
-        options: CallOptions = PLAIN,
-        keep: Any = None,
-    ) -> RRef[Any]:
-        """Start a call whose result stays on the callee; return the handle at once."""
-        rref_id = self.new_id()
-        shared = self._shared_of(rref_id, self._owner_named(to))
-        # Queued before any note of the handle's end, in whatever thread that comes.
-        self._notes.append((self._created if shared.is_here else self._made, shared))
-        name = target[-1] if isinstance(target, list) else target or "a callable"
-        call = self.worker.new_call(name.rpartition(":")[2], to, kind="remote")
-        call.options = options
-        call.add_done_callback(_Keep(keep))
-        shared.call = call
-        handle = self.handle_class._make(self.whole, shared)
-        meta = {"r": list(rref_id), **self.worker.meta_here()}
-        refused: list[EncodeError] = []
-        self.worker.on_loop_thread(
-            lambda: self._begin_remote(
-                shared, call, target, values, keep, meta, refused.append
-            )
-        )
-        if refused:  # in this thread; for another the reference raises it
-            raise refused.pop()
-        return handle
+    # --- messages (Service) ----------------------------------------------------------
 
-    def _begin_remote(  # noqa: PLR0917
-        self,
-        shared: Shared,
-        call: CallFuture[Any],
-        target: Any,
-        values: Any,
-        of: RRef[Any] | None,
-        meta: dict[str, Any],
-        on_refused: Callable[[EncodeError], None],
-    ) -> None:
-        rref_id = shared.rref_id
-        refusal = self.refusal() if shared.is_here else None
-        self.settle_notes()
-        if shared.is_here:
-            self.value(rref_id)
-            if refusal is not None:
-                self.fail(rref_id, refusal)
-                call.fail(refusal)
-                call.exception()  # the value has it
-                return
-        call.add_done_callback(lambda done: self._on_remote_answered(shared, done))
-        try:
-            self.worker.begin(
-                call,
-                target,
-                values,
-                timeout_s=call.options.timeout_s,
-                meta=meta,
-                on_link=partial(self._bind, shared, of),
-            )
-        except (CallError, RRefError) as error:
-            # Not the one that is raised: its traceback keeps the handle.
-            call.fail(rebuild(type(error), error.args, dict(vars(error))))
-            call.exception()
-            if isinstance(error, EncodeError):
-                on_refused(error)
-
-    def _owner_named(self, to: str) -> WorkerId:
-        """Return which life of a worker a call is to reach, as far as is known."""
-        entry = self.worker.directory.find(to)
-        if entry.link is not None:
-            return entry.link.peer
-        # Whether the life whose connection is broken just now goes on is not known.
-        found = UNKNOWN_INCARNATION if entry.broken else entry.member.incarnation
-        return WorkerId(entry.member.name, found)
-
-    def _made(self, shared: Shared) -> Iterable[m.Effect]:
-        self._user.create(shared.rref_id, shared.owner.incarnation)
-        return ()
-
-    def _bind(self, shared: Shared, of: RRef[Any] | None, link: PeerLink) -> None:
-        """The call that makes a value goes over this link: there is its owner.
-
-        Args:
-            shared: of the value.
-            of: the reference whose method makes it, if one does.
-            link: to the worker that is to make it.
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
+        """Take a message of the protocol.
 
         Raises:
-            RRefError: the value was given up before the call could be sent, or the
-                owner of `of` is gone.
+            RemoteProtocolError: it is malformed, or of what the sender does not have.
         """
-        shared.check()
-        if of is not None:
-            _check_owner(of._shared, link)  # noqa: SLF001
-        owner = link.peer
-        self._names[owner.incarnation] = owner.name
-        if owner.incarnation != shared.owner.incarnation:
-            self._user.rebind(shared.rref_id, owner.incarnation)
-            shared.owner = owner
+        self._incoming.take(link, method, value)
 
-    def _on_remote_answered(self, shared: Shared, call: asyncio.Future[Any]) -> None:
-        """The owner has run the function, or the call failed before it could."""
-        error = None if call.cancelled() else call.exception()
-        shared.call = None
-        if shared.is_here:
-            if error is not None:
-                self.fail(shared.rref_id, error)
-            return
-        if shared.is_apart:
-            return  # the owner was lost, and has come back meanwhile
-        if error is None:
-            self._carry_out(self._user.confirmed(shared.rref_id))
-            return
-        if shared.error is None:
-            shared.error = error if isinstance(error, Exception) else None
-        self._carry_out(self._user.refused(shared.rref_id))
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Drop what a lost worker held; fail what it owned."""
+        self._incoming.on_peer_lost(peer, reason)
 
+    def on_peer_back(self, peer: WorkerId) -> None:
+        """Begin anew with a worker that was declared lost, and lives."""
+        self._incoming.on_peer_back(peer)
 
-def _check_owner(shared: Shared, link: PeerLink) -> None:
-    """Refuse to ask another life of the owner for a value.
+    def _on_unreachable(self, peer: WorkerId, reason: str) -> None:
+        self._incoming.on_peer_lost(peer, reason)
 
-    Raises:
-        OwnerLostError: the owner is gone.
-    """
-    owner = shared.owner
-    is_known = owner.incarnation != UNKNOWN_INCARNATION
-    if is_known and link.peer.incarnation != owner.incarnation:
-        raise OwnerLostError(
-            worker=owner.name,
-            incarnation=owner.incarnation,
-            reason="it has been restarted",
-        )
+    async def close(self) -> None:
+        """Let go of every value; who waits here for one is told that it never comes."""
+        self.handles.settle()
+        self._notices.close()
+        self.values.close()
 
+    # --- what is here ----------------------------------------------------------------
 
-class _Keep:
-    """A callback that keeps an object alive until the future is done."""
+    def counts(self) -> dict[str, int]:
+        """Return how many values are owned and held here, for leak checks."""
+        self.handles.settle()
+        return self._records.counts()
 
-    __slots__ = ("_kept",)
+    def records(self) -> list[RRefRecord]:
+        """Describe every reference that this worker owns or holds, oldest first."""
+        self.handles.settle()
+        return self._records.all()
 
-    def __init__(self, kept: Any) -> None:
-        self._kept = kept
-
-    def __call__(self, _future: object) -> None:
-        self._kept = None
+    def holders(self, rref_id: RRefId) -> dict[str, int]:
+        """Return who holds a value of this worker, by name, and how many forks."""
+        return self._records.holders(rref_id)

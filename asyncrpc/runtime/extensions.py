@@ -49,7 +49,10 @@ class References(Protocol):
     """
 
     handled: tuple[type, ...]
-    lifted: int  # of the message that is being decoded, how many have been made again
+
+    @property
+    def lifted(self) -> int:
+        """Of the message that is being decoded, how many have been made again."""
 
     def lower(self, value: Any) -> object:
         """Return what travels in place of a reference."""

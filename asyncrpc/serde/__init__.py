@@ -6,13 +6,15 @@
 
 from asyncrpc.serde.compression import (
     Compression,
-    Parcel,
+    PackedMessage,
     compression_for_answer,
     compression_named,
     is_packed,
     unreadable,
 )
+from asyncrpc.serde.copies import Copy, HostStager, Stager
 from asyncrpc.serde.decoding import references_in
+from asyncrpc.serde.encoded import Encoded
 from asyncrpc.serde.exceptions import (
     describe_exception,
     rebuild_exception,
@@ -26,29 +28,26 @@ from asyncrpc.serde.policy import Limits, Policy
 from asyncrpc.serde.quick import UNREAD
 from asyncrpc.serde.shared import SharedStorages, share
 from asyncrpc.serde.staging import (
-    Copy,
-    HostStager,
-    Landing,
+    DevicePlacement,
     Staged,
-    Stager,
     is_staged,
     is_unprepared,
     stage,
 )
-from asyncrpc.serde.values import Codec, Encoded
+from asyncrpc.serde.values import Codec
 
 __all__ = [
     "UNREAD",
     "Codec",
     "Compression",
     "Copy",
+    "DevicePlacement",
     "Encoded",
     "FunctionTable",
     "Hooks",
     "HostStager",
-    "Landing",
     "Limits",
-    "Parcel",
+    "PackedMessage",
     "Policy",
     "SharedStorages",
     "Staged",

@@ -1,9 +1,9 @@
 """Codecs: a message's payload made smaller by the sender, at the caller's wish.
 
-A codec is a *cast* (fewer bits for float tensors, see `casts`), a *squeezer* (lossless,
-for the bytes of any buffer, see `squeezing`), or a cast and then a squeezer.  It works
-on the buffers of an encoded message, after it has been encoded and before it is
-decoded; so it can run in a thread, and neither encoder nor decoder knows of it.
+A codec is a *cast* (fewer bits for float tensors, see `quantize`), a *squeezer*
+(lossless, for the bytes of any buffer, see `lossless`), or a cast and then a squeezer.
+It works on the buffers of an encoded message, after it has been encoded and before it
+is decoded; so it can run in a thread, and neither encoder nor decoder knows of it.
 Tensors that share memory share a buffer, and do so again on the other side.
 
 A packed control part is a u32, the length of the *packings* with bit 30 set; the
@@ -30,8 +30,8 @@ import numpy as np
 import torch
 
 from asyncrpc.errors import DecodeError, UsageError
-from asyncrpc.serde import kinds, squeezing
-from asyncrpc.serde.casts import CASTS, Cast, Harmed
+from asyncrpc.serde import kinds, lossless
+from asyncrpc.serde.quantize import CASTS, Cast, LossyValueError
 from asyncrpc.serde.tensors import DTYPES
 from asyncrpc.serde.unsendable import Unsendable
 
@@ -67,9 +67,9 @@ class Compression:
 
 
 def _codecs() -> Mapping[str, Compression]:
-    found = {name: Compression(name, "", name, keep=False) for name in squeezing.NAMES}
+    found = {name: Compression(name, "", name, keep=False) for name in lossless.NAMES}
     for cast in CASTS:
-        for squeezer in ("", *squeezing.NAMES):
+        for squeezer in ("", *lossless.NAMES):
             name = f"{cast}+{squeezer}" if squeezer else cast
             found[name] = Compression(name, cast, squeezer, keep=False)
             kept = f"{name}+{_KEEP}"
@@ -96,7 +96,7 @@ def compression_named(name: str) -> Compression | None:
             " '+keep' at the end what the second kind would harm travels as it is"
         )
     if found.squeezer:
-        package = squeezing.missing_package(found.squeezer)
+        package = lossless.missing_package(found.squeezer)
         if package:
             raise UsageError(
                 f"codec {name!r} needs the package {package!r}: pip install"
@@ -108,7 +108,7 @@ def compression_named(name: str) -> Compression | None:
 def compression_for_answer(name: object) -> Compression | None:
     """Return the codec that a caller asks for, or None if this worker has it not."""
     found = CODECS.get(name) if isinstance(name, str) else None
-    if found is None or (found.squeezer and squeezing.missing_package(found.squeezer)):
+    if found is None or (found.squeezer and lossless.missing_package(found.squeezer)):
         return None
     return found.for_answer
 
@@ -116,7 +116,7 @@ def compression_for_answer(name: object) -> Compression | None:
 # --- what is to be cast ---------------------------------------------------------------
 
 
-class _Place(NamedTuple):
+class _TensorLocation(NamedTuple):
     """Where in a buffer a tensor lies; `value` is what the user gave, for errors."""
 
     value: Any
@@ -141,7 +141,7 @@ class Plan:
             Unsendable: a tensor is of a dtype that the cast would harm.
         """
         self._compression = compression
-        self._places: dict[int, list[_Place]] = {}
+        self._places: dict[int, list[_TensorLocation]] = {}
         if compression.cast:
             self._find_places(CASTS[compression.cast], table, objects)
 
@@ -162,7 +162,7 @@ class Plan:
             if dtype in cast.shrinks:
                 shape, buffer, *rest = entry[3:]
                 offset, strides = [*rest, 0, None][:2]
-                place = _Place(value, dtype, shape, strides, offset)
+                place = _TensorLocation(value, dtype, shape, strides, offset)
                 self._places.setdefault(buffer, []).append(place)
             elif dtype not in cast.leaves:
                 self._refuse_dtype(value, entry[2])
@@ -171,7 +171,7 @@ class Plan:
                 self._keep(entry[4])
 
     def _keep(self, buffer: int) -> None:
-        place = _Place(None, torch.uint8, [], None, 0)
+        place = _TensorLocation(None, torch.uint8, [], None, 0)
         self._places.setdefault(buffer, []).append(place)
 
     def _refuse_dtype(self, value: Any, dtype: str) -> None:
@@ -201,7 +201,7 @@ class Plan:
         flat = torch.frombuffer(view, dtype=first.dtype)
         try:
             narrow = CASTS[self._compression.cast].narrow(_without_holes(flat, places))
-        except Harmed as error:
+        except LossyValueError as error:
             if self._compression.keep:
                 return view, ""
             name = self._compression.name
@@ -212,7 +212,9 @@ class Plan:
             ) from error
         return _bytes_of(narrow), str(first.dtype).removeprefix("torch.")
 
-    def _mixed(self, places: list[_Place], view: memoryview) -> tuple[memoryview, str]:
+    def _mixed(
+        self, places: list[_TensorLocation], view: memoryview
+    ) -> tuple[memoryview, str]:
         """Take a buffer that is seen with several dtypes."""
         if not self._compression.keep:
             value = next(place.value for place in places if place.value is not None)
@@ -243,7 +245,7 @@ def _parts(table: Sequence[list[Any]]) -> tuple[set[int], dict[int, int]]:
     return structure, owners
 
 
-def _without_holes(flat: torch.Tensor, places: list[_Place]) -> torch.Tensor:
+def _without_holes(flat: torch.Tensor, places: list[_TensorLocation]) -> torch.Tensor:
     """Return elements of a buffer, with zeros where no tensor looks.
 
     What lies there is nobody's: it must neither overflow nor spoil a block's scale.
@@ -260,7 +262,7 @@ def _without_holes(flat: torch.Tensor, places: list[_Place]) -> torch.Tensor:
     return seen
 
 
-def _fills(place: _Place, elements: int) -> bool:
+def _fills(place: _TensorLocation, elements: int) -> bool:
     """Tell whether a tensor looks at every element of its buffer."""
     if place.strides is None:
         return True
@@ -299,7 +301,7 @@ def pack(
         data, dtype = plan.cast(index, view)
         if dtype:
             written += data.nbytes
-        squeezed = squeezing.squeeze(squeezer, data) if squeezer else None
+        squeezed = lossless.squeeze(squeezer, data) if squeezer else None
         lengths: list[int] = []
         if squeezed is not None:
             data, lengths = squeezed
@@ -329,7 +331,7 @@ def unreadable(problem: str) -> bytes:
     return _header(problem)
 
 
-class Parcel:
+class PackedMessage:
     """A message whose buffers are packed.
 
     Attributes:
@@ -406,7 +408,7 @@ class _Packing(NamedTuple):
         if type(packing) is not list or len(packing) < 5:  # noqa: PLR2004
             raise DecodeError(f"a packing is {packing!r:.60}")
         cast, name, size_bytes, squeezer, lengths = packing[:5]
-        if not isinstance(squeezer, str) or squeezer not in ("", *squeezing.NAMES):
+        if not isinstance(squeezer, str) or squeezer not in ("", *lossless.NAMES):
             raise DecodeError(f"codec {squeezer!r:.20} is unknown to this worker")
         if type(size_bytes) is not int or size_bytes <= 0:
             raise DecodeError(f"a buffer of {size_bytes!r:.20} bytes was packed")
@@ -432,7 +434,7 @@ class _Packing(NamedTuple):
 
     def check(self, arrived_bytes: int) -> None:
         if self.squeezer:
-            squeezing.check_lengths(self.lengths, self.narrow_bytes, arrived_bytes)
+            lossless.check_lengths(self.lengths, self.narrow_bytes, arrived_bytes)
         elif self.narrow_bytes != arrived_bytes:
             raise DecodeError(
                 f"{arrived_bytes} bytes arrived where {self.cast!r} makes"
@@ -442,7 +444,7 @@ class _Packing(NamedTuple):
     def unpack(self, buffer: memoryview) -> memoryview:
         data: Any = buffer
         if self.squeezer:
-            data = squeezing.unsqueeze(
+            data = lossless.unsqueeze(
                 self.squeezer, buffer, self.lengths, self.narrow_bytes
             )
         if not self.cast:

@@ -20,6 +20,7 @@ import torch
 from asyncrpc.errors import AsyncRpcError, EncodeError
 from asyncrpc.serde import kinds, layouts, pickling
 from asyncrpc.serde.arrays import write_array
+from asyncrpc.serde.copies import Stager
 from asyncrpc.serde.dismantling import dismantle
 from asyncrpc.serde.functions import NAMED_TYPES, FunctionTable, is_bound
 from asyncrpc.serde.hooks import Hooks
@@ -27,7 +28,6 @@ from asyncrpc.serde.outbox import Outbox
 from asyncrpc.serde.plain import RECIPES, Recipe, is_plain
 from asyncrpc.serde.policy import Limits, Policy
 from asyncrpc.serde.shared import can_share, key_of
-from asyncrpc.serde.staging import Stager
 from asyncrpc.serde.tensors import TensorWriter, shared_entry
 from asyncrpc.serde.unsendable import TooDeep, Unsendable
 

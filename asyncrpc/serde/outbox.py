@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from asyncrpc.serde.staging import Copy
+from asyncrpc.serde.copies import Copy
 
 # A block type per power of two, sliced to size: ctypes keeps every array type it has
 # ever made, so a type per length would leak.  0.6 us a view, for any dtype; the way

@@ -65,7 +65,7 @@ Written = tuple[
 OnGradient = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Place(NamedTuple):
+class SharedLocation(NamedTuple):
     """Where a tensor lies in shared memory."""
 
     dtype: torch.dtype
@@ -81,7 +81,7 @@ class Form(NamedTuple):
     shape: tuple[int, ...]
     nbytes: int  # of its buffer
     requires_grad: bool
-    place: Place | None = None  # if the buffer is the key of shared memory
+    place: SharedLocation | None = None  # if the buffer is the key of shared memory
 
 
 def _new_packer() -> msgpack.Packer:
@@ -309,7 +309,7 @@ def _read_around(tree: bytes, tensor: torch.Tensor) -> Any:
 
 
 def _read_shared(
-    form: Form, place: Place, key: bytes, shared: SharedStorages | None
+    form: Form, place: SharedLocation, key: bytes, shared: SharedStorages | None
 ) -> torch.Tensor | None:
     if shared is None:
         return None
@@ -409,7 +409,7 @@ def _placed(form: Form, dtype: torch.dtype, place: list[Any]) -> Form | None:
     if type(offset) is not int or not 0 <= offset <= SIZE_MAX:
         return None
     stop = offset * dtype.itemsize + form.nbytes
-    found = Place(dtype, offset, tuple(strides), stop)
+    found = SharedLocation(dtype, offset, tuple(strides), stop)
     return form._replace(nbytes=KEY_BYTES, place=found)
 
 

@@ -3,7 +3,7 @@
 Serde moves host bytes only, and never waits.  A tensor on a device is sent as a buffer
 of the host that somebody fills before it leaves: `Encoded.copies` says which.  The
 other way, tensors that are to be on a device are put there before the message is read:
-`Landing` says which, and `Staged` brings them to the decoder.
+`DevicePlacement` says which, and `Staged` brings them to the decoder.
 
 `asyncrpc.runtime.devices` is the somebody.
 """
@@ -11,61 +11,20 @@ other way, tensors that are to be on a device are put there before the message i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 import msgpack
 import torch
 
-from asyncrpc.errors import DecodeError, EncodeError, Outcome
+from asyncrpc.errors import DecodeError
 from asyncrpc.serde import kinds
+from asyncrpc.serde.encoded import Encoded
 from asyncrpc.serde.layouts import parts_of, put_together
 from asyncrpc.serde.policy import Limits
 from asyncrpc.serde.tensors import DEVICE_AT, TensorReader
 
-if TYPE_CHECKING:
-    from asyncrpc.serde.values import Encoded
-
 _STAGED_IN_BYTE: Final = kinds.STAGED >> 24
 _UNPREPARED_IN_BYTE: Final = (kinds.STAGED | kinds.PACKED) >> 24
-
-
-class Copy(NamedTuple):
-    """A tensor whose bytes are still to come to the host.
-
-    Attributes:
-        source: on a device.
-        target: in host memory, of the same shape and dtype, contiguous or as dense as
-            the source; nothing is in it yet.
-        mark: when the source is ready, in words of its device.
-    """
-
-    source: torch.Tensor
-    target: torch.Tensor
-    mark: Any = None
-
-
-class Stager(Protocol):
-    """Says where tensors of devices go on the host."""
-
-    def to_host(self, tensor: torch.Tensor) -> Copy:
-        """Return where `tensor` (any shape, on a device) is to be copied; do not wait.
-
-        Raises:
-            EncodeError: this worker has no way to the tensor's device.
-        """
-        ...
-
-
-class HostStager:
-    """The stager of a codec without devices: the host is all there is."""
-
-    def to_host(self, tensor: torch.Tensor) -> Copy:
-        """Refuse."""
-        raise EncodeError(
-            f"a tensor on device {str(tensor.device)!r} cannot be sent from here;"
-            " send tensor.cpu()",
-            outcome=Outcome.NOT_EXECUTED,
-        )
 
 
 class Staged(list[memoryview]):
@@ -105,7 +64,7 @@ def stage(encoded: Encoded) -> None:
         encoded.buffers = [memoryview(b"\0")]
 
 
-class Landing:
+class DevicePlacement:
     """The tensors of one message, and where each is to be.
 
     Attributes:

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from asyncrpc.errors import DecodeError
+from asyncrpc.serde.copies import Stager
 from asyncrpc.serde.kinds import (
     CONJUGATE,
     ENTRY_SHARED,
@@ -33,9 +34,6 @@ from asyncrpc.serde.kinds import (
 from asyncrpc.serde.outbox import Outbox, view_memory
 from asyncrpc.serde.spans import Span, clusters, reach, span_of
 from asyncrpc.serde.unsendable import Unsendable
-
-if TYPE_CHECKING:
-    from asyncrpc.serde.staging import Stager
 
 Entry = list[Any]
 

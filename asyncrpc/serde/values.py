@@ -6,15 +6,17 @@ See `kinds` for the format, `encoding` and `decoding` for the two directions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import torch
 
 from asyncrpc.errors import CallError, DecodeError, EncodeError, Outcome, RejectedError
 from asyncrpc.serde import compression as packing
-from asyncrpc.serde.compression import Compression, Parcel
+from asyncrpc.serde.compression import Compression, PackedMessage
+from asyncrpc.serde.copies import HostStager, Stager
 from asyncrpc.serde.decoding import Decoder, OnGradient
+from asyncrpc.serde.encoded import Encoded
 from asyncrpc.serde.encoding import Encoder
 from asyncrpc.serde.exceptions import words_of
 from asyncrpc.serde.functions import FunctionTable
@@ -22,43 +24,9 @@ from asyncrpc.serde.hooks import Hooks
 from asyncrpc.serde.policy import Limits, Policy
 from asyncrpc.serde.quick import UNREAD, Quick
 from asyncrpc.serde.shared import SharedStorages
-from asyncrpc.serde.staging import Copy, HostStager, Stager
 from asyncrpc.serde.unsendable import TooDeep, Unsendable, parts_of, path_to
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
-
-
-@dataclass(slots=True)
-class Encoded:
-    """A value, ready to be sent.
-
-    Attributes:
-        control: msgpack, see `kinds`.
-        buffers: bytes-format, C-contiguous views, in the order to send them; they keep
-            alive what they view.  They view the sender's tensors: a write to one before
-            the buffers are sent would be sent.
-        gradient_tensors: the tensors that require a gradient, each once, in the order
-            in which `Codec.decode` reports theirs.
-        bytes_copied: bytes that had to be gathered in user space.
-        shared: storages that travel by reference, by key; None if there are none.
-        copies: what is to be copied from devices into `buffers` before they are sent.
-    """
-
-    control: bytes
-    buffers: list[memoryview]
-    gradient_tensors: list[torch.Tensor]
-    bytes_copied: int
-    shared: dict[bytes, torch.UntypedStorage] | None = field(default=None, kw_only=True)
-    copies: Sequence[Copy] = field(default=(), kw_only=True)
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the buffers."""
-        return sum(buffer.nbytes for buffer in self.buffers)
-
-    def pack(self) -> Encoded:
-        """Return the message as it is to be sent: this one, if it has no codec."""
-        return self
 
 
 @dataclass(slots=True)
@@ -192,13 +160,13 @@ class Codec:
 
     def open(
         self, control: bytes | memoryview, buffers: Sequence[memoryview]
-    ) -> Parcel:
+    ) -> PackedMessage:
         """Check a message that `compression.is_packed`, to be unpacked in a thread.
 
         Raises:
             DecodeError: it can never be unpacked.
         """
-        return Parcel(control, buffers, self.limits.unpacked_bytes_max)
+        return PackedMessage(control, buffers, self.limits.unpacked_bytes_max)
 
     def _encode(self, encoder: Encoder, value: Any, labels: Sequence[str]) -> bytes:
         try:

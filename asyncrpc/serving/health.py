@@ -49,7 +49,7 @@ def status_of(worker: Worker) -> WorkerStatus:
         UsageError: `worker` is none.
     """
     check_kind("worker", worker, Worker, "a Worker")
-    links = [] if worker.is_closed else worker.directory.links
+    links = [] if worker.is_closed else worker.parts.directory.links
     return WorkerStatus(
         name=worker.name,
         rank=worker.rank,
@@ -58,7 +58,7 @@ def status_of(worker: Worker) -> WorkerStatus:
         draining=worker.is_draining,
         peers=tuple(sorted({link.peer.name for link in links} - {worker.name})),
         calls_in_flight=sum(len(link.pending) for link in links),
-        calls_served=worker.active,
+        calls_served=worker.parts.active,
     )
 
 

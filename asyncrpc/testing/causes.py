@@ -27,26 +27,13 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from asyncrpc.rref.table import Value
+from asyncrpc.rref.values import Value
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.forking import known_workers
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.testing.frames import Place
-
-# Where parts of the runtime keep the worker, or what keeps it for them.
-_PARTS = (
-    "worker",
-    "_worker",
-    "host",
-    "_host",
-    "of",
-    "group",
-    "link",
-    "_link",
-    "_service",
-)
 
 AnyFuture: TypeAlias = "asyncio.Future[Any]"
 
@@ -90,19 +77,39 @@ def worker_of(places: list[Place]) -> Worker | None:
 
 
 def _worker_in(owner: object) -> Worker | None:
-    """Return the worker that an object of asyncrpc is, or belongs to."""
-    for one in (owner, *_parts(owner)):
-        if isinstance(one, Worker):
-            return one
+    """Return the worker that an object of asyncrpc is, or belongs to.
+
+    A part does not know its worker, but has parts of it, or is held by one that has.
+    """
+    near = [owner, *_held_by(owner)]
+    near += [one for part in near[1:] for one in _held_by(part)]
+    for worker in known_workers():
+        if isinstance(worker, Worker):
+            own = {id(one) for one in _belongings(worker)}
+            if any(id(one) in own for one in near):
+                return worker
     return None
 
 
-def _parts(owner: object) -> Iterator[object]:
-    for name in _PARTS:
-        part = getattr(owner, name, None)
-        yield part
-        yield getattr(part, "worker", None)
-        yield getattr(part, "host", None)
+def _belongings(worker: Worker) -> Iterator[object]:
+    """Yield what belongs to one worker and no other."""
+    parts = worker.parts
+    yield from (worker, parts, parts.identity, parts.lifecycle, parts.calls)
+    yield from parts.services
+    for name in ("tasks", "directory", "devices", "pool"):
+        if (part := getattr(parts, name, None)) is not None:
+            yield part
+
+
+def _held_by(owner: object) -> list[object]:
+    slots = [name for kind in type(owner).__mro__ for name in _slots_of(kind)]
+    names = [*getattr(owner, "__dict__", ()), *slots]
+    return [getattr(owner, name, None) for name in names]
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _open_workers() -> Iterator[Worker]:
@@ -114,7 +121,7 @@ def _is_open(worker: Worker) -> bool:
 
 
 def _has_started(worker: Worker, task: AnyFuture) -> bool:
-    return task in worker._tasks  # noqa: SLF001  (the kit looks where others must not)
+    return task in worker.parts.tasks
 
 
 def _problem_of_call(call: CallFuture[Any]) -> str:
@@ -137,7 +144,8 @@ def _problem_of_stream(stream: StreamReceiver) -> str:
 def worker_of_link(link: object) -> Worker | None:
     """Return the worker that one end of a link belongs to."""
     host = link.host if isinstance(link, Link) else None
-    return host if isinstance(host, Worker) else None
+    workers = (one for one in known_workers() if isinstance(one, Worker))
+    return next((one for one in workers if one.parts is host), None)
 
 
 def _problem_at(link: Link, call: CallFuture[Any] | StreamReceiver) -> str:
@@ -162,7 +170,7 @@ def _problem_at_callee(link: Link, call_id: int) -> str:
         return ""
     if not _is_open(callee):
         return f"worker {callee.name!r}, which was called, is closed"
-    if any(_serves(one, link, call_id) for one in callee.directory.links):
+    if any(_serves(one, link, call_id) for one in callee.parts.directory.links):
         return ""
     return f"worker {callee.name!r} does not have it in hand"
 
@@ -182,5 +190,5 @@ def _owner_of(value: Value) -> Worker | None:
 
 
 def _owns(worker: Worker, value: Value) -> bool:
-    values: dict[Any, Value] = getattr(worker.references, "_values", {})
-    return any(one is value for one in values.values())
+    references: Any = worker.parts.references  # None, or an `RRefService`
+    return references is not None and references.values.has(value)

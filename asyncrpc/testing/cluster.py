@@ -33,14 +33,13 @@ from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.multiprocessing import Processes, launch
 from asyncrpc.multiprocessing.launcher import check_method
 from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.membership.rendezvous import LocalRendezvous, Member
+from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.threads import Done, Job, ThreadPool
 from asyncrpc.testing.network import Network
 from asyncrpc.transport.abc import Connector
 from asyncrpc.transport.memory import MemoryHub
-from asyncrpc.wire.messages import Hello
 
 Wires: TypeAlias = Literal["mem", "uds", "tcp"]
 
@@ -89,25 +88,12 @@ class SimWorker(Worker):
 
     def __init__(self, name: str, network: Network, **given: Any) -> None:
         super().__init__(name, network=network.connector(name), **given)
-        self.incarnation = Incarnation(network.rng.getrandbits(64) | 1)
-        self.pid = 0
-        self._simulated = network
-
-    @property
-    def member(self) -> Member:
-        """What others are told of this worker: nothing of the host it really is on."""
-        return replace(super().member, host_id="")
-
-    def hello(self, **about: Any) -> Hello:
-        """Return what introduces this worker, likewise."""
-        return replace(super().hello(**about), host_id="")
-
-    def random_bytes(self, count: int) -> bytes:
-        """Return bytes that the seed decides on."""
-        return self._simulated.rng.randbytes(count)
-
-    def _make_pool(self) -> ThreadPool:
-        return InlinePool(self.name, self.loop)
+        parts, identity = self.parts, self.parts.identity
+        identity.incarnation = Incarnation(network.rng.getrandbits(64) | 1)
+        identity.pid = 0
+        identity.host_id = ""  # nothing of the host that it really is on
+        parts.random_bytes = network.rng.randbytes
+        parts.make_pool = lambda: InlinePool(name, parts.loop)
 
 
 class Cluster:
@@ -398,7 +384,7 @@ class ProcessCluster:
             if name in self._killed:
                 self._processes[name].terminate(0.1)
                 continue
-            link = await self.worker.link_to(name)
+            link = await self.worker.parts.link_to(name)
             link.notify(_Stopping.name, "stop", None)
 
 
@@ -463,6 +449,6 @@ class _Stopping:
 async def _serve(_rank: int, seat: _Seat) -> None:
     """Be a worker until the test is over."""
     worker, stopping = _worker_at(seat), _Stopping()
-    worker.add_service(stopping)  # before the start: the word may come during it
+    worker.parts.add_service(stopping)  # before the start: the word may come during it
     async with worker:
         await stopping.told.wait()

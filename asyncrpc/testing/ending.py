@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
 from asyncrpc.arguments import wrong
-from asyncrpc.rref.table import Value
+from asyncrpc.rref.values import Value
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.testing.causes import problem_of, worker_of, worker_of_link
 from asyncrpc.testing.frames import Place, place_of_callback, places_of

@@ -13,6 +13,7 @@ import torch
 import asyncrpc
 from asyncrpc import AsyncRpcError, MalformedError, RRef, Worker
 from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.ports import PeerLink
 from tests.chaos.log import Log, now_s
 
@@ -27,9 +28,9 @@ class ChaosWorker(Worker):
         self.kept: list[RRef[Counter]] = []
         told.write("I", f"{self.incarnation:016x}")
 
-    def _extend(self) -> None:
-        super()._extend()
-        self.add_service(Chronicle(self.told))
+    def _extend(self, parts: Parts) -> None:
+        super()._extend(parts)
+        parts.services.add(Chronicle(self.told))
 
 
 class Chronicle:

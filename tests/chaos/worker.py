@@ -65,16 +65,16 @@ class Seat:
 def holdings(worker: ChaosWorker) -> dict[str, Any]:
     """Count what a worker has that could be left behind."""
     gc.collect()
-    references: Any = worker.references
+    references: Any = worker.parts.references
     counts = {f"values {what}": n for what, n in references.counts().items()}
     records = [str(record) for record in references.records()]
-    links = worker.directory.links
+    links = worker.parts.directory.links
     return {
         **counts,
         "links": len(links),
         "calls waited for": sum(len(link.pending) for link in links),
         "calls served": sum(len(list(link.served)) for link in links),
-        "active": worker.active,
+        "active": worker.parts.active,
         "descriptors": len(open_descriptors()),
         "tasks": len(asyncio.all_tasks()),
         "threads": threading.active_count(),

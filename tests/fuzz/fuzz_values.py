@@ -22,8 +22,8 @@ from asyncrpc import expose
 from asyncrpc.errors import DecodeError, RejectedError, UsageError
 from asyncrpc.serde import (
     Codec,
+    DevicePlacement,
     FunctionTable,
-    Landing,
     Limits,
     Policy,
     Staged,
@@ -130,7 +130,7 @@ def land(control: bytes, buffers: list[memoryview]) -> None:
         return ("cpu", "cuda:0", "xla:1")[len(devices) % 3]
 
     try:
-        landing = Landing(control, buffers, LIMITS, device_of)
+        landing = DevicePlacement(control, buffers, LIMITS, device_of)
         placed = {index: tensor for index, (tensor, _) in landing.wanted.items()}
         assert all(tensor.is_cpu for tensor in placed.values())
         CODEC.decode(control, Staged(buffers, placed))

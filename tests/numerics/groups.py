@@ -124,7 +124,7 @@ async def step_on_ones(
 
 
 def optimizers_of(worker: Worker) -> OptimizerService:
-    found = worker.service("optim")
+    found = worker.parts.service("optim")
     assert isinstance(found, OptimizerService)
     return found
 
@@ -132,7 +132,7 @@ def optimizers_of(worker: Worker) -> OptimizerService:
 def loss_of_a_peer(worker: Worker) -> asyncio.Event:
     """Return what is set when the parts of a worker have been told of a loss."""
     lost = asyncio.Event()
-    worker.add_service(_Watch(lost))
+    worker.parts.add_service(_Watch(lost))
     return lost
 
 

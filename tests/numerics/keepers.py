@@ -321,7 +321,7 @@ async def all_released(workers: list[Worker]) -> None:
 
 
 def open_contexts(worker: Worker) -> int:
-    service: Any = worker.service("autograd")
+    service: Any = worker.parts.service("autograd")
     return int(service.open_contexts)
 
 

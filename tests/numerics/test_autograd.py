@@ -102,8 +102,8 @@ async def test_several_calls_to_one_worker_share_its_parameters(trio: Trio) -> N
     a, _, _ = trio
     x, y = leaf(1), leaf(2)
     async with autograd.context() as context:
-        calls = [a.start_call("b", parts.combine, (x, y, i)) for i in (0, 1, 0)]
-        calls.append(a.start_call("b", parts.combine_in_thread, (y, x, 0)))
+        calls = [a.parts.start_call("b", parts.combine, (x, y, i)) for i in (0, 1, 0)]
+        calls.append(a.parts.start_call("b", parts.combine_in_thread, (y, x, 0)))
         results = await asyncio.gather(*calls)
         await autograd.backward(context, [torch.stack(results).prod()])
 
@@ -343,7 +343,7 @@ async def test_a_context_inside_another_is_another(trio: Trio) -> None:
 
 async def test_contexts_end_on_every_worker_that_they_reached(trio: Trio) -> None:
     a, b, c = trio
-    services: list[Any] = [one.service("autograd") for one in (a, b, c)]
+    services: list[Any] = [one.parts.service("autograd") for one in (a, b, c)]
     x = leaf()
     async with autograd.context() as context:
         y = await a.peer("b").call(parts.combine_by_way_of, "c", x, x, 0)

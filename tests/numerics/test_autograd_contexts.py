@@ -216,14 +216,14 @@ async def test_a_context_that_has_ended_ends_where_its_last_bearer_is_lost() -> 
 
 
 def state_on(worker: Worker, context_id: Any) -> Any:
-    service: Any = worker.service("autograd")
+    service: Any = worker.parts.service("autograd")
     return service.state(context_id)
 
 
 def is_joined(opener: Worker, other: Worker) -> bool:
     """Whether the worker that opened the only context knows that `other` has it."""
-    service: Any = opener.service("autograd")
-    (state,) = service._contexts.values()  # noqa: SLF001
+    service: Any = opener.parts.service("autograd")
+    (state,) = service.contexts.open.values()
     return other.id in state.peers
 
 
@@ -260,7 +260,7 @@ async def test_a_function_may_open_a_context_inside_its_callers() -> None:
 
 
 def a_context(worker: Worker, context_id: tuple[int, int]) -> Any:
-    service: Any = worker.service("autograd")
+    service: Any = worker.parts.service("autograd")
     return service.context_of(context_id)
 
 

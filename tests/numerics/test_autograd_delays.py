@@ -74,10 +74,10 @@ class TestDelays:
         async with group_of(3, network) as (workers, keepers), context() as ctx:
             _, b, c = workers
             await ask(keepers["b"], "relay", keepers["c"], "times", leaf())
-            service: Any = c.service("autograd")
+            service: Any = c.parts.service("autograd")
             sent = service.state(ctx).sent
             message = next(one for one, about in sent.items() if about.to == b.id)
-            link = await b.link_to("c")
+            link = await b.parts.link_to("c")
             begun: list[object] = [
                 *ctx.id,
                 b.incarnation,

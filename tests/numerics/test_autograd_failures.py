@@ -154,7 +154,7 @@ async def test_a_worker_asks_how_a_pass_has_ended_if_nobody_can_tell_it(
         _, b, c = workers
         x = leaf()
         y = await ask(keepers["b"], "relay", keepers["c"], "times", x)
-        onward: Any = b.service("autograd")
+        onward: Any = b.parts.service("autograd")
         onward._finish = lambda *_ids, **_how: None  # noqa: SLF001
         if is_good:
             await backward(ctx, y.sum(), retain_graph=True)
@@ -194,7 +194,7 @@ def ids_of(ctx: Context, worker: Worker, serial: int = 1 << 40) -> list[int]:
 async def open_on_b(workers: list[Worker], k: Keepers) -> tuple[PeerLink, torch.Tensor]:
     """Bring the context to `b`; return the link there, and what has come from it."""
     y: torch.Tensor = await ask(k["b"], "times", leaf())
-    return await workers[0].link_to("b"), y
+    return await workers[0].parts.link_to("b"), y
 
 
 async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:

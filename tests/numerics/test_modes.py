@@ -245,9 +245,9 @@ async def test_casts_of_one_call_are_not_remembered_for_another() -> None:
 
 
 async def test_calls_under_no_mode_bring_nothing(a: Worker) -> None:
-    assert a.meta_here() == {}
+    assert a.parts.meta_here() == {}
     with torch.no_grad():
-        assert a.meta_here() == {"m": [1, {}]}
+        assert a.parts.meta_here() == {"m": [1, {}]}
 
 
 def test_kinds_of_devices_that_are_unknown_are_left_out() -> None:

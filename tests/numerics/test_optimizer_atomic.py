@@ -257,9 +257,9 @@ async def test_a_pass_ends_on_workers_that_its_start_is_not_connected_to() -> No
                 between = a.peer("b").remote(Between)
                 out = await between.rpc_async().forward(x)
                 await backward(ctx, [out.sum()])
-                assert a.directory.link_of(c.incarnation) is None
+                assert a.parts.directory.link_of(c.incarnation) is None
                 assert await between.rpc_async().gathered() == [[1.0] * 3]
-        assert b.directory.link_of(c.incarnation) is not None
+        assert b.parts.directory.link_of(c.incarnation) is not None
         del between
 
 

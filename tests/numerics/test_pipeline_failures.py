@@ -317,7 +317,7 @@ async def test_a_driver_that_is_cancelled_while_it_commits_commits_everywhere() 
     async with group_of(None, "", 0) as group, context():
         step = asyncio.create_task(group.step())
         told = asyncio.Event()
-        link = await group.workers[0].link_to("b")
+        link = await group.workers[0].parts.link_to("b")
         original = link.start
 
         def start(call: Any, *args: Any, **kwargs: Any) -> None:

@@ -67,13 +67,13 @@ def when_all_is_dropped(world: World) -> list[str]:
     alive = world.values.alive()
     found = [f"I2: values {alive} are held by nobody and not freed"] if alive else []
     for name, worker in world.lives.items():
-        references: Any = worker.references
+        references: Any = worker.parts.references
         counts = {what: n for what, n in references.counts().items() if n}
         if counts:
             found.append(f"I2: {name} has {counts}")
-        if worker.active:
-            found.append(f"{name} serves {worker.active} calls for nobody")
-        for link in worker.directory.links:
+        if worker.parts.active:
+            found.append(f"{name} serves {worker.parts.active} calls for nobody")
+        for link in worker.parts.directory.links:
             # Members compare what they know from time to time: that goes on for ever.
             names = [call.function for call in link.pending]
             names += [inbound.function_name for inbound in link.served]

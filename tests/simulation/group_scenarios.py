@@ -379,7 +379,7 @@ class Run:
         for worker in world.lives.values():
             # A connection that breaks in its first handshake may end with one side
             # believing the other to be lost, which is no concern of groups.
-            await asyncio.gather(*(worker.link_to(name) for name in self.names))
+            await asyncio.gather(*(worker.parts.link_to(name) for name in self.names))
             self.open(worker)
         troubles = [asyncio.create_task(one) for one in self.troubles()]
         await self._all(self.take_part)
@@ -430,7 +430,7 @@ class Run:
         """Say what is left of groups that are closed."""
         found = []
         for name, worker in self.world.lives.items():
-            service: Any = worker.service(SERVICE)
+            service: Any = worker.parts.service(SERVICE)
             if service._groups:  # noqa: SLF001
                 found.append(f"{name} still has {len(service._groups)} groups")  # noqa: SLF001
         return found

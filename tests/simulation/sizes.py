@@ -96,7 +96,7 @@ def measure(workers: int, seed: int) -> Size:
     def look(world: World) -> None:
         nonlocal memory, links
         memory = (resident_kib(os.getpid()) - before) / len(world.lives)
-        links = mean(len(one.directory.links) for one in world.lives.values())
+        links = mean(len(one.parts.directory.links) for one in world.lives.values())
         for name in list(world.lives)[:: max(1, len(world.lives) // SAMPLE)]:
             found[name] = checks.sizes_of(world.lives[name])
 

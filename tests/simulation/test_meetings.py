@@ -114,7 +114,7 @@ def test_thousands_meet_with_three_connections_each(size: int) -> None:
         sent, begun_s = network.sent, network.loop.time()
         assert all(await asyncio.gather(*(meet(one, "second") for one in workers)))
         took_s = network.loop.time() - begun_s
-        links = Counter(len(worker.directory.links) for worker in workers)
+        links = Counter(len(worker.parts.directory.links) for worker in workers)
         assert max(links) <= 3
         assert sum(count * number for count, number in links.items()) == 2 * (size - 1)
         depth = max(depth_of(rank, size) for rank in range(size))

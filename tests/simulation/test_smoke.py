@@ -115,7 +115,7 @@ async def dials_that_cross(network: Network) -> None:
         await asyncio.sleep(5.0)
         assert await a.peer("b").call(echo, 1) == 1
         assert await b.peer("a").call(echo, 2) == 2
-        assert len(a.directory.links) == len(b.directory.links) == 1
+        assert len(a.parts.directory.links) == len(b.parts.directory.links) == 1
 
 
 async def a_restart_under_the_same_name(network: Network) -> None:
@@ -127,7 +127,7 @@ async def a_restart_under_the_same_name(network: Network) -> None:
     async with a:
         await old.__aenter__()
         await a.peer("b").call(whose)
-        waiting = a.start_call("b", stay)
+        waiting = a.parts.start_call("b", stay)
         await later(network, 0.1)
         network.crash("b", silent=network.rng.random() < 0.5)
         await old.shutdown(drain_timeout_s=0)
@@ -151,7 +151,7 @@ async def deadlines_on_the_way(network: Network) -> None:
                 await a.peer("b").call(spend, 50.0, ["c"])
         assert a.loop.time() - began_s == pytest.approx(allowed_s, abs=1e-6)
         await asyncio.sleep(5.0)
-        assert c.active == 0
+        assert c.parts.active == 0
 
 
 SCENARIOS = [

@@ -68,7 +68,7 @@ async def delays(network: Network) -> None:
             (c, "a", relay, ("c",)),
         ]
         calls = [
-            one.start_call(to, function, (*args, number))
+            one.parts.start_call(to, function, (*args, number))
             for number, (one, to, function, args) in enumerate(pattern * 4)
         ]
         assert await asyncio.gather(*calls) == list(range(20))
@@ -83,7 +83,7 @@ async def partition_and_heal(network: Network) -> None:
     """
     async with Cluster(2, network=network, options=OPTIONS) as (a, b):
         assert await a.peer("b").call(note, 0) == 0
-        before = a.directory.find("b").link
+        before = a.parts.directory.find("b").link
         network.between("a", "b").partition()
         begun_s = a.loop.time()
         with pytest.raises(TimeoutError):
@@ -100,7 +100,7 @@ async def partition_and_heal(network: Network) -> None:
         assert caught.value.outcome is Outcome.NOT_EXECUTED
         network.between("a", "b").heal()
         assert await a.peer("b").call(note, 3) == 3
-        assert (a.directory.find("b").link is before) is not is_long
+        assert (a.parts.directory.find("b").link is before) is not is_long
         assert await b.peer("a").call(note, 4) == 4
     assert runs[2] == 0
     assert max(runs.values()) == 1
@@ -111,8 +111,8 @@ async def crash(network: Network) -> None:
     async with Cluster(3, network=network, options=OPTIONS) as (a, b, c):
         rref = a.peer("b").remote(note, 0)
         await rref
-        call = a.start_call("b", stay)
-        through = c.start_call("a", relay, ("b", 1))
+        call = a.parts.start_call("b", stay)
+        through = c.parts.start_call("a", relay, ("b", 1))
         assert await through == 1
         network.crash("b")
         with pytest.raises(asyncrpc.WorkerLostError) as caught:

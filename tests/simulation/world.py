@@ -225,7 +225,7 @@ class World:
         what = f"{me.name} calls {function.__name__} on {to}"
         await self.enter(
             what,
-            lambda number: me.start_call(to, function, (number, *args)),
+            lambda number: me.parts.start_call(to, function, (number, *args)),
             lambda number: number,
         )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import asyncrpc
-from asyncrpc.rref.table import RRefTable
+from asyncrpc.rref.service import RRefService
 
 MIB: Final = 1 << 20
 
@@ -85,5 +85,5 @@ def tables() -> dict[str, int]:
         "received memory kept": worker.receive_pool.idle_bytes,
     }
     references = worker.references
-    assert isinstance(references, RRefTable)
+    assert isinstance(references, RRefService)
     return counts | {f"references {k}": n for k, n in references.counts().items()}

@@ -26,6 +26,7 @@ from asyncrpc.runtime.links.host import HOST_ID
 from asyncrpc.runtime.membership.members import Member, Rendezvous
 from asyncrpc.runtime.membership.stores import StoreRendezvous
 from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.transport.address import Address
 
@@ -39,8 +40,8 @@ CANCEL_S: Final = 0.2  # for what is cancelled, which does not wait
 class RankWorker(Worker):
     """A worker that has collectives, and nothing else."""
 
-    def _extend(self) -> None:
-        self.add_service(CollectivesService(self))
+    def _extend(self, parts: Parts) -> None:
+        parts.services.add(CollectivesService(parts))
 
 
 class StoreMeeting(StoreRendezvous):
@@ -104,7 +105,7 @@ class Participant:
     async def _start(self) -> None:
         await self.worker.__aenter__()
         try:
-            check_reach(self.worker.directory.members)
+            check_reach(self.worker.parts.directory.members)
         except BaseException:
             await self.worker.shutdown(drain_timeout_s=0.0)
             raise
@@ -229,7 +230,7 @@ class Participant:
 
     def run_in_thread(self, job: Callable[[], None]) -> None:
         """Run a function in a thread of the worker; called on the loop."""
-        self.worker.run_in_thread(job)
+        self.worker.parts.run_in_thread(job)
 
     def forget(self, work: CollectiveWork) -> None:
         """Work has ended."""

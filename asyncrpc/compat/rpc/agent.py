@@ -72,7 +72,9 @@ class Agent:
         self._infos: dict[str | int, WorkerInfo] = {}
         self.is_let_go = False  # all references, for the worker ends
         self.profiled = ProfiledThreads(worker)
-        worker.thread_states.insert(0, self.profiled)  # next to the function itself
+        worker.parts.thread_states.insert(
+            0, self.profiled
+        )  # next to the function itself
 
     # --- who is there ----------------------------------------------------------------
 
@@ -127,16 +129,16 @@ class Agent:
 
     def get_debug_info(self) -> dict[str, str]:
         """Return figures about calls and threads, as texts."""
-        pool = self.worker.pool
+        pool = self.worker.parts.pool
         waits = {"agent.gil_average_wait_time_us": "0"} if self.shows_gil_wait else {}
         return {
             **waits,
             "agent.num_idle_threads": str(max(pool.threads - pool.unfinished, 0)),
             "agent.thread_pool_size": str(self.worker.options.threads),
-            "agent.server_active_calls": str(self.worker.active),
+            "agent.server_active_calls": str(self.worker.parts.active),
             "agent.server_active_async_calls": "0",
             "agent.client_active_calls": str(
-                sum(len(link.pending) for link in self.worker.directory.links)
+                sum(len(link.pending) for link in self.worker.parts.directory.links)
             ),
         }
 
@@ -182,7 +184,7 @@ class Agent:
         """Start a call; on the loop, in the context of the thread that calls."""
         deadline_var.set(None)  # torch's nested calls know nothing of those around them
         options = CallOptions(timeout_s=limit_s)
-        return self.worker.start_call(to, function, args, kwargs, options=options)
+        return self.worker.parts.start_call(to, function, args, kwargs, options=options)
 
     def sync(self, start: Callable[[], Any], limit_s: float | None = None) -> Any:
         """Start a call, block until it ends, and return its result.
@@ -217,7 +219,8 @@ class Agent:
         change on the way.  (torch, too, sends a tensor's memory as it is then.)
         """
         values = (*args, *kwargs.values())
-        return self.worker.is_known(function) and _PLAIN.issuperset(map(type, values))
+        is_known = self.worker.parts.is_known(function)
+        return is_known and _PLAIN.issuperset(map(type, values))
 
     def future(
         self, start: Callable[[], CallFuture[Any]], *, waits: bool = True
@@ -268,7 +271,7 @@ class Agent:
             threading.Thread(target=job, daemon=True).start()
 
         try:
-            self.worker.pool.submit(job, ended)
+            self.worker.parts.pool.submit(job, ended)
         except AsyncRpcError:
             apart()
 

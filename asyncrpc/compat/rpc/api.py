@@ -221,7 +221,9 @@ def remote(
         deadline_var.set(None)
         limit_s = agent.limit_s(timeout)
         options = options_within(limit_s)
-        return agent.worker.start_remote(name, func, given, named, options=options)
+        return agent.worker.parts.start_remote(
+            name, func, given, named, options=options
+        )
 
     waits = not agent.cannot_fail(func, given, named)
     make = functools.partial(made, agent, timeout=timeout, waits=waits)

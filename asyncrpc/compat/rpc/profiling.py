@@ -11,7 +11,7 @@ Source: torch.distributed.rpc, for the names of the ranges.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch._jit_internal import _qualified_name
@@ -19,6 +19,7 @@ from torch.autograd import profiler
 from torch.jit import _builtins
 
 from asyncrpc.compat.rpc import agent as agents
+from asyncrpc.compat.rpc.agent import Agent
 from asyncrpc.compat.rpc.gathering import (
     Asked,
     Opened,
@@ -30,11 +31,19 @@ from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.calls.repeating import is_idempotent
 from asyncrpc.runtime.options import CallOptions
 
-if TYPE_CHECKING:
-    from asyncrpc.compat.rpc.agent import Agent
-    from asyncrpc.compat.rpc.rref import RRef
-
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+class Made(Protocol):
+    """A reference to a value that a call is to make."""
+
+    _profiled: torch.futures.Future[None]
+
+    def _get_future(self) -> torch.futures.Future[Any]:
+        """Return a future that completes when the owner has the value."""
+
+
+M = TypeVar("M", bound=Made)
 
 _is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # noqa: SLF001
 _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin  # noqa: SLF001
@@ -76,8 +85,8 @@ def remote(
     to: str,
     function: Callable[..., Any],
     start: Callable[[], Any],
-    make: Callable[[Callable[[], Any]], RRef[Any]],
-) -> RRef[Any]:
+    make: Callable[[Callable[[], Any]], M],
+) -> M:
     """Make a call of `remote` that is shown; raises alike.
 
     Args:
@@ -139,12 +148,12 @@ class _Shown:
             return agent.start(to, function, *given, limit_s)
         deadline_var.set(None)
         worker = agent.worker
-        target, values = worker.describe(function, *given)
+        target, values = worker.parts.describe(function, *given)
         name = target or str(getattr(function, "__qualname__", function))
-        call = worker.new_call(name.rpartition(":")[2], to)
+        call = worker.parts.new_call(name.rpartition(":")[2], to)
         call.options = CallOptions(timeout_s=limit_s)
-        meta = {**worker.meta_here(), **asked.meta(keep=False)}
-        worker.begin(call, target, values, timeout_s=limit_s, meta=meta)
+        meta = {**worker.parts.meta_here(), **asked.meta(keep=False)}
+        worker.parts.begin(call, target, values, timeout_s=limit_s, meta=meta)
         return Opened(call, asked, is_async=self._is_async)
 
     def wishing(self, start: Callable[[], Any]) -> Callable[[], Any]:
@@ -159,7 +168,7 @@ class _Shown:
 
         return wish
 
-    def follow(self, rref: RRef[Any]) -> None:
+    def follow(self, rref: Made) -> None:
         """Let the range end when a value is made; ask for the ranges then."""
         asked, agent, to = self._asked, self._agent, self._to
         if asked is None:

@@ -5,15 +5,23 @@ Source: torch.futures.Future; what it makes of errors is in `errors`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
 from asyncrpc.compat.rpc import errors
+from asyncrpc.runtime.calls.futures import CallFuture
 
-if TYPE_CHECKING:
-    from asyncrpc.compat.rpc.agent import Agent
-    from asyncrpc.runtime.calls.futures import CallFuture
+
+class PromisingAgent(Protocol):
+    """What a promise needs of the agent of this process."""
+
+    def in_thread(self, job: Callable[[], Any], /) -> None:
+        """Run a job in a thread that may block."""
+
+    def rank_of(self, name: str, /) -> int:
+        """Return the rank of a worker."""
 
 
 class Promise:
@@ -26,7 +34,7 @@ class Promise:
         future: for the program.
     """
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: PromisingAgent) -> None:
         self._agent = agent
         self._ended: torch.futures.Future[Any] = torch.futures.Future()
         self.future: torch.futures.Future[Any] = self._ended.then(self._unwrap)

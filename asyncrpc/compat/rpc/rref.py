@@ -25,7 +25,8 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.rref.handle import RRef as Handle
-from asyncrpc.rref.pins import Shared
+from asyncrpc.rref.handle import service_of
+from asyncrpc.rref.shared import Shared
 from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.calls.futures import CallFuture
 
@@ -66,7 +67,7 @@ class RRef(Handle[T]):
         if not agents.is_set():
             raise RuntimeError(errors.NO_AGENT)
         agent = agents.current()
-        references: Any = agent.worker.references
+        references: Any = agent.worker.parts.references
         references.adopt(self, value)
         self._number(agent)
 
@@ -308,7 +309,7 @@ class RRef(Handle[T]):
 
 
 def _incarnations(agent: agents.Agent) -> list[tuple[str, int]]:
-    return [(one.name, one.incarnation) for one in agent.worker.directory.members]
+    return [(one.name, one.incarnation) for one in agent.worker.parts.directory.members]
 
 
 Start = Callable[[RRef[Any], str, Any, Any, float], Any]
@@ -361,7 +362,7 @@ def _method(
 
     def start() -> CallFuture[Any]:
         deadline_var.set(None)
-        service = rref._service  # noqa: SLF001  (the handle's other half)
+        service = service_of(rref)
         return service.start_method(rref, name, args, kwargs, agent.limit_s(timeout))
 
     return start
@@ -380,7 +381,7 @@ def _remote(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) 
 
     def start() -> Handle[Any]:
         deadline_var.set(None)
-        service = rref._service  # noqa: SLF001
+        service = service_of(rref)
         return service.remote_method(rref, name, args, kwargs, agent.limit_s(timeout))
 
     return made(agent, start, timeout)

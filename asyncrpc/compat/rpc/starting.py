@@ -36,6 +36,7 @@ from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.membership.members import Member, Rendezvous, RunningGroup
 from asyncrpc.runtime.membership.stores import StoreRendezvous
 from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.parts import Parts
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +51,12 @@ class FacadeWorker(Worker):
     """A worker whose references are the facade's."""
 
     autograd_class = RememberingAutograd
-    shows_calls = False
 
-    def _extend(self) -> None:
-        super()._extend()
-        self._rrefs.handle_class = RRef
-        self.on_raised = print_raised
+    def _extend(self, parts: Parts) -> None:
+        super()._extend(parts)
+        self._rrefs.handles.handle_class = RRef
+        parts.calls.shows_calls = False
+        parts.on_raised = print_raised
 
 
 class GrowingRendezvous:
@@ -198,7 +199,7 @@ async def _start(worker: Worker) -> None:
     await worker.__aenter__()
     others = [one.name for one in worker.known_members if one.name != worker.name]
     if len(others) <= _CONNECTED_MAX:
-        linking = (worker.link_to(name) for name in others)
+        linking = (worker.parts.link_to(name) for name in others)
         await asyncio.gather(*linking, return_exceptions=True)
 
 

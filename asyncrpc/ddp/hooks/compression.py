@@ -290,7 +290,7 @@ class PowerSGDState(HookState):
         Cancellation:
             It fails for all ranks; errors may differ then.
         """
-        self.group.worker.check_on_loop("PowerSGDState.average_errors")
+        self.group.parts.check_on_loop("PowerSGDState.average_errors")
         for errors in (self._memory.errors, self._memory.loose_errors):
             for key in sorted(errors):
                 await average(self.group, errors[key])

@@ -83,7 +83,7 @@ class ModelAverager(ABC):
             It fails for all ranks that have not ended it, likewise.
         """
         found = _with_gradients(params)
-        self.group.worker.check_on_loop("average_parameters")
+        self.group.parts.check_on_loop("average_parameters")
         mean = self._due()
         if mean is not None:
             await mean.take(found)
@@ -237,7 +237,7 @@ class _Mean:
             memory = await group.empty(numel, dtype=dtype)
         # Divided before, as torch does: a sum that would be too large for the dtype is
         # not made, and over two ranks the bits are torch's.
-        user = user_of(group.worker, parameters)
+        user = user_of(group.parts, parameters)
         fill = functools.partial(_fill, memory, parameters, group.size)
         await run_beside(fill, memory.nbytes, user)
         await group.all_reduce(memory)

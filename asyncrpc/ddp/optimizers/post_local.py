@@ -126,8 +126,8 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         Source: torch's `PostLocalSGDOptimizer.step`.
         """
         check_closure(closure)
-        self.averager.group.worker.check_on_loop("PostLocalSGDOptimizer.step")
-        loss = await step_in_thread(self.optim, closure, self.averager.group.worker)
+        self.averager.group.parts.check_on_loop("PostLocalSGDOptimizer.step")
+        loss = await step_in_thread(self.optim, closure, self.averager.group.parts)
         await self.averager.average_parameters(self.optim.param_groups)
         return loss
 

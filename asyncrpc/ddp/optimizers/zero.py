@@ -204,7 +204,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             self._whole = None
             self._torn = "step"
             self._give_options()
-            loss = await step_in_thread(self.optim, closure, group.worker)
+            loss = await step_in_thread(self.optim, closure, group.parts)
             self._take_options()
             await self._shards.synchronize(group)
             self._torn = ""
@@ -241,7 +241,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self, what: str, *, repairs: bool = False
     ) -> AsyncIterator[Group]:
         """Do something with all ranks; if it fails here, then for all."""
-        self.group.worker.check_on_loop(f"ZeroRedundancyOptimizer.{what}")
+        self.group.parts.check_on_loop(f"ZeroRedundancyOptimizer.{what}")
         if self._running:
             raise UsageError(
                 f"`{self._running}` of this optimizer is under way: await it first"
@@ -391,7 +391,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     async def _gather_states(self, group: Group, to: int) -> dict[int, Any]:
         """Return at `to` what all ranks keep for parameters, by their places."""
         nothing = torch.empty(0, dtype=torch.uint8)
-        places, user = self._places(), user_of(group.worker, self._shards.parameters)
+        places, user = self._places(), user_of(group.parts, self._shards.parameters)
         if group.rank == to:
             state = await in_thread(lambda: copied(self.optim, places), user)
             mine = nothing

@@ -43,7 +43,7 @@ from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
 if TYPE_CHECKING:
     from asyncrpc.clock import Deadline
     from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.worker import Worker
+    from asyncrpc.runtime.parts import Parts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class PeerGroup:
     __slots__ = ("_options", "_worker", "names")
 
     def __init__(
-        self, worker: Worker, names: Sequence[str], options: CallOptions = PLAIN
+        self, worker: Parts, names: Sequence[str], options: CallOptions = PLAIN
     ) -> None:
         self._worker = worker
         self._options = options
@@ -252,7 +252,7 @@ class PeerGroup:
         return f"<PeerGroup {', '.join(self.names)} of {self._worker.name!r}>"
 
 
-def group_of(worker: Worker, peers: Iterable[str | int | Peer]) -> PeerGroup:
+def group_of(worker: Parts, peers: Iterable[str | int | Peer]) -> PeerGroup:
     """Return the group of these peers; see `Worker.group`."""
     given = listed("peers", peers, "names, ranks or peers in a list")
     names = [_name_of(worker, peer) for peer in given]
@@ -262,7 +262,7 @@ def group_of(worker: Worker, peers: Iterable[str | int | Peer]) -> PeerGroup:
     return PeerGroup(worker, names)
 
 
-def _name_of(worker: Worker, peer: str | int | Peer) -> str:
+def _name_of(worker: Parts, peer: str | int | Peer) -> str:
     if not isinstance(peer, Peer):
         check_kind("each of peers", peer, (str, int), "a name, a rank or a Peer")
         return worker.peer(peer).name
@@ -274,7 +274,7 @@ def _name_of(worker: Worker, peer: str | int | Peer) -> str:
     return peer.name
 
 
-def _deadline(worker: Worker, timeout_s: Any) -> Deadline | None:
+def _deadline(worker: Parts, timeout_s: Any) -> Deadline | None:
     if timeout_s is UNSET:
         timeout_s = worker.options.rpc_timeout_s
     return effective_deadline(timeout_s, worker.loop.time())
@@ -285,7 +285,7 @@ class _FanOut:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: Parts,
         target: str | None,
         values: tuple[list[Any], dict[str, Any]],
         deadline: Deadline | None,

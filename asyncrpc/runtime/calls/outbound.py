@@ -70,13 +70,11 @@ class OutboundHost(PackingHost, Protocol):
 
 
 class OutboundConnection(MessageSender, Protocol):
-    """A connection, as far as calls go.
+    """A connection, as far as calls go."""
 
-    Attributes:
-        first_kept_back: while it is broken, the first call that cannot have left.
-    """
-
-    first_kept_back: int
+    @property
+    def first_unsent(self) -> int:
+        """While it is broken, the first call that cannot have left."""
 
     def join(self, part: bytes) -> None:
         """Write a message that can wait for the next one."""
@@ -559,12 +557,12 @@ class OutboundCalls:
         Args:
             waited: those that waited for credit, and so never left this worker.
         """
-        kept_back = self._connection.first_kept_back
+        first_unsent = self._connection.first_unsent
         for call in self._pending.take_all():
             call.settle()
             call.pins = None  # the peer's death settles what it was lent
             outcome = call.outcome_if_lost
-            if call.call_id in waited or call.call_id >= kept_back:
+            if call.call_id in waited or call.call_id >= first_unsent:
                 outcome = Outcome.NOT_EXECUTED
             call.fail(self._lost_error(call.function, outcome))
 

@@ -18,7 +18,7 @@ from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.worker import Worker
+    from asyncrpc.runtime.parts import Parts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Peer:
 
     __slots__ = ("_options", "_worker", "name")
 
-    def __init__(self, worker: Worker, name: str, options: CallOptions = PLAIN) -> None:
+    def __init__(self, worker: Parts, name: str, options: CallOptions = PLAIN) -> None:
         self._worker = worker
         self._options = options
         self.name = name

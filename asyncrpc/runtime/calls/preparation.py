@@ -27,8 +27,8 @@ from asyncrpc.runtime.machine.calls import PendingCalls
 from asyncrpc.runtime.machine.link import LinkStatus
 from asyncrpc.serde import (
     Codec,
-    Landing,
-    Parcel,
+    DevicePlacement,
+    PackedMessage,
     Staged,
     is_packed,
     is_staged,
@@ -213,7 +213,7 @@ class MessagePreparation:
         self._cancelled.add(call_id)
         return True
 
-    def _send_to_thread(self, parcel: Parcel, arrival: _Arrival) -> bool:
+    def _send_to_thread(self, parcel: PackedMessage, arrival: _Arrival) -> bool:
         """Begin to unpack in a thread; say if that is worth it, and could be done."""
         if parcel.unpacked_bytes <= PACK_HERE_BYTES_MAX or self._count >= UNPACKING_MAX:
             return False
@@ -267,7 +267,7 @@ class MessagePreparation:
         limits = self._codec.limits
         try:
             device_map = self._device_map_of(arrival)
-            landing = Landing(control, buffers, limits, device_map.target)
+            landing = DevicePlacement(control, buffers, limits, device_map.target)
         except (DecodeError, MalformedError) as error:
             self._end(arrival, unreadable(str(error)), [])
             return
@@ -335,7 +335,7 @@ class MessagePreparation:
         arrival.deliver(control, buffers)
 
 
-def _unpacked(parcel: Parcel) -> tuple[bytes, list[memoryview]]:
+def _unpacked(parcel: PackedMessage) -> tuple[bytes, list[memoryview]]:
     try:
         control, buffers = parcel.unpack()
     except DecodeError as error:

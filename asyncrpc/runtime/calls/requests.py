@@ -54,6 +54,17 @@ _RESPONSE: Final = int(FrameKind.RESPONSE)
 _REFERENCE: Final[Form] = array(creator=ID, serial=ID)
 
 
+class AdmitsCalls(Protocol):
+    """What limits the calls that a worker serves at once."""
+
+    def admit(self) -> None:
+        """Take a call in.
+
+        Raises:
+            RejectedError: too many calls, or the worker is shutting down.
+        """
+
+
 class RequestHost(CallHost, Protocol):
     """What a worker takes requests in with.
 
@@ -67,12 +78,9 @@ class RequestHost(CallHost, Protocol):
     references: References | None
     thread_states: list[ThreadState]
 
-    def admit(self) -> None:
-        """Take a call in.
-
-        Raises:
-            RejectedError: too many calls, or the worker is shutting down.
-        """
+    @property
+    def admission(self) -> AdmitsCalls:
+        """Counts the calls that are served."""
 
     def mode_of_method(self, method: Callable[..., Any]) -> Mode:
         """Decide where a method of a referenced object runs."""
@@ -161,7 +169,7 @@ class RequestDispatcher:
         self._heads = heads.known
         self._read_head = heads.read
         self._arriving = credit.arriving
-        self._admit = host.admit
+        self._admit = host.admission.admit
         self._decode = messages.decode
         self._begin = responder.begin
 

@@ -42,12 +42,24 @@ class FillsCopies(Protocol):
         """Copy tensors to the host, then say so, or what went wrong."""
 
 
+class CountsServed(Protocol):
+    """What counts the calls that a worker serves.
+
+    Attributes:
+        active: how many there are now, by all links.
+    """
+
+    active: int
+
+    def on_served(self) -> None:
+        """A call has been answered, or nobody waits for it."""
+
+
 class ResponderHost(Protocol):
     """What a worker answers calls with.
 
     Attributes:
         name: of the worker.
-        active: calls that are being served, by all links.
         pool: threads that may touch devices.
         references: keep results that stay here; None if there are none.
         error_encoder: describes what functions raise.
@@ -55,7 +67,6 @@ class ResponderHost(Protocol):
     """
 
     name: str
-    active: int
     pool: ThreadPool
     references: References | None
     error_encoder: ErrorEncoder
@@ -69,8 +80,9 @@ class ResponderHost(Protocol):
     def devices(self) -> FillsCopies:
         """The worker's devices."""
 
-    def on_served(self) -> None:
-        """A call has been answered, or nobody waits for it."""
+    @property
+    def admission(self) -> CountsServed:
+        """Counts the calls that are served."""
 
 
 class AnswersOver(MessageSender, Protocol):
@@ -111,7 +123,8 @@ class Responder:
         # Asked for in every answer.
         self._encode = messages.encode
         self._send = connection.send
-        self._on_served = host.on_served
+        self._admission = host.admission
+        self._on_served = host.admission.on_served
 
     def begin(self, inbound: InboundCall) -> None:
         """A call is served from now on.
@@ -120,7 +133,7 @@ class Responder:
             MalformedError: the peer uses an id twice.
         """
         self._served.begin(inbound.call_id, inbound)
-        self._host.active += 1
+        self._admission.active += 1
 
     def on_lost(self) -> None:
         """The connection has ended: cancel what runs for the peer."""

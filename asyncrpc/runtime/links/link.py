@@ -21,8 +21,9 @@ import functools
 from collections.abc import Callable
 from typing import Protocol
 
-from asyncrpc.errors import ConnectionLostError, MalformedError
+from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.calls.admission import CallAdmission
 from asyncrpc.runtime.calls.answers import AnswerHost, AnswerReceiver
 from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
 from asyncrpc.runtime.calls.deferred import DeferredMessages
@@ -39,6 +40,7 @@ from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.runtime.machine.link import LinkStatus
 from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.payloads.lanes import LaneConnection
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.serde import Encoded, is_unprepared, unreadable
 from asyncrpc.wire.frames import FrameKind
@@ -87,6 +89,10 @@ class LinkHost(AnswerHost, OutboundHost, RequestHost, ResponderHost, Protocol):
     @property
     def host_pool(self) -> ThreadPool:
         """Threads for work on host memory."""
+
+    @property
+    def admission(self) -> CallAdmission:
+        """Limits and counts the calls that are served."""
 
     @property
     def memory(self) -> SharedMemory:
@@ -295,7 +301,7 @@ class Link:
     def _on_ack(self, _flags: int, lane: int, aux: int, *_rest: object) -> None:
         connection = self._connection_named(lane)
         if connection is not None:
-            connection.kept.acknowledge(aux)
+            connection.on_ack(aux)
 
     def _on_close(
         self,
@@ -307,14 +313,10 @@ class Link:
         *_rest: object,
     ) -> None:
         connection = self._connection_named(lane)
-        if connection is None:
-            return
-        why = bytes(control).decode(errors="replace")
-        connection.peer_closed = why or "it closed the connection"
-        if connection.is_broken:  # its end has overtaken this word
-            connection.end(ConnectionLostError(connection.peer_closed))
+        if connection is not None:
+            connection.on_peer_close(bytes(control).decode(errors="replace"))
 
-    def _connection_named(self, lane: int) -> Connection | None:
+    def _connection_named(self, lane: int) -> LaneConnection | None:
         """Return the connection, or one of its lanes; None if that has ended."""
         if not lane:
             return self.connection
@@ -346,33 +348,3 @@ class Link:
         self.status.on_lost(reason)
         self.calls.on_lost(self.credit.close())
         self.responder.on_lost()
-
-
-class FirstMessage:
-    """The sink of a connection until the first message, which it tells of."""
-
-    def __init__(self, link: Link, on_first: Callable[[], None]) -> None:
-        self._link = link
-        self._on_first = on_first
-
-    def on_message(  # noqa: PLR0917  (as of every sink)
-        self,
-        kind: int,
-        flags: int,
-        call_id: int,
-        aux: int,
-        head: bytes,
-        control: bytes,
-        buffers: list[memoryview],
-    ) -> None:
-        """Take it; all further ones go to the link."""
-        self._tell().on_message(kind, flags, call_id, aux, head, control, buffers)
-
-    def on_transfer_dropped(self, kind: int, call_id: int) -> None:
-        """Take that as the first message."""
-        self._tell().on_transfer_dropped(kind, call_id)
-
-    def _tell(self) -> Link:
-        self._link.connection.open_to(self._link)
-        self._on_first()
-        return self._link

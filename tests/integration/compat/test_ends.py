@@ -65,7 +65,7 @@ async def test_what_completes_a_future_runs_although_the_worker_ends() -> None:
     try:
         async with Cluster(1, options=options) as (a,):
             agent = Agent(a, thread, RpcBackendOptions(), None, is_static=True)
-            held = a.run_in_thread(lambda: go.wait(LIMIT_S))
+            held = a.parts.run_in_thread(lambda: go.wait(LIMIT_S))
             agent.in_thread(completed.set)
         assert await asyncio.to_thread(completed.wait, LIMIT_S)
     finally:

@@ -150,7 +150,7 @@ async def test_it_may_be_passed_on_before_its_owner_has_heard_of_it() -> None:
     async with three_workers() as (a, b, c):
         await a.peer("c").call(max, 1, 2)
         await c.peer("b").call(max, 1, 2)
-        assert a.directory.link_of(b.incarnation) is None
+        assert a.parts.directory.link_of(b.incarnation) is None
         module = RemoteModule("b", Doubling)
         result = await a.peer("c").call(forward_of, module, torch.ones(1))
         assert result["where"] == "b"

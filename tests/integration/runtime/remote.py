@@ -462,7 +462,7 @@ def let_go() -> None:
 
 
 async def counts() -> dict[str, int]:
-    service: Any = asyncrpc.current_worker().references
+    service: Any = asyncrpc.current_worker().parts.references
     found: dict[str, int] = service.counts()
     return found
 

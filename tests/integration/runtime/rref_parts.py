@@ -20,7 +20,7 @@ SIM_OPTIONS = Options(drain_timeout_s=2.0, connect_timeout_s=5.0)
 
 
 def counts(worker: Worker) -> dict[str, int]:
-    service: Any = worker.references
+    service: Any = worker.parts.references
     found: dict[str, int] = service.counts()
     return found
 

@@ -15,7 +15,7 @@ import pytest
 
 import asyncrpc
 from asyncrpc import Options, Outcome, OwnerLostError, WorkerLostError
-from asyncrpc.runtime.links import watching
+from asyncrpc.runtime.links import heartbeat
 from asyncrpc.testing import ProcessCluster
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import until
@@ -40,7 +40,7 @@ def hold_the_loop(seconds: float) -> str:
 
 
 async def values_owned() -> int:
-    references: Any = asyncrpc.current_worker().references
+    references: Any = asyncrpc.current_worker().parts.references
     return int(references.counts()["owned"])
 
 
@@ -64,28 +64,28 @@ async def test_a_busy_worker_is_waited_for(
         options=OPTIONS,
     )
     async with cluster as a:
-        link = await a.link_to("b")
+        link = await a.parts.link_to("b")
         holding = a.peer("b").call(hold, BUSY_S)
         assert await a.peer("b").call(remote.add, 1) == 2
         assert await holding == "held"
-        assert await a.link_to("b") is link  # resumed, maybe, and the same
+        assert await a.parts.link_to("b") is link  # resumed, maybe, and the same
 
 
 async def test_a_busy_worker_of_another_host_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As if it were: its host is not looked at, only asked over the network."""
-    monkeypatch.setattr(watching, "HOST_ID", "another kernel")
+    monkeypatch.setattr(heartbeat, "HOST_ID", "another kernel")
     options = replace(OPTIONS, watch="on")
     cluster = ProcessCluster(
         ["b"], transport="tcp", method="forkserver", options=options
     )
     async with cluster as a:
-        link = await a.link_to("b")
+        link = await a.parts.link_to("b")
         holding = a.peer("b").call(hold_the_interpreter, BUSY_S)
         assert await a.peer("b").call(remote.add, 1) == 2
         assert await holding == "held"
-        assert await a.link_to("b") is link  # resumed, maybe, and the same
+        assert await a.parts.link_to("b") is link  # resumed, maybe, and the same
         waiting = asyncio.ensure_future(a.peer("b").call(asyncio.sleep, 60))
         await until(lambda: len(link.pending) > 0)  # it is sent before the worker dies
         cluster.kill("b")
@@ -167,7 +167,7 @@ async def test_a_worker_that_was_stopped_itself_blames_nobody() -> None:
     """Its own standstill is not the silence of its peers."""
     cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
     async with cluster as a:
-        link = await a.link_to("b")
+        link = await a.parts.link_to("b")
         time.sleep(BUSY_S)  # noqa: ASYNC251  (this loop hears nothing meanwhile)
         assert await a.peer("b").call(remote.add, 1) == 2
-        assert await a.link_to("b") is link  # resumed, maybe, and the same
+        assert await a.parts.link_to("b") is link  # resumed, maybe, and the same

@@ -71,14 +71,15 @@ async def killed(worker: Worker) -> AsyncIterator[None]:
     inner: Any = worker
     for listener in inner._listeners:  # noqa: SLF001
         await listener.close()
-    worker.watch.close()  # its process is that of the test, which runs
-    inner.membership._is_closed = inner.directory._closing = True  # noqa: SLF001
-    for connection in tuple(inner.directory._connections):  # noqa: SLF001
+    worker.parts.sidecar.close()  # its process is that of the test, which runs
+    inner.parts.membership._is_closed = True  # noqa: SLF001
+    inner.parts.membership.comparison.close()
+    inner.parts.directory.connections.is_closing = True
+    for connection in tuple(inner.parts.directory.connections.live):
         connection.allow_resuming(lambda *_: None)
-        if connection._transport is not None:  # noqa: SLF001
-            connection._transport.abort()  # noqa: SLF001
+        connection.stream.abort()
     yield
-    inner.membership._is_closed = False  # noqa: SLF001
+    inner.parts.membership._is_closed = False  # noqa: SLF001
     await worker.shutdown(drain_timeout_s=0.0)
 
 
@@ -276,15 +277,15 @@ async def test_of_two_that_have_one_name_one_is_told(
     a, _, c = quick
     with monkeypatch.context() as patch:
         for worker in quick:
-            patch.setattr(worker.membership.news, "announce", id)
-            patch.setattr(worker.membership, "_begin_round", list)
+            patch.setattr(worker.parts.membership.gossip, "announce", id)
+            patch.setattr(worker.parts.membership.comparison, "begin_round", list)
         first, second = joining("twin", a), joining("twin", c)
         async with started(first, second):
             assert a.directory.find("twin").member.incarnation == first.incarnation
             assert c.directory.find("twin").member.incarnation == second.incarnation
             patch.undo()
             for worker in quick:
-                worker.membership._begin_round()  # noqa: SLF001
+                worker.parts.membership.comparison.begin_round()
             async with asyncio.timeout(LIMIT_S):
                 while "has its name now" not in caplog.text:  # noqa: ASYNC110  (a log)
                     await asyncio.sleep(0.05)
@@ -330,7 +331,7 @@ async def test_what_news_did_not_bring_comparing_does(
     changes = [a.members(), b.members(), c.members()]
     for worker in quick:
         # Whatever is to be told gets lost.
-        monkeypatch.setattr(worker.membership.news, "announce", id)
+        monkeypatch.setattr(worker.parts.membership.gossip, "announce", id)
     async with joining("late", b):
         for one in changes:
             assert await next_of(one) == ("joined", "late")
@@ -342,7 +343,7 @@ async def test_what_news_did_not_bring_comparing_does(
 async def test_any_member_can_say_where_another_is(quick: Trio) -> None:
     a, b, c = quick
     for worker in (a, b, c):
-        worker.membership.news.pass_on = lambda *_: None  # type: ignore[method-assign]
+        worker.parts.membership.gossip.pass_on = lambda *_: None  # type: ignore[method-assign]
     slow = replace(OPTIONS, heartbeat_s=60.0, lost_after_s=120.0)
     async with joining("late", c, options=slow):
         with pytest.raises(UnknownWorkerError, match=r"worker\.find"):
@@ -358,7 +359,7 @@ async def test_a_call_goes_where_the_worker_is_now(quick: Trio) -> None:
     """Who has not heard the news asks others before it gives up."""
     a, b, c = quick
     await a.peer("b").call(remote.add, 1)
-    a.membership.news.pass_on = lambda *_: None  # type: ignore[method-assign]
+    a.parts.membership.gossip.pass_on = lambda *_: None  # type: ignore[method-assign]
     async with killed(c), joining("c", b):
         stale = replace(c.member, addresses=("uds:///nobody/listens/here",))
         a.directory.add([stale])

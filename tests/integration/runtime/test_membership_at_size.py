@@ -42,7 +42,7 @@ async def heard(changes: Sequence[MemberChanges]) -> Counter[tuple[str, str]]:
 
 
 def messages(workers: Sequence[Worker]) -> list[int]:
-    return [worker.membership.news.sent for worker in workers]
+    return [worker.parts.membership.gossip.sent for worker in workers]
 
 
 class Losses:

@@ -73,7 +73,7 @@ async def test_who_introduced_itself_in_time_is_not_dropped(trio: Trio) -> None:
     connection = a.directory.accept()
     hello = Hello("z", 1, -1, 1, "a", 0, "")
     connection.opened.set_result(hello)
-    a.directory.admission._expire(connection, 5.0)  # noqa: SLF001  (the timer's turn)
+    a.directory.admission._expire(connection)  # noqa: SLF001  (the timer's turn)
     assert not connection.ended.done()
     assert not a.counters.connections_dropped_unauthenticated
     await asyncio.sleep(0)  # that it has introduced itself is noted

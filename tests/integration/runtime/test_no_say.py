@@ -15,7 +15,7 @@ from asyncrpc import AsyncRpcError, Group
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.collectives.service import group_id
 from asyncrpc.runtime.links.link import Link
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.runtime.parts import Parts
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime.conftest import Trio
 
@@ -29,7 +29,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 async def tell(link: Link, service: str, method: str, value: Any) -> None:
     """Send a notice, and wait until it has been taken or dropped."""
     link.notify(service, method, value)
-    assert isinstance(link.host, Worker)
+    assert isinstance(link.host, Parts)
     assert await link.host.peer(link.peer.name).call(len, "ab") == 2
 
 
@@ -47,10 +47,10 @@ async def test_a_context_of_others(
             value = list(ctx.id)
             if method != "release":
                 value += [int(a.incarnation), 10**6]
-            await tell(await c.link_to(of), "autograd", method, value)
+            await tell(await c.parts.link_to(of), "autograd", method, value)
             assert "has no part in autograd context" in caplog.text
             if method == "release" and of == "a":
-                await tell(await b.link_to("a"), "autograd", method, value)
+                await tell(await b.parts.link_to("a"), "autograd", method, value)
                 assert "which only the worker that opened it may end" in caplog.text
             await backward(ctx, [y.sum()])
             assert get_gradients(ctx)[x].tolist() == [2.0] * 3
@@ -63,12 +63,12 @@ async def test_a_gradient_that_was_not_asked_of_its_sender(trio: Trio) -> None:
         async with context() as ctx:
             x = torch.ones(3, requires_grad=True)
             y = await a.peer("b").call(double, x)
-            service: Any = a.service("autograd")
+            service: Any = a.parts.service("autograd")
             (message,) = service.state(ctx).sent
             ids = [*ctx.id, int(c.incarnation), 1]
             plan = [*ids, "c", 0, [], [message.serial, 0], None]
             for name, position in (("c", 0), ("b", 1), ("b", 99)):
-                link = await (b if name == "b" else c).link_to("a")
+                link = await (b if name == "b" else c).parts.link_to("a")
                 plan[7] = [message.serial, position]
                 value = [[torch.ones(3)], {"plan": plan}]
                 with pytest.raises(AsyncRpcError, match="was sent"):
@@ -81,9 +81,9 @@ async def test_a_gradient_that_was_not_asked_of_its_sender(trio: Trio) -> None:
 async def test_a_group_of_others(trio: Trio, caplog: pytest.LogCaptureFixture) -> None:
     a, b, c = trio
     groups = [Group(one, members=["a", "b"], timeout_s=LIMIT_S) for one in (a, b)]
-    service: Any = a.service("collectives")
+    service: Any = a.parts.service("collectives")
     (number,) = service._groups  # noqa: SLF001
-    link = await c.link_to("a")
+    link = await c.parts.link_to("a")
     failure = ["collective", "nothing has happened", []]
     for method, words in (
         ("failed", [0, failure]),
@@ -109,7 +109,7 @@ async def test_what_strangers_said_of_a_group_before_it_was_made(trio: Trio) -> 
     """It is dropped when the group is made; before, who they are was not known."""
     a, b, c = trio
     number = group_id("", ["a", "b"], 1)
-    link = await c.link_to("a")
+    link = await c.parts.link_to("a")
     for rank in (1, 77):
         words = [number, 0, rank, ["barrier", "", "", None, -1]]
         await tell(link, "collectives", "begun", words)
@@ -125,8 +125,8 @@ async def test_what_strangers_said_of_a_group_before_it_was_made(trio: Trio) -> 
 async def test_news_of_a_death_are_refuted_by_the_dead(trio: Trio) -> None:
     """Whoever says so: the one who is named lives, and the others go on with it."""
     a, b, c = trio
-    link = await c.link_to("a")
-    service: Any = a.service("membership")
+    link = await c.parts.link_to("a")
+    service: Any = a.parts.service("membership")
     for status in (1, 2):
         record = service.table.get("a").pack()
         record[7] = status
@@ -140,8 +140,8 @@ async def test_one_wrong_record_spoils_no_other(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _, c = trio
-    link = await c.link_to("a")
-    service: Any = a.service("membership")
+    link = await c.parts.link_to("a")
+    service: Any = a.parts.service("membership")
     good = ["newcomer", -1, 77, ["mem://nowhere"], "", 1, 0, 2]
     wrong = [[-1, [*good[:5], 2**70, 0, 0]], [-1, None], 5, [-5, good]]
     await tell(link, "membership", "news", [*wrong, [-1, good], *wrong])
@@ -151,7 +151,7 @@ async def test_one_wrong_record_spoils_no_other(
 
 async def test_a_barrier_of_ranks_only() -> None:
     async with Cluster(2) as (a, b):
-        link = await b.link_to("a")
+        link = await b.parts.link_to("a")
         for value in (
             [10**20, -1, b""],
             [-2, -1, b""],

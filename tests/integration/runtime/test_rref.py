@@ -93,7 +93,7 @@ async def test_a_method_is_one_request_and_one_response(trio: Trio) -> None:
     await rref.to_here()
     seen: list[int] = []
     for worker, name in ((a, "b"), (b, "a")):
-        link = worker.directory.find(name).link
+        link = worker.parts.directory.find(name).link
         assert link is not None
         handle = link.on_message
 
@@ -193,7 +193,7 @@ async def test_a_reference_to_a_lost_owner_fails_at_once(trio: Trio) -> None:
     await rref.to_here()
     await b.shutdown(drain_timeout_s=0)
     async with asyncio.timeout(30):
-        while a.directory.find("b").link is not None:  # noqa: ASYNC110  (nothing tells)
+        while a.parts.directory.find("b").link is not None:  # noqa: ASYNC110  (nothing tells)
             await asyncio.sleep(0)
     with pytest.raises(OwnerLostError, match="'b'"):
         await rref.to_here()

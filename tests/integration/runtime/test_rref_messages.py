@@ -33,7 +33,7 @@ def nothing_kept() -> None:
 def messages_to(worker: Worker) -> Tally[tuple[str, str]]:
     """Count from now on what a worker is told about references, by whom and what."""
     seen: Tally[tuple[str, str]] = Tally()
-    service: Any = worker.references
+    service: Any = worker.parts.references
     take: Callable[..., None] = service.on_notice
 
     def note(link: Any, method: str, value: Any) -> None:
@@ -75,8 +75,8 @@ async def test_user_to_owner_costs_nothing(trio: Trio) -> None:
     assert await a.peer("b").call(parts.look, rref) == "b"
     await a.peer("b").call(parts.keep, rref)
     assert seen == [{}, {}, {}]
-    service: Any = a.references
-    assert service._user.get(rref.rref_id).pins == 0  # noqa: SLF001  (no loan is left)
+    service: Any = a.parts.references
+    assert service.user.get(rref.rref_id).pins == 0  # no loan is left
     parts.kept.clear()
     del rref
     await all_freed(a, b)

@@ -166,7 +166,7 @@ async def test_case_04_a_release_survives_a_broken_connection(trio: Trio) -> Non
     rrefs = [a.peer("b").remote(Counter, n) for n in range(20)]
     await asyncio.gather(*rrefs)
     while rrefs:
-        link = b.directory.find("a").link or a.directory.find("b").link
+        link = b.parts.directory.find("a").link or a.parts.directory.find("b").link
         if link is not None:
             link.connection.fail(ConnectionLostError("cut by the test"))
         del rrefs[-5:]
@@ -258,7 +258,7 @@ async def test_case_07_a_fork_that_never_left_is_taken_back(trio: Trio) -> None:
     with pytest.raises(DeadlineExceededError):
         await expired.call(parts.ignore, rref)
     assert holders_at(a) == {}
-    call = a.start_call("c", parts.ignore, (rref,))  # which is not connected yet
+    call = a.parts.start_call("c", parts.ignore, (rref,))  # which is not connected yet
     call.cancel()
     await asyncio.wait([call])
     await b.shutdown(drain_timeout_s=0)
@@ -286,8 +286,8 @@ async def circle(a: Worker, b: Worker) -> None:
 
 
 def value_at(worker: Worker) -> Any:
-    service: Any = worker.references
-    (future,) = service._values.values()  # noqa: SLF001  (no handle is left to ask)
+    service: Any = worker.parts.references
+    (future,) = service.values._known.values()  # noqa: SLF001  (no handle is left to ask)
     return future.result()
 
 

@@ -105,7 +105,7 @@ async def test_a_call_that_a_thread_has_just_handed_over_is_not_overlooked() -> 
             for test, to in (("1", ""), ("2", "a"))
         ]
         await asyncio.gather(one.begun.wait(), two.begun.wait())
-        machine = b.ending._machine  # noqa: SLF001
+        machine = b.parts.graceful_shutdown._machine  # noqa: SLF001
         machine.enter()
         machine.speak(busy=True, started=0)
         machine.hear(0, 0, 0b01, 0b01)
@@ -113,7 +113,7 @@ async def test_a_call_that_a_thread_has_just_handed_over_is_not_overlooked() -> 
         # From here on the loop stands still, and these come to wait in this order: the
         # answers, the look at what is in flight, the call.
         let_end(b, one, 1)
-        speaking = asyncio.ensure_future(b.ending._speak())  # noqa: SLF001
+        speaking = asyncio.ensure_future(b.parts.graceful_shutdown._answer_wave())  # noqa: SLF001
         let_end(b, two, 2)
         assert await speaking is False
         assert machine.must_speak

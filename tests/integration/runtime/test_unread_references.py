@@ -116,7 +116,7 @@ async def test_a_request_that_is_refused_before_it_is_read() -> None:
         trio = a, b, c
         found = await references_of(trio)
         held = [asyncio.ensure_future(a.peer("b").call(hold)) for _ in range(2)]
-        await until(lambda: b.active == 2)
+        await until(lambda: b.parts.active == 2)
         for _ in range(3):
             with pytest.raises(RejectedError):
                 await a.peer("b").call(take, found, {"x": found})
@@ -182,7 +182,7 @@ async def test_an_item_that_crosses_the_end_of_its_stream(trio: Trio) -> None:
     a, b, _ = trio
     stream = a.peer("b").stream(held_references)
     first = await anext(stream)
-    back = await b.link_to("a")
+    back = await b.parts.link_to("a")
     (serving,) = back.served
     await stream.aclose()  # its CANCEL is on the way when the next item leaves
     with acting_as(b):
@@ -245,8 +245,8 @@ async def test_one_wrong_release_spoils_no_other(trio: Trio) -> None:
     with acting_as(b):
         kept = RRef(Counter(7))
     lent: list[Any] = [await a.peer("b").call(make, number) for number in range(3)]
-    link = await a.link_to("b")
-    service: Any = b.references
+    link = await a.parts.link_to("b")
+    service: Any = b.parts.references
     assert counts(b)["owned"] == 4
     entries = [[*one.rref_id, 1] for one in lent]
     wrong = [[*kept.rref_id, 1], [*lent[0].rref_id, 99], [1, 2, 3]]
@@ -270,12 +270,12 @@ async def test_a_release_of_what_is_not_held(trio: Trio, forks: Any) -> None:
     a, _, c = trio
     rref: Any = await a.peer("b").call(make, 1)
     for worker in (a, c):  # c holds nothing
-        link = await worker.link_to("b")
+        link = await worker.parts.link_to("b")
         one = 1 if worker is c else forks
         link.notify("rref", "release", [[*rref.rref_id, one]])
         assert await worker.peer("b").call(len, "ab") == 2
     assert (await rref.to_here()).count == 1
-    assert await a.link_to("b") is not None
+    assert await a.parts.link_to("b") is not None
     del rref
     await all_freed(*trio)
 
@@ -284,7 +284,7 @@ async def test_a_release_of_what_is_not_held(trio: Trio, forks: Any) -> None:
 async def test_only_its_owner_speaks_of_a_value(trio: Trio, method: str) -> None:
     a, _, c = trio
     rref: Any = await a.peer("b").call(make, 1)
-    link = await c.link_to("a")
+    link = await c.parts.link_to("a")
     link.notify("rref", method, list(rref.rref_id))
     assert await c.peer("a").call(len, "ab") == 2
     assert (await rref.to_here()).count == 1
@@ -296,10 +296,10 @@ async def test_hearsay_gives_nobody_another_name(trio: Trio) -> None:
     """A reference names its owner; one that lies takes nobody else's references."""
     a, b, c = trio
     await a.peer("b").call(len, "ab")
-    service: Any = a.references
+    service: Any = a.parts.references
     lie = [int(c.incarnation), 9, int(b.incarnation), "nobody", 0, 0]
-    service.begin_decode(await a.link_to("c"))
+    service.begin_decode(await a.parts.link_to("c"))
     with pytest.raises(DecodeError):  # c is not the owner, and sends it as one
         service.lift(lie)
     service.end_decode()
-    assert service._name_of(b.incarnation) == "b"  # noqa: SLF001
+    assert service.names.of(b.incarnation) == "b"

@@ -20,7 +20,7 @@ from asyncrpc.errors import (
     OptimizerError,
 )
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.optim.driving import drive
+from asyncrpc.optim.callbacks import run_with_callbacks
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime.groups import until
 from tests.integration.runtime.proxied import proxied
@@ -39,9 +39,9 @@ async def test_a_pass_whose_segment_never_found_a_thread_ends() -> None:
             with acting_as(a):
                 async with context() as ctx:
                     loss = torch.ones(2, requires_grad=True).sum()
-                    a.run_in_thread(lambda: go.wait(LIMIT_S))
+                    a.parts.run_in_thread(lambda: go.wait(LIMIT_S))
                     running = asyncio.create_task(backward(ctx, [loss]))
-                    await until(lambda: a.pool.unfinished == 2)
+                    await until(lambda: a.parts.pool.unfinished == 2)
                     await a.shutdown()
                     async with asyncio.timeout(LIMIT_S):
                         with pytest.raises((AutogradError, ClosedError)):
@@ -57,7 +57,7 @@ async def test_a_pass_whose_dial_is_cut_off_ends() -> None:
             async with context() as ctx:
                 leaf = torch.ones(2, requires_grad=True)
                 loss = (await a.peer("b").call(double, leaf)).sum()
-                entry = a.directory.find("b")
+                entry = a.parts.directory.find("b")
                 assert entry.link is not None
                 proxies["b"].partition()
                 entry.link.connection.end(ConnectionLostError("cut by the test"))
@@ -91,7 +91,7 @@ async def test_a_step_that_waits_for_its_turn_ends() -> None:
                 stepping = asyncio.create_task(central.step(closure=closure))
                 await inside.wait()
                 steps = [asyncio.create_task(one.step(ctx)) for one in (first, second)]
-                service: Any = a.service("optim")
+                service: Any = a.parts.service("optim")
                 await until(lambda: service.turns == 3)
                 await a.shutdown()
                 async with asyncio.timeout(LIMIT_S):
@@ -116,7 +116,7 @@ async def test_an_algorithm_that_asks_on_after_its_end_is_told_so_again() -> Non
         await asyncio.Event().wait()
 
     async with Cluster(1, options=AT_ONCE) as (a,):
-        driving = asyncio.create_task(drive(a, algorithm, evaluate))
+        driving = asyncio.create_task(run_with_callbacks(a, algorithm, evaluate))
         await asked.wait()
         driving.cancel()
         done, _ = await asyncio.wait([driving], timeout=LIMIT_S)

@@ -24,8 +24,10 @@ from subprocess import PIPE
 import pytest
 
 from asyncrpc import LocalRendezvous, Options, UsageError, Worker
-from asyncrpc.runtime.links.watcher import PACKAGE, PROGRAM
-from asyncrpc.runtime.links.watching import Evidence, PulseAddress, evidence_of
+from asyncrpc.runtime.links.evidence import evidence_of
+from asyncrpc.runtime.links.heartbeat import PulseAddress
+from asyncrpc.runtime.links.sidecar_process import PACKAGE, PROGRAM
+from asyncrpc.runtime.machine.detector import Evidence
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.watch import pulse, query
 from asyncrpc.watch.process import CONNECTIONS_MAX
@@ -96,8 +98,8 @@ async def test_a_worker_whose_loop_runs() -> None:
 
 async def test_a_worker_that_has_ended_leaves_no_process() -> None:
     async with started() as worker:
-        assert worker.watch.watcher is not None
-        pid, hello = worker.watch.watcher.pid, worker.hello()
+        assert worker.parts.sidecar.process is not None
+        pid, hello = worker.parts.sidecar.process.pid, worker.hello()
         assert runs(pid)
     assert not runs(pid)
     assert set(await ask_both(hello)) == {Evidence.UNREACHABLE}
@@ -105,15 +107,15 @@ async def test_a_worker_that_has_ended_leaves_no_process() -> None:
 
 async def test_the_process_starts_when_a_peer_comes_that_needs_it() -> None:
     async with started(replace(TCP, watch="auto")) as worker:
-        watcher, hello = worker.watch.watcher, worker.hello()
+        watcher, hello = worker.parts.sidecar.process, worker.hello()
         assert watcher is not None
-        worker.watch.on_peer(hello)
+        worker.parts.sidecar.on_peer(hello)
         assert watcher.pid == 0
         # Its address has been told already: who is early waits.
         early = asyncio.ensure_future(ask(as_seen_from_elsewhere(hello)))
-        worker.watch.on_peer(as_seen_from_elsewhere(hello))
+        worker.parts.sidecar.on_peer(as_seen_from_elsewhere(hello))
         pid = watcher.pid
-        worker.watch.on_peer(as_seen_from_elsewhere(hello))
+        worker.parts.sidecar.on_peer(as_seen_from_elsewhere(hello))
         assert runs(pid)
         assert watcher.pid == pid
         assert await early is Evidence.TICKING
@@ -123,13 +125,13 @@ async def test_without_a_watch_there_is_a_pulse_still() -> None:
     async with started(replace(TCP, watch="off")) as worker:
         hello = worker.hello()
         assert len(hello.watch) == 1
-        worker.watch.on_peer(as_seen_from_elsewhere(hello))
+        worker.parts.sidecar.on_peer(as_seen_from_elsewhere(hello))
         assert await ask_both(hello) == (Evidence.TICKING, Evidence.UNKNOWN)
 
 
 async def test_without_tcp_there_is_no_watch() -> None:
     async with started(Options(watch="on")) as worker:
-        assert worker.watch.watcher is None
+        assert worker.parts.sidecar.process is None
         assert await ask(worker.hello()) is Evidence.TICKING
 
 
@@ -141,9 +143,9 @@ async def test_in_memory_there_is_nothing_to_see() -> None:
 
 async def test_two_workers_of_one_process_have_a_watch_each() -> None:
     async with Cluster(2, network="tcp", options=replace(TCP, listen=None)) as (a, b):
-        assert a.watch.watcher is not None
-        assert b.watch.watcher is not None
-        assert a.watch.watcher.pid != b.watch.watcher.pid
+        assert a.parts.sidecar.process is not None
+        assert b.parts.sidecar.process is not None
+        assert a.parts.sidecar.process.pid != b.parts.sidecar.process.pid
         for one in (a, b):
             assert set(await ask_both(one.hello())) == {Evidence.TICKING}
 
@@ -164,16 +166,16 @@ async def test_the_process_is_small() -> None:
     """It loads neither torch nor OpenSSL."""
     async with started() as worker:
         await ask(as_seen_from_elsewhere(worker.hello()))
-        assert worker.watch.watcher is not None
-        mapped = mapped_by(worker.watch.watcher.pid)
+        assert worker.parts.sidecar.process is not None
+        mapped = mapped_by(worker.parts.sidecar.process.pid)
         assert "torch" not in mapped
         assert "libcrypto" not in mapped
 
 
 async def test_the_terminal_means_the_worker_and_not_its_watch() -> None:
     async with started() as worker:
-        assert worker.watch.watcher is not None
-        pid = worker.watch.watcher.pid
+        assert worker.parts.sidecar.process is not None
+        pid = worker.parts.sidecar.process.pid
         assert os.getsid(pid) == pid
         assert {descriptor_of(pid, number) for number in (1, 2)} == {"/dev/null"}
 
@@ -182,7 +184,7 @@ async def test_a_watch_that_dies_is_warned_of_and_buried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with started() as worker:
-        watcher = worker.watch.watcher
+        watcher = worker.parts.sidecar.process
         assert watcher is not None
         pid = watcher.pid
         with caplog.at_level(logging.WARNING, "asyncrpc"):
@@ -314,8 +316,8 @@ async def test_strangers_are_neither_answered_nor_in_the_way() -> None:
     """Even if they take every place there is: those who say nothing are closed."""
     async with started() as worker:
         hello = as_seen_from_elsewhere(worker.hello())
-        assert worker.watch.watcher is not None
-        address = worker.watch.watcher.addresses[0]
+        assert worker.parts.sidecar.process is not None
+        address = worker.parts.sidecar.process.addresses[0]
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(CONNECTIONS_MAX):
                 _, idle = await asyncio.open_connection(address.host, address.port)

@@ -27,6 +27,7 @@ from asyncrpc.autograd import backward, context
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.runtime.forms import ServiceMethods
 from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.parts import Parts
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import pack_head
@@ -101,8 +102,8 @@ class Training:
 def sizes(worker: Worker) -> dict[str, Any]:
     """Count all that a worker keeps because of others."""
     gc.collect()
-    service: Any = worker.service
-    link: Any = worker.directory.links[0]
+    service: Any = worker.parts.service
+    link: Any = worker.parts.directory.links[0]
     meetings = service("meetings")
     groups = service("collectives")._groups.values()
     return {
@@ -117,11 +118,11 @@ def sizes(worker: Worker) -> dict[str, Any]:
         "known": len(service("membership").table),
         "series": len(meetings.machine.all_series) if meetings.size else 0,
         "regions": len(service("regions")),
-        "slabs": len(worker.memory.slabs),
+        "slabs": len(worker.parts.memory.slabs),
         "served": len(link.served),
         "pending": len(link.pending),
         "functions": len(link.heads.functions._names),
-        "active": worker.active,
+        "active": worker.parts.active,
     }
 
 
@@ -150,8 +151,8 @@ async def attacked(wire: Any = "uds") -> AsyncIterator[tuple[Worker, Worker, Lin
         held = [asyncio.ensure_future(peer.call(hold))]
         held.append(asyncio.ensure_future(b.peer("a").call(hold)))
         assert await peer.call(len, "ab") == 2
-        link = await a.link_to("b")
-        before, transport = sizes(b), link.connection._transport
+        link = await a.parts.link_to("b")
+        before, transport = sizes(b), link.connection.stream.transport
         try:
             yield a, b, link
         except BaseException:
@@ -165,8 +166,8 @@ async def attacked(wire: Any = "uds") -> AsyncIterator[tuple[Worker, Worker, Lin
             assert await asyncio.gather(*held) == ["held", "held"]
             await training.go_on()
         assert not link.is_lost
-        assert await a.link_to("b") is link
-        assert link.connection._transport is transport  # nor has it been resumed
+        assert await a.parts.link_to("b") is link
+        assert link.connection.stream.transport is transport  # nor has it been resumed
         for group in training.groups:
             group.close()
         del training
@@ -176,7 +177,7 @@ async def attacked(wire: Any = "uds") -> AsyncIterator[tuple[Worker, Worker, Lin
 
 def methods_of(worker: Worker) -> Iterable[tuple[str, str, str]]:
     """List service, kind and method of all that a worker can be told."""
-    for name, service in worker._services.items():
+    for name, service in worker.parts._services.items():
         assert isinstance(service, ServiceMethods), f"{name} declares no methods"
         yield from ((name, "request", method) for method in service.requests)
         yield from ((name, "notice", method) for method in service.notices)
@@ -187,7 +188,7 @@ async def test_every_message_has_an_example() -> None:
     async with Cluster(2) as (a, b):
         known = {(service, method) for service, _, method in methods_of(b)}
         assert known == set(examples(a, b))
-        assert set(b._services) == set(SERVICES)
+        assert set(b.parts._services) == set(SERVICES)
 
 
 async def refuse(link: Link, service: Any, method: Any, value: Any) -> str:
@@ -236,7 +237,7 @@ async def tell_wrongly(
     log.clear()
     for value in JUNK:
         tell(link, service, method, value)
-    assert isinstance(link.host, Worker)
+    assert isinstance(link.host, Parts)
     await link.host.peer("b").call(len, "a")
     refused = log.text.count(f"notice of 'a' could not be taken: {service}.{method}")
     assert refused >= len(JUNK) - 2

@@ -76,14 +76,14 @@ class Counting:
 
 @contextmanager
 def counting(workers: list[Worker]) -> Iterator[list[Counting]]:
-    counters = [Counting(worker.service("autograd")) for worker in workers]
+    counters = [Counting(worker.parts.service("autograd")) for worker in workers]
     for worker, counter in zip(workers, counters, strict=True):
-        worker.add_service(counter)
+        worker.parts.add_service(counter)
     try:
         yield counters
     finally:
         for worker, counter in zip(workers, counters, strict=True):
-            worker.add_service(counter.service)
+            worker.parts.add_service(counter.service)
 
 
 class Comparison:
@@ -180,8 +180,8 @@ async def released(workers: list[Worker]) -> None:
 
 def contexts(worker: Worker) -> list[tuple[Any, Any]]:
     """Return the contexts that a worker knows, and the peers that they are known to."""
-    service: Any = worker.service("autograd")
-    return [(key, state.peers) for key, state in service._contexts.items()]  # noqa: SLF001
+    service: Any = worker.parts.service("autograd")
+    return [(key, state.peers) for key, state in service.contexts.open.items()]
 
 
 def has_circle(flows: set[tuple[str, str]]) -> bool:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from asyncrpc.autograd.context import Sent
 from asyncrpc.autograd.functions import CrossingId, Received, Recv
+from asyncrpc.autograd.state import Sent
 from asyncrpc.compat.nodes import (
     RECEIVED,
     SENT,
@@ -114,17 +114,17 @@ def test_a_region_goes_on_where_the_one_that_it_adopts_stopped() -> None:
     x, y, z = (catcher.receive(torch.ones(2)) for _ in range(3))
     node = join([x, y, z])
     leaf = torch.ones(2, requires_grad=True)
-    foreseen, region = JoinedRegion(), JoinedRegion()
-    foreseen.begin([get_gradient_edge(x * leaf), get_gradient_edge(x)])
-    assert foreseen.go_on(1)
-    assert region.adopt(foreseen) == [catcher.caught[0]]
+    prefetched, region = JoinedRegion(), JoinedRegion()
+    prefetched.begin([get_gradient_edge(x * leaf), get_gradient_edge(x)])
+    assert prefetched.go_on(1)
+    assert region.adopt(prefetched) == [catcher.caught[0]]
     assert region.parameters == [leaf]
-    assert region.nodes == foreseen.nodes
+    assert region.nodes == prefetched.nodes
     assert node in region.nodes
     assert region.extend([get_gradient_edge(y), get_gradient_edge(x)]) == [
         catcher.caught[1]
     ]
-    assert foreseen.received == [catcher.caught[0]]
+    assert prefetched.received == [catcher.caught[0]]
 
 
 def test_joined_tensors_may_be_changed_in_place() -> None:

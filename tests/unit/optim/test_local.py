@@ -130,9 +130,9 @@ def test_a_step_that_raises_puts_everything_back() -> None:
 def test_a_graph_of_values_that_were_undone_does_not_go_backward() -> None:
     (parameter,) = numbered(1)
     local = local_of(torch.optim.SGD([parameter], lr=0.1))
-    undo = local.step_kept([torch.ones(2)], 1.0, [], allow_stale=False)
+    snapshot = local.step_kept([torch.ones(2)], 1.0, [], allow_stale=False)
     squared = parameter.square()  # of what is put back in the next line
-    local.locked(undo.run)
+    local.locked(snapshot.restore)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             squared.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
@@ -179,9 +179,9 @@ def test_a_step_holds_off_backward_passes() -> None:
 def test_what_is_kept_undoes_a_step() -> None:
     parameters = numbered()
     local = local_of(torch.optim.Adam(parameters, lr=0.1))
-    undo = local.step_kept([torch.ones(2), None], 1.0, [], allow_stale=False)
+    snapshot = local.step_kept([torch.ones(2), None], 1.0, [], allow_stale=False)
     assert parameters[0].tolist() != [0.0, 0.0]
-    local.locked(undo.run)
+    local.locked(snapshot.restore)
     assert [one.tolist() for one in parameters] == [[0.0, 0.0], [1.0, 1.0]]
     assert local.state()["state"] == {}
 

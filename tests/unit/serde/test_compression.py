@@ -14,7 +14,7 @@ from asyncrpc.errors import DecodeError, EncodeError, UsageError
 from asyncrpc.serde import Encoded, Limits, compression_for_answer, compression_named
 from asyncrpc.serde.compression import CODECS, Plan, is_packed, unreadable
 from asyncrpc.serde.kinds import PACKED
-from asyncrpc.serde.squeezing import BLOCK_BYTES, SQUEEZE_BYTES_MIN
+from asyncrpc.serde.lossless import BLOCK_BYTES, SQUEEZE_BYTES_MIN
 from tests.unit.serde.loopback import STRICT, TRUSTED, received, sent_bytes, strict
 
 LOSSLESS = ["lz4", "zstd"]

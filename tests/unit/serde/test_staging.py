@@ -9,8 +9,8 @@ import torch
 
 from asyncrpc.errors import DecodeError, EncodeError, Outcome
 from asyncrpc.serde import (
+    DevicePlacement,
     HostStager,
-    Landing,
     Limits,
     Staged,
     is_staged,
@@ -35,7 +35,7 @@ def test_a_tensor_of_a_device_has_to_be_placed() -> None:
 
 def test_a_landing_says_which_tensors_go_where() -> None:
     control, buffers = crafted(FROM_DEVICE)
-    landing = Landing(
+    landing = DevicePlacement(
         control, buffers, Limits(), lambda name: {"cuda:1": "xla:0"}[name]
     )
     assert landing.wanted.keys() == {0}
@@ -50,9 +50,11 @@ def test_tensors_of_the_host_land_where_they_are_sent() -> None:
     assert not is_staged(encoded.control)
     stage(encoded)
     assert is_staged(encoded.control)
-    stays = Landing(encoded.control, received(encoded), Limits(), str)
+    stays = DevicePlacement(encoded.control, received(encoded), Limits(), str)
     assert stays.wanted == {}
-    moves = Landing(encoded.control, received(encoded), Limits(), lambda _: "cuda:0")
+    moves = DevicePlacement(
+        encoded.control, received(encoded), Limits(), lambda _: "cuda:0"
+    )
     assert [where for _, where in moves.wanted.values()] == ["cuda:0", "cuda:0"]
     shapes = [tuple(tensor.shape) for tensor, _ in moves.wanted.values()]
     assert shapes == [(3,), (0, 4)]
@@ -78,7 +80,9 @@ def test_tensors_of_parts_land_as_a_whole(name: str) -> None:
     x = _OF_PARTS[name]()
     encoded = STRICT.encode([x, torch.ones(2)])
     stage(encoded)
-    landing = Landing(encoded.control, received(encoded), Limits(), lambda _: "xla:0")
+    landing = DevicePlacement(
+        encoded.control, received(encoded), Limits(), lambda _: "xla:0"
+    )
     moved = {at: one for at, (one, to) in landing.wanted.items() if to == "xla:0"}
     assert [one.layout for one in moved.values()] == [x.layout, torch.strided]
     placed = {at: one for at, (one, _) in landing.wanted.items()}
@@ -97,7 +101,7 @@ def test_a_landing_checks_what_it_puts_together() -> None:
     buffers = received(encoded)
     buffers[0][:8] = (99).to_bytes(8, "little")  # an index
     with pytest.raises(DecodeError, match=r"99|indices"):
-        Landing(encoded.control, buffers, Limits(), lambda _: "xla:0")
+        DevicePlacement(encoded.control, buffers, Limits(), lambda _: "xla:0")
 
 
 def test_what_holds_no_tensor_is_not_staged() -> None:
@@ -118,7 +122,7 @@ def test_what_holds_no_tensor_is_not_staged() -> None:
 )
 def test_a_landing_believes_nothing(control: bytes) -> None:
     with pytest.raises(DecodeError):
-        Landing(control, [], Limits(), str)
+        DevicePlacement(control, [], Limits(), str)
 
 
 def test_a_host_has_no_way_to_a_device() -> None:

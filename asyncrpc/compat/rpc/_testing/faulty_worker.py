@@ -45,11 +45,13 @@ from asyncrpc.compat.rpc.starting import FacadeWorker
 from asyncrpc.errors import DeadlineExceededError, EncodeError, Outcome
 from asyncrpc.ids import Incarnation, RRefId
 from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.pins import Shared
+from asyncrpc.rref.service import RRefService
+from asyncrpc.rref.shared import Shared
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.options import UNSET
+from asyncrpc.runtime.parts import Parts
 
 # Functions of the facade's that stand for other messages of torch's, and those by which
 # all workers agree to end.
@@ -71,10 +73,10 @@ class FaultyTensorPipeAgent(Agent):
 
 
 class FaultyWorker(FacadeWorker):
-    """A worker that asks, for each message that starts a call, what becomes of it.
+    """A worker that loses and holds back messages.
 
     Args:
-        faults: says so.
+        faults: says, for each message that starts a call, what becomes of it.
         name: of the worker.
         **others: as for every worker.
     """
@@ -82,6 +84,21 @@ class FaultyWorker(FacadeWorker):
     def __init__(self, faults: Faults, name: str, **others: Any) -> None:
         super().__init__(name, **others)
         self._faults = faults
+
+    def _extend(self, parts: Parts) -> None:
+        super()._extend(parts)
+        calls = FaultyCalls(self._faults, parts, self._rrefs)
+        parts.begin = parts.calls.begin = calls.begin  # type: ignore[method-assign]
+
+
+class FaultyCalls:
+    """Sends calls, now, later or not at all; takes the place of `CallStarter.begin`."""
+
+    def __init__(self, faults: Faults, parts: Parts, references: RRefService) -> None:
+        self._faults = faults
+        self._parts = parts
+        self._references = references
+        self._send = parts.calls.begin
         self._scripted: dict[RRefId, None] = {}  # values that operators of torch's make
 
     def begin(
@@ -94,27 +111,28 @@ class FaultyWorker(FacadeWorker):
         meta: dict[str, Any] | None = None,
         on_link: OnLink = None,
     ) -> None:
-        """Send a call, now, later or not at all; see `Worker.begin`."""
-        is_here = threading.get_ident() == self._thread_id  # else it comes here again
+        """Send a call, now, later or not at all; see `CallStarter.begin`."""
+        # From another thread it comes here again.
+        is_here = threading.get_ident() == self._parts.tasks.thread_id
         kind = self._kind_of(target, values, meta) if is_here else None
         if kind is None:
-            super().begin(
+            self._send(
                 call, target, values, timeout_s=timeout_s, meta=meta, on_link=on_link
             )
             return
         _check_references(values)
         if timeout_s is UNSET:
-            timeout_s = self.options.rpc_timeout_s
+            timeout_s = self._parts.options.rpc_timeout_s
         if self._faults.is_lost(kind, lambda: _outline(target, values, meta)):
             self._lose(call, kind, timeout_s, meta)
             return
         delay_s = self._faults.delay_s(kind)
         if not delay_s:
-            super().begin(
+            self._send(
                 call, target, values, timeout_s=timeout_s, meta=meta, on_link=on_link
             )
             return
-        meta = self.meta_here() if meta is None else meta
+        meta = self._parts.calls.meta_here() if meta is None else meta
         self._hold_back(delay_s, call, (target, values), timeout_s, meta, on_link)
 
     # --- what it is ------------------------------------------------------------------
@@ -141,7 +159,11 @@ class FaultyWorker(FacadeWorker):
         """Say whether torch would run a message without Python."""
         if isinstance(target, list):
             return not target[3] and _rref_id(target[1:3]) in self._scripted
-        function = values[0][0] if target is None else self.target(target).function
+        function = (
+            values[0][0]
+            if target is None
+            else self._parts.targets.target(target).function
+        )
         if isinstance(function, torch.jit.ScriptFunction):
             return True
         return _find_builtin(function) is not None
@@ -168,8 +190,7 @@ class FaultyWorker(FacadeWorker):
             shared.error = error
 
     def _shared_of(self, meta: Any) -> Shared | None:
-        found: Shared | None = self._rrefs._shared.get(_rref_id(meta["r"]))  # noqa: SLF001
-        return found
+        return self._references.shared.get(_rref_id(meta["r"]))
 
     def _hold_back(  # noqa: PLR0917
         self,
@@ -183,11 +204,11 @@ class FaultyWorker(FacadeWorker):
         """Send a message later; if a value's creation is too late, all the same."""
         deadline = deadline_var.get()
         if timeout_s is not None:
-            deadline = effective_deadline(timeout_s, self.loop.time())
+            deadline = effective_deadline(timeout_s, self._parts.loop.time())
         limit = deadline
         if "r" in meta and deadline is not None:
             late = _not_made(call, timeout_s)
-            timer = self.loop.call_at(deadline.at_s, self._give_up, meta, late)
+            timer = self._parts.loop.call_at(deadline.at_s, self._give_up, meta, late)
             call.add_done_callback(lambda _done: timer.cancel())
             limit = None
 
@@ -198,10 +219,10 @@ class FaultyWorker(FacadeWorker):
             target, values = message
             link.start(call, target, values, deadline=limit, meta=meta)
 
-        sending = self.connect_and_start(
+        sending = self._parts.calls.connect_and_start(
             call, start, deadline=limit, turn=_pause(delay_s)
         )
-        call.begun = self.start_task(sending)
+        call.begun = self._parts.start_task(sending)
 
     @contextlib.contextmanager
     def _not_given_up(self, meta: Any) -> Any:

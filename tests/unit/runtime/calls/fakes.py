@@ -99,7 +99,7 @@ class FakeConnection:
         self.arriving: dict[tuple[int, int], bytes] = {}
         self.failed: AsyncRpcError | None = None
         self.refuses: BaseException | None = None
-        self.first_kept_back = NEVER
+        self.first_unsent = NEVER
         self.bytes_gathered = 0
         self.message_bytes_copied = 0
         self.lanes = None
@@ -202,6 +202,21 @@ class FakeService:
     async def close(self) -> None: ...
 
 
+class FakeAdmission:
+    """Admits all calls, or refuses them."""
+
+    def __init__(self) -> None:
+        self.active = 0
+        self.refusal: AsyncRpcError | None = None
+
+    def admit(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
+    def on_served(self) -> None:
+        self.active -= 1
+
+
 @dataclass
 class FakeHost:
     """A worker, as far as the parts of its links see it."""
@@ -211,7 +226,6 @@ class FakeHost:
     loop: Any = field(default_factory=FakeLoop)
     references: Any = None
     is_draining: bool = False
-    active: int = 0
     beginning: int = 0
     inbound_bytes_max: int = 64 << 20
 
@@ -227,7 +241,7 @@ class FakeHost:
         self.devices: Any = FakeDevices()
         self.context = contextvars.Context()
         self.kept = FakeService()
-        self.refusal: AsyncRpcError | None = None
+        self.admission = FakeAdmission()
         self.tasks: list[Coroutine[Any, Any, Any]] = []
         self.inbound_credit = InboundCredit(
             self.name, self.loop, self.inbound_bytes_max, self
@@ -238,13 +252,6 @@ class FakeHost:
 
     def give_back(self) -> None:
         self.dead.clear()
-
-    def admit(self) -> None:
-        if self.refusal is not None:
-            raise self.refusal
-
-    def on_served(self) -> None:
-        self.active -= 1
 
     def target(self, name: str) -> Target:
         function = self.functions.resolve(name)

@@ -245,7 +245,7 @@ class TestLoss:
         self, link: LinkParts
     ) -> None:
         before = start(link)
-        link.connection.first_kept_back = 2
+        link.connection.first_unsent = 2
         after_it = start(link)
         self.lose(link)
         assert self.outcome_of(before) is Outcome.UNKNOWN

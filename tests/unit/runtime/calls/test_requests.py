@@ -88,7 +88,7 @@ class TestRunning:
         sent = link.connection.last
         assert (sent.kind, sent.call_id) == (FrameKind.RESPONSE, 1)
         assert link.value_of(sent) == 8
-        assert (link.host.active, len(link.served)) == (0, 0)
+        assert (link.host.admission.active, len(link.served)) == (0, 0)
 
     def test_what_it_raises_goes_back(self, link: LinkParts) -> None:
         raised: list[BaseException] = []
@@ -107,7 +107,7 @@ class TestRunning:
 
     def test_one_that_waits_is_in_hand_until_it_ends(self, link: LinkParts) -> None:
         ask(link, hold)
-        assert (link.host.active, len(link.served)) == (1, 1)
+        assert (link.host.admission.active, len(link.served)) == (1, 1)
         assert not link.connection.sent
 
     def test_a_number_stands_for_the_name(self, link: LinkParts) -> None:
@@ -126,10 +126,12 @@ class TestRefusing:
         assert isinstance(error, kind)
         assert match in str(error)
         assert error.outcome is Outcome.NOT_EXECUTED  # type: ignore[attr-defined]
-        assert (link.host.active, len(link.served)) == (0, 0)
+        assert (link.host.admission.active, len(link.served)) == (0, 0)
 
     def test_a_worker_that_drains(self, link: LinkParts) -> None:
-        link.host.refusal = RejectedError("down", outcome=Outcome.NOT_EXECUTED)
+        link.host.admission.refusal = RejectedError(
+            "down", outcome=Outcome.NOT_EXECUTED
+        )
         ask(link, double, 4)
         self.refused(link, RejectedError, "down")
 
@@ -233,7 +235,7 @@ class TestCancelling:
         link.responder.answer_error(serving, ValueError("late"))
         link.responder.end_stream(serving, 0)
         assert not link.connection.sent
-        assert link.host.active == 0
+        assert link.host.admission.active == 0
 
 
 class TestDeadline:
@@ -285,7 +287,7 @@ class TestServices:
         self.send(link.requests.on_service, link, ["lost", "look"], 5)
         error = error_of(link)
         assert "no service 'lost'" in str(error)
-        assert (link.host.active, len(link.served)) == (0, 0)
+        assert (link.host.admission.active, len(link.served)) == (0, 0)
 
     @pytest.mark.parametrize("head", [[], ["kept"]])
     def test_one_that_names_no_method(self, link: LinkParts, head: list[Any]) -> None:

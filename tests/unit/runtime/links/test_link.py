@@ -18,32 +18,23 @@ from tests.unit.runtime.calls.fakes import PEER, FakeConnection, FakeHost
 NOT_FOR_LINKS = {FrameKind.HELLO, FrameKind.DATA, FrameKind.DROP}
 
 
-class Kept:
-    """What has been sent and not acknowledged."""
-
-    def __init__(self) -> None:
-        self.acknowledged: list[int] = []
-
-    def acknowledge(self, received: int) -> None:
-        self.acknowledged.append(received)
-
-
 class Carrier(FakeConnection):
     """A connection, as far as a link asks of it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept = Kept()
-        self.is_broken = False
+        self.acknowledged: list[int] = []
         self.peer_closed: str | None = None
-        self.ended: Exception | None = None
 
     def watch_requests(self, begun: Any) -> None: ...
 
     def stand_in(self, unreadable: Any) -> None: ...
 
-    def end(self, error: Exception) -> None:
-        self.ended = error
+    def on_ack(self, received: int) -> None:
+        self.acknowledged.append(received)
+
+    def on_peer_close(self, why: str) -> None:
+        self.peer_closed = why
 
 
 class Memory:
@@ -107,19 +98,12 @@ def test_after_a_goodbye_the_peer_takes_no_calls(link: Link) -> None:
 def test_what_the_peer_has_read_need_not_be_kept(link: Link) -> None:
     take(link, FrameKind.ACK, aux=77)
     take(link, FrameKind.ACK, 5, aux=78)  # of a lane that has ended
-    assert carrier(link).kept.acknowledged == [77]
+    assert carrier(link).acknowledged == [77]
 
 
 def test_why_the_peer_ends_is_kept(link: Link) -> None:
     take(link, FrameKind.CLOSE, control=b"it restarts")
     assert carrier(link).peer_closed == "it restarts"
-    assert carrier(link).ended is None
-
-
-def test_a_word_that_the_end_has_overtaken_ends_the_connection(link: Link) -> None:
-    carrier(link).is_broken = True
-    take(link, FrameKind.CLOSE)
-    assert "it closed the connection" in str(carrier(link).ended)
 
 
 def test_places_come_back(link: Link) -> None:

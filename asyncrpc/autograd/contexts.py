@@ -1,0 +1,131 @@
+"""The autograd contexts that one worker knows of, and those that have ended."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from asyncrpc.autograd.messages import SERVICE
+from asyncrpc.autograd.ports import Directory
+from asyncrpc.autograd.state import ContextState
+from asyncrpc.errors import InvalidContextError
+from asyncrpc.ids import ContextId, WorkerId
+
+# Contexts that have ended, so that a late message does not revive one.
+ENDED_MAX: Final = 4096
+
+
+class Contexts:
+    """The contexts of one worker.
+
+    Attributes:
+        open: the states of those that are open here.
+        on_released: called with each that ends.
+    """
+
+    def __init__(
+        self,
+        me: WorkerId,
+        directory: Directory,
+        state_class: type[ContextState] = ContextState,
+    ) -> None:
+        """Begin without any.
+
+        Args:
+            me: this worker.
+            directory: the links to others, which are told of the end.
+            state_class: of the states.
+        """
+        self.open: dict[ContextId, ContextState] = {}
+        self.on_released: Callable[[ContextId], None] = _do_nothing
+        self._me = me
+        self._directory = directory
+        self._state_class = state_class
+        self._ended: OrderedDict[ContextId, None] = OrderedDict()
+        self._serial = 0
+
+    def next_serial(self) -> int:
+        """Return a number that no context, pass or message of this worker has yet."""
+        self._serial += 1
+        return self._serial
+
+    def has_ended(self, context_id: ContextId) -> bool:
+        """Return whether a context has ended, as far as is remembered."""
+        return context_id in self._ended
+
+    def enter(self, context_id: ContextId, creator: WorkerId) -> ContextState:
+        """Return a context's state, made if it is new here.
+
+        Args:
+            context_id: of the context.
+            creator: the worker that opened it; its name may not be known yet.
+
+        Raises:
+            InvalidContextError: it has ended.
+        """
+        state = self.open.get(context_id)
+        if state is None:
+            if context_id in self._ended:
+                raise InvalidContextError(f"autograd context {context_id} has ended")
+            state = self.open[context_id] = self._state_class(context_id, creator)
+        elif creator.name and not state.creator.name:
+            state.creator = creator
+        return state
+
+    def state(self, context_id: ContextId) -> ContextState:
+        """Return the state of a context that is open.
+
+        Raises:
+            InvalidContextError: it is not, or never came here.
+        """
+        state = self.open.get(context_id)
+        if state is None:
+            raise InvalidContextError(
+                f"autograd context {context_id} is not open on worker "
+                f"{self._me.name!r}: it has ended, or no call brought it here"
+            )
+        return state
+
+    def release(self, context_id: ContextId, told_by: int = 0) -> None:
+        """End a context here, and on every worker that it went on to.
+
+        Args:
+            context_id: of the context.
+            told_by: the worker that knows already.
+        """
+        state = self.open.pop(context_id, None)
+        if state is None:
+            return
+        self.on_released(context_id)
+        self._ended[context_id] = None
+        if len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+        for pass_id in list(state.passes):
+            one = state.end_pass(pass_id, commit=False)
+            if one is not None:
+                one.abort("the autograd context was left")
+        self._tell(state.peers, context_id, {told_by, context_id.creator})
+
+    def _tell(
+        self, peers: Iterable[WorkerId], context_id: ContextId, knowing: set[int]
+    ) -> None:
+        for peer in peers:
+            if peer.incarnation not in knowing:
+                link = self._directory.link_of(peer.incarnation)
+                if link is not None:
+                    link.notify(SERVICE, "release", list(context_id))
+
+    def close(self) -> None:
+        """Let go of every graph, and tell whoever waits here for a pass."""
+        for state in self.open.values():
+            for pass_id in list(state.passes):
+                one = state.end_pass(pass_id, commit=False)
+                # Those that others began are served, and their requests cancelled.
+                if one is not None and pass_id[0] == self._me.incarnation:
+                    one.abort("the worker was shut down")
+        self.open.clear()
+
+
+def _do_nothing(_context_id: ContextId) -> None:
+    """Nobody wants to be told."""

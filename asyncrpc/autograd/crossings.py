@@ -1,0 +1,112 @@
+"""The forward pass: what messages take out of a worker's graph, and bring into it.
+
+A message that goes out in a context notes where the gradients of its tensors will enter
+this worker's graph; one that comes in makes its tensors differentiable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from asyncrpc.autograd.context import current_context_var
+from asyncrpc.autograd.contexts import Contexts
+from asyncrpc.autograd.functions import CrossingId, Received, received_as
+from asyncrpc.autograd.messages import META
+from asyncrpc.autograd.state import ContextState, Sent
+from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
+from asyncrpc.runtime.ports import PeerLink
+
+# Nodes of a graph that the loop looks at in one go: some 0.1 ms.
+WALK_BUDGET: Final = 64
+
+
+class Crossings:
+    """The crossings of one worker's messages."""
+
+    def __init__(
+        self, me: Incarnation, contexts: Contexts, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._me = me
+        self._contexts = contexts
+        self._open = contexts.open
+        self._loop = loop
+        self._anchor = torch.zeros((), requires_grad=True)  # so that `receive` is noted
+
+    def outgoing(self, link: PeerLink, tensors: list[torch.Tensor]) -> Any:
+        """Record what a message takes out of this worker's graph."""
+        context = current_context_var.get()
+        if context is None or context.id not in self._open:
+            return None
+        state = self._open[context.id]
+        serial = 0
+        if tensors:
+            message = MessageId(self._me, self._contexts.next_serial())
+            serial = message.serial
+            state.note_sent(message, Sent.of(tensors, link.peer))
+            if not state.is_prefetching:
+                self._prefetch_soon(state)
+        state.peers.add(link.peer)
+        if context.id.creator == self._me:
+            return [*context.id, serial]  # whoever reads it knows this worker's name
+        # Each time: this message may be the first of the context that is read there,
+        # though others were sent before, and who reads it may have to ask its creator.
+        return [*context.id, serial, state.creator.name]
+
+    def _prefetch_soon(self, state: ContextState) -> None:
+        """Walk the graph of what is sent while others work with that.
+
+        A backward pass would have to, and everybody would wait for it.
+        """
+        state.is_prefetching = True
+        # Twice: messages that are joined are written at the loop's next turn.
+        soon = self._loop.call_soon
+        soon(soon, self._prefetch, state)
+
+    def _prefetch(self, state: ContextState) -> None:
+        is_open = state.id in self._open
+        state.is_prefetching = is_open and state.prefetched.go_on(WALK_BUDGET)
+        if state.is_prefetching:
+            self._loop.call_soon(self._prefetch, state)
+
+    def incoming(
+        self, link: PeerLink, meta: Any
+    ) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Join the context of a message; return what its tensors go through."""
+        context_id, serial, name = read_meta(meta)
+        if self._contexts.has_ended(context_id):
+            return None
+        if context_id.creator == link.peer.incarnation:
+            name = link.peer.name
+        state = self._contexts.enter(context_id, WorkerId(name, context_id.creator))
+        state.peers.add(link.peer)
+        if not serial:
+            return None
+        message = MessageId(link.peer.incarnation, serial)
+        positions = itertools.count()
+
+        def receive(tensor: torch.Tensor) -> torch.Tensor:
+            crossing = CrossingId(message, next(positions))
+            return self.receive(tensor, Received(crossing, link.peer))
+
+        return receive
+
+    def receive(self, tensor: torch.Tensor, received: Received) -> torch.Tensor:
+        """Give a tensor that has come a history."""
+        return received_as(self._anchor, tensor, received)
+
+
+def read_meta(meta: Any) -> tuple[ContextId, int, str]:
+    """Return what a message says of a context: its id, a serial, its creator's name.
+
+    Raises:
+        MalformedError: it says something else.
+    """
+    META("what travels of an autograd context", meta)
+    creator, serial, message, *more = meta
+    name = more[0] if more and type(more[0]) is str else ""
+    return ContextId(Incarnation(creator), serial), message, name

@@ -1,0 +1,41 @@
+"""The end of a backward pass: its gradients are committed, or dropped, everywhere."""
+
+from __future__ import annotations
+
+from asyncrpc.autograd.contexts import Contexts
+from asyncrpc.autograd.messages import SERVICE, Ids
+from asyncrpc.autograd.ports import Directory, Pool
+from asyncrpc.autograd.state import ABORTED
+from asyncrpc.ids import Incarnation
+
+
+class PassEnds:
+    """Ends passes here, and on the workers that this one asked."""
+
+    def __init__(
+        self, me: Incarnation, contexts: Contexts, directory: Directory, pool: Pool
+    ) -> None:
+        self._me = me
+        self._contexts = contexts
+        self._directory = directory
+        self._pool = pool
+
+    def finish(self, ids: Ids, *, commit: bool) -> None:
+        """Commit or abort a pass here, and on the workers that this one asked."""
+        context_id, pass_id = ids
+        state = self._contexts.open.get(context_id)
+        one = None if state is None else state.end_pass(pass_id, commit=commit)
+        if state is None or one is None:
+            return
+        if commit:
+            state.commit(one.flow.staged, defers=self._pool.takes_turns)
+        else:
+            one.abort(ABORTED)
+        # The way the requests took, so those whom only others know learn of it too; on
+        # each link it comes after the request that made them take part.
+        for peer in one.onward:
+            if peer not in (self._me, pass_id[0]):
+                link = self._directory.link_of(peer)
+                if link is not None:
+                    how = "commit" if commit else "abort"
+                    link.notify(SERVICE, how, [*context_id, *pass_id])

@@ -1,0 +1,75 @@
+"""When a context ends that another worker opened: it says so, or is lost."""
+
+from __future__ import annotations
+
+from asyncrpc.autograd.contexts import Contexts
+from asyncrpc.autograd.messages import SERVICE, read_context
+from asyncrpc.autograd.ports import Links
+from asyncrpc.autograd.state import ContextState
+from asyncrpc.errors import AsyncRpcError, MalformedError
+from asyncrpc.ids import ContextId, Incarnation, WorkerId
+from asyncrpc.runtime.ports import PeerLink, Scheduler
+
+
+class ContextLifetime:
+    """Ends contexts as their creators say, or when nobody is left to say it."""
+
+    def __init__(
+        self,
+        me: Incarnation,
+        contexts: Contexts,
+        links: Links,
+        scheduler: Scheduler,
+    ) -> None:
+        self._me = me
+        self._contexts = contexts
+        self._links = links
+        self._scheduler = scheduler
+
+    def on_release(self, link: PeerLink, value: list[int]) -> None:
+        """A context has ended.
+
+        Raises:
+            MalformedError: the peer has no part in it, or this worker opened it.
+        """
+        context_id = read_context(value)
+        state = self._contexts.open.get(context_id)
+        if state is not None:
+            state.check_part(link.peer)
+            if context_id.creator == self._me:
+                raise MalformedError(
+                    f"worker {link.peer.name!r} ended autograd context {context_id}, "
+                    "which only the worker that opened it may end"
+                )
+            self._contexts.release(context_id, link.peer.incarnation)
+
+    async def on_join(self, link: PeerLink, value: list[int]) -> bool:
+        """Tell a worker when a context ends, from now on; return whether it is open."""
+        state = self._contexts.open.get(read_context(value))
+        if state is not None:
+            state.peers.add(link.peer)
+        return state is not None
+
+    def on_peer_lost(self, peer: WorkerId) -> None:
+        """End the contexts that a dead worker opened: nobody else will.
+
+        Of those that it may have brought here their creator is asked.
+        """
+        for context_id, state in list(self._contexts.open.items()):
+            if context_id.creator == peer.incarnation:
+                self._contexts.release(context_id)
+            elif peer in state.peers and context_id.creator != self._me:
+                self._scheduler.start_task(self._join(context_id, state))
+
+    async def _join(self, context_id: ContextId, state: ContextState) -> None:
+        """Ask the creator of a context to say itself when it ends."""
+        is_open = False
+        try:
+            link = await self._links.link_to(state.creator.name)
+            if link.peer.incarnation == context_id.creator:
+                value = list(context_id)
+                is_open = bool(await link.request_service(SERVICE, "join", value))
+        except AsyncRpcError:
+            pass  # the creator is lost as well
+        if not is_open:
+            self._contexts.release(context_id)

@@ -1,0 +1,60 @@
+"""What autograd and the optimizers need of their worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import torch
+
+from asyncrpc.ids import Incarnation
+from asyncrpc.runtime.ports import PeerLink
+
+T = TypeVar("T")
+
+
+class Pool(Protocol):
+    """The threads of a worker."""
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether jobs run on the loop itself: so it is in a simulation."""
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a device takes turns, so that the loop must not touch it."""
+
+
+class Threads(Protocol):
+    """How jobs run in the threads of a worker."""
+
+    @property
+    def pool(self) -> Pool:
+        """The threads."""
+
+    def run_in_thread(self, job: Callable[[], T], /) -> asyncio.Future[T]:
+        """Run `job` in a thread; called on the loop."""
+
+
+class Devices(Protocol):
+    """How tensors get to devices."""
+
+    def placed(
+        self, wanted: dict[int, tuple[torch.Tensor, str]], /
+    ) -> Awaitable[dict[int, torch.Tensor]]:
+        """Put tensors of the host where they are to be."""
+
+
+class Directory(Protocol):
+    """The links that are open."""
+
+    def link_of(self, incarnation: Incarnation, /) -> PeerLink | None:
+        """Return the open link to one life of a worker."""
+
+
+class Links(Protocol):
+    """How a worker gets a link that may not be there yet."""
+
+    def link_to(self, name: str, /) -> Awaitable[PeerLink]:
+        """Return the link to a worker, connecting if need be."""

@@ -1,0 +1,165 @@
+"""The worker that begins a backward pass: it gives the roots, and says how it ends.
+
+Gradients go out with the request to take part, as soon as nothing that has been sent in
+the context could still add to them; so a pass takes one message for each step of the
+way.  Where that is not known yet, a worker is only asked to find out who else takes
+part, and gets the gradient later.  Once all is quiet the worker that began knows who
+takes part; if somebody still waits to hear that, it is told (`close`).
+
+1.  `advance`: the tensors whose gradients come now, and those whose will come later.
+2.  `close`: nobody takes part but those who have been asked.  Often not needed.
+3.  `commit` or `abort`: gradients of parameters enter the context, or are dropped.
+
+Each crossing that takes part gets exactly one gradient (or word that there is none),
+the others get nothing: an unused result costs nothing, and nothing waits for it.  FAST
+skips the question: everything that was sent is expected to take part, as in torch; if
+it turns out that it does not, the pass fails, and says what it waits for.
+
+Source: pytorch/pytorch#23110 describes the exact ("SMART") mode and its difficulty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from asyncrpc.autograd.contexts import Contexts
+from asyncrpc.autograd.ends import PassEnds
+from asyncrpc.autograd.engine import Keeping, root_gradients
+from asyncrpc.autograd.functions import CrossingId, edge_of
+from asyncrpc.autograd.placing import on_devices_of
+from asyncrpc.autograd.ports import Threads
+from asyncrpc.autograd.state import Pass
+from asyncrpc.autograd.waits import PassWaits
+from asyncrpc.autograd.work import PassWork
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import (
+    AutogradError,
+    BackwardFailedError,
+    BackwardTimeoutError,
+    CallError,
+    RemoteError,
+)
+from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
+
+
+class RootPasses:
+    """The passes that this worker begins."""
+
+    def __init__(
+        self,
+        me: WorkerId,
+        contexts: Contexts,
+        threads: Threads,
+        *,
+        work: PassWork,
+        ends: PassEnds,
+        waits: PassWaits,
+    ) -> None:
+        """Prepare to begin passes.
+
+        Args:
+            me: this worker.
+            contexts: in which they run.
+            threads: compute the gradients of roots on devices.
+            work: runs the local part.
+            ends: ends them everywhere.
+            waits: says what they wait for.
+        """
+        self._me = me
+        self._contexts = contexts
+        self._threads = threads
+        self._work = work
+        self._ends = ends
+        self._waits = waits
+
+    async def backward(
+        self,
+        context_id: ContextId,
+        roots: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor | None] | None,
+        keeping: Keeping,
+        deadline: Deadline | None,
+        *,
+        is_fast: bool,
+    ) -> None:
+        """Run a pass from local roots; see `asyncrpc.autograd.backward`."""
+        state = self._contexts.state(context_id)
+        check = partial(root_gradients, roots, gradients)
+        given = await on_devices_of(self._threads, roots, check)
+        ids = context_id, (int(self._me.incarnation), self._contexts.next_serial())
+        one = state.join_pass(ids[1], self._me.name, keeping)
+        limit = asyncio.timeout_at(None if deadline is None else deadline.at_s)
+        try:
+            _add_roots(one, roots, given, is_fast=is_fast)
+            async with limit:
+                await self._work.work(one)
+                if one.wave.unfinished and not is_fast:
+                    await self._work.close(one)
+            if one.wave.unfinished:
+                await self._raise_stuck(one)
+        except BaseException as error:
+            is_late = deadline is not None and limit.expired()
+            waits = "; ".join(await self._waits.explain(one, [])) if is_late else ""
+            self._ends.finish(ids, commit=False)
+            if deadline is not None and is_late:
+                raise BackwardTimeoutError(
+                    f"the pass took more than {deadline.allowed_s:g} s: {waits}",
+                    worker=self._me.name,
+                    context_id=str(context_id),
+                ) from error
+            if not isinstance(error, Exception) or _is_ours(error):
+                raise
+            raise self._failed(context_id, error) from error
+        self._ends.finish(ids, commit=True)
+
+    async def _raise_stuck(self, one: Pass) -> None:
+        """All is quiet, and something still waits: say what."""
+        text = "; ".join(await self._waits.explain(one, []))
+        if one.is_fast:
+            text += (
+                ". FAST takes every tensor that was sent in the context to be used by "
+                "the roots; use mode='smart'"
+            )
+        raise AutogradError(text)
+
+    def _failed(self, context_id: ContextId, error: Exception) -> BackwardFailedError:
+        """Return what `backward` raises instead of an error."""
+        worker, text = self._me.name, f"{type(error).__name__}: {error}"
+        if isinstance(error, RemoteError):
+            worker = error.worker
+            text = f"{error.remote_type}: {error.remote_message}"
+        elif isinstance(error, CallError):  # it is lost, or would not answer
+            worker = error.to or worker
+        return BackwardFailedError(
+            f"Error on worker {worker!r}: {text}",
+            worker=worker,
+            context_id=str(context_id),
+        )
+
+
+def _add_roots(
+    one: Pass,
+    roots: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor],
+    *,
+    is_fast: bool,
+) -> None:
+    """Make the roots starts, under ids that no message has."""
+    message = MessageId(Incarnation(0), 0)
+    crossings = [CrossingId(message, index) for index in range(len(roots))]
+    for crossing, root in zip(crossings, roots, strict=True):
+        edge = one.edges[crossing] = edge_of(root)
+        one.machine.add_root(crossing, edge.node)
+    one.is_fast = is_fast
+    also = one.machine.want(one.machine.unsettled) if is_fast else []
+    one.take_part([*crossings, *also])
+    one.enter(dict(zip(crossings, given, strict=True)))
+
+
+def _is_ours(error: Exception) -> bool:
+    """Say whether an error of autograd arose here, and so needs no more words."""
+    return isinstance(error, AutogradError) and not isinstance(error, RemoteError)

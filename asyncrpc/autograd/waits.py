@@ -1,0 +1,60 @@
+"""What a backward pass waits for, on all workers, in words."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from asyncrpc.autograd.messages import SERVICE, lines_in
+from asyncrpc.autograd.ports import Directory
+from asyncrpc.autograd.state import Pass
+from asyncrpc.ids import WorkerId
+
+EXPLAIN_S: Final = 1.0  # for the others to say what they wait for
+
+
+class PassWaits:
+    """Says what a pass waits for, here and on the workers that were asked."""
+
+    def __init__(self, me: WorkerId, directory: Directory) -> None:
+        self._me = me
+        self._directory = directory
+
+    async def explain(self, one: Pass, path: list[int]) -> list[str]:
+        """Return a line for each thing that is waited for.
+
+        Args:
+            one: the pass.
+            path: the workers that ask, one for another; none is asked twice.
+        """
+        lines = self._waits_here(one)
+        here = [*path, self._me.incarnation]
+        value = [*one.ids[0], *one.ids[1], here]
+        asked = {}
+        for peer in one.onward.values():
+            link = self._directory.link_of(peer.incarnation)
+            if link is not None and peer.incarnation not in here:
+                asked[peer.name] = link.request_service(SERVICE, "waits", value)
+        if asked:
+            await asyncio.wait(asked.values(), timeout=EXPLAIN_S / (1 + len(path)))
+        for to, call in asked.items():
+            said = lines_in(call)
+            if said is None:
+                call.cancel()
+                said = [f"worker {to!r} does not answer {self._me.name!r}"]
+            lines += said
+        return list(dict.fromkeys(lines))
+
+    def _waits_here(self, one: Pass) -> list[str]:
+        name = self._me.name
+        lines = []
+        if one.wave.is_running:
+            lines.append(f"worker {name!r} runs its part of the graph")
+        for message, position in one.machine.waits_for:
+            sent = one.state.sent.get(message)
+            to = "" if sent is None else f" to {sent.to.name!r}"
+            lines.append(
+                f"worker {name!r} waits for the gradient of tensor {position} of "
+                f"message {message.serial}{to}"
+            )
+        return lines

@@ -1,0 +1,49 @@
+"""What the handle of a remote module needs of its worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.options import Options
+
+
+class Entry(Protocol):
+    """What is known of one peer."""
+
+    @property
+    def member(self) -> Member:
+        """Its name and rank."""
+
+
+class Directory(Protocol):
+    """The workers that are known."""
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """All of them."""
+
+    def find(self, to: str | int, /) -> Entry:
+        """Return the entry of a worker, by name or rank; or raise."""
+
+
+class ModuleWorker(Protocol):
+    """The worker that has a module's reference."""
+
+    @property
+    def options(self) -> Options:
+        """Of the worker."""
+
+    @property
+    def directory(self) -> Directory:
+        """The workers that it knows."""
+
+    def check_running(self) -> None:
+        """Raise NotStartedError unless the worker runs."""
+
+    def start_call(
+        self, to: str, function: Callable[..., Any], args: Sequence[Any] = (), /
+    ) -> CallFuture[Any]:
+        """Start a call and return its future."""

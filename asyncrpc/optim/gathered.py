@@ -1,0 +1,256 @@
+"""An optimizer that needs a closure runs where it was made, on copies of parameters.
+
+LBFGS sees all parameters as one vector: one such optimizer on each owner would be
+another algorithm.  So torch's own runs here, on mirrors of the parameters; each time it
+calls its closure, the owners are given the mirrors' values and asked for the gradients.
+Its numbers are those of one process.  A parameter travels twice for each evaluation.
+
+From its begin to its end no other step changes these parameters: owners keep what they
+were, and put it back if anything fails, or if this worker dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from asyncrpc.autograd import context
+from asyncrpc.errors import OptimizerError, UsageError
+from asyncrpc.ids import WorkerId
+from asyncrpc.optim import states
+from asyncrpc.optim.callbacks import CallbackThreads, run_with_callbacks
+from asyncrpc.optim.groups import Group, numbers_of, part_of
+from asyncrpc.optim.local import Gradients, norm_of, scale_for, scaled, squares
+from asyncrpc.optim.owners import Owners
+from asyncrpc.optim.service import checked
+from asyncrpc.optim.snapshot import Snapshot
+from asyncrpc.optim.step import Closure, StepOptions, StepResult
+
+
+def needs_closure(cls: Any) -> bool:
+    """Say whether a class's step cannot be called without a closure."""
+    step = getattr(cls, "step", None) if isinstance(cls, type) else None
+    if step is None:
+        return False
+    closure = inspect.signature(step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+class GatheredOptimizer:
+    """An optimizer of this worker over parameters of others."""
+
+    def __init__(
+        self,
+        cls: Callable[..., Any],
+        groups: list[Group],
+        given: tuple[Sequence[Any], Mapping[str, Any]],
+        owners: Owners,
+        threads: CallbackThreads,
+    ) -> None:
+        self.options: torch.optim.Optimizer | None = None
+        self._cls = cls
+        self._groups = groups
+        self._given = given
+        self._owners = owners
+        self._threads = threads
+        self._mirrors: list[torch.Tensor] = []
+        self._unmade = list(owners.listed)
+        self._one_at_a_time = asyncio.Lock()
+
+    async def make(self, name: str) -> None:
+        """List the parameters on their owners, and make the optimizer of mirrors.
+
+        Raises:
+            OptimizerError: an owner does not have the parameters, or the class raised.
+        """
+        if self.options is not None:
+            return
+        async with self._one_at_a_time:
+            problem = f"{name} could not be made"
+            await self._owners.gather(list(self._unmade), self._create, problem=problem)
+            found = await self._owners.each("values", problem=problem)
+            if self.options is None:
+                self._mirrors = self._in_order(found)
+                for one in self._mirrors:
+                    one.requires_grad_()
+                try:
+                    self.options = self._optimizer()
+                except Exception as error:  # any optimizer's code
+                    raise OptimizerError(f"{problem}: {error}") from error
+
+    async def _create(self, owner: WorkerId) -> None:
+        groups = [{"params": part_of(one, owner)["params"]} for one in self._groups]
+        await self._owners.ask(owner, "create", None, groups, [], {})
+        self._unmade.remove(owner)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        listed, at = [], 0
+        for group in self._groups:
+            after = at + len(group["params"])
+            listed.append({**group, "params": self._mirrors[at:after]})
+            at = after
+        args, kwargs = self._given
+        return checked(self._cls(listed, *args, **kwargs))
+
+    # --- a step ----------------------------------------------------------------------
+
+    async def step(self, closure: Closure, how: StepOptions) -> StepResult:
+        """Take a step; see `DistributedOptimizer.step`."""
+        task = self._owners.start(self._step(closure, how))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+
+    async def _step(self, closure: Closure, how: StepOptions) -> StepResult:
+        optimizer = self.options
+        assert optimizer is not None  # made
+        async with self._one_at_a_time:
+            run = _Run(self, closure, how)
+            owners = sorted(self._owners.listed)
+            snapshot: Snapshot | None = None
+            try:
+                await self._begin(owners)
+                snapshot = Snapshot(self._mirrors, optimizer)
+                await run_with_callbacks(self._threads, optimizer.step, run.evaluate)
+                self.take([None] * len(self._mirrors))
+                await self.assign(how)
+            except BaseException as error:
+                if snapshot is not None:
+                    snapshot.restore()
+                await self._owners.settle(owners, is_applied=False)
+                if isinstance(error, _NotFiniteError):
+                    return run.result(is_applied=False)
+                raise
+            failed = await self._owners.settle(owners, is_applied=True)
+            if failed:
+                names = ", ".join(repr(one.name) for one in failed)
+                raise OptimizerError(
+                    f"the step was applied, and may have been undone on {names}; load "
+                    "the last checkpoint on all owners"
+                ) from next(iter(failed.values()))
+            return run.result(is_applied=True)
+
+    async def _begin(self, owners: Sequence[WorkerId]) -> None:
+        """Have the parameters to ourselves, and take over their values.
+
+        One owner after the other, in the order that all take: see `optim.machine`.
+        """
+        problem = "the step was refused, and nothing was applied anywhere"
+        found: dict[WorkerId, list[torch.Tensor]] = {}
+        for owner in owners:
+            found |= await self._owners.gather([owner], self._begin_on, problem=problem)
+        with torch.no_grad():
+            for mirror, value in zip(self._mirrors, self._in_order(found), strict=True):
+                mirror.copy_(value)
+
+    async def _begin_on(self, owner: WorkerId) -> list[torch.Tensor]:
+        values: list[torch.Tensor] = await self._owners.ask(owner, "begin")
+        return values
+
+    async def assign(self, how: StepOptions) -> None:
+        """Give the owners the mirrors' values."""
+        await self._owners.gather(
+            self._owners.listed,
+            lambda one: self._owners.ask(
+                one,
+                "assign",
+                [self._mirrors[at].detach() for at in numbers_of(self._groups, one)],
+                how.allow_stale,
+            ),
+            problem="the parameters could not be set",
+        )
+
+    async def gradients(self, context_id: list[int]) -> list[torch.Tensor | None]:
+        """Return the gradients of a context, in the order of the mirrors."""
+        found = await self._owners.each(
+            "gradients", context_id, problem="the gradients could not be had"
+        )
+        return self._in_order(found)
+
+    def take(self, gradients: Gradients) -> None:
+        """Give the mirrors their gradients."""
+        for mirror, gradient in zip(self._mirrors, gradients, strict=True):
+            mirror.grad = gradient
+
+    def _in_order(self, found: Mapping[WorkerId, Sequence[Any]]) -> list[Any]:
+        """Put the owners' parts into the order of all parameters."""
+        placed: dict[int, Any] = {}
+        for owner, values in found.items():
+            places = numbers_of(self._groups, owner)
+            placed |= dict(zip(places, values, strict=True))
+        return [placed[at] for at in range(len(placed))]
+
+    # --- groups, state ---------------------------------------------------------------
+
+    async def add_group(self, group: Mapping[str, Any], name: str) -> None:
+        """Refuse: such an optimizer counts its parameters once.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"{name} needs a closure and runs on all parameters at once; make a new one"
+        )
+
+    async def state(self, *, per_owner: bool) -> dict[str, Any]:
+        """Return the state; see `DistributedOptimizer.state_dict`."""
+        if per_owner:
+            raise UsageError(
+                "this optimizer runs where it was made: its state is there, and whole; "
+                "leave per_owner out"
+            )
+        assert self.options is not None  # made
+        async with self._one_at_a_time:
+            return copy.deepcopy(self.options.state_dict())
+
+    async def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a state; see `DistributedOptimizer.load_state_dict`."""
+        states.check_fits(self._groups, state)
+        assert self.options is not None  # made
+        async with self._one_at_a_time:
+            self.options.load_state_dict(dict(state))
+
+
+class _NotFiniteError(Exception):
+    """A gradient is infinite or NaN, and the step is to be skipped."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """The evaluations of one step."""
+
+    of: GatheredOptimizer
+    closure: Closure
+    how: StepOptions
+    first: tuple[int, float | None, Any] | None = None
+
+    async def evaluate(self) -> Any:
+        """Give the owners the values, run the closure, and take the gradients."""
+        if self.first is not None:  # else the owners have these values already
+            await self.of.assign(self.how)
+        async with context() as ctx:
+            loss = await self.closure(ctx)
+            found = await self.of.gradients(list(ctx.id))
+        norm = norm_of(squares(found)) if self.how.needs_norm else None
+        if self.first is None:
+            self.first = sum(one is not None for one in found), norm, loss
+        scale = scale_for(
+            norm, self.how.clip_norm, skip_nonfinite=self.how.skip_nonfinite
+        )
+        if scale is None:
+            raise _NotFiniteError
+        self.of.take(scaled(found, scale))
+        return loss
+
+    def result(self, *, is_applied: bool) -> StepResult:
+        """Return what the step did."""
+        count, norm, loss = self.first or (0, None, None)
+        return StepResult(is_applied, count, norm, loss)

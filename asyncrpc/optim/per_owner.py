@@ -1,0 +1,326 @@
+"""An optimizer that runs on every owner: steps in two phases, groups, state.
+
+Which way a step is committed depends on the votes.
+
+*   At most one owner's step might raise: it goes first, alone.  If it raises it has
+    undone itself, and nobody else has been told.  The others follow, at once.
+*   More might: all are told one after the other, and keep what undoes it until the last
+    has applied it.  They are told in the order of their ids, as all trainers do, so two
+    steps never wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from asyncrpc.errors import (
+    CallError,
+    EncodeError,
+    OptimizerError,
+    RemoteError,
+    UsageError,
+)
+from asyncrpc.ids import WorkerId
+from asyncrpc.optim import states
+from asyncrpc.optim.groups import Group, owners_of, part_of
+from asyncrpc.optim.local import norm_of, scale_for
+from asyncrpc.optim.options import (
+    Changes,
+    GroupOptions,
+    Options,
+    changes,
+    is_harmless,
+)
+from asyncrpc.optim.owners import Owners, named, try_each
+from asyncrpc.optim.step import StepOptions, StepResult
+from asyncrpc.runtime.calls.context import deadline_var
+
+ContextNumbers = list[int]
+
+
+class PerOwnerOptimizer:
+    """Local optimizers on all owners, and what they have been told.
+
+    Attributes:
+        options: of the groups; None until the first owner has made its optimizer.
+    """
+
+    def __init__(
+        self,
+        cls: Callable[..., Any],
+        groups: list[Group],
+        given: tuple[Sequence[Any], Mapping[str, Any]],
+        owners: Owners,
+    ) -> None:
+        self.options: GroupOptions | None = None
+        self._cls = cls
+        self._groups = groups
+        self._args, self._kwargs = list(given[0]), dict(given[1])
+        self._owners = owners
+        self._known: dict[WorkerId, list[Options]] = {}  # who has made its optimizer
+        self._making = asyncio.Lock()
+
+    async def make(self, name: str) -> None:
+        """Make the local optimizers that are not made yet.
+
+        Raises:
+            OptimizerError: an owner could not.
+        """
+        if len(self._known) == len(self._owners.listed):
+            return
+        async with self._making:
+            await self._owners.gather(
+                [one for one in self._owners.listed if one not in self._known],
+                self._create,
+                problem=f"{name} could not be made",
+            )
+
+    async def _create(self, owner: WorkerId) -> None:
+        # Every owner has every group, if need be an empty one, so that an index means
+        # the same group everywhere.
+        groups = [part_of(group, owner) for group in self._groups]
+        given = (self._cls, groups, self._args, self._kwargs)
+        try:
+            options, defaults = await self._owners.ask(owner, "create", *given)
+        except EncodeError as error:
+            raise _named_as_given(error) from error
+        if self.options is None:
+            self.options = GroupOptions(options, defaults)
+        self._known[owner] = options
+
+    def _options(self) -> GroupOptions:
+        assert self.options is not None  # an owner has made its optimizer
+        return self.options
+
+    # --- a step ----------------------------------------------------------------------
+
+    async def step(self, context_id: ContextNumbers, how: StepOptions) -> StepResult:
+        """Take a step; see `DistributedOptimizer.step`."""
+        now = self._options().now()
+        # Numbers travel with the step; what may make it raise comes before the vote.
+        await self._tell(lambda differing: not is_harmless(differing), now)
+        if len(self._owners.listed) == 1:
+            result = await self._step_one(context_id, how, now)
+        else:
+            result = await self._step_many(context_id, how, now)
+        if result.is_applied:
+            self._options().note_step()
+        return result
+
+    async def _step_one(
+        self, context_id: ContextNumbers, how: StepOptions, now: list[Options]
+    ) -> StepResult:
+        """Prepare and commit by one message: a round trip less."""
+        (owner,) = self._owners.listed
+        try:
+            count, norm, is_applied = await self._owners.ask(
+                owner,
+                "step",
+                context_id,
+                how.clip_norm,
+                how.skip_nonfinite,
+                self._commit_of(owner, how, now),
+            )
+        except Exception as error:  # any optimizer's code runs there
+            # An OptimizerError says itself what is left.
+            is_undone = _has_answered(error) and not isinstance(error, OptimizerError)
+            left = ", and nothing was applied" if is_undone else ""
+            raise OptimizerError(
+                f"the step on worker {owner.name!r}, the only owner, failed{left}: "
+                f"{error}"
+            ) from error
+        if is_applied:
+            self._known[owner] = now
+        return StepResult(is_applied, count, norm)
+
+    async def _step_many(
+        self, context_id: ContextNumbers, how: StepOptions, now: list[Options]
+    ) -> StepResult:
+        votes = await self._owners.each(
+            "prepare",
+            context_id,
+            how.needs_norm,
+            problem="the step was refused, and nothing was applied anywhere",
+        )
+        count = sum(vote[0] for vote in votes.values())
+        norm = None
+        if how.needs_norm:
+            norm = norm_of(part for vote in votes.values() for part in vote[1])
+        scale = scale_for(norm, how.clip_norm, skip_nonfinite=how.skip_nonfinite)
+        if scale is not None:
+            step = _Commit(self._owners, context_id, scale)
+            parts = {one: self._commit_of(one, how, now) for one in votes}
+            unsure = [one for one, vote in votes.items() if not vote[2]]
+            # Once one owner is told, all are: a task that our cancellation passes by.
+            task = self._owners.start(self._commit(step, parts, unsure, now))
+            await asyncio.shield(task)
+        return StepResult(scale is not None, count, norm)
+
+    async def _commit(
+        self,
+        step: _Commit,
+        parts: Mapping[WorkerId, list[Any]],
+        unsure: Sequence[WorkerId],
+        now: list[Options],
+    ) -> None:
+        deadline_var.set(None)  # of this task: what has begun is completed
+        if len(unsure) > 1:
+            await step.one_by_one(parts)
+        else:
+            await step.at_once(parts, unsure)
+        self._known.update(dict.fromkeys(parts, now))
+
+    def _commit_of(
+        self, owner: WorkerId, how: StepOptions, now: list[Options]
+    ) -> list[Any]:
+        """Return what an owner needs to know when it applies a step."""
+        return [how.allow_stale, changes(now, self._known[owner])]
+
+    async def _tell(
+        self, is_due: Callable[[Changes], bool], now: list[Options]
+    ) -> None:
+        """Tell owners of options that have changed, if that is due."""
+        differing = {one: changes(now, self._known[one]) for one in self._owners.listed}
+        told = [one for one, each in differing.items() if is_due(each)]
+        if told:
+            await self._owners.gather(
+                told,
+                lambda one: self._owners.ask(one, "set_options", differing[one]),
+                problem="options could not be set everywhere; no step was taken",
+            )
+            self._known.update(dict.fromkeys(told, now))
+
+    # --- groups, state ---------------------------------------------------------------
+
+    async def add_group(self, group: Mapping[str, Any], name: str) -> None:
+        """Optimize more parameters; see `DistributedOptimizer.add_param_group`."""
+        added = dict(group)
+        old = list(self._owners.listed)
+        self._groups.append(added)
+        self._owners.add(owners_of([added]))
+        known = await self._owners.gather(
+            old,
+            lambda one: self._owners.ask(one, "add_group", part_of(added, one)),
+            problem="the group was not added everywhere",
+        )
+        options = next(iter(known.values()))[-1]
+        self._options().add_param_group({**options, "params": []})
+        for owner, have in known.items():
+            self._known[owner] = [*self._known[owner], have[-1]]
+        await self.make(name)
+
+    async def state(self, *, per_owner: bool) -> dict[str, Any]:
+        """Return the state; see `DistributedOptimizer.state_dict`."""
+        now = self._options().now()
+        if per_owner:
+            await self._tell(bool, now)
+        found = await self._owners.each("state", problem="the state could not be had")
+        if per_owner:
+            return {"owners": {owner.name: state for owner, state in found.items()}}
+        return states.joined(self._groups, found, now)
+
+    async def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a state; see `DistributedOptimizer.load_state_dict`."""
+        if "owners" in state:
+            parts = self._parts_by_name(state["owners"])
+        else:
+            states.check_fits(self._groups, state)
+            parts = {
+                owner: states.part_for(self._groups, state, owner)
+                for owner in self._owners.listed
+            }
+        known = await self._owners.gather(
+            self._owners.listed,
+            lambda one: self._owners.ask(one, "load_state", parts[one]),
+            problem="the state was not loaded everywhere",
+        )
+        self._known.update(known)
+        first = next(iter(known.values()))
+        for group, options in zip(self._options().param_groups, first, strict=True):
+            group.clear()
+            group.update(options, params=[])
+
+    def _parts_by_name(self, parts: Mapping[str, Any]) -> dict[WorkerId, Any]:
+        names = {owner.name for owner in self._owners.listed}
+        if names != set(parts):
+            raise UsageError(
+                f"the state is of the workers {sorted(parts)}, and the parameters are "
+                f"on {sorted(names)}; what state_dict() returns without per_owner fits "
+                "any workers"
+            )
+        return {owner: parts[owner.name] for owner in self._owners.listed}
+
+
+class _Commit:
+    """The second phase of one step."""
+
+    def __init__(
+        self, owners: Owners, context_id: ContextNumbers, scale: float
+    ) -> None:
+        self._owners = owners
+        self._given = (context_id, scale)
+
+    async def at_once(
+        self, parts: Mapping[WorkerId, list[Any]], unsure: Sequence[WorkerId]
+    ) -> None:
+        """Tell the owner whose step might raise, then all others."""
+        for owner in unsure:
+            try:
+                await self._ask(owner, parts[owner], is_kept=False)
+            except Exception as error:
+                raise _refused(owner, error) from error
+        others = [one for one in parts if one not in unsure]
+        applied, failed = await try_each(
+            others, lambda one: self._ask(one, parts[one], is_kept=False)
+        )
+        if failed:
+            told = [*unsure, *applied]
+            names = ", ".join(repr(one.name) for one in told) or "no worker"
+            raise OptimizerError(
+                f"the step was applied on {names}, and failed on {named(failed)}; "
+                "load the last checkpoint on all of them"
+            ) from next(iter(failed.values()))
+
+    async def one_by_one(self, parts: Mapping[WorkerId, list[Any]]) -> None:
+        """Tell the owners in turn; at the first that fails, undo what was done."""
+        told: list[WorkerId] = []
+        for owner in sorted(parts):
+            told.append(owner)
+            try:
+                await self._ask(owner, parts[owner], is_kept=True)
+            except Exception as error:
+                await self._owners.settle(told, is_applied=False)
+                raise _refused(owner, error) from error
+        failed = await self._owners.settle(told, is_applied=True)
+        if failed:
+            raise OptimizerError(
+                f"the step was applied, and may have been undone on {named(failed)}; "
+                "load the last checkpoint on all owners"
+            ) from next(iter(failed.values()))
+
+    async def _ask(self, owner: WorkerId, part: list[Any], *, is_kept: bool) -> None:
+        await self._owners.ask(owner, "commit", *self._given, is_kept, part)
+
+
+def _named_as_given(error: EncodeError) -> EncodeError:
+    """Return an error that calls what was to be sent as the user does."""
+    text = str(error)
+    for index, name in enumerate(("optimizer_class", "params_rref", "args", "kwargs")):
+        text = text.replace(f"value[{index + 1}]", name, 1)
+    text = text.replace("value:", "optimizer_class, args and kwargs:", 1)
+    return EncodeError(text, outcome=error.outcome)
+
+
+def _refused(owner: WorkerId, error: Exception) -> OptimizerError:
+    left = "anywhere" if _has_answered(error) else "on any other worker"
+    return OptimizerError(
+        f"the step failed on worker {owner.name!r}, and nothing was applied {left}: "
+        f"{error}"
+    )
+
+
+def _has_answered(error: Exception) -> bool:
+    """Say whether an owner itself has reported the error: then it has undone it."""
+    return isinstance(error, RemoteError) or not isinstance(error, CallError)

@@ -1,0 +1,59 @@
+"""What a step may change, kept so that it can be put back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class Snapshot:
+    """A copy of parameters, and of an optimizer's state and options.
+
+    What an optimizer of the user's keeps elsewhere, in attributes of its own, is not
+    seen.  Making one and restoring it is for who holds the lock over the parameters.
+    """
+
+    __slots__ = ("_groups", "_optimizer", "_parameters", "_state", "_values")
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self._parameters = list(parameters)
+        self._values = [one.detach().clone() for one in parameters]
+        self._optimizer = optimizer
+        self._state: dict[Any, Any] = {}
+        self._groups: list[dict[str, Any]] = []
+        if optimizer is not None:
+            self._state = {
+                key: copy.deepcopy(value) for key, value in optimizer.state.items()
+            }
+            self._groups = [_options_of(group) for group in optimizer.param_groups]
+
+    def restore(self) -> None:
+        """Put everything back.
+
+        For graphs that hold the parameters it is one more change: one may have been
+        made of the values that are undone here, and must not go backward with others.
+        """
+        with torch.no_grad():
+            for parameter, value in zip(self._parameters, self._values, strict=True):
+                parameter.copy_(value)
+        if self._optimizer is None:
+            return
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)
+        for group, options in zip(
+            self._optimizer.param_groups, self._groups, strict=True
+        ):
+            kept = group["params"]
+            group.clear()
+            group.update(options, params=kept)
+
+
+def _options_of(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: copy.deepcopy(group[key]) for key in group if key != "params"}

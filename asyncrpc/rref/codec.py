@@ -1,0 +1,208 @@
+"""How references travel in messages: counted when encoded, counted when decoded.
+
+A reference goes as [creator, serial, owner, owner's name, form, token].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from asyncrpc.errors import DecodeError, EncodeError
+from asyncrpc.ids import Incarnation, RRefId, WorkerId
+from asyncrpc.rref import machine as m
+from asyncrpc.rref.handle import RRef, service_of, shared_of
+from asyncrpc.rref.handles import Handles
+from asyncrpc.rref.names import PeerNames
+from asyncrpc.rref.pins import MessagePins
+from asyncrpc.rref.shared import Shared, SharedById
+from asyncrpc.rref.tables import Tables
+from asyncrpc.rref.values import Values
+from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
+from asyncrpc.runtime.ports import PeerLink
+
+FORK, LOAN, HOME = 0, 1, 2  # from its owner; from another holder; to this worker itself
+
+
+class ReferenceCodec:
+    """References in the message at hand: a `runtime.extensions.References`, in part.
+
+    Attributes:
+        lifted: how many references of the message that is being decoded are made again.
+    """
+
+    def __init__(
+        self,
+        me: WorkerId,
+        *,
+        tables: Tables,
+        handles: Handles,
+        shared: SharedById,
+        values: Values,
+        names: PeerNames,
+        meet: Callable[[PeerLink], None],
+    ) -> None:
+        """Prepare to encode and decode.
+
+        Args:
+            me: this worker.
+            tables: count what travels.
+            handles: make handles of what arrives.
+            shared: what the handles of each value share.
+            values: that are here, or are to be.
+            names: of owners.
+            meet: is told of the link of each message.
+        """
+        self.lifted = 0
+        self._me = me
+        self._owner, self._user = tables.owner, tables.user
+        self._carry_out = tables.carry_out
+        self._handles = handles
+        self._shared = shared
+        self._values = values
+        self._names = names
+        self._meet = meet
+        self._link: PeerLink | None = None  # of the message at hand
+        self._pins: MessagePins | None = None
+        self._loans: list[tuple[RRefId | None, Incarnation, int]] = []
+
+    def begin_encode(self, link: PeerLink) -> None:
+        """A message to the other end of `link` is about to be encoded."""
+        self._link = link
+        self._meet(link)
+
+    def end_encode(self, *, sent: bool) -> MessagePins | None:
+        """It has been, or could not be."""
+        pins, self._pins, self._link = self._pins, None, None
+        if pins is not None and not sent:
+            pins.undo()
+            return None
+        return pins
+
+    def lower(self, value: RRef[Any]) -> object:
+        """Return what travels in place of a reference, and count it."""
+        link, shared = self._link, shared_of(value)
+        if link is None:
+            raise EncodeError("an RRef can only travel in a call or its result")
+        self._handles.settle()  # a handle made in a thread may not be counted yet
+        if service_of(value) is not self._handles.service:
+            raise EncodeError(f"{value!r} belongs to another worker of this process")
+        shared.check()
+        to = link.peer.incarnation
+        pins = self._pins
+        if pins is None:
+            pins = self._pins = MessagePins(self, link)
+        owner = shared.owner
+        form, token = HOME, 0
+        if to == self._me.incarnation:
+            self._handles.count(shared)
+            pins.add_at_home(shared)
+        elif shared.is_here:
+            form = FORK
+            self._owner.hand_out(value.rref_id, to)
+            pins.add_fork(value.rref_id)
+        elif owner.incarnation == UNKNOWN_INCARNATION:
+            raise EncodeError(
+                f"{value!r} cannot be sent yet: its owner has not been reached; await "
+                "the reference, or any call of that worker, first"
+            )
+        else:
+            form = LOAN
+            token = pins.add_loan(self._user.lend(value.rref_id, to))
+        return [*value.rref_id, owner.incarnation, owner.name, form, token]
+
+    def begin_decode(self, link: PeerLink) -> None:
+        """A message from the other end of `link` is about to be decoded."""
+        self._link = link
+        self._loans = []
+        self.lifted = 0
+        self._meet(link)
+
+    def end_decode(self) -> Any:
+        """It has been; return the loans that it brought."""
+        self._link = None
+        loans, self._loans = self._loans, []
+        return loans or None
+
+    def lift(self, tree: Any) -> RRef[Any]:
+        """Make a handle of a reference that has arrived, and count it."""
+        link = self._link
+        self.lifted += 1
+        rref_id, owner, form, token = _read_reference(tree)
+        if link is None:
+            raise DecodeError("an RRef outside of a call")
+        if link.is_lost:
+            raise DecodeError("an RRef from a worker that was lost meanwhile")
+        sender = link.peer.incarnation
+        self._names.note_hearsay(owner)
+        if form == HOME and sender != self._me.incarnation:
+            raise DecodeError("an RRef that claims to have stayed at home")
+        if form == HOME:  # its count came with it
+            return self._handles.make(self._shared.of(rref_id, owner))
+        if owner.incarnation == self._me.incarnation:
+            return self._lift_own(rref_id, sender, token)
+        if form == FORK:
+            if owner.incarnation != sender:
+                raise DecodeError("an RRef that its owner did not send")
+            effects = self._user.receive_fork(rref_id, sender)
+        else:
+            effects = self._user.borrow(rref_id, owner.incarnation, sender, token)
+            self._loans.append((rref_id, sender, token))
+        handle = self._handles.make(self._shared.of(rref_id, owner))
+        self._carry_out(effects)
+        return handle
+
+    def _lift_own(self, rref_id: RRefId, sender: Incarnation, token: int) -> RRef[Any]:
+        """A reference to a value of this worker has come back to it."""
+        effects = self._owner.came_home(rref_id)
+        self._values.expect(rref_id)
+        if token:
+            self._loans.append((None, sender, token))
+        handle = self._handles.make(self._shared.of(rref_id, self._me))
+        self._carry_out(effects)
+        return handle
+
+    # --- what a message counted, after it has been sent or read ----------------------
+
+    def settle_loans(self, link: PeerLink, loans: Any, *, answered: bool) -> list[int]:
+        """The call is over: return the loans that go back with its answer."""
+        self._handles.settle()
+        if link.is_lost:
+            return []  # and all that it lent with it
+        to = link.peer.incarnation if answered else None
+        here: list[int] = []
+        for rref_id, lender, token in loans:
+            if rref_id is None:  # a value of this worker, which looks after itself
+                effects: list[m.Effect] = [m.SendLoanReturned(lender, token)]
+            else:
+                effects = self._user.settle(rref_id, lender, token)
+            for effect in effects:
+                if type(effect) is m.SendLoanReturned and effect.to == to:
+                    here.append(effect.token)
+                else:
+                    self._carry_out((effect,))
+        return here
+
+    def undo(self, to: Incarnation, forks: list[RRefId], loans: list[int]) -> None:
+        """Take back what a message counted that nobody has read."""
+        effects: list[m.Effect] = []
+        for rref_id in forks:
+            effects += self._owner.undo_hand_out(rref_id, to)
+        for token in loans:
+            effects += self._user.undo_lend(token)
+        self._carry_out(effects)
+
+    def drop_all(self, at_home: Iterable[Shared]) -> None:
+        """Drop the counts of references that were to go to this worker itself."""
+        self._handles.drop_all(at_home)
+
+
+def _read_reference(tree: Any) -> tuple[RRefId, WorkerId, int, int]:
+    types = (int, int, int, str, int, int)
+    if type(tree) is not list or len(tree) != len(types):
+        raise DecodeError("an RRef that is no array of six")
+    if any(type(value) is not kind for value, kind in zip(tree, types, strict=True)):
+        raise DecodeError("an RRef with fields of the wrong types")
+    creator, serial, incarnation, name, form, token = tree
+    owner = WorkerId(name, Incarnation(incarnation))
+    return RRefId(Incarnation(creator), serial), owner, form, token

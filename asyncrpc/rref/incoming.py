@@ -1,0 +1,163 @@
+"""What other workers say of references, and their loss: fed to the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from asyncrpc.errors import RemoteProtocolError
+from asyncrpc.ids import Incarnation, RRefId, WorkerId
+from asyncrpc.rref.names import PeerNames
+from asyncrpc.rref.notices import SERVICE, Notices
+from asyncrpc.rref.shared import SharedById
+from asyncrpc.rref.tables import Tables
+from asyncrpc.rref.values import id_of
+from asyncrpc.runtime.forms import ID, POSITIVE, Form, Methods, array, each
+from asyncrpc.runtime.ports import PeerLink
+
+_REFERENCE: Final[Form] = array(creator=ID, serial=ID)
+_RELEASED: Final[Form] = each(array(creator=ID, serial=ID, forks=POSITIVE))
+
+
+class IncomingNotices:
+    """The protocol's own messages as they come, and workers that go and come back."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        names: PeerNames,
+        notices: Notices,
+        shared: SharedById,
+        settle: Callable[[], None],
+    ) -> None:
+        """Prepare to take messages.
+
+        Args:
+            tables: are told.
+            names: of the workers.
+            notices: to workers; those to a lost one are dropped.
+            shared: what handles share; that of a lost worker's values fails.
+            settle: applies what handles have queued.
+        """
+        self.methods = Methods(
+            SERVICE,
+            {
+                "register": (_REFERENCE, self._take_register),
+                "registered": (_REFERENCE, self._take_registered),
+                "gone": (_REFERENCE, self._take_gone),
+                "probe": (_REFERENCE, self._take_probe),
+                "settled": (_REFERENCE, self._take_settled),
+                "release": (_RELEASED, self._take_release),
+                "returned": (each(ID), self.take_back),
+            },
+        )
+        self._owner, self._user = tables.owner, tables.user
+        self._carry_out = tables.carry_out
+        self._names = names
+        self._notices = notices
+        self._shared = shared
+        self._settle = settle
+
+    def take(self, link: PeerLink, method: str, value: Any) -> None:
+        """Feed a message to the machines.
+
+        Raises:
+            RemoteProtocolError: it is malformed, or of what the sender does not have.
+        """
+        take = self.methods.find(link.peer.name, method, value)
+        if link.is_lost:
+            return  # of a time that both ends have declared over
+        self.meet(link)
+        self._names.note(link.peer)
+        take(link.peer.incarnation, value)
+
+    def _take_release(self, from_: Incarnation, released: list[list[int]]) -> None:
+        """Take back forks; an entry that is wrong spoils no other."""
+        problem: RemoteProtocolError | None = None
+        for creator, serial, forks, *_ in released:
+            rref_id = RRefId(Incarnation(creator), serial)
+            try:
+                self._carry_out(self._owner.release(rref_id, from_, forks))
+            except RemoteProtocolError as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+
+    def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
+        """Take back loans; a wrong one spoils no other.
+
+        Raises:
+            RemoteProtocolError: that worker does not have one of them.
+        """
+        problem: RemoteProtocolError | None = None
+        for token in tokens:
+            try:
+                self._carry_out(self._user.loan_returned(token, from_))
+            except RemoteProtocolError as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+
+    def _take_register(self, from_: Incarnation, value: list[Any]) -> None:
+        self._carry_out(self._owner.register(_read_id(value), from_))
+
+    def _take_registered(self, from_: Incarnation, value: list[Any]) -> None:
+        self._check_owner(rref_id := _read_id(value), from_)
+        self._carry_out(self._user.registered(rref_id))
+
+    def _take_gone(self, from_: Incarnation, value: list[Any]) -> None:
+        self._check_owner(rref_id := _read_id(value), from_)
+        self._carry_out(self._user.gone(rref_id))
+
+    def _check_owner(self, rref_id: RRefId, from_: Incarnation) -> None:
+        """Refuse the word of another worker about an owner's value.
+
+        Raises:
+            RemoteProtocolError: it is not the owner.
+        """
+        holding = self._user.get(rref_id)
+        if holding is not None and holding.owner != from_:
+            raise RemoteProtocolError(
+                f"worker {self._names.shown(from_)!r} speaks of {rref_id}, which "
+                f"worker {self._names.shown(holding.owner)!r} owns"
+            )
+
+    def _take_probe(self, from_: Incarnation, value: list[Any]) -> None:
+        self._carry_out(self._user.probe(_read_id(value), from_))
+
+    def _take_settled(self, from_: Incarnation, value: list[Any]) -> None:
+        self._carry_out(self._owner.settled(_read_id(value), from_))
+
+    # --- workers that go and come back -----------------------------------------------
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Drop what a lost worker held; fail what it owned."""
+        self._settle()
+        self._notices.forget(peer.incarnation)
+        self._shared.lose_owner(peer, reason)
+        effects = self._owner.worker_lost(peer.incarnation)
+        self._carry_out(effects + self._user.worker_lost(peer.incarnation))
+        self._notices.forget(peer.incarnation)
+        self._names.forget(peer.incarnation)
+
+    def on_peer_back(self, peer: WorkerId) -> None:
+        """Begin anew with a worker that was declared lost, and lives.
+
+        What was lost stays lost: its handles here fail, and it holds nothing here.
+        """
+        self._settle()
+        self._owner.forgive(peer.incarnation)
+        self._carry_out(self._user.forgive(peer.incarnation))
+
+    def meet(self, link: PeerLink) -> None:
+        """Take note that a link to a worker is open, which may have been lost before.
+
+        A worker may have been declared lost here alone, since it could not be reached.
+        """
+        peer = link.peer
+        if self._user.is_lost(peer.incarnation) and not link.is_lost:
+            self.on_peer_back(peer)
+
+
+def _read_id(value: list[Any]) -> RRefId:
+    return id_of((value[0], value[1]))

@@ -1,0 +1,46 @@
+"""The names of workers, by their incarnation: what the protocol's numbers stand for."""
+
+from __future__ import annotations
+
+from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
+from asyncrpc.rref.ports import Directory
+
+
+class PeerNames:
+    """Names of the workers that references have come from, or lead to."""
+
+    def __init__(self, directory: Directory, me: WorkerId) -> None:
+        self._directory = directory
+        self._met: dict[Incarnation, str] = {me.incarnation: me.name}
+
+    def note(self, peer: WorkerId) -> None:
+        """A worker has proved who it is."""
+        self._met[peer.incarnation] = peer.name
+
+    def note_hearsay(self, peer: WorkerId) -> None:
+        """Another worker has named it: that renames nobody."""
+        self._met.setdefault(peer.incarnation, peer.name)
+
+    def forget(self, peer: Incarnation) -> None:
+        """A worker is lost."""
+        self._met.pop(peer, None)
+
+    def of(self, who: Incarnation) -> str:
+        """Return a worker's name, empty if it is not known.
+
+        A worker that has not spoken to us may be listed.
+        """
+        members = self._directory.members
+        listed = (one.name for one in members if one.incarnation == who)
+        return next(listed, "") or self._met.get(who, "")
+
+    def shown(self, who: Incarnation) -> str:
+        """Return a worker's name, or its number if that is all there is."""
+        return self.of(who) or f"{who:016x}"
+
+    def info(self, who: WorkerId) -> WorkerInfo:
+        """Return a worker as programs see it."""
+        for member in self._directory.members:
+            if member.name == who.name:
+                return WorkerInfo(who.name, member.rank)
+        return WorkerInfo(who.name, -1)

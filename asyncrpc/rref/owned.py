@@ -1,0 +1,198 @@
+"""The owner's side of calls on references: values are made, and called, here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from asyncrpc.errors import (
+    DeadlineExceededError,
+    DecodeError,
+    MalformedError,
+    Outcome,
+    RejectedError,
+    RRefDeletedError,
+    UsageError,
+)
+from asyncrpc.ids import WorkerId
+from asyncrpc.rref import machine as m
+from asyncrpc.rref.handle import RRef, shared_of
+from asyncrpc.rref.ports import Functions
+from asyncrpc.rref.shared import copy_of
+from asyncrpc.rref.tables import Tables
+from asyncrpc.rref.values import Values, id_of, result_of
+from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
+from asyncrpc.runtime.calls.modes import MODE_ATTRIBUTE, Mode
+from asyncrpc.runtime.extensions import Refused
+from asyncrpc.runtime.forms import ID, TEXT, Form, array, one_of
+from asyncrpc.runtime.ports import PeerLink
+
+_METHOD: Final[Form] = array(
+    mark=one_of({"=": ...}), creator=ID, serial=ID, method=TEXT
+)
+
+
+class _Returned:
+    """A function that gives a value which is here."""
+
+    __qualname__ = "to_here"  # what it is called by
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __call__(self) -> Any:
+        return self._value
+
+
+setattr(_Returned, MODE_ATTRIBUTE, Mode.ON_LOOP)
+
+
+class OwnedValues:
+    """Values of this worker: those that calls make, and calls of their methods."""
+
+    def __init__(
+        self,
+        me: WorkerId,
+        tables: Tables,
+        values: Values,
+        functions: Functions,
+        *,
+        values_max: int,
+    ) -> None:
+        """Prepare to own values.
+
+        Args:
+            me: this worker.
+            tables: count references.
+            values: that are here, or are to be.
+            functions: what peers may call.
+            values_max: how many values there may be.
+        """
+        self._me = me
+        self._owner = tables.owner
+        self._carry_out = tables.carry_out
+        self._values = values
+        self._functions = functions
+        self._values_max = values_max
+
+    def expect(self, link: PeerLink, rref_id: tuple[int, int]) -> None:
+        """A function is about to make a value for the other end of `link`."""
+        key, from_ = id_of(rref_id), link.peer.incarnation
+        if from_ == self._me.incarnation:
+            return  # our own remote(): the entry is there
+        if key.creator != from_:
+            raise MalformedError("a reference in the name of another worker")
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+        effects = self._owner.create(key, from_)
+        self._values.expect(key)
+        self._carry_out(effects)
+
+    def refusal(self) -> RejectedError | None:
+        """Say why no more values can be made here; None if they can."""
+        owned = len(self._owner)
+        if owned < self._values_max:
+            return None
+        return RejectedError(
+            f"worker {self._me.name!r} has {owned} values that are referred to, its "
+            "limit (Options.references_max); let go of references, or see in "
+            "Worker.rrefs() there who holds them",
+            outcome=Outcome.NOT_EXECUTED,
+        )
+
+    def resolve(
+        self,
+        link: PeerLink,
+        target: list[Any],
+        ready: Callable[[Callable[..., Any] | Refused], None],
+    ) -> None:
+        """Call `ready` with a method of a value that is here, once it is made."""
+        _ = link  # whoever knows a value's number may call it
+        try:
+            _METHOD("what is to be called", target)
+        except MalformedError as error:  # of this request, and of no other
+            raise DecodeError(str(error), outcome=Outcome.NOT_EXECUTED) from error
+        rref_id = id_of((target[1], target[2]))
+        self._carry_out(self._owner.pin(rref_id))
+        if self._owner.state(rref_id) is m.EntryState.GONE:
+            self._carry_out(self._owner.unpin(rref_id))
+            raise RRefDeletedError("the value of this RRef has been freed")
+        future = self._values.expect(rref_id)
+
+        def on_value(done: asyncio.Future[Any]) -> None:
+            try:
+                if self._values.is_closed:
+                    return  # the end of the link tells who asks
+                try:
+                    found = self._method(done, target[3])
+                except BaseException as error:  # noqa: BLE001  (the value's own code)
+                    found = Refused(error, Outcome.EXECUTED)
+                ready(found)
+            finally:
+                self._carry_out(self._owner.unpin(rref_id))
+
+        if future.done():
+            on_value(future)
+        else:
+            future.add_done_callback(on_value)
+
+    def _method(
+        self, done: asyncio.Future[Any], name: str
+    ) -> Callable[..., Any] | Refused:
+        """Return what to call, or why there is nothing."""
+        failure = done.exception()
+        if failure is not None:
+            return Refused(copy_of(failure), _outcome_of(failure, name))
+        value = done.result()
+        if not name:
+            return _Returned(value)
+        # Before it is looked up: not even a property runs on the word of a peer.
+        if not self._functions.is_allowed_method(type(value), name):
+            kind = type(value).__qualname__
+            return Refused(
+                RejectedError(
+                    f"{kind}.{name} is not exposed here; mark {kind} with "
+                    "@asyncrpc.expose, or list it in Options.allow",
+                    outcome=Outcome.NOT_EXECUTED,
+                )
+            )
+        try:
+            method: Callable[..., Any] = getattr(value, name)
+        except AttributeError as error:
+            return Refused(error)
+        return method
+
+    def local_value(self, handle: RRef[Any]) -> Any:
+        """Return a value that is here; see `RRef.local_value`."""
+        shared = shared_of(handle)
+        shared.check()
+        if not shared.is_here:
+            raise UsageError(
+                f"the value of {handle!r} is on worker {shared.owner.name!r}, not on "
+                f"{self._me.name!r}; fetch a copy with `await rref.to_here()`"
+            )
+        future = self._values.get(handle.rref_id)
+        if future is None:
+            raise RRefDeletedError(f"the value of {handle!r} has been freed")
+        if not future.done():
+            refuse_on_loop(
+                "waiting for the value in local_value()", "`await rref.to_here()`"
+            )
+            is_done_within(future, None)
+        return result_of(future)
+
+
+def _outcome_of(error: BaseException, name: str) -> Outcome:
+    """Return what to say of a use of a value that there is not.
+
+    A method has not run.  Who asks for the value asks what became of its function.
+    """
+    kind = type(error)  # its own code may say that it is of another, or raise
+    if name or issubclass(kind, RRefDeletedError):
+        return Outcome.NOT_EXECUTED
+    if issubclass(kind, DeadlineExceededError):
+        return error.outcome  # type: ignore[attr-defined, no-any-return]
+    return Outcome.EXECUTED

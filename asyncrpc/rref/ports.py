@@ -1,0 +1,90 @@
+"""What remote references need of their worker: its directory, and how calls begin."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from asyncrpc.ids import Incarnation
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.options import UNSET
+from asyncrpc.runtime.ports import PeerLink
+
+
+class Entry(Protocol):
+    """What is known of one peer."""
+
+    @property
+    def member(self) -> Member:
+        """Its name and its last known life."""
+
+    @property
+    def link(self) -> PeerLink | None:
+        """The open link to it, if there is one."""
+
+    @property
+    def broken(self) -> object:
+        """Its connection while that is broken, and may come back; else None."""
+
+
+class Directory(Protocol):
+    """The workers that are known, and the links that are open."""
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """All workers that are known."""
+
+    def find(self, to: str, /) -> Entry:
+        """Return the entry of a worker; raises UnknownWorkerError."""
+
+    def link_of(self, incarnation: Incarnation, /) -> PeerLink | None:
+        """Return the open link to one life of a worker."""
+
+
+class Links(Protocol):
+    """How a worker gets a link that may not be there yet."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the worker has ended."""
+
+    def link_to(self, name: str, /) -> Awaitable[PeerLink]:
+        """Return the link to a worker, connecting if need be."""
+
+
+class Calls(Protocol):
+    """How calls begin."""
+
+    def check_on_loop(self, used: str, /) -> None:
+        """Raise UsageError unless this is the worker's loop."""
+
+    def on_loop_thread(self, action: Callable[[], None], /) -> None:
+        """Run `action` on the loop: now if this is its thread, else soon."""
+
+    def meta_here(self) -> dict[str, Any]:
+        """Return what travels with a call because this thread makes it."""
+
+    def new_call(
+        self, function: str, to: str, *, with_site: bool = False, kind: str = "async"
+    ) -> CallFuture[Any]:
+        """Make the future of a call that is to be started by `begin`."""
+
+    def begin(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        values: tuple[list[Any], dict[str, Any]],
+        *,
+        timeout_s: Any = UNSET,
+        meta: dict[str, Any] | None = None,
+        on_link: Callable[[PeerLink], None] | None = None,
+    ) -> None:
+        """Send a call; its future completes when the answer comes."""
+
+
+class Functions(Protocol):
+    """What peers may call."""
+
+    def is_allowed_method(self, kind: type, name: str, /) -> bool:
+        """Return whether peers may call this method of values of a type."""

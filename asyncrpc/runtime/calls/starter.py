@@ -1,0 +1,427 @@
+"""Starting calls: from a function and its arguments to a request on a link.
+
+From any thread: calls made in the threads that run functions are handed to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import torch
+from torch.autograd import profiler
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import (
+    AsyncRpcError,
+    DeadlineExceededError,
+    Outcome,
+    UsageError,
+    WorkerLostError,
+)
+from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
+from asyncrpc.runtime.calls.destination import Destination
+from asyncrpc.runtime.calls.futures import CallFuture, call_site
+from asyncrpc.runtime.calls.profiling import show_call
+from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
+from asyncrpc.runtime.extensions import References, ThreadState
+from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.loops import running_loop
+from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
+from asyncrpc.serde import FunctionTable, describe_callable
+
+if TYPE_CHECKING:
+    from asyncrpc.runtime.lifecycle import Lifecycle
+    from asyncrpc.runtime.links.entry import Entry
+    from asyncrpc.runtime.tasks import Tasks
+
+T = TypeVar("T")
+
+# Asked in every call, so without a look-up in torch: 90 ns together.  Inference mode
+# turns gradients off, too.
+_grad_is_on = torch.is_grad_enabled
+_any_autocast_is_on = torch._C._is_any_autocast_enabled  # noqa: SLF001
+
+AT_ONCE: Final = nullcontext()
+
+# What is called, over and over, and always by the same name.
+_NAMED: Final = frozenset({types.FunctionType, types.BuiltinFunctionType, type})
+KNOWN_MAX: Final = 4096  # programs call tens of functions
+
+
+class Links(Protocol):
+    """What is asked for links to peers."""
+
+    def link_to(self, name: str) -> Link | None:
+        """Return the open link to a worker; None if there is none."""
+
+    def find(self, name: str) -> Entry[Link]:
+        """Return what is known of a worker."""
+
+    async def connect(self, entry: Entry[Link]) -> Link:
+        """Return the link to a worker, making the connection if there is none."""
+
+
+class CallStarter:
+    """Starts the calls of one worker.
+
+    Attributes:
+        beginning: calls that have been started and have no link yet.
+        shows_calls: to a profiler; a facade does it in its callers' threads.
+        references: makes what `remote` returns; None: there are no references.
+        thread_states: what travels with a call because of the thread that makes it.
+    """
+
+    loop: asyncio.AbstractEventLoop  # this and the next from `open` on
+    directory: Links
+
+    def __init__(
+        self, lifecycle: Lifecycle, functions: FunctionTable, options: Options
+    ) -> None:
+        self.name = lifecycle.name
+        self.lifecycle = lifecycle
+        self.functions = functions
+        self.options = options
+        self.references: References | None = None
+        self.thread_states: list[ThreadState] = []
+        self.beginning = 0
+        self.shows_calls = True
+        # Functions' names, as they are sent.
+        self._known: dict[Callable[..., Any], tuple[str | None, str]] = {}
+
+    def open(self, tasks: Tasks, directory: Links) -> None:
+        """Begin: the worker has an event loop."""
+        self.loop = tasks.loop
+        self.directory = directory
+        self.thread_id = tasks.thread_id
+        self.start_task = tasks.start_task
+        self.on_loop_thread = tasks.on_loop_thread
+
+    async def link_to(self, to: str) -> Link:
+        """Return the open link to a worker, connecting if need be.
+
+        Raises:
+            WorkerLostError: it cannot be reached.
+            UnknownWorkerError: there is none of the name.
+        """
+        entry = self.directory.find(to)
+        return entry.link or await self.directory.connect(entry)
+
+    def describe(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[str | None, tuple[list[Any], dict[str, Any]]]:
+        """Return the name of a function, and the values that travel with it.
+
+        A callable without a name (a bound method, a partial) travels as a value.
+
+        Raises:
+            EncodeError: neither can be sent.
+        """
+        form, value = describe_callable(self.functions, function)
+        if form == "name":
+            return value, (list(args), dict(kwargs))
+        return None, ([value, *args], dict(kwargs))
+
+    def start_call(
+        self,
+        to: str,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: CallOptions = PLAIN,
+        with_site: bool = False,
+    ) -> CallFuture[Any]:
+        """Start a call and return its future; see `Peer.call`.
+
+        May be called from any thread.  On the loop's own, and connected, the request
+        is written before this returns, and an argument that cannot travel raises here.
+
+        Raises:
+            EncodeError: as said.
+            UnknownWorkerError: there is no worker `to`.
+            NotStartedError: this worker does not run.
+            UsageError: nothing can be received into `options.out`.
+        """
+        kwargs = kwargs or {}
+        if options is not PLAIN and options.idempotent:
+            return self._start_repeating(to, function, args, kwargs, options)
+        known = self._known.get(function) if type(function) in _NAMED else None
+        if known is None:
+            if is_idempotent(function):  # so it is never among the known
+                return self._start_repeating(to, function, args, kwargs, options)
+            known, values = self._describe_anew(function, args, kwargs)
+        else:
+            values = list(args), dict(kwargs)
+        target, name = known
+        call = self.new_call(name, to, with_site=with_site)
+        if options is not PLAIN:
+            call.options = options
+            if options.out is not None:
+                call.destination = Destination(options.out)
+        self.begin(call, target, values, timeout_s=options.timeout_s)
+        return call
+
+    def is_known(self, function: Callable[..., Any]) -> bool:
+        """Say whether a function has been called before, and has a name."""
+        return type(function) in _NAMED and function in self._known
+
+    def _start_repeating(
+        self,
+        to: str,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+    ) -> CallFuture[Any]:
+        """Start a call that is made again if its worker is lost."""
+        target, values = self.describe(function, args, kwargs)
+        name = target or str(getattr(function, "__qualname__", function))
+        name = name.rpartition(":")[2]
+        call = self.new_call(name, to)
+        timeout_s = options.timeout_s
+        if timeout_s is UNSET:
+            timeout_s = self.options.rpc_timeout_s
+        deadline = effective_deadline(timeout_s, self.loop.time())
+        meta = self.meta_here()
+
+        def attempt() -> CallFuture[Any]:
+            left_s = None
+            if deadline is not None:
+                left_s = max(deadline.at_s - self.loop.time(), 0.0)
+            one = self.new_call(name, to, kind="")
+            one.options = options
+            if options.out is not None:
+                one.destination = Destination(options.out)
+            fresh = list(values[0]), dict(values[1])
+            self.begin(one, target, fresh, timeout_s=left_s, meta=dict(meta))
+            return one
+
+        def start() -> None:
+            if not call.done():
+                call.begun = self.start_task(repeat(call, attempt))
+
+        self.on_loop_thread(start)
+        return call
+
+    def _describe_anew(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[tuple[str | None, str], tuple[list[Any], dict[str, Any]]]:
+        """Describe a function that is called for the first time, and remember it."""
+        target, values = self.describe(function, args, kwargs)
+        name = target or str(getattr(function, "__qualname__", function))
+        known = target, name.rpartition(":")[2]
+        if type(function) in _NAMED and target and len(self._known) < KNOWN_MAX:
+            self._known[function] = known
+        return known, values
+
+    def new_call(
+        self, function: str, to: str, *, with_site: bool = False, kind: str = "async"
+    ) -> CallFuture[Any]:
+        """Make the future of a call that is to be started by `begin`.
+
+        Args:
+            function: what it runs, for people to read.
+            to: name of the callee.
+            with_site: whether it remembers where it was made.
+            kind: what a profiler shows it as; "" shows nothing.
+        """
+        self.lifecycle.check_running()
+        call: CallFuture[Any] = CallFuture(loop=self.loop, function=function, to=to)
+        if with_site:
+            call.site = call_site(3)
+        if profiler._is_profiler_enabled and kind and self.shows_calls:  # noqa: SLF001
+            show_call(call, kind, self.name)
+        return call
+
+    def begin(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        values: tuple[list[Any], dict[str, Any]],
+        *,
+        timeout_s: Any = UNSET,
+        meta: dict[str, Any] | None = None,
+        on_link: Callable[[Link], None] | None = None,
+    ) -> None:
+        """Send a call, from any thread; its future completes when the answer comes.
+
+        Args:
+            call: its future.
+            target: as for `Link.start`, likewise the others.
+            values: arguments and keyword arguments.
+            timeout_s: seconds.
+            meta: what travels beside them, `meta_here()` included; None: that alone.
+            on_link: called with the link before the call is sent; what it raises is
+                raised, or fails the call if the link had to be waited for.
+        """
+        if meta is None and (not _grad_is_on() or _any_autocast_is_on()):
+            meta = self.meta_here()
+        if threading.get_ident() != self.thread_id:
+            if running_loop() is not None:
+                self.lifecycle.check_on_loop("a call")
+            meta = meta or {}
+            self.loop.call_soon_threadsafe(
+                self._begin_later, call, target, values, timeout_s, meta, on_link
+            )
+            return
+        if timeout_s is UNSET:
+            timeout_s = self.options.rpc_timeout_s
+        if timeout_s is None:
+            deadline = deadline_var.get()
+        else:
+            deadline = effective_deadline(timeout_s, self.loop.time())
+        link = self.directory.link_to(call.to)
+        if link is not None:
+            if on_link is not None:
+                on_link(link)
+            link.start(call, target, values, deadline=deadline, meta=meta)
+        else:
+            self._begin_apart(call, target, values, deadline, meta, on_link)
+
+    def _begin_apart(  # noqa: PLR0917
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        values: tuple[list[Any], dict[str, Any]],
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+        on_link: Callable[[Link], None] | None,
+    ) -> None:
+        """Begin a call to a peer that is not connected yet."""
+
+        def start(link: Link) -> None:
+            if on_link is not None:
+                on_link(link)
+            link.start(call, target, values, deadline=deadline, meta=meta)
+
+        connecting = self.connect_and_start(call, start, deadline=deadline)
+        call.begun = self.start_task(connecting)
+
+    def _begin_later(  # noqa: PLR0917
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        values: tuple[list[Any], dict[str, Any]],
+        timeout_s: Any,
+        meta: dict[str, Any] | None,
+        on_link: Callable[[Link], None] | None,
+    ) -> None:
+        """Begin a call for another thread, in that thread's context."""
+        if call.done():
+            return
+        try:
+            self.begin(
+                call, target, values, timeout_s=timeout_s, meta=meta, on_link=on_link
+            )
+        except Exception as error:  # noqa: BLE001  (the thread that waits raises it)
+            call.fail(error)
+
+    async def connect_and_start(
+        self,
+        call: CallFuture[Any],
+        start: Callable[[Link], None],
+        *,
+        deadline: Deadline | None,
+        turn: AbstractAsyncContextManager[Any] = AT_ONCE,
+    ) -> None:
+        """Connect to a call's peer, then `start` it; whatever goes wrong, it fails.
+
+        Args:
+            call: its future.
+            start: writes the request.
+            deadline: for the connection, too.
+            turn: held while connecting.
+        """
+        self.beginning += 1
+        try:
+            async with (
+                asyncio.timeout_at(None if deadline is None else deadline.at_s),
+                turn,
+            ):
+                link = await self.link_to(call.to)
+            call.begun = None
+            if not call.done():
+                start(link)
+        except AsyncRpcError as error:
+            # Without its traceback: this frame keeps the call, and what it is for.
+            call.fail(_named(error, call).with_traceback(None))
+        except TimeoutError:
+            allowed_s = 0.0 if deadline is None else deadline.allowed_s
+            call.fail(_never_sent(call, allowed_s))
+        except asyncio.CancelledError:
+            call.fail(_cut_off(call))  # unless it was the caller who gave up
+            raise
+        except Exception as error:  # noqa: BLE001  (a value's own code; the caller's)
+            call.fail(error)
+        finally:
+            self.beginning -= 1
+
+    def meta_here(self) -> dict[str, Any]:
+        """Return what travels with a call because this thread makes it."""
+        return {
+            state.key: found
+            for state in self.thread_states
+            if (found := state.here()) is not None
+        }
+
+    def start_remote(
+        self,
+        to: str,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: CallOptions = PLAIN,
+    ) -> Any:
+        """Start a call whose result stays on the callee; return the reference to it.
+
+        Raises:
+            EncodeError: as for `start_call`.
+        """
+        if self.references is None:
+            raise UsageError("this worker was made without remote references")
+        self.lifecycle.check_running()
+        named = kwargs or {}
+        if self.is_known(function):
+            (target, _), values = self._known[function], (list(args), dict(named))
+        elif is_idempotent(function):  # so it is never among the known
+            target, values = self.describe(function, args, named)
+        else:
+            (target, _), values = self._describe_anew(function, args, named)
+        return self.references.start_remote(to, target, values, options=options)
+
+
+def _named(error: AsyncRpcError, call: CallFuture[Any]) -> AsyncRpcError:
+    """Say in an error which call it befell."""
+    if hasattr(error, "function") and hasattr(error, "to"):
+        error.function, error.to = call.function, call.to
+    return error
+
+
+def _cut_off(call: CallFuture[Any]) -> AsyncRpcError:
+    return WorkerLostError(
+        "this worker was shut down before it had a connection",
+        function=call.function,
+        to=call.to,
+        outcome=Outcome.NOT_EXECUTED,
+    )
+
+
+def _never_sent(call: CallFuture[Any], allowed_s: float) -> AsyncRpcError:
+    return DeadlineExceededError(
+        function=call.function,
+        to=call.to,
+        outcome=Outcome.NOT_EXECUTED,
+        timeout_s=allowed_s,
+    )

@@ -1,0 +1,85 @@
+"""Who a worker is, as its peers are told."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.runtime.membership.members import Member
+from asyncrpc.wire.messages import Hello
+
+
+def _nowhere() -> tuple[str, ...]:
+    return ()
+
+
+class WorkerIdentity:
+    """The name of a worker, this life of it, and where it is reached.
+
+    Attributes:
+        name: unique among the workers that can reach one another.
+        rank: index in the group; -1 if it has none.
+        world_size: number of workers in the group; 0 if it is not fixed.
+        incarnation: 64 random bits: this life of this worker.
+        pid: of its process, for peers to show.
+        host_id: of the host it is on, for those who may share memory with it.
+        is_strict: whether it accepts no pickles.
+        addresses_of: returns the addresses at which it is reached, as others are told.
+        watched_at: returns where others ask whether its process lives.
+    """
+
+    def __init__(
+        self, name: str, rank: int, world_size: int, *, is_strict: bool
+    ) -> None:
+        self.name = name
+        self.rank = rank
+        self.world_size = world_size
+        self.incarnation = Incarnation(secrets.randbits(64) or 1)
+        self.pid = os.getpid()
+        self.host_id = HOST_ID
+        self.is_strict = is_strict
+        self.addresses_of: Callable[[], tuple[str, ...]] = _nowhere
+        self.watched_at: Callable[[], tuple[str, ...]] = _nowhere
+
+    @property
+    def id(self) -> WorkerId:
+        """This life of the worker."""
+        return WorkerId(self.name, self.incarnation)
+
+    @property
+    def member(self) -> Member:
+        """What others are told of the worker."""
+        return Member(
+            self.name, self.rank, self.incarnation, self.addresses_of(), self.host_id
+        )
+
+    def hello(
+        self,
+        *,
+        expects: str = "",
+        attempt: int = 0,
+        verdict: str = "",
+        lane: int = 0,
+        resume: int = 0,
+        received: int = 0,
+    ) -> Hello:
+        """Return what introduces the worker to a peer."""
+        return Hello(
+            name=self.name,
+            incarnation=self.incarnation,
+            rank=self.rank,
+            pid=self.pid,
+            expects=expects,
+            attempt=attempt,
+            verdict=verdict,
+            addresses=self.addresses_of(),
+            host_id=self.host_id,
+            strict=self.is_strict,
+            lane=lane,
+            resume=resume,
+            received=received,
+            watch=self.watched_at(),
+        )

@@ -1,0 +1,141 @@
+"""The life of a worker: which states it has, and what may be done in each.
+
+States and transitions are data, so that a test can go through all of them; the drawing
+in docs/explanation/architecture.md is made from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+from asyncrpc.errors import AlreadyStartedError, NotStartedError, UsageError
+from asyncrpc.runtime.loops import running_loop
+
+
+class State(enum.Enum):
+    """Where a worker is in its life."""
+
+    NEW = "new"
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"  # new calls are refused, those in flight may end
+    CLOSED = "closed"
+    FORKED = "forked"  # a copy in a forked child, which is of no use
+
+
+class Event(enum.Enum):
+    """What happens to a worker."""
+
+    START = "start"
+    STARTED = "started"
+    SHUT_DOWN = "shut down"  # or its start has failed
+    DRAINED = "drained"
+    FORK = "fork"
+
+
+NEW, STARTING, RUNNING, DRAINING, CLOSED, FORKED = State
+
+TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
+    NEW: {Event.START: STARTING},
+    STARTING: {
+        Event.STARTED: RUNNING,
+        Event.SHUT_DOWN: DRAINING,
+        Event.FORK: FORKED,
+    },
+    RUNNING: {Event.SHUT_DOWN: DRAINING, Event.FORK: FORKED},
+    DRAINING: {Event.DRAINED: CLOSED, Event.FORK: FORKED},
+    CLOSED: {Event.FORK: FORKED},
+    FORKED: {Event.FORK: FORKED},
+}
+
+_USABLE: Final = frozenset({STARTING, RUNNING, DRAINING})
+
+
+class Lifecycle:
+    """The state of one worker, and the errors about it.
+
+    Attributes:
+        state: where it is now.
+        is_usable: whether it may make calls; functions in flight may, while it drains.
+        loop: the event loop that it was started on; None before.
+    """
+
+    __slots__ = ("is_usable", "loop", "name", "state")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = NEW
+        self.is_usable = False
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def advance(self, event: Event) -> None:
+        """Go to the state that follows.
+
+        Raises:
+            AlreadyStartedError: the worker has been started before.
+        """
+        following = TRANSITIONS[self.state].get(event)
+        if following is None and event is Event.START:
+            raise AlreadyStartedError(
+                f"worker {self.name!r} has been started before; make a new Worker"
+            )
+        assert following is not None, f"{event} while {self.state}"
+        self.state = following
+        self.is_usable = following in _USABLE  # asked in every call: no look-up then
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started, and shutdown has not begun."""
+        return self.state is RUNNING
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether shutdown has begun."""
+        return self.state is DRAINING or self.state is CLOSED
+
+    def check_running(self) -> None:
+        """Raise if the worker does not run.
+
+        Raises:
+            NotStartedError: it has not been started, or has been shut down.
+        """
+        if self.is_usable:
+            return
+        if self.state is FORKED:
+            raise NotStartedError(
+                f"worker {self.name!r} belongs to the process that this one was"
+                " forked from: a forked child has none; start processes with"
+                " asyncrpc.multiprocessing or the method 'spawn', and a worker in"
+                " each"
+            )
+        raise NotStartedError(
+            f"worker {self.name!r} does not run: it has been shut down"
+            if self.state is CLOSED
+            else f"worker {self.name!r} has not been started; use `async with`"
+        )
+
+    def check_on_loop(self, used: str, *, may_be_closed: bool = False) -> None:
+        """Raise unless the worker runs, and its event loop is the one that runs here.
+
+        Args:
+            used: what was called, for the error.
+            may_be_closed: whether it is right after the end, too.
+
+        Raises:
+            NotStartedError: as for `check_running`.
+            UsageError: another event loop runs here, or none.
+        """
+        if not may_be_closed:
+            self.check_running()
+        running = running_loop()
+        if running is not self.loop:
+            where = "in a thread without one" if running is None else "on another one"
+            raise UsageError(
+                f"{used} must be used on the event loop that worker {self.name!r} was"
+                f" started on, not {where}; there use"
+                " `asyncio.run_coroutine_threadsafe(..., worker.loop)`, or the blocking"
+                " names such as `asyncrpc.rpc_sync`"
+            )

@@ -1,0 +1,177 @@
+"""Starts and ends the process of a liveness sidecar; see `asyncrpc.watch`.
+
+Its sockets listen from the start, so that their addresses are known at once and can be
+told.  The process that answers there need not be: whoever asks meanwhile waits in the
+kernel's queue.
+
+It is given away what it needs as open descriptors: a worker that stands still or dies
+at whatever moment leaves it with all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+import asyncrpc.watch
+from asyncrpc.runtime.ports import Identity
+from asyncrpc.transport.address import Address
+from asyncrpc.transport.tcp import bind
+from asyncrpc.watch import query
+
+logger = logging.getLogger("asyncrpc")
+
+# `asyncrpc` itself imports torch: 200 MiB.  So the process gets an empty package of its
+# name, which only leads to the modules in its folder.
+PROGRAM: Final = """\
+import sys
+package = sys.modules["asyncrpc"] = type(sys)("asyncrpc")
+package.__path__ = [sys.argv[1]]
+from asyncrpc.watch.process import main
+main(sys.argv[2:])
+"""
+PACKAGE: Final = str(Path(asyncrpc.watch.__file__).parents[1])
+
+is_supported: Final = hasattr(os, "pidfd_open") and bool(sys.executable)
+
+
+class _Socket(Protocol):
+    """What is needed of a socket that listens; `transport` has made it."""
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class SidecarProcess:
+    """The process beside one worker, once it is started, and its sockets.
+
+    Attributes:
+        addresses: where it answers.
+        pid: of the process; 0 while there is none.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        loop: asyncio.AbstractEventLoop,
+        secret: bytes | None,
+        *,
+        memory: int,
+    ) -> None:
+        """Describe it.
+
+        Args:
+            identity: whom it watches.
+            loop: is told of its end.
+            secret: the cluster's; it answers only who knows it.
+            memory: descriptor of the worker's heartbeat record.
+        """
+        self._identity = identity
+        self._loop = loop
+        self._secret = secret
+        self._memory = memory
+        self._sockets: list[_Socket] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._exit = -1  # a descriptor that can be read once the process has ended
+        self._is_closing = False
+        self.addresses: tuple[Address, ...] = ()
+        self.pid = 0
+
+    async def listen(self, beside: Iterable[Address], interface: str | None) -> None:
+        """Listen on ports of its own, beside the addresses of the worker.
+
+        Raises:
+            TransportError: it cannot.
+            UsageError: the interface has no such address.
+
+        Cancellation:
+            `close` undoes what has been done.
+        """
+        for address in beside:
+            sockets, published = await bind(replace(address, port=0), interface)
+            self._sockets += sockets
+            self.addresses += published
+
+    def start(self) -> None:
+        """Start the process, unless it has been; it takes the loop 1 to 10 ms.
+
+        If that fails, there is a warning, and peers on other hosts have no evidence.
+        """
+        if not self._sockets or self._is_closing:
+            return
+        sockets, self._sockets = self._sockets, []
+        own = os.pidfd_open(os.getpid())
+        try:
+            self._process = self._spawn(own, [one.fileno() for one in sockets])
+            self.pid = self._process.pid
+            self._exit = os.pidfd_open(self.pid)
+            self._loop.add_reader(self._exit, self._on_exit)
+        except OSError as error:
+            self._warn(f"could not be started: {error}")
+        finally:
+            os.close(own)
+            for one in sockets:
+                one.close()
+
+    def _spawn(self, own: int, sockets: list[int]) -> subprocess.Popen[bytes]:
+        given = [self._memory, own, *sockets]
+        # Not our output: whoever waits for its end would wait for this one, too.  Not
+        # our session: what is typed on a terminal means us.
+        command = [sys.executable, "-I", "-S", "-c", PROGRAM, PACKAGE]
+        process = subprocess.Popen(  # noqa: S603  (nothing in it comes from outside)
+            [*command, *map(str, given)],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            pass_fds=given,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(query.key_from(self._secret, self._identity.incarnation))
+        return process
+
+    def _on_exit(self) -> None:
+        """The process has ended by itself, or somebody else has ended it."""
+        self._warn(f"has ended with status {self._take_status()}")
+
+    def _take_status(self) -> int:
+        """Wait for the end, which has come, so that nothing is left of the process."""
+        assert self._process is not None
+        self._loop.remove_reader(self._exit)
+        os.close(self._exit)
+        self.pid = 0
+        return self._process.wait()
+
+    def _warn(self, what: str) -> None:
+        logger.warning(
+            "worker %r: the process that tells peers on other hosts whether this one "
+            "runs %s; they cannot tell it busy from dead any more",
+            self._identity.name,
+            what,
+        )
+
+    def close(self) -> None:
+        """End the process: it has nothing that would need an end in order."""
+        self._is_closing = True
+        for one in self._sockets:
+            one.close()
+        self._sockets.clear()
+        if self.pid:
+            # Not by its number: if others take the status of our children, that may
+            # be another's by now.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._exit, signal.SIGKILL)
+            self._take_status()

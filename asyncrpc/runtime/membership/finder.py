@@ -1,0 +1,128 @@
+"""Where is a worker?  Whom to ask that may know.
+
+Any member can say: those that this one is connected to, and those whose place on the
+ring comes after the name's, to whom news of it came early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import UnknownWorkerError
+from asyncrpc.runtime.machine.membership import Membership, Record
+from asyncrpc.runtime.machine.ring import place_of
+from asyncrpc.runtime.membership.gossip import FOR_YOU, SERVICE
+from asyncrpc.runtime.membership.ports import MemberLink, Peers
+from asyncrpc.runtime.ports import Identity, Scheduler
+
+# Takes a record that has come over a link, and the part of the ring that is to be told.
+TakeRecord: TypeAlias = Callable[[Record, int, MemberLink], None]
+
+ASKED_MAX: Final = 3  # members that are asked where another one is
+REFRESH_S: Final = 1.0  # for their answer, when a dial has failed
+
+
+class Finder:
+    """Asks other members where a worker is."""
+
+    def __init__(
+        self, identity: Identity, scheduler: Scheduler, peers: Peers, take: TakeRecord
+    ) -> None:
+        """Prepare.
+
+        Args:
+            identity: who asks.
+            scheduler: runs the questions.
+            peers: whom it knows.
+            take: is given the records that others answer with.
+        """
+        self._identity = identity
+        self._scheduler = scheduler
+        self._peers = peers
+        self._take = take
+
+    def links(self) -> dict[str, MemberLink]:
+        """Return the links to others, by name."""
+        return {
+            link.peer.name: link
+            for link in self._peers.links
+            if link.peer.name != self._identity.name and not link.is_lost
+        }
+
+    async def find(self, table: Membership, name: str, timeout_s: float) -> None:
+        """Ask others where a worker is that this one does not know.
+
+        Raises:
+            UnknownWorkerError: nobody knows.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        known = table.get(name)
+        if known is not None and known.is_alive:
+            return
+        asked = [*self._linked(table, name), *self._far(table, name)]
+        await self._ask(name, list(dict.fromkeys(asked))[:ASKED_MAX], timeout_s)
+        known = table.get(name)
+        if known is None or not known.is_alive:
+            raise UnknownWorkerError(name, [one.name for one in table.records])
+
+    async def refresh(self, table: Membership, name: str) -> bool:
+        """Ask those who are connected whether a worker is elsewhere now.
+
+        Returns:
+            Whether it is: a dial that has failed is worth another try.
+
+        Cancellation:
+            Nothing has changed.
+        """
+        before = table.get(name)
+        if table.is_static or before is None:
+            return False
+        peers = self._peers
+        if before.is_placed and peers.known_incarnation(name) != before.incarnation:
+            peers.add([before.member])  # another one had introduced itself as this
+            return True
+        await self._ask(name, self._linked(table, name)[:ASKED_MAX], REFRESH_S)
+        after = table.get(name)
+        return after is not None and after.is_alive and after.member != before.member
+
+    def _linked(self, table: Membership, name: str) -> list[str]:
+        """Return the members that this worker has a link to, but one."""
+        linked = self.links()
+        return [one for one in linked if one != name and one in table.alive]
+
+    def _far(self, table: Membership, name: str) -> list[str]:
+        """Return the members after the place of a name, this worker left out."""
+        found, place = [], place_of(name)
+        for _ in range(ASKED_MAX + 1):
+            one = table.alive.after(place + 1)
+            if one not in ("", name, self._identity.name):
+                found.append(one)
+            place = place_of(one)
+        return found
+
+    async def _ask(self, name: str, whom: Sequence[str], timeout_s: float) -> None:
+        deadline = Deadline.after(timeout_s, self._scheduler.loop.time())
+
+        async def ask(one: str) -> None:
+            link = await self._peers.open_link(one)
+            answer = await link.request_service(
+                SERVICE, "find", name, deadline=deadline
+            )
+            if answer is not None:
+                self._take(Record.unpack(answer), FOR_YOU, link)
+
+        asking = [self._scheduler.start_task(ask(one)) for one in whom]
+        try:
+            if asking:
+                async with asyncio.timeout(timeout_s):
+                    await asyncio.gather(*asking, return_exceptions=True)
+        except TimeoutError:
+            return
+        finally:
+            for task in asking:
+                task.cancel()

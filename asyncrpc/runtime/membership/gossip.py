@@ -1,0 +1,144 @@
+"""Gossip: what is to be told of members, to whom, in one message for many.
+
+News to one worker are joined for a moment, so that fifty that leave at once cost it few
+messages.  A worker that cannot be told is passed over: the next one on the ring tells
+its part.  What gets lost all the same, comparing repairs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from asyncrpc.errors import AsyncRpcError
+from asyncrpc.runtime.machine.membership import Membership, Record
+from asyncrpc.runtime.machine.ring import CIRCLE, place_of
+from asyncrpc.runtime.membership.ports import Peers
+from asyncrpc.runtime.ports import Scheduler
+
+SERVICE: Final = "membership"
+FOR_YOU: Final = -1  # in place of a limit: tell nobody else
+BATCH_S: Final = 0.02  # how long news wait for others
+ITEMS_MAX: Final = 256  # in one message
+PASSED_MAX: Final = 4_096  # news that are remembered as passed on
+TRIES_MAX: Final = 3  # workers passed over, one after the other
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One of the news for one worker.
+
+    Attributes:
+        record: what it is told.
+        limit: of the part of the ring that it is to tell; `FOR_YOU` for none.
+        tries: how many workers have been passed over.
+    """
+
+    record: Record
+    limit: int
+    tries: int = 0
+
+
+class Gossip:
+    """What one worker has to tell of the members.
+
+    Attributes:
+        sent: messages sent.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, peers: Peers, wake: Callable[[], float]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            scheduler: runs what sends.
+            peers: the ways to the others.
+            wake: called when there are any; returns how long they wait, in seconds.
+        """
+        self.sent = 0
+        self._scheduler = scheduler
+        self._peers = peers
+        self._wake = wake
+        self._table: Membership | None = None
+        self._queues: dict[str, dict[str, Item]] = {}
+        self._passed: dict[tuple[str, tuple[int, ...]], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, table: Membership) -> None:
+        """Tell whom this table names."""
+        self._table = table
+
+    def announce(self, record: Record) -> None:
+        """Tell everyone."""
+        if self._table is not None:
+            self.pass_on(record, place_of(self._table.me.name))
+
+    def pass_on(self, record: Record, limit: int) -> None:
+        """Tell a part of the ring; once, however often this is heard."""
+        table, key = self._table, (record.name, record.order)
+        if table is None or table.is_static or key in self._passed:
+            return
+        self._passed[key] = None
+        if len(self._passed) > PASSED_MAX:
+            del self._passed[next(iter(self._passed))]
+        for name, part in table.alive.routes(table.me.name, limit):
+            self._queue(name, Item(record, part))
+
+    def close(self) -> None:
+        """Tell nobody any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._queues.clear()
+        self._table = None
+
+    def _queue(self, name: str, item: Item) -> None:
+        queue = self._queues.setdefault(name, {})
+        known = queue.get(item.record.name)
+        if known is not None:
+            limit = _wider(name, known.limit, item.limit)
+            newer = max(known.record, item.record, key=lambda one: one.order)
+            item = replace(item, record=newer, limit=limit)
+        queue[item.record.name] = item
+        if self._timer is None:
+            self._timer = self._scheduler.loop.call_later(self._wake(), self._flush)
+
+    def _flush(self) -> None:
+        self._timer = None
+        queues, self._queues = self._queues, {}
+        for name, items in queues.items():
+            self._scheduler.start_task(self._send(name, list(items.values())))
+
+    async def _send(self, name: str, items: list[Item]) -> None:
+        try:
+            link = await self._peers.open_link(name)
+        except AsyncRpcError:
+            self._go_past(name, items)
+            return
+        for start in range(0, len(items), ITEMS_MAX):
+            part = items[start : start + ITEMS_MAX]
+            link.notify(SERVICE, "news", pack(part))
+            self.sent += 1
+
+    def _go_past(self, name: str, items: Iterable[Item]) -> None:
+        """Tell the part of the ring of a worker that cannot be reached."""
+        table = self._table
+        for item in items:
+            if table is None or item.tries >= TRIES_MAX:
+                return
+            route = table.alive.route_past(name, item.limit)
+            if route is not None and route[0] != table.me.name:
+                self._queue(route[0], Item(item.record, route[1], item.tries + 1))
+
+
+def pack(items: Iterable[Item]) -> list[list[object]]:
+    """Return news as they travel."""
+    return [[item.limit, item.record.pack()] for item in items]
+
+
+def _wider(name: str, one: int, other: int) -> int:
+    """Return the limit of the larger part of the ring after a worker."""
+    here = place_of(name)
+    return max(one, other, key=lambda limit: (limit - here) % CIRCLE or CIRCLE)

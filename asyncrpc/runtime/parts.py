@@ -1,0 +1,382 @@
+"""The parts of one worker, and who gets which.
+
+Each part takes what it needs and no more; only here all of them are known.  What is
+built on workers (references, autograd, collectives) takes its parts from here, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
+from asyncrpc.runtime.calls.admission import CallAdmission
+from asyncrpc.runtime.calls.context import current_worker_var
+from asyncrpc.runtime.calls.credit import InboundCredit
+from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
+from asyncrpc.runtime.calls.peer import Peer
+from asyncrpc.runtime.calls.starter import CallStarter
+from asyncrpc.runtime.calls.targets import Targets
+from asyncrpc.runtime.counters import Counters
+from asyncrpc.runtime.devices.backends import Turning, backend_of
+from asyncrpc.runtime.devices.staging import Devices
+from asyncrpc.runtime.devices.turns import Turn
+from asyncrpc.runtime.extensions import Propagator, References
+from asyncrpc.runtime.identity import WorkerIdentity
+from asyncrpc.runtime.lifecycle import Lifecycle
+from asyncrpc.runtime.links.admission import check_listen_address
+from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
+from asyncrpc.runtime.links.directory import Directory
+from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.links.routes import default_addresses, open_connectors
+from asyncrpc.runtime.links.sidecar import Sidecar
+from asyncrpc.runtime.membership.barrier import Barrier
+from asyncrpc.runtime.membership.graceful_shutdown import GracefulShutdown
+from asyncrpc.runtime.membership.meetings import MeetingService
+from asyncrpc.runtime.membership.rendezvous import Member, Rendezvous
+from asyncrpc.runtime.membership.service import MembershipService
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.payloads.landing import ReceivePool
+from asyncrpc.runtime.payloads.sharing import Sharing
+from asyncrpc.runtime.services import Services
+from asyncrpc.runtime.socket_directory import SocketDirectory
+from asyncrpc.runtime.spinning import spinner_for
+from asyncrpc.runtime.tasks import Tasks
+from asyncrpc.runtime.threads import ThreadPool, outcome_to
+from asyncrpc.serde import Codec, FunctionTable, Limits
+from asyncrpc.transport.abc import Connector, Listener
+from asyncrpc.transport.address import Address
+
+T = TypeVar("T")
+
+
+class Parts:
+    """The parts of one worker.
+
+    Attributes:
+        identity: who it is.
+        lifecycle: where it is in its life.
+        options: as given, completed from the environment.
+        counters: what has happened to it.
+        calls: starts calls.
+        admission: counts those that are served.
+        targets: what peers may call.
+        services: what peers may send messages to.
+        references: remote references, where there are any.
+        propagators: take part in every message.
+        on_raised: is told what functions of calls raise; a facade prints it.
+        random_bytes: returns bytes that nobody can foresee; a simulation has others.
+        make_pool: makes the threads for plain functions; a simulation has others.
+        tasks: the event loop and what runs there; this and all that follow are there
+            once the worker has been started.
+        pool: threads for functions.
+        host_pool: threads for work on host memory, which waits for no device.
+        directory: the peers, and the links to them.
+        membership: who else is there.
+        memory: what is shared with peers of the host.
+        devices: copies to and from devices.
+        codec: values to bytes, and back.
+        context: in which functions run.
+    """
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        options: Options,
+        rendezvous: Rendezvous,
+        network: Connector | None,
+    ) -> None:
+        self.identity = identity
+        self.lifecycle = Lifecycle(identity.name)
+        self.options = options
+        self.counters = Counters()
+        self.functions = FunctionTable(options.policy, options.allow)
+        self.targets = Targets(
+            self.functions, may_run_on_loop=options.on_loop_bytes_max > 0
+        )
+        self.calls = CallStarter(self.lifecycle, self.functions, options)
+        self.admission = CallAdmission(self.lifecycle, options.inbound_calls_max)
+        self.services = Services()
+        self.references: References | None = None
+        self.propagators: list[Propagator] = []
+        self.on_raised: Callable[[BaseException], None] | None = None
+        self.random_bytes: Callable[[int], bytes] = os.urandom
+        self.make_pool: Callable[[], ThreadPool] = self._make_pool
+        self.rendezvous = rendezvous
+        self.network = network
+        self.listeners: list[Listener] = []
+        self.socket_directory: SocketDirectory | None = None
+        self.connectors: dict[str, Connector] = {}
+        self.sidecar = Sidecar(identity, options)
+        identity.addresses_of = lambda: self.addresses
+        identity.watched_at = lambda: self.sidecar.addresses
+
+        calls, admission, services = self.calls, self.admission, self.services
+        self.hello = identity.hello
+        self.name = identity.name
+        self.admit, self.on_served = admission.admit, admission.on_served
+        self.target = self.targets.target
+        self.mode_of_method = self.targets.mode_of_method
+        self.service, self.add_service = services.named, services.add
+        self.on_peer_lost = services.on_peer_lost
+        self.on_peer_back = services.on_peer_back
+        self.link_to = calls.link_to
+        self.describe, self.meta_here = calls.describe, calls.meta_here
+        self.new_call, self.begin, self.is_known = (
+            *(calls.new_call, calls.begin, calls.is_known),
+        )
+        self.start_call, self.start_remote = calls.start_call, calls.start_remote
+        self.connect_and_start = calls.connect_and_start
+        self.thread_states = calls.thread_states
+        self.check_running = self.lifecycle.check_running
+        self.check_on_loop = self.lifecycle.check_on_loop
+
+    @property
+    def rank(self) -> int:
+        return self.identity.rank
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        self.identity.rank = rank
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    @property
+    def world_size(self) -> int:
+        return self.identity.world_size
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return self.identity.incarnation
+
+    @property
+    def id(self) -> WorkerId:
+        return self.identity.id
+
+    @property
+    def member(self) -> Member:
+        return self.identity.member
+
+    @property
+    def active(self) -> int:
+        return self.admission.active
+
+    @active.setter
+    def active(self, count: int) -> None:
+        self.admission.active = count
+
+    @property
+    def beginning(self) -> int:
+        return self.calls.beginning
+
+    @beginning.setter
+    def beginning(self, count: int) -> None:
+        self.calls.beginning = count
+
+    @property
+    def is_draining(self) -> bool:
+        return self.lifecycle.is_draining
+
+    @property
+    def is_closed(self) -> bool:
+        return not self.lifecycle.is_usable
+
+    @property
+    def known_members(self) -> list[WorkerInfo]:
+        return self.membership.known
+
+    def peer(self, to: str | int) -> Peer:
+        return Peer(self, self.directory.find(to).member.name)
+
+    # --- starting --------------------------------------------------------------------
+
+    def open(self, current: object) -> None:
+        """Make what needs the event loop, which runs in this thread.
+
+        Args:
+            current: what functions see as the current worker.
+        """
+        loop = asyncio.get_running_loop()
+        self.lifecycle.loop = self.loop = loop
+        self.tasks = Tasks(loop)
+        self.start_task = self.tasks.start_task
+        self.start_eagerly = self.tasks.start_eagerly
+        self.on_loop_thread = self.tasks.on_loop_thread
+        self.pool = self.make_pool()
+        # Work on host memory waits for no turn at a device, and keeps none.
+        self.host_pool = (
+            ThreadPool(f"{self.name}-host", self.options.threads, loop)
+            if self.pool.takes_turns
+            else self.pool
+        )
+        # In a simulation time stands still while the loop works: nothing to poll for.
+        self.spinner = (
+            None
+            if self.network is not None
+            else spinner_for(self.options.spin, loop, self.pool, self.host_pool)
+        )
+        self.receive_pool = ReceivePool(loop, self.options.receive_pool_bytes)
+        self.inbound_credit = InboundCredit(
+            self.name, loop, self.options.inbound_bytes_max, self.receive_pool
+        )
+        self.context = contextvars.Context()
+        self.context.run(current_worker_var.set, current)
+        self.devices = Devices(self)
+        identity, tasks = self.identity, self.tasks
+        peers = self.directory = self._make_directory()
+        self.calls.open(self.tasks, self.directory)
+        self.barriers = Barrier(identity, tasks, peers, self.check_running)
+        self.meetings = MeetingService(identity, tasks, peers)
+        self.graceful_shutdown = GracefulShutdown(
+            identity, tasks, peers, lambda: bool(self.active or self.beginning)
+        )
+        self.memory = Sharing(self)
+        self.membership = MembershipService(
+            identity,
+            tasks,
+            self.options,
+            peers,
+            is_draining=lambda: self.is_draining,
+            on_peer_lost=self.services.on_peer_lost,
+        )
+        peers.begin(self.membership, self.memory.on_link, self.membership.on_link)
+        for service in (
+            *(self.barriers, self.meetings, self.graceful_shutdown),
+            *(self.memory, self.memory.regions, self.membership),
+        ):
+            self.services.add(service)
+
+    def _make_directory(self) -> Directory[Link]:
+        settings = ConnectionSettings(
+            self.secret_for_connections,
+            self.options.limits,
+            self.receive_pool.make,
+            self.random_bytes,
+            self.spinner,
+        )
+        return Directory(
+            self.identity,
+            self.tasks,
+            self.counters,
+            self.options,
+            connections=Connections(self.identity, self.loop, settings),
+            connectors=self.connectors,
+            make_link=partial(Link, self),
+            peers=self.services,
+            sidecar=self.sidecar,
+        )
+
+    def make_codec(self) -> None:
+        """Make what turns values into bytes; all extensions are there."""
+        unpacked_bytes_max = self.options.limits.unpacked_bytes_max
+        limits = Limits(unpacked_bytes_max=unpacked_bytes_max)
+        self.codec = Codec(self.functions, self.references, limits, self.devices)
+        self.codec.shared = self.memory.regions
+        self.error_encoder = ErrorEncoder(self.codec, worker=self.name, pid=self.pid)
+
+    async def enter(self) -> None:
+        """Listen, and meet the others.
+
+        Raises:
+            RendezvousTimeoutError: not everyone appeared; it names who is missing.
+            UsageError: it would listen to strangers, or its name or rank is taken.
+
+        Cancellation:
+            What was started is to be stopped.
+        """
+        await self.devices.start()
+        await self._listen()
+        limit_s = self.options.rendezvous_timeout_s
+        await self.membership.enter(self.rendezvous, limit_s)
+
+    def serve(self) -> None:
+        """Answer those who have dialed meanwhile, and everyone from now on."""
+        # Its own calls need no way around, and a NAT may not lead back in.
+        self.directory.add([replace(self.member, addresses=self.listening)])
+        self.directory.serve()
+        self.membership.start()
+
+    def _make_pool(self) -> ThreadPool:
+        """Return the threads for plain functions."""
+        options = self.options
+        names = options.device_names or ()
+        exclusive = [one for one in names if backend_of(one.type).is_exclusive]
+        takes_turns = options.takes_turns
+        if takes_turns is None:
+            takes_turns = bool(exclusive)
+        turning = Turning(exclusive)
+        return ThreadPool(
+            self.name,
+            options.threads,
+            self.loop,
+            # Of more than those: a turn that is asked for is one at all devices.
+            turn=Turn(() if options.takes_turns else exclusive)
+            if takes_turns
+            else None,
+            begin=turning.begin if exclusive else None,
+            settle=turning.end if exclusive else None,
+        )
+
+    # --- where it is -----------------------------------------------------------------
+
+    @property
+    def secret_for_connections(self) -> bytes | None:
+        """The secret that both ends of a connection must prove to know."""
+        return None if self.network is not None else self.options.secret_bytes
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Every address at which others are told that they can reach this worker."""
+        return self.options.advertise or self.listening
+
+    @property
+    def listening(self) -> tuple[str, ...]:
+        """Every address at which this worker listens."""
+        return tuple(
+            str(address)
+            for listener in self.listeners
+            for address in listener.addresses
+        )
+
+    async def _listen(self) -> None:
+        self.connectors.update(open_connectors(self.options, self.network))
+        if self.network is not None:
+            where: Sequence[str] = (f"{self.network.scheme}://{self.name}",)
+        else:
+            where = self.options.listen or self._default_addresses()
+        for text in where:
+            address = Address.parse(text)
+            check_listen_address(address, is_guarded=self.options.is_guarded)
+            connector = self.connectors[address.scheme]
+            listener = await connector.listen(address, self.directory.accept)
+            self.listeners.append(listener)
+            if address.scheme == "uds":
+                self.memory.listen(address.host)
+        if self.network is None:
+            await self.sidecar.start(map(Address.parse, where), self.loop)
+
+    def _default_addresses(self) -> list[str]:
+        self.socket_directory = SocketDirectory()
+        folder = self.socket_directory.path
+        return default_addresses(folder, is_guarded=self.options.is_guarded)
+
+    # --- threads ---------------------------------------------------------------------
+
+    def run_in_thread(
+        self, job: Callable[[], T], pool: ThreadPool | None = None
+    ) -> asyncio.Future[T]:
+        """Run `job` in a thread of a pool, the worker's if None; called on the loop."""
+        done: asyncio.Future[T] = self.loop.create_future()
+        (pool or self.pool).submit(job, outcome_to(done))
+        return done
+
+    def run_on_host(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `job`, which touches no device, in a thread; called on the loop."""
+        return self.run_in_thread(job, self.host_pool)

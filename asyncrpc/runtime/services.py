@@ -1,0 +1,47 @@
+"""The services of a worker: parts that talk to the same parts of its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.extensions import RemembersLost, Service
+
+
+class Services:
+    """The services of one worker, by name."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Service] = {}
+
+    def __iter__(self) -> Iterator[Service]:
+        """Iterate over them in the order in which they were added."""
+        return iter(tuple(self._by_name.values()))
+
+    def add(self, service: Service) -> None:
+        """Let other workers send messages to a part of this one."""
+        self._by_name[service.name] = service
+
+    def named(self, name: Any) -> Service:
+        """Return the service that has a name.
+
+        Raises:
+            MalformedError: there is none: the peer speaks another dialect.
+        """
+        found = self._by_name.get(name) if type(name) is str else None
+        if found is None:
+            raise MalformedError(f"there is no service {name!r:.80}")
+        return found
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Tell every service that a peer is gone."""
+        for service in self:
+            service.on_peer_lost(peer, reason)
+
+    def on_peer_back(self, peer: WorkerId) -> None:
+        """Tell every service that a peer is here again that was lost."""
+        for service in self:
+            if isinstance(service, RemembersLost):
+                service.on_peer_back(peer)

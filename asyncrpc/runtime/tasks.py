@@ -1,0 +1,94 @@
+"""The tasks of a worker: they end with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from asyncrpc.runtime.eager import eager_task
+
+T = TypeVar("T")
+
+
+class Cancellable(Protocol):
+    """What a task is run for, and may have given up by the task's first step."""
+
+    is_cancelled: bool
+    task: asyncio.Task[None] | None
+
+
+class Tasks:
+    """The event loop of a worker, and the tasks that it owns there.
+
+    Attributes:
+        loop: of the worker.
+        thread_id: of the thread that runs it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Own what is started on this thread's event loop."""
+        self.loop = loop
+        self.thread_id = threading.get_ident()
+        # A set, but ordered: in a simulation runs must not depend on addresses.
+        self._running: dict[asyncio.Task[Any], None] = {}
+
+    def __len__(self) -> int:
+        """How many run."""
+        return len(self._running)
+
+    def __contains__(self, task: object) -> bool:
+        """Say whether a task is one of them, and runs."""
+        return task in self._running
+
+    def start_task(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        *,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[T]:
+        """Run a coroutine as a task that the worker owns: it ends with the worker."""
+        task = self.loop.create_task(coroutine, context=context)
+        self._running[task] = None
+        task.add_done_callback(self._running.pop)
+        return task
+
+    def start_eagerly(
+        self,
+        coroutine: Coroutine[Any, Any, None],
+        context: contextvars.Context,
+        call: Cancellable,
+    ) -> None:
+        """Run a call's coroutine as far as it goes without waiting, now.
+
+        Most calls end there, and need neither a turn of the loop nor a place among the
+        tasks.  One that waits goes on as any other task.
+        """
+        task = eager_task(self.loop, coroutine, context)
+        if not task.done():
+            call.task = task
+            self._running[task] = None
+            task.add_done_callback(self._running.pop)
+            if call.is_cancelled:  # by something that its first step has set off
+                task.cancel()
+
+    def on_loop_thread(self, action: Callable[[], None]) -> None:
+        """Run `action` on the loop: now if this is its thread, else soon."""
+        if threading.get_ident() == self.thread_id:
+            action()
+        else:
+            self.loop.call_soon_threadsafe(action)
+
+    async def cancel(self, timeout_s: float) -> None:
+        """Cancel what runs, and wait; a function may ignore that, once or for ever.
+
+        Cancellation:
+            All have been cancelled, and are not waited for any longer.
+        """
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)

@@ -1,0 +1,43 @@
+"""A value that has been encoded: what a message takes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from asyncrpc.serde.copies import Copy
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A value, ready to be sent.
+
+    Attributes:
+        control: msgpack, see `kinds`.
+        buffers: bytes-format, C-contiguous views, in the order to send them; they keep
+            alive what they view.  They view the sender's tensors: a write to one before
+            the buffers are sent would be sent.
+        gradient_tensors: the tensors that require a gradient, each once, in the order
+            in which `Codec.decode` reports theirs.
+        bytes_copied: bytes that had to be gathered in user space.
+        shared: storages that travel by reference, by key; None if there are none.
+        copies: what is to be copied from devices into `buffers` before they are sent.
+    """
+
+    control: bytes
+    buffers: list[memoryview]
+    gradient_tensors: list[torch.Tensor]
+    bytes_copied: int
+    shared: dict[bytes, torch.UntypedStorage] | None = field(default=None, kw_only=True)
+    copies: Sequence[Copy] = field(default=(), kw_only=True)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def pack(self) -> Encoded:
+        """Return the message as it is to be sent: this one, if it has no codec."""
+        return self

@@ -1,0 +1,171 @@
+"""Contexts of one worker, their crossings and their ends: no worker, no network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrpc.autograd.context import Context, current_context_var
+from asyncrpc.autograd.contexts import ENDED_MAX, Contexts
+from asyncrpc.autograd.crossings import Crossings
+from asyncrpc.autograd.engine import Keeping
+from asyncrpc.autograd.functions import CrossingId
+from asyncrpc.autograd.lifetime import ContextLifetime
+from asyncrpc.errors import AutogradError, InvalidContextError, MalformedError
+from asyncrpc.ids import ContextId, MessageId, WorkerId
+from tests.unit.recording import (
+    LoopScheduler,
+    RecordingLink,
+    RecordingLinks,
+    let_run,
+    worker,
+)
+
+ME, PEER, THIRD = worker("me"), worker("peer"), worker("third")
+MINE, THEIRS = ContextId(ME.incarnation, 1), ContextId(PEER.incarnation, 1)
+
+
+class Everything:
+    """A worker's contexts, around links that only record."""
+
+    def __init__(self) -> None:
+        self.scheduler = LoopScheduler()
+        self.peer, self.third = RecordingLink(PEER), RecordingLink(THIRD)
+        self.links = RecordingLinks(self.peer, self.third)
+        self.contexts = Contexts(ME, self.links)
+        self.crossings = Crossings(ME.incarnation, self.contexts, self.scheduler.loop)
+        self.lifetime = ContextLifetime(
+            ME.incarnation, self.contexts, self.links, self.scheduler
+        )
+
+    def send(
+        self, context_id: ContextId, to: RecordingLink, *tensors: torch.Tensor
+    ) -> Any:
+        """Return what travels with a message that is sent in a context."""
+        service: Any = None
+        token = current_context_var.set(Context(service, context_id))
+        try:
+            return self.crossings.outgoing(to, list(tensors))
+        finally:
+            current_context_var.reset(token)
+
+
+async def test_a_context_ends_where_it_went_and_is_told_to_nobody_twice() -> None:
+    parts = Everything()
+    parts.contexts.enter(MINE, ME)
+    parts.send(MINE, parts.peer)
+    parts.send(MINE, parts.peer)
+    released: list[ContextId] = []
+    parts.contexts.on_released = released.append
+    parts.contexts.release(MINE)
+    parts.contexts.release(MINE)
+    assert parts.peer.notices == [("release", list(MINE))]
+    assert parts.third.notices == []
+    assert released == [MINE]
+
+
+async def test_a_late_message_does_not_revive_a_context() -> None:
+    parts = Everything()
+    assert parts.crossings.incoming(parts.peer, [*THEIRS, 1]) is not None
+    parts.contexts.release(THEIRS)
+    assert parts.crossings.incoming(parts.peer, [*THEIRS, 2]) is None
+    assert THEIRS not in parts.contexts.open
+    with pytest.raises(InvalidContextError, match="has ended"):
+        parts.contexts.enter(THEIRS, PEER)
+
+
+async def test_so_many_contexts_are_remembered_and_no_more() -> None:
+    contexts = Contexts(ME, RecordingLinks())
+    every = [ContextId(ME.incarnation, serial) for serial in range(ENDED_MAX + 1)]
+    for one in every:
+        contexts.enter(one, ME)
+        contexts.release(one)
+    assert [contexts.has_ended(one) for one in (every[0], every[1])] == [False, True]
+
+
+async def test_the_creators_name_is_learnt_when_it_is_known() -> None:
+    contexts = Contexts(ME, RecordingLinks())
+    state = contexts.enter(THEIRS, WorkerId("", PEER.incarnation))
+    assert contexts.enter(THEIRS, PEER) is state
+    assert state.creator == PEER
+
+
+async def test_a_message_outside_of_a_context_takes_nothing() -> None:
+    parts = Everything()
+    assert parts.crossings.outgoing(parts.peer, [torch.ones(1)]) is None
+
+
+async def test_tensors_that_are_sent_enter_the_graph_where_they_left_it() -> None:
+    parts = Everything()
+    state = parts.contexts.enter(MINE, ME)
+    tensor = torch.ones(2, requires_grad=True) * 2
+    *_, serial = parts.send(MINE, parts.peer, tensor)
+    (sent,) = state.sent.values()
+    assert (sent.to, sent.edges[0].node) == (PEER, tensor.grad_fn)
+    crossing = CrossingId(MessageId(ME.incarnation, serial), 0)
+    state.check_sent(PEER, [crossing])
+    with pytest.raises(MalformedError, match="was sent to 'peer'"):
+        state.check_sent(THIRD, [crossing])
+    with pytest.raises(AutogradError, match="nothing was sent as"):
+        state.check_sent(PEER, [CrossingId(crossing.message, 1)])
+
+
+async def test_tensors_that_come_are_differentiable() -> None:
+    parts = Everything()
+    receive = parts.crossings.incoming(parts.peer, [*THEIRS, 5])
+    assert receive is not None
+    first, second = receive(torch.ones(1)), receive(torch.ones(1))
+    assert first.requires_grad
+    keys = [one.grad_fn.received.crossing for one in (first, second)]  # type: ignore[union-attr]
+    message = MessageId(PEER.incarnation, 5)
+    assert keys == [CrossingId(message, 0), CrossingId(message, 1)]
+
+
+async def test_only_its_creator_ends_a_context() -> None:
+    parts = Everything()
+    parts.contexts.enter(MINE, ME)
+    with pytest.raises(MalformedError, match="no part in"):
+        parts.lifetime.on_release(parts.peer, list(MINE))
+    parts.send(MINE, parts.peer)
+    with pytest.raises(MalformedError, match="only the worker that opened it"):
+        parts.lifetime.on_release(parts.peer, list(MINE))
+    parts.crossings.incoming(parts.peer, [*THEIRS, 0])
+    parts.lifetime.on_release(parts.peer, list(THEIRS))
+    assert list(parts.contexts.open) == [MINE]
+
+
+async def test_contexts_of_a_lost_worker_end() -> None:
+    parts = Everything()
+    parts.crossings.incoming(parts.peer, [*THEIRS, 0])
+    parts.send(THEIRS, parts.third)
+    parts.lifetime.on_peer_lost(PEER)
+    assert THEIRS not in parts.contexts.open
+    assert parts.third.notices == [("release", list(THEIRS))]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_the_creator_is_asked_when_a_bearer_is_lost(*, is_open: bool) -> None:
+    parts = Everything()
+    parts.links.reachable["peer"] = parts.peer
+    parts.crossings.incoming(parts.third, [*THEIRS, 0, "peer"])
+    parts.lifetime.on_peer_lost(THIRD)
+    (task,) = parts.scheduler.tasks
+    await let_run()
+    ((method, value, answer),) = parts.peer.requests
+    assert (method, value) == ("join", list(THEIRS))
+    answer.set_result(is_open)
+    await task
+    assert (THEIRS in parts.contexts.open) is is_open
+
+
+async def test_the_end_of_the_worker_aborts_its_own_passes() -> None:
+    contexts = Contexts(ME, RecordingLinks())
+    state = contexts.enter(MINE, ME)
+    own = state.join_pass((int(ME.incarnation), 1), "me", Keeping())
+    served = state.join_pass((int(PEER.incarnation), 1), "peer", Keeping())
+    contexts.close()
+    assert isinstance(own.failure, AutogradError)
+    assert served.failure is None  # its request is cancelled
+    assert contexts.open == {}

@@ -1,0 +1,98 @@
+"""Stands in for the rest of a worker, so that a part of it can be tested alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine, Sequence
+from contextvars import Context
+from typing import Any, TypeVar
+
+from asyncrpc.clock import Deadline
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.devices.maps import DeviceMap
+from asyncrpc.runtime.membership.members import Member
+
+T = TypeVar("T")
+
+
+def worker(name: str) -> WorkerId:
+    """Return a worker whose incarnation is made of its name."""
+    return WorkerId(name, Incarnation(int.from_bytes(name.encode()[:8], "little")))
+
+
+class RecordingLink:
+    """A link that keeps what is sent; requests are answered by the test."""
+
+    def __init__(self, peer: WorkerId) -> None:
+        self.peer = peer
+        self.is_lost = False
+        self.notices: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any, asyncio.Future[Any]]] = []
+
+    def notify(
+        self, service: str, method: str, value: Any, *, at_once: bool = False
+    ) -> None:
+        self.notices.append((method, value))
+
+    def request_service(
+        self,
+        service: str,
+        method: str,
+        value: Any,
+        *,
+        deadline: Deadline | None = None,
+        device_map: DeviceMap | None = None,
+    ) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.requests.append((method, value, answer))
+        return answer
+
+
+class RecordingLinks:
+    """The directory of a worker, which has links to some, and can get others."""
+
+    def __init__(self, *linked: RecordingLink) -> None:
+        self.open = {link.peer.incarnation: link for link in linked}
+        self.reachable: dict[str, RecordingLink] = {}
+        self.members: Sequence[Member] = ()
+        self.is_closed = False
+
+    def link_of(self, incarnation: Incarnation) -> RecordingLink | None:
+        return self.open.get(incarnation)
+
+    def find(self, to: str) -> Any:
+        raise AssertionError(f"nobody is to look for {to!r}")
+
+    def link_to(self, name: str) -> Awaitable[RecordingLink]:
+        async def get() -> RecordingLink:
+            link = self.reachable[name]
+            self.open[link.peer.incarnation] = link
+            return link
+
+        return get()
+
+
+class LoopScheduler:
+    """The loop of the test, and its tasks."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    def start_task(
+        self, coroutine: Coroutine[Any, Any, T], *, context: Context | None = None
+    ) -> asyncio.Task[T]:
+        task = self.loop.create_task(coroutine, context=context)
+        self.tasks.append(task)
+        return task
+
+    async def settle(self) -> None:
+        """Let all tasks end."""
+        while self.tasks:
+            await self.tasks.pop()
+
+
+async def let_run() -> None:
+    """Let the loop run what is due, and what that makes due; nothing here waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)

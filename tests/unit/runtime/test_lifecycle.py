@@ -1,0 +1,114 @@
+"""A worker's life: every event in every state, and the picture of it in the docs.
+
+$ python -m tests.unit.runtime.test_lifecycle    # prints the picture
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from asyncrpc import AlreadyStartedError, NotStartedError, UsageError
+from asyncrpc.runtime.lifecycle import TRANSITIONS, Event, Lifecycle, State
+
+DOC = Path(__file__).parents[3] / "docs" / "explanation" / "architecture.md"
+PATHS = {
+    State.NEW: (),
+    State.STARTING: (Event.START,),
+    State.RUNNING: (Event.START, Event.STARTED),
+    State.DRAINING: (Event.START, Event.STARTED, Event.SHUT_DOWN),
+    State.CLOSED: (Event.START, Event.STARTED, Event.SHUT_DOWN, Event.DRAINED),
+    State.FORKED: (Event.START, Event.FORK),
+}
+MAY_CALL = {State.STARTING, State.RUNNING, State.DRAINING}
+
+
+def lifecycle_in(state: State) -> Lifecycle:
+    found = Lifecycle("a")
+    for event in PATHS[state]:
+        found.advance(event)
+    assert found.state is state
+    return found
+
+
+def diagram() -> str:
+    """Draw `TRANSITIONS` as mermaid text, without forks."""
+    lines = ["stateDiagram-v2", "    [*] --> NEW"]
+    for state, row in TRANSITIONS.items():
+        lines += [
+            f"    {state.name} --> {after.name}: {event.value}"
+            for event, after in row.items()
+            if event is not Event.FORK
+        ]
+    return "\n".join([*lines, "    CLOSED --> [*]"])
+
+
+def test_the_picture_is_the_table() -> None:
+    text = DOC.read_text(encoding="utf-8")
+    drawn = text.split("```mermaid\nstateDiagram-v2", 1)[1].split("\n```", 1)[0]
+    assert f"stateDiagram-v2{drawn}" == diagram()
+
+
+def test_every_state_has_a_row_and_a_path() -> None:
+    assert TRANSITIONS.keys() == set(State) == PATHS.keys()
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
+def test_every_event_in_every_state(state: State, event: Event) -> None:
+    one = lifecycle_in(state)
+    after = TRANSITIONS[state].get(event)
+    if after is not None:
+        one.advance(event)
+        assert one.state is after
+        assert one.is_usable is (after in MAY_CALL)
+    elif event is Event.START:
+        with pytest.raises(AlreadyStartedError, match="make a new Worker"):
+            one.advance(event)
+    else:
+        with pytest.raises(AssertionError):
+            one.advance(event)
+    if after is None:
+        assert one.state is state
+
+
+@pytest.mark.parametrize("state", [one for one in State if one is not State.NEW])
+def test_a_fork_ends_the_copy_in_every_state(state: State) -> None:
+    assert TRANSITIONS[state][Event.FORK] is State.FORKED
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (State.NEW, "has not been started; use `async with`"),
+        (State.CLOSED, "does not run: it has been shut down"),
+        (State.FORKED, "a forked child has none"),
+    ],
+)
+def test_who_uses_it_wrongly_is_told_why(state: State, text: str) -> None:
+    one = lifecycle_in(state)
+    with pytest.raises(NotStartedError, match=text):
+        one.check_running()
+    with pytest.raises(NotStartedError, match=text):
+        one.check_on_loop("Worker.find")
+
+
+@pytest.mark.parametrize("state", sorted(MAY_CALL, key=lambda one: one.value))
+def test_functions_in_flight_may_use_it_until_it_has_drained(state: State) -> None:
+    one = lifecycle_in(state)
+    one.check_running()
+    assert one.is_draining is (state is State.DRAINING)
+
+
+async def test_its_loop_and_no_other() -> None:
+    one = lifecycle_in(State.RUNNING)
+    one.loop = asyncio.get_running_loop()
+    one.check_on_loop("Worker.find")
+    with pytest.raises(UsageError, match=r"Worker\.find .* in a thread without one"):
+        await asyncio.to_thread(one.check_on_loop, "Worker.find")
+
+
+if __name__ == "__main__":
+    print(diagram())  # noqa: T201  # to be pasted
