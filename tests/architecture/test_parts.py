@@ -41,7 +41,6 @@ LONG_LEFT = {
     "asyncrpc.runtime.calls.callee.CalleeSide",
     "asyncrpc.runtime.calls.caller.CallerSide",
     "asyncrpc.runtime.closing.Closing",
-    "asyncrpc.runtime.links.connection.Connection",
     "asyncrpc.runtime.links.directory.Directory",
     "asyncrpc.runtime.links.link.Link",
     "asyncrpc.runtime.meeting.Meeting",
