@@ -30,7 +30,6 @@ CLASS_LINES_MAX = 500
 LONG_LEFT = {
     "asyncrpc.collectives.group.Group",  # half of it is docstrings
     "asyncrpc.compat.rpc._testing.faulty_worker.FaultyWorker",
-    "asyncrpc.runtime.links.connection.Connection",
 }
 
 # Bases that make a class a contract, or a kind of error; by the name that is written.

@@ -47,7 +47,7 @@ async def two(
 
 
 def lanes_of(worker: Worker, to: str) -> Lanes:
-    link = worker.directory.find(to).link
+    link = worker.parts.directory.find(to).link
     assert link is not None
     assert link.connection.lanes is not None
     return link.connection.lanes
@@ -105,7 +105,7 @@ class TestOpening:
         async with two(network) as (a, b):
             for _ in range(2):
                 await a.peer("b").call(remote.total, numbers(4 * MIB))
-            (link,) = b.directory.links
+            (link,) = b.parts.directory.links
             assert link.connection.bytes_copied == 0
 
     async def test_no_lanes_if_the_options_say_so(self) -> None:
@@ -162,7 +162,7 @@ class TestOpening:
     async def test_a_call_given_up_while_they_open_is_never_sent(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.add, 1)
-            call = a.start_call("b", remote.total, (numbers(MIB),))
+            call = a.parts.start_call("b", remote.total, (numbers(MIB),))
             assert lanes_of(a, "b").state is LanesState.OPENING
             call.cancel()
             assert await a.peer("b").call(remote.add, 1) == 2
@@ -171,13 +171,13 @@ class TestOpening:
     async def test_a_lane_of_another_connection_is_refused(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.add, 1)
-            (control,) = [link.connection for link in a.directory.links]
-            member = a.directory.find("b").member
+            (control,) = [link.connection for link in a.parts.directory.links]
+            member = a.parts.directory.find("b").member
             own = a.incarnation
 
             async def dial(token: int) -> str:
                 def on_proved(connection: Connection) -> None:
-                    connection.hello(a.hello(expects="b", lane=token))
+                    connection.hello(a.parts.hello(expects="b", lane=token))
 
                 def on_hello(connection: Connection, _: object) -> None:
                     connection.open_to(SILENT)
@@ -186,15 +186,15 @@ class TestOpening:
                     Role.DIALER, on_proved, on_hello
                 )
                 (address, *_) = a.parts.directory.routes.to(member)
-                await a.connectors["tcp"].connect(address, made)
+                await a.parts.connectors["tcp"].connect(address, made)
                 hello = await made.opened
                 made.close()
                 return hello.verdict
 
             assert await dial(control.token ^ 2) == "no such connection"
-            a.incarnation = type(own)(int(own) ^ 2)
+            a.parts.identity.incarnation = type(own)(int(own) ^ 2)
             assert await dial(control.token) == "no such connection"
-            a.incarnation = own
+            a.parts.identity.incarnation = own
             assert not lanes_of(b, "a").lanes
             assert await a.peer("b").call(remote.add, 1) == 2
 
@@ -217,8 +217,8 @@ class TestStriping:
     async def test_both_directions_and_many_calls_at_once(self, network: Wires) -> None:
         async with two(network) as (a, b):
             large = [numbers((number + 1) * MIB) for number in range(6)]
-            calls = [a.start_call("b", remote.echo, (one,)) for one in large]
-            calls += [b.start_call("a", remote.echo, (one,)) for one in large]
+            calls = [a.parts.start_call("b", remote.echo, (one,)) for one in large]
+            calls += [b.parts.start_call("a", remote.echo, (one,)) for one in large]
             small = [await a.peer("b").call(remote.add, number) for number in range(9)]
             assert small == list(range(1, 10))
             for call, one in zip(calls, large * 2, strict=True):
@@ -239,8 +239,8 @@ class TestStriping:
             network.between("a", "b").lose(network.rng.choice([0.0, 0.05]))
             async with two(network, bulk_lanes=3) as (a, b):
                 large = [numbers((number + 1) * 99_999) for number in range(8)]
-                calls = [a.start_call("b", remote.echo, (one,)) for one in large]
-                calls += [b.start_call("a", remote.echo, (one,)) for one in large]
+                calls = [a.parts.start_call("b", remote.echo, (one,)) for one in large]
+                calls += [b.parts.start_call("a", remote.echo, (one,)) for one in large]
                 for call in calls[::3]:
                     call.cancel()
                 for number, call in enumerate(calls):
@@ -263,7 +263,7 @@ class TestGivingUp:
         async with two(network) as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             read.clear()
-            call = a.start_call("b", remote.total, (numbers(64 * MIB),))
+            call = a.parts.start_call("b", remote.total, (numbers(64 * MIB),))
             await until(lambda: bool(read), 0.0)
             call.cancel()
             assert await a.peer("b").call(remote.add, 1) == 2
@@ -277,20 +277,20 @@ class TestGivingUp:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             read = counted(monkeypatch)
-            call = a.start_call("b", torch.ones, (64 * MIB,))
+            call = a.parts.start_call("b", torch.ones, (64 * MIB,))
             await until(lambda: bool(read), 0.0)
             call.cancel()
             assert await a.peer("b").call(remote.add, 1) == 2
             await until(lambda: not len(lanes_of(a, "b").arrivals), 0.0)
             assert read.total() < 128 * MIB
-            assert not b.active
+            assert not b.parts.active
 
 
 class TestTheEnd:
     async def test_a_lane_that_breaks_breaks_the_link_and_says_so(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
-            call = a.start_call("b", remote.total, (numbers(64 * MIB),))
+            call = a.parts.start_call("b", remote.total, (numbers(64 * MIB),))
             lanes_of(b, "a").lanes[0].connection.fail(ConnectError("cut"))
             with pytest.raises(WorkerLostError, match=r"a lane to .* broke"):
                 await call
@@ -303,7 +303,7 @@ class TestTheEnd:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             remote.watches["w"] = watch = remote.Watch()
-            call = a.start_call("b", remote.wait_for_ever, ("w",))
+            call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
             await watch.begun.wait()
             for lane in lanes_of(b, "a").lanes:
                 lane.connection.close()
@@ -315,7 +315,7 @@ class TestTheEnd:
     async def test_what_is_no_chunk_breaks_the_link(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
-            link = b.directory.links[0]
+            link = b.parts.directory.links[0]
             lanes_of(a, "b").lanes[0].stream.write_now(b"junk" * 10)
             await link.connection.ended
             assert "no DATA frame on a lane" in link.lost_because
@@ -326,9 +326,9 @@ class TestTheEnd:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             read = counted(monkeypatch)
-            call = a.start_call("b", make_large, (64 * MIB,))
+            call = a.parts.start_call("b", make_large, (64 * MIB,))
             await until(lambda: bool(read), 0.0)
-            assert not b.active
+            assert not b.parts.active
             await b.shutdown()
             assert len(await call) == 64 * MIB
 
@@ -340,7 +340,7 @@ class TestTheEnd:
         async with cluster as a:
             await a.peer("b").call(remote.total, numbers(MIB))
             connections = [lane.connection for lane in lanes_of(a, "b").lanes]
-            call = a.start_call("b", remote.total, (numbers(64 * MIB),))
+            call = a.parts.start_call("b", remote.total, (numbers(64 * MIB),))
             cluster.kill("b")
             with pytest.raises(WorkerLostError):
                 await call
