@@ -55,7 +55,7 @@ async def test_late_word_of_a_former_life(where: dict[str, str]) -> None:
         assert await a.peer("b").call(len, "ab") == 2
         groups = [Group(one, NAMES, name="open") for one in (a, b)]
         former = WorkerId("b", Incarnation(1))
-        a.service(SERVICE).on_peer_lost(former, "it has been restarted")
+        a.parts.service(SERVICE).on_peer_lost(former, "it has been restarted")
         async with asyncio.timeout(LIMIT_S):
             sums = await asyncio.gather(
                 *(group.all_reduce(torch.ones(1)) for group in groups)
