@@ -130,8 +130,11 @@ class Notices:
         try:
             link = await self._links.link_to(name)
         except (CallError, TransportError, UsageError) as error:
-            self._on_unreachable(WorkerId(name, to), str(error))
-            return
+            found = self._worker.directory.link_of(to)
+            if found is None:
+                self._on_unreachable(WorkerId(name, to), str(error))
+                return
+            link = found  # it has dialed itself, after all
         if link.peer.incarnation != to:
             self._on_unreachable(WorkerId(name, to), "it has been restarted")
             return

@@ -387,7 +387,7 @@ class Worker:
         """
         self.parts.lifecycle.check_running()
         check_kind("dtype", dtype, torch.dtype, "a torch.dtype")
-        return empty(self.parts, sizes_of(shape), dtype)
+        return empty(self.parts.memory, self.parts.tasks, sizes_of(shape), dtype)
 
     # --- the group -------------------------------------------------------------------
 

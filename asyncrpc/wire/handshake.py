@@ -27,6 +27,7 @@ from __future__ import annotations
 import enum
 import hmac
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from asyncrpc.errors import (
@@ -232,3 +233,57 @@ class Handshake:
         # The prefaces have a fixed length, so nothing of the binding passes for them.
         transcript = label + b"".join(dialer_first) + self.binding
         return hmac.digest(self._secret, transcript, "sha256")
+
+
+class HandshakeReader:
+    """Reads the records of a handshake from a stream, and answers them.
+
+    Attributes:
+        bytes_copied: none that counts.
+        message_bytes_copied: likewise.
+    """
+
+    bytes_copied = 0
+    message_bytes_copied = 0
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        send: Callable[[bytes], None],
+        on_proved: Callable[[], None],
+    ) -> None:
+        """Prepare to read.
+
+        Args:
+            handshake: what is read belongs to it.
+            send: sends an answer.
+            on_proved: called when nothing of the handshake is left to come.
+        """
+        self._handshake = handshake
+        self._send = send
+        self._on_proved = on_proved
+        self._record = bytearray()
+        self._place = memoryview(bytearray(max(PREFACE.size, PROOF_BYTES)))
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next bytes must land: no more than belong to it."""
+        return self._place[: self._handshake.wanted - len(self._record)]
+
+    def advance(self, nbytes: int) -> None:
+        """Take what has landed.
+
+        Raises:
+            AuthenticationError: see `Handshake.receive`.
+            VersionMismatchError: likewise.
+            MalformedError: likewise.
+        """
+        self._record += self._place[:nbytes]
+        if len(self._record) < self._handshake.wanted:
+            self._handshake.check_beginning(self._record)
+            return
+        record, self._record = bytes(self._record), bytearray()
+        answer = self._handshake.receive(record)
+        if answer:
+            self._send(answer)
+        if not self._handshake.wanted:
+            self._on_proved()

@@ -7,6 +7,9 @@ and how many bytes of it have been read, and each goes on sending from there.  S
 byte arrives once and in order, and what is above knows nothing of it: neither frames
 nor payloads need numbers, and a cut may be anywhere, also inside a frame.
 
+`TRANSITIONS` says what becomes of the connection; `RetransmitBuffer` keeps what was
+sent, and `Receipts` counts what was read.
+
 Sans-IO.
 
 Source: RFC 9293 (TCP), whose sequence numbers count bytes too.
@@ -14,8 +17,9 @@ Source: RFC 9293 (TCP), whose sequence numbers count bytes too.
 
 from __future__ import annotations
 
+import enum
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from asyncrpc.errors import MalformedError
@@ -25,8 +29,112 @@ from asyncrpc.errors import MalformedError
 ACK_BYTES: Final = 32 << 10
 LANE_ACK_BYTES: Final = 1 << 20
 
+NEVER: Final = 1 << 64  # no call and no byte has this number
 
-class Kept:
+
+class ResumeState(enum.Enum):
+    """Whether a connection outlives its transport."""
+
+    NOT_RESUMABLE = "it ends with its transport, unless it is allowed to outlive it"
+    CONNECTED = "another transport may take the place of the one that it has"
+    BROKEN = "it waits for another transport"
+    CLOSING = "a side ends it: with its transport, if no other takes its place before"
+    CLOSING_BROKEN = "a side ends it, and it waits for another transport"
+    ENDING = "it ends with what it has for a transport, whatever comes"
+    ENDED = "it has ended"
+
+
+class ResumeEvent(enum.Enum):
+    """What decides whether it does."""
+
+    ALLOW = "it may outlive its transport from now on"
+    LOSE = "the transport has ended"
+    REPLACE = "the transport is given up for another, which is about to come"
+    RESUME = "another transport has come"
+    CLOSE = "this side closes or aborts the connection"
+    PEER_CLOSE = "the peer says that it closes the connection"
+    END = "whoever waits for the connection has been told of its end"
+
+
+NOT_RESUMABLE, CONNECTED, BROKEN, CLOSING, CLOSING_BROKEN, ENDING, ENDED = ResumeState
+_E = ResumeEvent
+
+# An event that is not listed changes nothing.
+TRANSITIONS: Final[Mapping[ResumeState, Mapping[ResumeEvent, ResumeState]]] = {
+    NOT_RESUMABLE: {
+        _E.ALLOW: CONNECTED,
+        _E.LOSE: ENDED,
+        _E.CLOSE: ENDING,
+        _E.PEER_CLOSE: ENDING,
+        _E.END: ENDED,
+    },
+    CONNECTED: {
+        _E.LOSE: BROKEN,
+        _E.REPLACE: BROKEN,
+        _E.CLOSE: CLOSING,
+        _E.PEER_CLOSE: CLOSING,
+        _E.END: ENDED,
+    },
+    BROKEN: {
+        _E.LOSE: ENDED,
+        _E.RESUME: CONNECTED,
+        _E.CLOSE: ENDING,  # nothing can be written any more
+        _E.PEER_CLOSE: ENDED,  # the end has overtaken this word: nobody dials again
+        _E.END: ENDED,
+    },
+    CLOSING: {
+        _E.LOSE: ENDED,
+        _E.REPLACE: CLOSING_BROKEN,
+        _E.END: ENDED,
+    },
+    CLOSING_BROKEN: {
+        _E.LOSE: ENDED,
+        _E.RESUME: CLOSING,
+        _E.CLOSE: ENDING,
+        _E.PEER_CLOSE: ENDED,
+        _E.END: ENDED,
+    },
+    ENDING: {
+        _E.LOSE: ENDED,
+        _E.END: ENDED,
+    },
+    ENDED: {},
+}
+
+
+class Receipts:
+    """How many bytes of one connection have been read, and how many the peer knows of.
+
+    Attributes:
+        received: how many have been read since the peer's HELLO.
+        due_at: at so many the peer is to be told again.
+    """
+
+    __slots__ = ("_every_bytes", "_told", "due_at", "received")
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.due_at = NEVER
+        self._told = 0
+        self._every_bytes = 0  # 0: the peer is never told
+
+    def begin(self, every_bytes: int) -> None:
+        """Have the peer told each time that so many bytes have been read."""
+        self._every_bytes = every_bytes
+        self.due_at = self.received + every_bytes
+
+    def has_news(self, nbytes: int) -> bool:
+        """Return whether the peer is to be told of `nbytes` bytes or more."""
+        return self._every_bytes > 0 and self.received - self._told >= nbytes
+
+    def told(self) -> int:
+        """Take note that the peer is told; return how many bytes have been read."""
+        self._told = self.received
+        self.due_at = self.received + self._every_bytes
+        return self.received
+
+
+class RetransmitBuffer:
     """Bytes of one connection that its peer has not acknowledged.
 
     Attributes:

@@ -221,11 +221,10 @@ class Directory(Reconnecting):
 
     async def _may_go_on(self, entry: Entry, dialled: Member) -> bool:
         """Say whether a dial that failed need not have been the last."""
-        if entry.machine.connection is not None:
-            return True  # the peer's own
-        if entry.member != dialled:
-            return True  # it is elsewhere, and word of that came meanwhile
-        return await self._worker.membership.refresh(entry.member.name)
+        may_go_on = _has_news(entry, dialled)
+        if not may_go_on and await self._worker.membership.refresh(dialled.name):
+            return True
+        return may_go_on or _has_news(entry, dialled)  # come while others were asked
 
     async def _dial_once(self, entry: Entry, attempt: int) -> Connection | None:
         """Dial; None if the peer's own dial is to survive."""
@@ -353,11 +352,11 @@ class Directory(Reconnecting):
             limits=worker.options.limits,
             make_buffer=worker.receive_pool.make,
             nonce=worker.random_bytes(NONCE_BYTES),
+            poller=worker.spinner,
             on_proved=on_proved,
             on_hello=on_hello,
         )
         connection.on_lost = self._on_lost
-        connection.spinner = worker.spinner
         # Not before there is a transport: what never had one never ends either.
         connection.on_made = self._note_made
         return connection
@@ -588,3 +587,8 @@ class Directory(Reconnecting):
         left = [connection.ended for connection in tuple(self._connections)]
         if left:
             await asyncio.wait(left, timeout=1.0)
+
+
+def _has_news(entry: Entry, dialled: Member) -> bool:
+    """Say whether a peer has dialed itself, or is known to be elsewhere now."""
+    return entry.machine.connection is not None or entry.member != dialled

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from asyncrpc.errors import ConnectionLostError, MalformedError, Outcome
+from asyncrpc.errors import MalformedError, Outcome
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.callee import CalleeSide
 from asyncrpc.runtime.calls.caller import CallerSide
@@ -20,6 +20,7 @@ from asyncrpc.wire.frames import FrameKind
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.links.connection import Connection
+    from asyncrpc.runtime.payloads.lanes import LaneConnection
     from asyncrpc.runtime.worker import Worker
 
 
@@ -99,7 +100,7 @@ class Link(CallerSide, CalleeSide):
     def _on_ack(self, _flags: int, lane: int, aux: int, *_rest: object) -> None:
         connection = self._connection_named(lane)
         if connection is not None:
-            connection.kept.acknowledge(aux)
+            connection.on_ack(aux)
 
     def _on_close(
         self,
@@ -111,14 +112,10 @@ class Link(CallerSide, CalleeSide):
         *_rest: object,
     ) -> None:
         connection = self._connection_named(lane)
-        if connection is None:
-            return
-        why = bytes(control).decode(errors="replace")
-        connection.peer_closed = why or "it closed the connection"
-        if connection.is_broken:  # its end has overtaken this word
-            connection.end(ConnectionLostError(connection.peer_closed))
+        if connection is not None:
+            connection.on_peer_close(bytes(control).decode(errors="replace"))
 
-    def _connection_named(self, lane: int) -> Connection | None:
+    def _connection_named(self, lane: int) -> LaneConnection | None:
         """Return the connection, or one of its lanes; None if that has ended."""
         if not lane:
             return self.connection
@@ -149,13 +146,13 @@ class Link(CallerSide, CalleeSide):
         """The connection has ended: fail what waits, cancel what it runs."""
         self.lost_because = reason or "the connection was closed"
         waited = self.credit.close()
-        kept_back = self.connection.first_kept_back
+        first_unsent = self.connection.first_unsent
         for call in self.pending.take_all():
             call.settle()
             call.pins = None  # the peer's death settles what it was lent
             if isinstance(call, CallFuture):
                 outcome = call.outcome_if_lost
-                if call.call_id in waited or call.call_id >= kept_back:
+                if call.call_id in waited or call.call_id >= first_unsent:
                     # It never left this worker.
                     outcome = Outcome.NOT_EXECUTED
                 call.fail(self._lost_error(call.function, outcome))

@@ -25,7 +25,7 @@ from asyncrpc.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from asyncrpc.runtime.links.resuming import Discard
+from asyncrpc.runtime.links.disconnected import Discard
 from asyncrpc.runtime.machine.detector import Evidence
 from asyncrpc.runtime.payloads.lane_dialing import SILENT, LaneDialing
 from asyncrpc.transport.dial import connect_any
@@ -67,8 +67,7 @@ class Reconnecting(LaneDialing):
 
     def allow_resuming(self, connection: Connection, link: Link) -> None:
         """Let an open connection outlive its transport."""
-        connection.next_call_id = lambda: link.pending.next_id
-        connection.allow_resuming(self._on_broken)
+        connection.allow_resuming(self._on_broken, lambda: link.pending.next_id)
 
     def _on_broken(self, connection: Connection, error: TransportError | None) -> None:
         """The transport of a connection has broken: mend it, or give it up."""

@@ -1,4 +1,4 @@
-"""Where received payloads land: in warm memory, or in the caller's own tensor.
+"""The memory that received payloads land in: kept warm for the next ones.
 
 Every payload has memory to itself, which lives as long as a tensor is made over it.
 That of the larger ones is kept in a pool when the last of these tensors dies, and used
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -19,7 +18,6 @@ import numpy.typing as npt
 
 from asyncrpc.runtime.machine.blocks import IdleBlocks, size_class
 from asyncrpc.serde.outbox import view_memory
-from asyncrpc.wire.frames import FrameKind
 
 # Below it the C library reuses memory by itself.  Writing 16 MiB: 15 GB/s into kept
 # memory, 8 to 9 into fresh huge pages, 1.5 into fresh small ones; 256 MiB: 13, 6 and 2.
@@ -27,7 +25,6 @@ POOLED_BYTES_MIN: Final = 1 << 20
 # A training step or a burst of requests comes again within it.
 IDLE_S: Final = 5.0
 
-_RESPONSE: Final = int(FrameKind.RESPONSE)
 _Block: TypeAlias = npt.NDArray[np.uint8]
 
 
@@ -128,28 +125,3 @@ class ReceivePool:
         if self._idle:
             at_s = self._idle.oldest_s + IDLE_S
             self._timer = self._loop.call_at(at_s, self._drop_old)
-
-
-class Landing:
-    """Where the payloads of one peer land.
-
-    Attributes:
-        claims: by call, the memory that its response's only buffer is to land in.
-    """
-
-    __slots__ = ("_make", "claims")
-
-    def __init__(self, make: Callable[[int], memoryview]) -> None:
-        self._make = make
-        self.claims: dict[int, memoryview] = {}
-
-    def allocate(
-        self, kind: int, call_id: int, lengths: Sequence[int]
-    ) -> list[memoryview]:
-        """Return the buffers of a message: the caller's own memory where it fits."""
-        if self.claims and kind == _RESPONSE and len(lengths) == 1:
-            claimed = self.claims.get(call_id)
-            if claimed is not None and claimed.nbytes == lengths[0]:
-                return [claimed]
-        make = self._make
-        return [make(nbytes) for nbytes in lengths]

@@ -15,11 +15,10 @@ A lane that breaks takes bytes with it that nobody sends again: it breaks the li
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -28,13 +27,16 @@ from asyncrpc.errors import (
     MalformedError,
     RemoteProtocolError,
 )
+from asyncrpc.runtime.machine.lanes import (
+    TRANSITIONS,
+    LanesEvent,
+    LanesState,
+    TurnRation,
+)
 from asyncrpc.runtime.options import LANES_MAX
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.wire.frames import FrameKind, Outgoing
 from asyncrpc.wire.transfers import Arrivals, Departure, Departures, LaneReader
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.connection import Connection
 
 logger = logging.getLogger("asyncrpc")
 
@@ -43,25 +45,125 @@ LANES_BY_SCHEME: Final = {"tcp": 2, "uds": 1, "mem": 1}
 LANES_ON_HOST: Final = 1  # a second TCP connection on loopback only costs
 # How long a payload waits for the first lane.  Then it takes the control connection.
 OPENING_WAIT_S: Final = 1.0
-# What one turn of the loop reads from all lanes of a link, and what it writes to them,
-# while small messages come and go: about 30 us each at 4 GB/s.
-TURN_BYTES: Final = 128 << 10
-# The same once the control connection has had nothing to read for so many turns: then
-# nobody waits, and TCP moves 4.3 GB/s, not 2.3.
-QUIET_TURN_BYTES: Final = 512 << 10
-QUIET_TURNS: Final = 16
 # A lane that has not taken the last chunk gets no other: it would only wait there.
 _MARKS: Final = WaterMarks(high_bytes=0, low_bytes=0)
 
 
-class LanesState(enum.Enum):
-    """Whether payloads can leave over lanes."""
+class LaneStream(Protocol):
+    """The bytes that a connection writes."""
 
-    NONE = "nobody has needed them yet"
-    OPENING = "the first is being opened"
-    UP = "there is at least one"
-    OFF = "there can be none: payloads take the control connection"
-    CLOSED = "the link has ended"
+    @property
+    def room(self) -> asyncio.Event:
+        """Set while the transport has room."""
+
+    def write_now(self, *parts: bytes | memoryview) -> None:
+        """Write parts of frames now."""
+
+    def pause_reading(self) -> None:
+        """Take no more for now."""
+
+    def resume_reading(self) -> None:
+        """Go on reading."""
+
+
+class ControlConnection(Protocol):
+    """The connection that lanes belong to.
+
+    Attributes:
+        on_broken: called when its transport has broken; None: its end is the
+            connection's.
+    """
+
+    on_broken: Callable[..., None] | None
+
+    @property
+    def reads(self) -> int:
+        """How often something has been read."""
+
+    @property
+    def scheme(self) -> str:
+        """The transport's scheme."""
+
+    @property
+    def where(self) -> str:
+        """The other end, for people to read."""
+
+    @property
+    def stream(self) -> LaneStream:
+        """What it writes."""
+
+    @property
+    def send_in_band(self) -> Callable[[Outgoing], object]:
+        """Send a message and its payload over this connection itself."""
+
+    def send(self, kind: int, call_id: int, *, aux: int = 0) -> None:
+        """Write a message."""
+
+    def fail(self, error: AsyncRpcError) -> None:
+        """Abort it, and with it the link."""
+
+
+class LaneConnection(Protocol):
+    """A connection that becomes a lane.
+
+    Attributes:
+        on_lost: called when the connection has ended.
+    """
+
+    on_lost: Callable[[Any, AsyncRpcError | None], None] | None
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when it has ended."""
+
+    @property
+    def peer_closed(self) -> str | None:
+        """Why the peer ends it in order, once it has said so."""
+
+    @property
+    def where(self) -> str:
+        """The other end, for people to read."""
+
+    @property
+    def token(self) -> int:
+        """What names it at both ends."""
+
+    @property
+    def stream(self) -> LaneStream:
+        """What it writes."""
+
+    @property
+    def acknowledge(self) -> Callable[[], None]:
+        """Say how much has been read, if the peer does not know."""
+
+    def open_as_lane(
+        self,
+        reader: Lane,
+        control: Any,
+        *,
+        on_writable: Callable[[], None],
+        marks: WaterMarks,
+    ) -> None:
+        """Give all further bytes to a lane of `control`."""
+
+    def allow_resuming(self, on_broken: Callable[..., None]) -> None:
+        """Outlive the transport from now on."""
+
+    def on_ack(self, received: int) -> None:
+        """The peer has read so many bytes of ours."""
+
+    def on_peer_close(self, why: str) -> None:
+        """The peer says that it closes the connection."""
+
+    def close(self) -> None:
+        """Write what is queued, then end in order."""
+
+    def fail(self, error: AsyncRpcError) -> None:
+        """Abort it."""
+
+
+# Payloads wait for the first lane.
+_HOLDING: Final = frozenset({LanesState.NONE, LanesState.OPENING})
 
 
 class Lane:
@@ -69,6 +171,7 @@ class Lane:
 
     Attributes:
         connection: what it was made of.
+        stream: what that writes.
         rest: of the chunk that is being written.
         reader: knows where its bytes land.
         get_buffer: as of the reader.
@@ -79,8 +182,9 @@ class Lane:
     bytes_copied = 0
     message_bytes_copied = 0
 
-    def __init__(self, lanes: Lanes, connection: Connection) -> None:
+    def __init__(self, lanes: Lanes, connection: LaneConnection) -> None:
         self.connection = connection
+        self.stream = connection.stream
         self.rest: deque[bytes | memoryview] = deque()
         self.reader = LaneReader(lanes.arrivals)
         self.get_buffer = self.reader.get_buffer
@@ -98,7 +202,7 @@ class Lane:
                 part = view[: limit_bytes - written]
             parts.append(part)
             written += len(part)
-        self.connection.write(*parts)
+        self.stream.write_now(*parts)
         return written
 
     def advance(self, nbytes: int) -> None:
@@ -109,7 +213,7 @@ class Lane:
         """
         self.reader.advance(nbytes)
         if self.reader.waits_for:
-            self.connection.pause_reading()
+            self.stream.pause_reading()
         self._lanes.on_read(nbytes)
 
 
@@ -124,7 +228,7 @@ class Lanes:
 
     def __init__(
         self,
-        control: Connection,
+        control: ControlConnection,
         arrivals: Arrivals,
         *,
         loop: asyncio.AbstractEventLoop,
@@ -157,43 +261,46 @@ class Lanes:
         self._dial = dial
         self._start_task = start_task
         self._departures = Departures()
-        self._held: list[Outgoing] = []
-        self._is_late = False  # the first lane lets itself be waited for
+        self._waiting: list[Outgoing] = []  # for the first lane
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
         self._turn_bytes = 0
-        self._limit_bytes = TURN_BYTES
-        self._reads = 0  # of the control connection, when last looked at
-        self._quiet_turns = 0  # since then
+        self._ration = TurnRation()
         self._is_paused = False
         self._next = 0  # the lane that is asked first
         self._drained: asyncio.Future[None] | None = None
 
+    def _on(self, event: LanesEvent) -> bool:
+        """Take an event; return whether it has changed anything."""
+        before = self.state
+        self.state = TRANSITIONS[before].get(event, before)
+        return self.state is not before
+
     # --- sending ---------------------------------------------------------------------
 
     def send(self, message: Outgoing) -> bool:
-        """Take over a message with a large payload; see `connection.Mover`."""
-        if self.state is LanesState.OFF or self._is_late:
-            return False
+        """Take over a message with a large payload; see `PayloadRoute`."""
         if self.state is LanesState.UP:
             self._depart(message)
             return True
-        self._held.append(message)
+        if self.state not in _HOLDING:
+            return False
+        self._waiting.append(message)
         if self.state is LanesState.NONE:
             self._open(self._wanted)
         return True
 
     def drop(self, kind: int, call_id: int) -> bool:
         """Give up a message that has not left in full; say whether there was one."""
-        mine = [one for one in self._held if one[:2] == (kind, call_id)]
+        mine = [one for one in self._waiting if one[:2] == (kind, call_id)]
         for one in mine:
-            self._held.remove(one)
+            self._waiting.remove(one)
             if one.on_sent is not None:
                 one.on_sent()
         told = self._departures.drop(kind, call_id)
         for frame in told:
-            self._control.write(frame)
+            self._control.stream.write_now(frame)
         self._check_drained()
         return bool(mine or told)
 
@@ -203,19 +310,19 @@ class Lanes:
         What else it may tell the peer, such as which references were kept, must arrive.
         """
         for frame in self._departures.drop(kind, call_id, bare_only=True):
-            self._control.write(frame)
+            self._control.stream.write_now(frame)
         self._check_drained()
 
     def _depart(self, message: Outgoing) -> None:
         departure = Departure(**message._asdict())
-        self._control.write(self._departures.add(departure))
+        self._control.stream.write_now(self._departures.add(departure))
         self.pump()
 
     def pump(self) -> None:
         """Give the next chunks to lanes that have room, some in a turn of the loop."""
         if self._pumping or not self._has_work:
             return
-        left = self._turn_limit_bytes()
+        left = self._ration.next_turn(self._control.reads)
         while left > 0 and (lane := self._free_lane()) is not None:
             if not self._pumping:
                 self._pumping = True
@@ -233,7 +340,7 @@ class Lanes:
         lanes = self.lanes
         for step in range(len(lanes)):
             lane = lanes[(self._next + step) % len(lanes)]
-            if lane.connection.is_writable and (lane.rest or self._departures):
+            if lane.stream.room.is_set() and (lane.rest or self._departures):
                 self._next += step + 1
                 return lane
         return None
@@ -247,43 +354,31 @@ class Lanes:
     def on_read(self, nbytes: int) -> None:
         """Count what was read in this turn of the loop; enough is enough."""
         self._turn_bytes += nbytes
-        if self._turn_bytes >= self._limit_bytes and not self._is_paused:
+        if self._turn_bytes >= self._ration.limit_bytes and not self._is_paused:
             self._is_paused = True
             for lane in self.lanes:
-                lane.connection.pause_reading()
+                lane.stream.pause_reading()
             self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
         self._turn_bytes = 0
         self._is_paused = False
-        limit_bytes = self._turn_limit_bytes()
+        limit_bytes = self._ration.next_turn(self._control.reads)
         for lane in self.lanes:
             lane.reader.read_bytes_max = limit_bytes
             if not lane.reader.waits_for:
-                lane.connection.resume_reading()
+                lane.stream.resume_reading()
 
     def _on_opened(self) -> None:
         """Let the lanes go on that were ahead of the control connection."""
         for lane in self.lanes:
             if lane.reader.waits_for and lane.reader.proceed() and not self._is_paused:
-                lane.connection.resume_reading()
-
-    def _turn_limit_bytes(self) -> int:
-        """Return how much one turn may move: more if no small message has come lately.
-
-        Called once for each turn and direction.
-        """
-        reads = self._control.reads
-        self._quiet_turns = 0 if reads != self._reads else self._quiet_turns + 1
-        self._reads = reads
-        quiet = self._quiet_turns >= QUIET_TURNS
-        self._limit_bytes = QUIET_TURN_BYTES if quiet else TURN_BYTES
-        return self._limit_bytes
+                lane.stream.resume_reading()
 
     # --- opening ---------------------------------------------------------------------
 
     def _open(self, count: int) -> None:
-        self.state = LanesState.OPENING
+        self._on(LanesEvent.WANT)
         self._timer = self._loop.call_later(OPENING_WAIT_S, self._on_late)
         if self._dial is not None:
             self._opening = self._start_task(self._open_all(self._dial, count))
@@ -296,10 +391,10 @@ class Lanes:
         try:
             await dial(min(count, LANES_MAX))
         except (AsyncRpcError, TimeoutError) as error:
-            if self.state is LanesState.OPENING:
+            if self._on(LanesEvent.FAILED):
                 logger.warning("no lane to %s: %s", self._control.where, error)
                 self._control.send(FrameKind.LANES, 0, aux=0)
-                self._give_up()
+                self._send_without()
 
     def on_asked(self, count: int) -> None:
         """The peer asks for lanes; or the one that dials says that there will be none.
@@ -310,8 +405,8 @@ class Lanes:
         if self._dial is None:
             if count:
                 raise MalformedError(f"asked for {count} lanes by the side that dials")
-            if self.state in (LanesState.NONE, LanesState.OPENING):
-                self._give_up()
+            if self._on(LanesEvent.FAILED):
+                self._send_without()
         elif count <= 0:
             raise MalformedError(f"asked for {count} lanes")
         elif self.state is LanesState.OFF:
@@ -319,7 +414,7 @@ class Lanes:
         elif self.state is LanesState.NONE:
             self._open(max(count, self._wanted))
 
-    def attach(self, connection: Connection) -> None:
+    def attach(self, connection: LaneConnection) -> None:
         """Take a connection as a lane; both HELLOs are in."""
         if self.state is LanesState.CLOSED:
             connection.fail(ConnectError("its link has ended"))
@@ -327,44 +422,47 @@ class Lanes:
         lane = Lane(self, connection)
         on_lost = connection.on_lost
 
-        def lost(_: Connection, error: AsyncRpcError | None) -> None:
+        def lost(_: object, error: AsyncRpcError | None) -> None:
             if on_lost is not None:
                 on_lost(connection, error)
             self._on_lane_lost(lane, error)
 
         connection.on_lost = lost
         self.lanes.append(lane)
-        connection.ack_through = self._control
-        connection.open_as_lane(lane, self.pump, _MARKS)
+        connection.open_as_lane(
+            lane, self._control, on_writable=self.pump, marks=_MARKS
+        )
         if self._control.on_broken is not None:
             connection.allow_resuming(self._control.on_broken)
-        self.state = LanesState.UP
+        self._on(LanesEvent.OPENED)
         self._stop_waiting()
-        held, self._held = self._held, []
-        for one in held:
+        for one in self._take_waiting():
             self._depart(one)
         self.pump()
 
     def _on_late(self) -> None:
         self._timer = None
-        self._is_late = True
-        self._send_held()
+        self._on(LanesEvent.WAITED)
+        self._send_in_band()
 
-    def _give_up(self) -> None:
-        self.state = LanesState.OFF
+    def _send_without(self) -> None:
+        """There will be no lane: send what waits for the first over the control."""
         self._stop_waiting()
-        self._send_held()
+        self._send_in_band()
 
     def _stop_waiting(self) -> None:
-        self._is_late = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _send_held(self) -> None:
-        held, self._held = self._held, []
-        for one in held:
+    def _send_in_band(self) -> None:
+        for one in self._take_waiting():
             self._control.send_in_band(one)
+
+    def _take_waiting(self) -> list[Outgoing]:
+        """Return what waits for the first lane; from now on it does not."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
     # --- the end ---------------------------------------------------------------------
 
@@ -373,7 +471,7 @@ class Lanes:
         if self.state is LanesState.CLOSED:
             return
         if not self.lanes:
-            self.state = LanesState.OFF
+            self._on(LanesEvent.LOST)
             self._departures.clear()
             self._check_drained()
         in_order = error is None or lane.connection.peer_closed is not None
@@ -395,7 +493,7 @@ class Lanes:
             ConnectionLostError(f"{where} closed its lanes, but not the connection")
         )
 
-    def connection_of(self, token: int) -> Connection | None:
+    def connection_of(self, token: int) -> LaneConnection | None:
         """Return a lane's connection by its token; None if it has ended."""
         for lane in self.lanes:
             if lane.connection.token == token:
@@ -429,14 +527,13 @@ class Lanes:
 
     def clear(self) -> None:
         """The control connection has ended: so does everything here."""
-        self.state = LanesState.CLOSED
+        self._on(LanesEvent.CLOSE)
         self._stop_waiting()
         if self._opening is not None:
             self._opening.cancel()
         self._departures.clear()
         self._check_drained()
-        held, self._held = self._held, []
-        for one in held:
+        for one in self._take_waiting():
             if one.on_sent is not None:
                 one.on_sent()
         for lane in tuple(self.lanes):

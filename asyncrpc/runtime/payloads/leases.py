@@ -13,16 +13,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.shm.machine.pool import OFFSET_BITS, OFFSET_MASK
 from asyncrpc.shm.slab import Slab
 from asyncrpc.wire.frames import FrameKind, prefix
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
-
 
 _FREE: Final = int(FrameKind.FREE)
 
@@ -41,6 +37,26 @@ class Lender(Protocol):
 
     def take_back(self, locations: list[int]) -> None:
         """These places are not used any more."""
+
+
+class BorrowingConnection(Protocol):
+    """A connection, as far as places of the peer go."""
+
+    @property
+    def join(self) -> Callable[[bytes], None]:
+        """Write a message that can wait."""
+
+
+class BorrowingLink(Protocol):
+    """The way to a peer whose memory is used."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended for good."""
+
+    @property
+    def connection(self) -> BorrowingConnection:
+        """Carries the messages."""
 
 
 class _Watch(weakref.ref[Lease]):
@@ -75,7 +91,7 @@ class Borrowed:
 
     __slots__ = ("_leases", "link", "slabs")
 
-    def __init__(self, leases: Leases, link: Link) -> None:
+    def __init__(self, leases: Leases, link: BorrowingLink) -> None:
         self._leases = leases
         self.link = link
         self.slabs: dict[int, Slab] = {}

@@ -10,19 +10,16 @@ A tensor that lies in a slab already (`Worker.empty`) is not copied.
 
 from __future__ import annotations
 
-import ctypes
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple, Protocol
 
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.shm.machine.pool import OFFSET_MASK, PAGE_BYTES, Block
+from asyncrpc.runtime.payloads.copying import Copy, Copying, CopyQueue
+from asyncrpc.runtime.payloads.own_slabs import OwnSlabs, in_pages
+from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.shm.machine.pool import OFFSET_MASK, Block
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, Outgoing
 from asyncrpc.wire.placed import Entry, placed_prefix
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.payloads.sharing import Sharing
 
 # Up to here a payload goes with its message: a call that sends 64 KiB so takes 70 us of
 # both sides' time, through a slab 85; of 128 KiB 115 and 95, of 1 MiB 300 and 120.
@@ -33,49 +30,56 @@ ALIGNMENT: Final = 64  # of buffers that share a block
 
 # Warm 45 us, from and to memory that is not in the cache 150 us.
 COPY_AT_ONCE_BYTES: Final = 2 << 20
-COPY_PIECE_BYTES: Final = 512 << 10
 
 _REQUEST: Final = int(FrameKind.REQUEST)
-_Copy = tuple[memoryview, memoryview]  # to, from
 
 
-class Copying:
-    """A message whose payload is on its way into a slab."""
+class MoverConnection(Protocol):
+    """A connection, as far as payloads beside it go.
 
-    __slots__ = ("_copies", "_done", "frame", "key", "mover", "on_sent", "placement")
+    Attributes:
+        bytes_gathered: of buffers sent, those copied together before.
+    """
 
-    def __init__(
-        self,
-        mover: SlabMover,
-        key: tuple[int, int],
-        frame: Sequence[bytes | memoryview],
-        placement: _Placement,
-        on_sent: Callable[[], None] | None,
-    ) -> None:
-        self.mover = mover
-        self.key = key  # its kind and call
-        self.frame = frame
-        self.placement = placement
-        self.on_sent = on_sent
-        self._copies = deque(placement.copies)
-        self._done = 0  # bytes of the first copy
+    bytes_gathered: int
 
-    def step(self) -> bool:
-        """Copy one piece; say whether that was the last."""
-        left = COPY_PIECE_BYTES
-        while left and self._copies:
-            target, source = self._copies[0]
-            start = self._done
-            stop = min(start + left, source.nbytes)
-            # Holds the GIL, for 0.1 ms at most.  What releases it would wait for it
-            # after each piece, 5 ms if a thread is busy.
-            target[start:stop] = source[start:stop]
-            left -= stop - start
-            self._done = stop
-            if stop == source.nbytes:
-                self._copies.popleft()
-                self._done = 0
-        return not self._copies
+    def post(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write a message that is ready in parts."""
+
+
+class PendingCalls(Protocol):
+    """Our calls that have not been answered."""
+
+    def get(self, call_id: int) -> object | None:
+        """Return a call; None if it is over."""
+
+
+class MoverLink(PeerLink, Protocol):
+    """The way to the peer that payloads go to."""
+
+    @property
+    def connection(self) -> MoverConnection:
+        """Carries the messages."""
+
+    @property
+    def pending(self) -> PendingCalls:
+        """Our calls that have not been answered."""
+
+
+class _Message(NamedTuple):
+    """A message whose payload is on its way into a slab.
+
+    Attributes:
+        key: its kind and call.
+        frame: what is to be written once the payload is in its place.
+        placement: where that is.
+        on_sent: see `Outgoing`.
+    """
+
+    key: tuple[int, int]
+    frame: Sequence[bytes | memoryview]
+    placement: _Placement
+    on_sent: Callable[[], None] | None
 
 
 class _Placement:
@@ -85,15 +89,16 @@ class _Placement:
         entries: a line of the table for each buffer.
         inline: the buffers that go with the message.
         copies: what is to be copied where.
+        copied_bytes: how much that is.
     """
 
     def __init__(self, mover: SlabMover) -> None:
         self._mover = mover
-        self._sharing = mover.sharing
+        self._slabs = mover.slabs
         self._packed: Block | None = None  # what the short ones share
         self.entries: list[Entry] = []
         self.inline: list[memoryview] = []
-        self.copies: list[_Copy] = []
+        self.copies: list[Copy] = []
         self.copied_bytes = 0
 
     def place_all(self, buffers: Sequence[memoryview]) -> bool:
@@ -123,7 +128,7 @@ class _Placement:
 
     def take_back(self) -> None:
         """Free what was taken."""
-        pool = self._sharing.pool
+        pool = self._slabs.pool
         if self._packed is not None and not self._packed.holds:
             pool.free(self._packed)
         for _, location in self.entries:
@@ -131,11 +136,11 @@ class _Placement:
                 pool.release(self._mover, location)
 
     def _place(self, buffer: memoryview) -> bool:
-        block = self._sharing.own_block_of(buffer) if self._sharing.has_own else None
+        block = self._slabs.block_of(buffer) if self._slabs.has_tensors else None
         if block is not None:
-            location = block.location + self._sharing.offset_in(block, buffer)
+            location = block.location + self._slabs.offset_in(block, buffer)
             if block.slab in self._mover.attached:
-                self._sharing.pool.hold(self._mover, block, location)
+                self._slabs.pool.hold(self._mover, block, location)
                 self.entries.append(Entry(buffer.nbytes, location))
                 return True
             self._mover.unattached = block.slab
@@ -147,24 +152,24 @@ class _Placement:
         return True
 
     def _allocate(self, nbytes: int) -> Block | None:
-        return self._sharing.pool.allocate(nbytes, self._mover.attached)
+        return self._slabs.pool.allocate(nbytes, self._mover.attached)
 
     def _copy_to(self, block: Block, offset: int, buffer: memoryview) -> None:
         location = block.location + offset
-        self._sharing.pool.hold(self._mover, block, location)
+        self._slabs.pool.hold(self._mover, block, location)
         nbytes = buffer.nbytes
         self.entries.append(Entry(nbytes, location))
-        memory = self._sharing.slabs[block.slab].memory
+        memory = self._slabs.by_id[block.slab].memory
         start = location & OFFSET_MASK
         self.copies.append((memory[start : start + nbytes], buffer))
         self.copied_bytes += nbytes
 
 
 class SlabMover:
-    """Takes large payloads to one peer over from its connection; a `Mover`.
+    """Takes large payloads to one peer over from its connection; a `PayloadRoute`.
 
     Attributes:
-        sharing: the worker's slabs.
+        slabs: the worker's.
         link: to the peer.
         path: of the peer's Unix socket; empty if it has none.
         attached: the slabs that the peer has mapped, in the order of their use.
@@ -173,25 +178,47 @@ class SlabMover:
         is_refused: it could not map one, and is not asked again.
     """
 
-    def __init__(self, sharing: Sharing, link: Link, path: str) -> None:
-        self.sharing = sharing
+    def __init__(
+        self,
+        slabs: OwnSlabs,
+        copies: CopyQueue,
+        link: MoverLink,
+        path: str,
+        *,
+        extend: Callable[[SlabMover, int], None],
+        on_end: Callable[[SlabMover], None],
+    ) -> None:
+        """Prepare to take payloads.
+
+        Args:
+            slabs: the worker's.
+            copies: of large payloads.
+            link: to the peer.
+            path: of the peer's Unix socket; empty if it has none.
+            extend: gets a peer more room, in the background.
+            on_end: called when the connection has ended.
+        """
+        self.slabs = slabs
         self.link = link
         self.path = path
         self.attached: list[int] = []
         self.unattached = -1
         self.is_busy = False
         self.is_refused = not path
-        self._copying: list[Copying] = []
+        self._copies = copies
+        self._extend = extend
+        self._on_end = on_end
+        self._copying: dict[Copying, _Message] = {}
 
     def send(self, message: Outgoing) -> bool:
-        """Take a message over if it is large and there is room; see `Mover`."""
+        """Take a message over if it is large and there is room; see `PayloadRoute`."""
         kind, call_id, flags, aux, head, control, buffers, on_sent = message
         total = sum(buffer.nbytes for buffer in buffers)
         if total < PLACED_BYTES_MIN or self.is_refused:
             return False
         placement = _Placement(self)
         if not self.attached or not placement.place_all(buffers):
-            self.sharing.extend(self, sum(in_pages(one.nbytes) for one in buffers))
+            self._extend(self, sum(in_pages(one.nbytes) for one in buffers))
             return False
         opening = placed_prefix(
             kind,
@@ -204,43 +231,49 @@ class SlabMover:
         )
         self._count_copied(kind, call_id, placement.copied_bytes)
         frame: list[bytes | memoryview] = [opening, *placement.inline]
-        job = Copying(self, (kind, call_id), frame, placement, on_sent)
+        waiting = _Message((kind, call_id), frame, placement, on_sent)
+        copying = Copying(placement.copies, lambda: self._on_whole(copying))
         if placement.copied_bytes <= COPY_AT_ONCE_BYTES:
-            while not job.step():
+            while not copying.step():
                 pass
-            self._finish(job)
+            self._write(waiting)
         else:
-            self._copying.append(job)
-            self.sharing.copy(job)
+            self._copying[copying] = waiting
+            self._copies.add(copying)
         return True
 
-    def finish(self, job: Copying) -> None:
-        """Send a message whose payload is in its place."""
-        self._copying.remove(job)
-        self._finish(job)
+    def _on_whole(self, copying: Copying) -> None:
+        self._write(self._copying.pop(copying))
 
-    def _finish(self, job: Copying) -> None:
-        self.link.connection.post(job.frame)
-        if job.on_sent is not None:
-            job.on_sent()
+    def _write(self, message: _Message) -> None:
+        """Send a message whose payload is in its place."""
+        self.link.connection.post(message.frame)
+        if message.on_sent is not None:
+            message.on_sent()
 
     def drop(self, kind: int, call_id: int) -> bool:
-        """Give up a message that is still being copied; see `Mover`."""
-        found = [job for job in self._copying if job.key == (kind, call_id)]
-        for job in found:
-            self._copying.remove(job)
-            self.sharing.abandon(job)
-            job.placement.take_back()
+        """Give up a message that is still being copied; see `PayloadRoute`."""
+        key = (kind, call_id)
+        found = [one for one, message in self._copying.items() if message.key == key]
+        for copying in found:
+            self._abandon(copying, self._copying.pop(copying)).take_back()
         return bool(found)
+
+    def _abandon(self, copying: Copying, message: _Message) -> _Placement:
+        """Stop copying; whoever waits to write to the source again may."""
+        self._copies.remove(copying)
+        if message.on_sent is not None:
+            message.on_sent()
+        return message.placement
 
     def clear(self) -> None:
         """Let go of all that the peer held: the connection has ended."""
-        jobs, self._copying = self._copying, []
+        messages, self._copying = self._copying, {}
         self.is_refused = True
         self.attached = []
-        for job in jobs:
-            self.sharing.abandon(job)
-        self.sharing.on_link_lost(self)
+        for copying, message in messages.items():
+            self._abandon(copying, message)
+        self._on_end(self)
 
     def _count_copied(self, kind: int, call_id: int, nbytes: int) -> None:
         self.link.connection.bytes_gathered += nbytes
@@ -248,18 +281,6 @@ class SlabMover:
             call = self.link.pending.get(call_id)
             if isinstance(call, CallFuture):
                 call.stats.bytes_copied += nbytes
-
-
-def address_of(buffer: memoryview) -> int:
-    """Return where a buffer lies; 0 if it may not be written to."""
-    if buffer.readonly:
-        return 0
-    return ctypes.addressof(ctypes.c_ubyte.from_buffer(buffer))
-
-
-def in_pages(nbytes: int) -> int:
-    """Return what a block of so many bytes takes."""
-    return (nbytes + PAGE_BYTES - 1) & -PAGE_BYTES
 
 
 def _aligned(nbytes: int) -> int:

@@ -5,40 +5,56 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import threading
+from asyncio import AbstractEventLoop
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from asyncrpc.runtime.calls.futures import thread_blocked
 
-if TYPE_CHECKING:
-    from asyncrpc.runtime.parts import Parts
+
+class Memory(Protocol):
+    """The slabs of a worker."""
+
+    def empty(self, nbytes: int) -> memoryview | None:
+        """Return memory in a slab; None if there is no room."""
 
 
-def empty(worker: Parts, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+class LoopThread(Protocol):
+    """The thread that a worker's event loop runs in.
+
+    Attributes:
+        loop: runs there.
+        thread_id: of the thread.
+    """
+
+    loop: AbstractEventLoop
+    thread_id: int
+
+
+def empty(
+    memory: Memory, thread: LoopThread, shape: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
     """Return a tensor in shared memory, or a plain one; from any thread.
 
     Args:
-        worker: whose slabs are used.
+        memory: the slabs that are used.
+        thread: where they are divided.
         shape: of the tensor.
         dtype: of the tensor.
     """
     sizes = [int(size) for size in shape]
     nbytes = math.prod(sizes) * dtype.itemsize
-    if threading.get_ident() == worker.tasks.thread_id:
-        memory = worker.memory.empty(nbytes)
+    if threading.get_ident() == thread.thread_id:
+        found = memory.empty(nbytes)
     else:
-        found: concurrent.futures.Future[memoryview | None] = (
-            concurrent.futures.Future()
-        )
-        worker.loop.call_soon_threadsafe(
-            lambda: found.set_result(worker.memory.empty(nbytes))
-        )
+        made: concurrent.futures.Future[memoryview | None] = concurrent.futures.Future()
+        thread.loop.call_soon_threadsafe(lambda: made.set_result(memory.empty(nbytes)))
         with thread_blocked():
-            memory = found.result()
-    if memory is None:
+            found = made.result()
+    if found is None:
         return torch.empty(sizes, dtype=dtype)
-    flat = torch.from_numpy(np.ndarray(nbytes, np.uint8, memory))
+    flat = torch.from_numpy(np.ndarray(nbytes, np.uint8, found))
     return flat.view(dtype).view(sizes)

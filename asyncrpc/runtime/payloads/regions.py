@@ -29,9 +29,9 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 
@@ -59,6 +59,8 @@ from asyncrpc.runtime.forms import (
     unfit,
 )
 from asyncrpc.runtime.payloads.loans import Loan, Loans, is_borrowed, keep_until_dead
+from asyncrpc.runtime.ports import PeerLink, Scheduler
+from asyncrpc.serde import Encoded
 from asyncrpc.serde.shared import (
     KEY_BYTES,
     descriptor_of,
@@ -66,13 +68,14 @@ from asyncrpc.serde.shared import (
     storage_over,
     users_of,
 )
-from asyncrpc.transport.descriptors import TOKEN_BYTES, send_descriptor
+from asyncrpc.transport.descriptors import (
+    TOKEN_BYTES,
+    DescriptorInbox,
+    send_descriptor,
+)
 
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.payloads.sharing import Sharing
-    from asyncrpc.runtime.worker import Worker
-    from asyncrpc.serde import Encoded
+T = TypeVar("T")
+Mark = tuple[torch.device, Any]
 
 logger = logging.getLogger("asyncrpc")
 
@@ -96,12 +99,108 @@ _OPEN: Final[Form] = array(
 )
 
 
+class SharedDevices(Protocol):
+    """Memory of devices that other processes can use."""
+
+    def marks(self, devices: Iterable[torch.device]) -> list[Mark]:
+        """Return what says when tensors of devices are as they are meant to be now."""
+
+    async def reach(self, marks: Sequence[Mark]) -> None:
+        """Wait for what `marks` has returned."""
+
+    async def export(self, storage: torch.UntypedStorage) -> list[Any]:
+        """Return what another process opens a storage by."""
+
+    async def open(
+        self, where: str, handle: list[Any], nbytes: int
+    ) -> torch.UntypedStorage:
+        """Return a storage over memory of another process."""
+
+    def end(self, device: torch.device, handle: list[Any]) -> None:
+        """The process that has opened a storage of ours uses it no more."""
+
+
+class Threads(Protocol):
+    """Threads for functions."""
+
+    def submit(
+        self,
+        job: Callable[[], Any],
+        done: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        """Run a job, then have the loop call `done`."""
+
+
+class RegionsHost(Scheduler, Protocol):
+    """The worker whose regions they are."""
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the worker has begun to close."""
+
+    @property
+    def devices(self) -> SharedDevices:
+        """The worker's devices."""
+
+    @property
+    def pool(self) -> Threads:
+        """Threads for functions."""
+
+    def run_on_host(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `job`, which touches no device, in a thread."""
+
+
+class MemoryPath(Protocol):
+    """The way by which descriptors go to a peer.
+
+    Attributes:
+        path: of the peer's Unix socket.
+        is_refused: the peer shares no memory with us.
+    """
+
+    path: str
+    is_refused: bool
+
+
+class MemoryPaths(Protocol):
+    """The ways by which descriptors come and go.
+
+    Attributes:
+        inbox: takes those that peers pass.
+    """
+
+    inbox: DescriptorInbox
+
+    def mover_of(self, link: PeerLink) -> MemoryPath | None:
+        """Return the way to a peer, if we share memory with it."""
+
+
+class RegionConnection(Protocol):
+    """A connection, as far as an error has to name it."""
+
+    @property
+    def scheme(self) -> str:
+        """The transport's scheme."""
+
+
+class RegionLink(PeerLink, Protocol):
+    """The way to a peer that messages with shared tensors go."""
+
+    @property
+    def connection(self) -> RegionConnection:
+        """Carries the messages."""
+
+
 class Regions(ServiceMethods):
     """The regions that one worker knows; a `serde.SharedStorages`."""
 
     name = "regions"
 
-    def __init__(self, worker: Worker, memory: Sharing) -> None:
+    def __init__(self, host: RegionsHost, memory: MemoryPaths) -> None:
         self.notices = Methods(self.name, {})
         self.requests = Methods(
             self.name,
@@ -112,14 +211,16 @@ class Regions(ServiceMethods):
                 "gone": (each(_key), self._on_gone),
             },
         )
-        self._worker = worker
+        self._host = host
         self._memory = memory
         self._storages: dict[bytes, torch.UntypedStorage] = {}
         self._used: set[bytes] = set()  # since the last sweep
         # By messages that are held back until their peer has it: how many each.
         self._awaited: Counter[bytes] = Counter()
-        self._at_peers: dict[Link, set[bytes]] = {}  # what each has, and knows of us
-        self.loans = Loans(worker.loop, self._end_loan)
+        self._at_peers: dict[
+            PeerLink, set[bytes]
+        ] = {}  # what each has, and knows of us
+        self.loans = Loans(host.loop, self._end_loan)
         self._sweeping: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -128,7 +229,7 @@ class Regions(ServiceMethods):
 
     # --- sending and receiving -------------------------------------------------------
 
-    def refer(self, link: Link, encoded: Encoded) -> None:
+    def refer(self, link: RegionLink, encoded: Encoded) -> None:
         """Make sure that a message is read only when the peer has what it refers to.
 
         Raises:
@@ -155,10 +256,10 @@ class Regions(ServiceMethods):
         at_peer = self._at_peers.setdefault(link, set())
         missing = [key for key in shared if key not in at_peer]
         devices = [one.device for one in shared.values() if one.device.type != "cpu"]
-        marks = self._worker.devices.marks(devices) if devices else []
+        marks = self._host.devices.marks(devices) if devices else []
         if missing or marks:
             held = hold(encoded)
-            self._worker.start_task(self._confirm(link, missing, marks, held))
+            self._host.start_task(self._confirm(link, missing, marks, held))
 
     def find(self, key: bytes) -> torch.UntypedStorage:
         """Return a region that a peer refers to; see `SharedStorages`.
@@ -172,7 +273,7 @@ class Regions(ServiceMethods):
         self._used.add(key)
         return storage
 
-    def on_link_lost(self, link: Link) -> None:
+    def on_link_lost(self, link: PeerLink) -> None:
         """Forget what a peer has."""
         self._at_peers.pop(link, None)
 
@@ -184,19 +285,19 @@ class Regions(ServiceMethods):
             raise _refused(f"at most {REGIONS_MAX} shared storages can be in use")
         self._storages[key] = storage
         if self._sweeping is None:
-            self._sweeping = self._worker.loop.call_later(IDLE_S, self._sweep)
+            self._sweeping = self._host.loop.call_later(IDLE_S, self._sweep)
 
     # --- making sure that a peer has it ----------------------------------------------
 
     async def _confirm(
-        self, link: Link, keys: list[bytes], marks: list[Any], held: HeldBack
+        self, link: Any, keys: list[bytes], marks: list[Mark], held: HeldBack
     ) -> None:
         """Have the peer map regions, then send what was held back for them."""
         self._awaited.update(keys)
         try:
             if keys:
                 await self._pass_all(link, keys)
-            await self._worker.devices.reach(marks)
+            await self._host.devices.reach(marks)
         except Exception as error:  # noqa: BLE001  (the call must end, whatever it is)
             problem = EncodeError(
                 f"shared memory could not be passed to {link.peer.name!r}: {error}",
@@ -208,7 +309,7 @@ class Regions(ServiceMethods):
             self._awaited -= Counter(keys)
         held.release()
 
-    async def _pass_all(self, link: Link, keys: list[bytes]) -> None:
+    async def _pass_all(self, link: PeerLink, keys: list[bytes]) -> None:
         at_peer = self._at_peers.setdefault(link, set())
         asked = [[key, self._storages[key].nbytes()] for key in keys]
         answer = await self._ask(link, "has", asked)
@@ -219,7 +320,7 @@ class Regions(ServiceMethods):
         limit = asyncio.Semaphore(PASSING_MAX)
         await asyncio.gather(*(self._pass(link, key, limit) for key in missing))
 
-    async def _pass(self, link: Link, key: bytes, limit: asyncio.Semaphore) -> None:
+    async def _pass(self, link: PeerLink, key: bytes, limit: asyncio.Semaphore) -> None:
         mover = self._memory.mover_of(link)
         if mover is None:
             raise _refused("the connection has ended")
@@ -228,7 +329,7 @@ class Regions(ServiceMethods):
             if storage.device.type != "cpu":
                 await self._lend(link, path, key, storage, token)
             else:
-                await self._worker.run_on_host(
+                await self._host.run_on_host(
                     lambda: send_descriptor(path, token, descriptor_of(storage))
                 )
                 await self._ask(link, "attach", [key, storage.nbytes(), token])
@@ -236,7 +337,7 @@ class Regions(ServiceMethods):
 
     async def _lend(
         self,
-        link: Link,
+        link: PeerLink,
         path: str,
         key: bytes,
         storage: torch.UntypedStorage,
@@ -249,7 +350,7 @@ class Regions(ServiceMethods):
                 f"memory on {device} can be sent on by the worker that shares it only;"
                 " send tensor.clone()"
             )
-        devices = self._worker.devices
+        devices = self._host.devices
         handle = await devices.export(storage)
         theirs = self.loans.begin(
             Loan(key, storage, partial(devices.end, device, handle))
@@ -261,7 +362,7 @@ class Regions(ServiceMethods):
             finally:
                 os.close(theirs)
 
-        await self._worker.run_on_host(pass_on)
+        await self._host.run_on_host(pass_on)
         asked = [key, storage.nbytes(), token, str(device), handle]
         await self._ask(link, "open", asked)
 
@@ -270,13 +371,13 @@ class Regions(ServiceMethods):
 
         def done(_: object, error: BaseException | None) -> None:
             if error is not None:
-                logger.warning("worker %r: %s", self._worker.name, error)
+                logger.warning("worker %r: %s", self._host.name, error)
 
         with contextlib.suppress(RejectedError):  # closing: the process is to end it
-            self._worker.pool.submit(end, done)
+            self._host.pool.submit(end, done)
 
-    async def _ask(self, link: Link, method: str, value: Any) -> Any:
-        deadline = Deadline.after(CONFIRM_TIMEOUT_S, self._worker.loop.time())
+    async def _ask(self, link: PeerLink, method: str, value: Any) -> Any:
+        deadline = Deadline.after(CONFIRM_TIMEOUT_S, self._host.loop.time())
         return await link.request_service(self.name, method, value, deadline=deadline)
 
     # --- letting go ------------------------------------------------------------------
@@ -290,10 +391,10 @@ class Regions(ServiceMethods):
             if not self._is_in_use(key, storage)
         ]
         self._used.clear()
-        if idle and not self._worker.is_draining:
-            self._worker.start_task(self._let_go(idle))
+        if idle and not self._host.is_draining:
+            self._host.start_task(self._let_go(idle))
         if self._storages:
-            self._sweeping = self._worker.loop.call_later(IDLE_S, self._sweep)
+            self._sweeping = self._host.loop.call_later(IDLE_S, self._sweep)
 
     def _is_in_use(self, key: bytes, storage: torch.UntypedStorage) -> bool:
         """Say whether a region is kept: also for a message that waits for its peer."""
@@ -306,7 +407,7 @@ class Regions(ServiceMethods):
                 try:
                     await self._ask(link, "gone", gone)
                 except AsyncRpcError as error:
-                    logger.debug("worker %r: %s", self._worker.name, error)
+                    logger.debug("worker %r: %s", self._host.name, error)
                     if not link.is_lost:
                         return  # it may still count on them: ask again later
                 at_peer.difference_update(gone)
@@ -318,7 +419,7 @@ class Regions(ServiceMethods):
 
     # --- what peers ask --------------------------------------------------------------
 
-    def given(self, link: Link, value: Any) -> tuple[Any, ...]:
+    def given(self, link: PeerLink, value: Any) -> tuple[Any, ...]:
         """Return what a peer has of us, and what it asks.
 
         Raises:
@@ -376,13 +477,13 @@ class Regions(ServiceMethods):
     ) -> None:
         descriptor = await self._memory.inbox.claim(token)
         try:
-            storage = await self._worker.devices.open(device, handle, nbytes)
+            storage = await self._host.devices.open(device, handle, nbytes)
             mark(storage, key)
             self._keep(key, storage)
         except BaseException:
             os.close(descriptor)
             raise
-        keep_until_dead(storage, descriptor, self._worker.loop)
+        keep_until_dead(storage, descriptor, self._host.loop)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Do nothing: its connection's end has settled everything."""

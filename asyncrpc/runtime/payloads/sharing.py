@@ -24,9 +24,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from bisect import bisect_right, insort
-from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -48,27 +46,30 @@ from asyncrpc.runtime.forms import (
     each,
     whole,
 )
-from asyncrpc.runtime.payloads.leases import Borrowed, Leases
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.payloads.copying import CopyQueue
+from asyncrpc.runtime.payloads.leases import Borrowed, BorrowingConnection, Leases
 from asyncrpc.runtime.payloads.mover import (
     PLACED_BYTES_MIN,
-    Copying,
+    MoverConnection,
+    MoverLink,
     SlabMover,
-    address_of,
-    in_pages,
 )
-from asyncrpc.runtime.payloads.regions import Regions
-from asyncrpc.shm.machine.pool import SLABS_MAX, Block, SlabPool
+from asyncrpc.runtime.payloads.own_slabs import OwnSlabs, in_pages
+from asyncrpc.runtime.payloads.regions import Regions, RegionsHost
+from asyncrpc.runtime.payloads.routes import PayloadRoute
+from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.shm.machine.pool import SLABS_MAX, Block
 from asyncrpc.shm.slab import Slab, is_supported
+from asyncrpc.transport.abc import PeerCredentials
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.descriptors import (
     TOKEN_BYTES,
     DescriptorInbox,
     send_descriptor,
 )
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.worker import Worker
+from asyncrpc.wire.messages import Hello
+from asyncrpc.wire.placed import Places
 
 logger = logging.getLogger("asyncrpc")
 
@@ -81,12 +82,48 @@ _SLAB: Final[Form] = whole(0, SLABS_MAX, f"the number of a slab, below {SLABS_MA
 _ATTACH: Final[Form] = array(slab=_SLAB, size_bytes=POSITIVE, token=BYTES)
 
 
+class MemoryHost(RegionsHost, Protocol):
+    """The worker whose memory it is."""
+
+    @property
+    def options(self) -> Options:
+        """The worker's options."""
+
+
+class MemoryConnection(MoverConnection, BorrowingConnection, Protocol):
+    """A connection to a peer that may be on this host."""
+
+    @property
+    def scheme(self) -> str:
+        """The transport's scheme."""
+
+    @property
+    def credentials(self) -> PeerCredentials | None:
+        """Who is at the other end, where the kernel vouches for it."""
+
+    @property
+    def peer(self) -> Hello | None:
+        """The peer's HELLO."""
+
+    def share_memory(self, mover: PayloadRoute, places: Places) -> None:
+        """Let large payloads go through memory that both ends have."""
+
+
+class MemoryLink(MoverLink, Protocol):
+    """The way to a peer that may be on this host."""
+
+    @property
+    def connection(self) -> MemoryConnection:
+        """Carries the messages."""
+
+
 class Sharing(ServiceMethods):
     """The slabs of one worker, and those of its peers that it has mapped.
 
     Attributes:
-        pool: who holds what in our slabs.
-        slabs: ours, by id.
+        own: our slabs.
+        pool: who holds what in them.
+        slabs: the same, by id.
         leases: what we hold in those of our peers.
         inbox: takes the descriptors of what peers share.
         regions: what travels by reference.
@@ -95,8 +132,8 @@ class Sharing(ServiceMethods):
 
     name = "memory"
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, host: MemoryHost) -> None:
+        self._host = host
         attached = array(slab=_SLAB, refusal=TEXT)
         self.requests = Methods(self.name, {})
         self.notices = Methods(
@@ -107,19 +144,20 @@ class Sharing(ServiceMethods):
                 "detach": (each(_SLAB), self._on_detach),
             },
         )
-        limit_bytes = worker.options.shared_memory_bytes
+        limit_bytes = host.options.shared_memory_bytes
+        self._limit_bytes = limit_bytes
         self.is_on = bool(limit_bytes) and is_supported
-        self.pool = SlabPool(limit_bytes)
-        self.slabs: dict[int, Slab] = {}
-        self.leases = Leases(worker.loop)
-        self.inbox = DescriptorInbox(worker.loop)
-        self.regions = Regions(worker, self)
-        self._borrowed: dict[Link, Borrowed] = {}
-        self._movers: dict[Link, SlabMover] = {}
-        self._own: list[tuple[int, int, Block]] = []  # first and last address, sorted
-        self._copying: deque[Copying] = deque()
+        self.own = OwnSlabs(limit_bytes)
+        self.pool = self.own.pool
+        self.slabs = self.own.by_id
+        self.leases = Leases(host.loop)
+        self.inbox = DescriptorInbox(host.loop)
+        self.regions = Regions(host, self)
+        self._borrowed: dict[PeerLink, Borrowed] = {}
+        self._movers: dict[PeerLink, SlabMover] = {}
+        self._copies = CopyQueue(host.loop)
         # Slabs on their way to a peer; done when it has mapped them, or will not.
-        self._passing: dict[tuple[Link, int], asyncio.Future[str]] = {}
+        self._passing: dict[tuple[PeerLink, int], asyncio.Future[str]] = {}
         self._is_growing = False
         self._is_closed = False
         self._sweeping: asyncio.TimerHandle | None = None
@@ -130,11 +168,9 @@ class Sharing(ServiceMethods):
             try:
                 self.inbox.listen(path)
             except TransportError as error:
-                logger.debug(
-                    "worker %r: no shared memory: %s", self._worker.name, error
-                )
+                logger.debug("worker %r: no shared memory: %s", self._host.name, error)
 
-    def on_link(self, link: Link) -> None:
+    def on_link(self, link: MemoryLink) -> None:
         """Let large payloads of a new link go through memory, if it is of this host."""
         connection = link.connection
         credentials = connection.credentials
@@ -143,10 +179,16 @@ class Sharing(ServiceMethods):
         if credentials.uid != os.geteuid():
             return
         borrowed = self._borrowed[link] = Borrowed(self.leases, link)
-        mover = SlabMover(self, link, _socket_path(connection.peer))
+        mover = SlabMover(
+            self.own,
+            self._copies,
+            link,
+            _socket_path(connection.peer),
+            extend=self.extend,
+            on_end=self.on_link_lost,
+        )
         self._movers[link] = mover
-        connection.mover = mover
-        connection.read_places(borrowed.place)
+        connection.share_memory(mover, borrowed.place)
 
     def on_link_lost(self, mover: SlabMover) -> None:
         """Take back what the peer held, and let go of what it lent."""
@@ -161,40 +203,15 @@ class Sharing(ServiceMethods):
         self.pool.release_all(mover)
         self._let_go_if_closed()
 
-    def mover_of(self, link: Link) -> SlabMover | None:
+    def mover_of(self, link: PeerLink) -> SlabMover | None:
         """Return what moves payloads to a peer, if we share memory with it."""
         return self._movers.get(link)
-
-    # --- copying ---------------------------------------------------------------------
-
-    def copy(self, job: Copying) -> None:
-        """Copy a payload in pieces, one a turn of the loop, in turn with others."""
-        self._copying.append(job)
-        if len(self._copying) == 1:
-            self._copy_piece()
-
-    def abandon(self, job: Copying) -> None:
-        """Stop copying; whoever waits to write to the source again may."""
-        self._copying.remove(job)
-        if job.on_sent is not None:
-            job.on_sent()
-
-    def _copy_piece(self) -> None:
-        if not self._copying:
-            return
-        job = self._copying.popleft()
-        if job.step():
-            job.mover.finish(job)
-        else:
-            self._copying.append(job)
-        if self._copying:
-            self._worker.loop.call_soon(self._copy_piece)
 
     # --- growing and shrinking -------------------------------------------------------
 
     def extend(self, mover: SlabMover, needed_bytes: int) -> None:
         """Get a peer more room, in the background, as far as the limit allows."""
-        if mover.is_busy or self._worker.is_draining or self._is_closed:
+        if mover.is_busy or self._host.is_draining or self._is_closed:
             return
         slab, mover.unattached = mover.unattached, -1
         if slab < 0 or slab not in self.slabs:
@@ -206,7 +223,7 @@ class Sharing(ServiceMethods):
             if not size_bytes:
                 return
         mover.is_busy = True
-        self._worker.start_task(self._extend(mover, slab, size_bytes))
+        self._host.start_task(self._extend(mover, slab, size_bytes))
 
     async def _extend(self, mover: SlabMover, slab: int, size_bytes: int) -> None:
         try:
@@ -217,7 +234,7 @@ class Sharing(ServiceMethods):
             mover.is_refused = True
             logger.debug(
                 "worker %r: no shared memory with %r: %s",
-                self._worker.name,
+                self._host.name,
                 mover.link.peer.name,
                 error,
             )
@@ -229,7 +246,7 @@ class Sharing(ServiceMethods):
         self._is_growing = True
         made: Slab | None = None
         try:
-            made = await self._worker.run_on_host(
+            made = await self._host.run_on_host(
                 lambda: Slab.create(size_bytes).prefault()
             )
         finally:
@@ -239,10 +256,9 @@ class Sharing(ServiceMethods):
         return self._add(made)
 
     def _add(self, made: Slab) -> int:
-        slab = self.pool.add(made.size_bytes)
-        self.slabs[slab] = made
+        slab = self.own.add(made)
         if self._sweeping is None:
-            self._sweeping = self._worker.loop.call_later(SWEEP_S, self._sweep)
+            self._sweeping = self._host.loop.call_later(SWEEP_S, self._sweep)
         return slab
 
     async def _pass(self, mover: SlabMover, slab: int) -> None:
@@ -257,9 +273,9 @@ class Sharing(ServiceMethods):
         """
         memory, token = self.slabs[slab], os.urandom(TOKEN_BYTES)
         link, key = mover.link, (mover.link, slab)
-        attached = self._passing[key] = self._worker.loop.create_future()
+        attached = self._passing[key] = self._host.loop.create_future()
         try:
-            await self._worker.run_on_host(
+            await self._host.run_on_host(
                 lambda: send_descriptor(mover.path, token, memory.descriptor)
             )
             link.notify(self.name, "attach", [slab, memory.size_bytes, token])
@@ -282,7 +298,7 @@ class Sharing(ServiceMethods):
                 mover.attached = [one for one in mover.attached if one not in gone]
                 mover.link.notify(self.name, "detach", gone)
         if self.slabs:
-            self._sweeping = self._worker.loop.call_later(SWEEP_S, self._sweep)
+            self._sweeping = self._host.loop.call_later(SWEEP_S, self._sweep)
 
     # --- tensors of our own ----------------------------------------------------------
 
@@ -300,8 +316,7 @@ class Sharing(ServiceMethods):
             return None
         slab = self.slabs[block.slab]
         self.pool.hold(self, block, block.location)
-        first = slab.address + block.start
-        insort(self._own, (first, first + nbytes, block), key=_first_address)
+        self.own.note_tensor(block, nbytes)
         return self.leases.lend(self, slab, block.location, nbytes)
 
     def _allocate_in_new(self, nbytes: int) -> Block | None:
@@ -313,41 +328,21 @@ class Sharing(ServiceMethods):
             made = Slab.create(size_bytes)
         except OSError as error:
             self.pool.cancel(size_bytes)
-            logger.debug("worker %r: no slab: %s", self._worker.name, error)
+            logger.debug("worker %r: no slab: %s", self._host.name, error)
             return None
         slab = self._add(made)
-        self._worker.run_on_host(made.prefault)
+        self._host.run_on_host(made.prefault)
         return self.pool.allocate(nbytes, (slab,))
 
     def take_back(self, locations: list[int]) -> None:
         """Tensors of ours at these places are dead; peers may still use theirs."""
-        gone = set(locations)
-        self._own = [one for one in self._own if one[2].location not in gone]
+        self.own.forget_tensors(locations)
         for location in locations:
             self.pool.release(self, location)
 
-    @property
-    def has_own(self) -> bool:
-        """Whether a tensor of this worker lies in one of its slabs."""
-        return bool(self._own)
-
-    def own_block_of(self, buffer: memoryview) -> Block | None:
-        """Return the block of ours that a buffer lies in, if it lies in one."""
-        address = address_of(buffer)
-        index = bisect_right(self._own, address, key=_first_address) - 1
-        if index < 0:
-            return None
-        _, last, block = self._own[index]
-        return block if address + buffer.nbytes <= last else None
-
-    def offset_in(self, block: Block, buffer: memoryview) -> int:
-        """Return where in its block a buffer of ours begins."""
-        slab = self.slabs[block.slab]
-        return address_of(buffer) - slab.address - block.start
-
     # --- what peers ask --------------------------------------------------------------
 
-    async def _attach(self, link: Link, value: tuple[int, int, bytes]) -> None:
+    async def _attach(self, link: PeerLink, value: tuple[int, int, bytes]) -> None:
         """Map a slab of a peer, and tell it."""
         try:
             await self._map(link, *value)
@@ -357,11 +352,13 @@ class Sharing(ServiceMethods):
         if not link.is_lost:
             link.notify(self.name, "attached", [value[0], refusal])
 
-    async def _map(self, link: Link, slab: int, size_bytes: int, token: bytes) -> None:
+    async def _map(
+        self, link: PeerLink, slab: int, size_bytes: int, token: bytes
+    ) -> None:
         borrowed = self._borrowed.get(link)
         if borrowed is None:
             raise _rejected("this worker shares no memory with you")
-        limit_bytes = self._worker.options.shared_memory_bytes
+        limit_bytes = self._limit_bytes
         if borrowed.size_bytes + size_bytes > limit_bytes:
             raise _rejected(
                 f"at most {limit_bytes} bytes of a peer's memory are mapped"
@@ -370,19 +367,19 @@ class Sharing(ServiceMethods):
             raise MalformedError(f"slab {slab} was passed twice")
         made = Slab.attach(await self.inbox.claim(token), size_bytes)
         borrowed.slabs[slab] = made
-        await self._worker.run_on_host(made.prefault)
+        await self._host.run_on_host(made.prefault)
 
-    def _on_attach(self, link: Link, value: list[Any]) -> None:
+    def _on_attach(self, link: PeerLink, value: list[Any]) -> None:
         slab, size_bytes, token, *_ = value
-        self._worker.start_task(self._attach(link, (slab, size_bytes, token)))
+        self._host.start_task(self._attach(link, (slab, size_bytes, token)))
 
-    def _on_attached(self, link: Link, value: list[Any]) -> None:
+    def _on_attached(self, link: PeerLink, value: list[Any]) -> None:
         slab, refusal, *_ = value
         attached = self._passing.get((link, slab))
         if attached is not None and not attached.done():
             attached.set_result(refusal)
 
-    def _on_detach(self, link: Link, slabs: list[int]) -> None:
+    def _on_detach(self, link: PeerLink, slabs: list[int]) -> None:
         """Unmap slabs; one that was never passed spoils no other.
 
         Raises:
@@ -394,7 +391,7 @@ class Sharing(ServiceMethods):
         if wrong:
             raise MalformedError(f"slab {wrong[0]} was never passed")
 
-    def take_back_from(self, link: Link, location: int) -> None:
+    def take_back_from(self, link: PeerLink, location: int) -> None:
         """Take back a place that a peer does not use any more.
 
         Raises:
@@ -426,15 +423,11 @@ class Sharing(ServiceMethods):
             self.slabs.clear()
 
 
-def _first_address(entry: tuple[int, int, Block]) -> int:
-    return entry[0]
-
-
 def _rejected(why: str) -> RejectedError:
     return RejectedError(why, outcome=Outcome.NOT_EXECUTED)
 
 
-def _socket_path(hello: Any) -> str:
+def _socket_path(hello: Hello | None) -> str:
     """Return the path of a peer's Unix socket; empty if it listens at none."""
     for text in hello.addresses if hello is not None else ():
         with contextlib.suppress(UsageError):

@@ -131,6 +131,30 @@ async def test_who_joins_a_dial_is_not_refused_for_what_was_before() -> None:
                 await first
 
 
+async def test_a_dial_that_failed_takes_what_the_peer_dialed_while_others_were_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub = MemoryHub()
+    where, network = {"a": "mem://a", "b": "mem://b"}, LateRefusal(hub)
+    network.refusing.set()
+    a = Worker("a", rendezvous=where, network=network, options=OPTIONS)
+    b = Worker("b", rendezvous=where, network=hub.connector(), options=OPTIONS)
+    asking, answered = asyncio.Event(), asyncio.Event()
+
+    async def ask(_name: str) -> bool:
+        asking.set()
+        await answered.wait()  # the test sets it
+        return False
+
+    async with started(a, b):
+        monkeypatch.setattr(a.membership, "refresh", ask)
+        call = a.start_call("b", remote.add, (1,))
+        await asking.wait()
+        assert await b.peer("a").call(remote.add, 2) == 3
+        answered.set()
+        assert await call == 2
+
+
 async def test_who_gives_up_while_dialing_leaves_the_dial_to_others(
     wired: Trio,
 ) -> None:

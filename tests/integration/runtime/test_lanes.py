@@ -16,8 +16,9 @@ from asyncrpc import Options, Worker, WorkerLostError
 from asyncrpc.errors import ConnectError, UsageError
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.runtime.machine.lanes import LanesState
 from asyncrpc.runtime.payloads import lane_dialing
-from asyncrpc.runtime.payloads.lanes import Lane, Lanes, LanesState
+from asyncrpc.runtime.payloads.lanes import Lane, Lanes
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
 from asyncrpc.testing.loop import SimLoop
@@ -150,7 +151,7 @@ class TestOpening:
             large = numbers(MIB)
             assert torch.equal(await a.peer("b").call(remote.echo, large), large)
             lanes = lanes_of(a, "b")
-            assert lanes.state is LanesState.OPENING
+            assert lanes.state is LanesState.LATE
             go_on.set()
             await until(lambda: len(lanes.lanes) == 2, 0.0)
             opened = lanes.arrivals.opened
@@ -178,7 +179,7 @@ class TestOpening:
                     connection.hello(a.hello(expects="b", lane=token))
 
                 def on_hello(connection: Connection, _: object) -> None:
-                    connection.open_to(connection)
+                    connection.open_to(lane_dialing.SILENT)
 
                 made = a.directory.make_connection(Role.DIALER, on_proved, on_hello)
                 (address, *_) = a.directory._usable(member)  # noqa: SLF001
@@ -312,7 +313,7 @@ class TestTheEnd:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             link = b.directory.links[0]
-            lanes_of(a, "b").lanes[0].connection.write(b"junk" * 10)
+            lanes_of(a, "b").lanes[0].stream.write_now(b"junk" * 10)
             await link.connection.ended
             assert "no DATA frame on a lane" in link.lost_because
 

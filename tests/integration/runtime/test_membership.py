@@ -75,8 +75,7 @@ async def killed(worker: Worker) -> AsyncIterator[None]:
     inner.membership._is_closed = inner.directory._closing = True  # noqa: SLF001
     for connection in tuple(inner.directory._connections):  # noqa: SLF001
         connection.allow_resuming(lambda *_: None)
-        if connection._transport is not None:  # noqa: SLF001
-            connection._transport.abort()  # noqa: SLF001
+        connection.stream.abort()
     yield
     inner.membership._is_closed = False  # noqa: SLF001
     await worker.shutdown(drain_timeout_s=0.0)

@@ -195,7 +195,7 @@ class TestResultsThatDoNotFit:
     async def test_what_the_function_raised_is_raised(self, wired: Trio) -> None:
         with pytest.raises(ValueError, match="later"):
             await start(wired[0], torch.empty(3), remote.fail)
-        assert not wired[0].directory.find("b").link.connection._landing.claims  # type: ignore[union-attr]  # noqa: SLF001
+        assert not wired[0].directory.find("b").link.connection.incoming.claims  # type: ignore[union-attr]
 
 
 class TestTensorsThatAreRefused:
@@ -400,4 +400,4 @@ class TestGivingUp:
                 call.cancel()
             await start(a, torch.empty(LARGE), torch.ones, LARGE)
             connection: Any = a.directory.find("b").link.connection  # type: ignore[union-attr]
-            assert connection._landing.claims == {}  # noqa: SLF001
+            assert connection.incoming.claims == {}

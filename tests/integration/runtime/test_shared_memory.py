@@ -76,7 +76,7 @@ async def numbers(count: int, size: int) -> AsyncIterator[torch.Tensor]:
 
 
 async def mover_to(worker: Worker, name: str) -> moving.SlabMover:
-    found = (await worker.link_to(name)).connection.mover
+    found = (await worker.link_to(name)).connection.payloads.mover
     assert isinstance(found, moving.SlabMover)
     return found
 
@@ -293,7 +293,7 @@ async def test_without_shared_memory_on_either_side_all_goes_by_socket(
         for _ in range(3):
             stats = await sent(a, remote.total, torch.ones(MIB))
             assert stats.bytes_copied == 0
-            found = (await a.link_to("b")).connection.mover
+            found = (await a.link_to("b")).connection.payloads.mover
             if isinstance(found, moving.SlabMover):
                 await until(lambda one=found: not one.is_busy)  # type: ignore[misc]
     finally:

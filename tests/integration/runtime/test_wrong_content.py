@@ -151,7 +151,7 @@ async def attacked(wire: Any = "uds") -> AsyncIterator[tuple[Worker, Worker, Lin
         held.append(asyncio.ensure_future(b.peer("a").call(hold)))
         assert await peer.call(len, "ab") == 2
         link = await a.parts.link_to("b")
-        before, transport = sizes(b), link.connection._transport
+        before, transport = sizes(b), link.connection.stream.transport
         try:
             yield a, b, link
         except BaseException:
@@ -166,7 +166,7 @@ async def attacked(wire: Any = "uds") -> AsyncIterator[tuple[Worker, Worker, Lin
             await training.go_on()
         assert not link.is_lost
         assert await a.parts.link_to("b") is link
-        assert link.connection._transport is transport  # nor has it been resumed
+        assert link.connection.stream.transport is transport  # nor has it been resumed
         for group in training.groups:
             group.close()
         del training

@@ -7,11 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.wire.resume import Kept
+from asyncrpc.wire.resume import (
+    TRANSITIONS,
+    Receipts,
+    ResumeEvent,
+    ResumeState,
+    RetransmitBuffer,
+)
 
 
-def kept_of(*parts: bytes) -> Kept:
-    kept = Kept()
+def kept_of(*parts: bytes) -> RetransmitBuffer:
+    kept = RetransmitBuffer()
     kept.add(parts)
     return kept
 
@@ -58,7 +64,7 @@ def test_less_cannot_have_been_read_than_was_acknowledged() -> None:
 
 def test_payloads_are_kept_without_a_copy() -> None:
     payload = bytearray(b"payload")
-    kept = Kept()
+    kept = RetransmitBuffer()
     kept.add([b"head", memoryview(payload)])
     payload[:] = b"PAYLOAD"
     assert b"".join(kept.rest(6)) == b"YLOAD"
@@ -79,3 +85,94 @@ def test_what_is_kept_is_what_was_sent_and_not_read(
         assert b"".join(kept.rest(received)) == stream[received:]
         longest = max(map(len, writes), default=0)
         assert kept.nbytes <= len(stream) - received + longest
+
+
+OVER = {ResumeState.ENDING, ResumeState.ENDED}
+BROKEN = (ResumeState.BROKEN, ResumeState.CLOSING_BROKEN)
+
+
+def after(state: ResumeState, *events: ResumeEvent) -> ResumeState:
+    for event in events:
+        state = TRANSITIONS[state].get(event, state)
+    return state
+
+
+class TestWhetherItOutlivesItsTransport:
+    def test_every_state_has_a_row_and_every_event_happens(self) -> None:
+        assert TRANSITIONS.keys() == set(ResumeState)
+        listed = {event for row in TRANSITIONS.values() for event in row}
+        assert listed == set(ResumeEvent)
+
+    def test_every_state_but_the_first_is_reached_from_it(self) -> None:
+        reached = {ResumeState.NOT_RESUMABLE}
+        for _ in ResumeState:
+            reached |= {
+                after(state, event) for state in reached for event in ResumeEvent
+            }
+        assert reached == set(ResumeState)
+
+    @pytest.mark.parametrize("state", ResumeState)
+    def test_an_end_is_the_end(self, state: ResumeState) -> None:
+        assert after(state, ResumeEvent.END) is ResumeState.ENDED
+        for event in ResumeEvent:
+            assert after(ResumeState.ENDED, event) is ResumeState.ENDED
+
+    @pytest.mark.parametrize("state", ResumeState)
+    def test_only_a_connected_one_outlives_the_loss_of_its_transport(
+        self, state: ResumeState
+    ) -> None:
+        lost = after(state, ResumeEvent.LOSE)
+        connected = state is ResumeState.CONNECTED
+        assert lost is (ResumeState.BROKEN if connected else ResumeState.ENDED)
+
+    @pytest.mark.parametrize("state", ResumeState)
+    def test_only_a_broken_one_is_resumed(self, state: ResumeState) -> None:
+        assert (after(state, ResumeEvent.RESUME) is not state) == (state in BROKEN)
+        assert after(state, ResumeEvent.RESUME) not in BROKEN
+
+    @pytest.mark.parametrize("state", ResumeState)
+    def test_nothing_but_a_loss_or_another_transport_breaks_one(
+        self, state: ResumeState
+    ) -> None:
+        for event in set(ResumeEvent) - {ResumeEvent.LOSE, ResumeEvent.REPLACE}:
+            assert state in BROKEN or after(state, event) not in BROKEN
+
+    @pytest.mark.parametrize("state", ResumeState)
+    @pytest.mark.parametrize("event", [ResumeEvent.CLOSE, ResumeEvent.PEER_CLOSE])
+    def test_one_that_a_side_has_closed_ends_with_its_transport(
+        self, state: ResumeState, event: ResumeEvent
+    ) -> None:
+        for more in ResumeEvent:
+            closed = after(state, event, more)
+            if closed not in BROKEN:
+                assert after(closed, ResumeEvent.LOSE) is ResumeState.ENDED
+
+    @pytest.mark.parametrize("state", BROKEN)
+    def test_a_broken_one_that_is_closed_is_not_resumed(
+        self, state: ResumeState
+    ) -> None:
+        for event in (ResumeEvent.CLOSE, ResumeEvent.PEER_CLOSE):
+            closed = after(state, event)
+            assert closed in OVER
+            assert after(closed, ResumeEvent.RESUME) is closed
+
+
+class TestReceipts:
+    def test_nothing_is_due_before_it_is_begun(self) -> None:
+        receipts = Receipts()
+        receipts.received += 1 << 40
+        assert receipts.received < receipts.due_at
+        assert not receipts.has_news(0)
+
+    def test_it_is_due_after_so_many_bytes_more(self) -> None:
+        receipts = Receipts()
+        receipts.received = 5
+        receipts.begin(10)
+        assert receipts.due_at == 15
+        receipts.received = 16
+        assert receipts.has_news(16)
+        assert not receipts.has_news(17)
+        assert receipts.told() == 16
+        assert receipts.due_at == 26
+        assert not receipts.has_news(1)
+        assert receipts.has_news(0)

@@ -12,14 +12,8 @@ import torch
 
 from asyncrpc import Options, UsageError
 from asyncrpc.runtime.payloads import landing
-from asyncrpc.runtime.payloads.landing import (
-    POOLED_BYTES_MIN,
-    Landing,
-    ReceivePool,
-    fresh,
-)
+from asyncrpc.runtime.payloads.landing import POOLED_BYTES_MIN, ReceivePool
 from asyncrpc.testing.loop import SimLoop
-from asyncrpc.wire.frames import FrameKind
 
 MIB = 1 << 20
 LIMIT = 64 * MIB
@@ -166,34 +160,3 @@ class TestTime:
         await asyncio.sleep(2 * landing.IDLE_S)
         assert pool.idle_bytes == 0
         assert bytes(view) == b"x" * MIB
-
-
-class TestClaims:
-    def landing_with(self, nbytes: int) -> tuple[Landing, memoryview]:
-        place, claimed = Landing(fresh), memoryview(bytearray(nbytes))
-        place.claims[7] = claimed
-        return place, claimed
-
-    def test_the_only_buffer_of_the_response_lands_there(self) -> None:
-        place, claimed = self.landing_with(10)
-        assert place.allocate(FrameKind.RESPONSE, 7, (10,))[0] is claimed
-
-    @pytest.mark.parametrize(
-        ("kind", "call_id", "lengths"),
-        [
-            (FrameKind.RESPONSE, 8, (10,)),
-            (FrameKind.REQUEST, 7, (10,)),
-            (FrameKind.ERROR, 7, (10,)),
-            (FrameKind.RESPONSE, 7, (9,)),
-            (FrameKind.RESPONSE, 7, (11,)),
-            (FrameKind.RESPONSE, 7, (5, 5)),
-            (FrameKind.RESPONSE, 7, (10, 0)),
-        ],
-    )
-    def test_nothing_else_does(
-        self, kind: int, call_id: int, lengths: tuple[int, ...]
-    ) -> None:
-        place, claimed = self.landing_with(10)
-        found = place.allocate(kind, call_id, lengths)
-        assert [one.nbytes for one in found] == list(lengths)
-        assert all(one is not claimed for one in found)

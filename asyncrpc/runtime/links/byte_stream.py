@@ -1,0 +1,229 @@
+"""The bytes that a connection writes, over whichever transport it has.
+
+The first message of a turn of the loop is written at once, those after it together at
+its end.  What the connection has asked of its transport (marks, a pause of reading) is
+asked of the next one too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from asyncrpc.transport.abc import PeerCredentials, StreamHandler, Transport
+from asyncrpc.transport.flow import WaterMarks
+
+# Up to here joining costs less than the kernel takes for that many separate buffers.
+JOIN_BYTES_MAX: Final = 64 << 10
+
+Parts = Sequence[bytes | memoryview]
+
+
+class ByteReader(Protocol):
+    """Takes the bytes of a connection."""
+
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes of buffers copied in user space."""
+
+    @property
+    def message_bytes_copied(self) -> int:
+        """Of them, those of the message that is being handed on."""
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next bytes must land."""
+
+    def advance(self, nbytes: int) -> None:
+        """Take what has landed."""
+
+
+class Poller(Protocol):
+    """Keeps the loop awake while an answer is about to come."""
+
+    def read(self) -> None:
+        """Something has come."""
+
+    def wait(self) -> None:
+        """Something is awaited from now on."""
+
+
+def keep_nothing(parts: Parts) -> None:
+    """Keep nothing: the connection does not outlive its transport."""
+
+
+class ByteStream:
+    """What one connection writes.
+
+    Attributes:
+        transport: takes the bytes; None before there is one, and after the end.
+        keep: takes the parts of every write, which may have to be sent again.
+        room: set while the transport has room; also after the end.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_is_reading_paused",
+        "_loop",
+        "_marks",
+        "_poller",
+        "_turn",
+        "keep",
+        "room",
+        "transport",
+    )
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, poller: Poller | None = None
+    ) -> None:
+        """Begin without a transport.
+
+        Args:
+            loop: on which it runs.
+            poller: polls for what comes after a write, if the worker wants that.
+        """
+        self.transport: Transport | None = None
+        self.keep: Callable[[Parts], None] = keep_nothing
+        self.room = asyncio.Event()
+        self.room.set()
+        self._loop = loop
+        self._poller = poller
+        self._turn: list[bytes | memoryview] | None = None  # written later this turn
+        self._ahead: list[bytes] = []  # goes with the next message
+        self._marks: WaterMarks | None = None
+        self._is_reading_paused = False
+
+    # --- writing ---------------------------------------------------------------------
+
+    def write(self, parts: Parts) -> None:
+        """Write the first message of a loop turn at once, and join those after it.
+
+        One alone loses no time; of many, all but the first cost one system call.
+        """
+        if self._turn is not None:
+            self._turn += parts
+        elif self.transport is not None:
+            self._turn = []
+            self._loop.call_soon(self._end_turn)
+            if self._ahead:
+                parts, self._ahead = (*self._ahead, *parts), []
+            self.keep(parts)
+            self.transport.send(parts)
+
+    def write_now(self, *parts: bytes | memoryview) -> None:
+        """Write parts of frames now, after what this turn of the loop has joined."""
+        self.flush()
+        if self.transport is not None:
+            self.keep(parts)
+            self.transport.send(parts)
+
+    def write_uncounted(self, *parts: bytes) -> None:
+        """Write what belongs to the transport, and is not sent again over another."""
+        if self.transport is not None:
+            self.transport.send(parts)
+
+    def join(self, part: bytes) -> None:
+        """Write a message that can wait: with the next one, or in the loop's next turn.
+
+        It is written before every message that is sent later.
+        """
+        if self._turn is not None:
+            self._turn.append(part)
+            return
+        if not self._ahead:
+            self._loop.call_soon(self.write_ahead)
+        self._ahead.append(part)
+
+    def write_ahead(self) -> None:
+        """Write what could wait."""
+        if self._ahead:
+            self.write(())
+
+    def flush(self) -> None:
+        """Write what this turn has joined."""
+        if self._turn and self.transport is not None:
+            parts = _joined(self._turn)
+            self._turn = []
+            self.keep(parts)
+            self.transport.send(parts)
+
+    def _end_turn(self) -> None:
+        self.flush()
+        self._turn = None
+        if self._poller is not None:
+            self._poller.wait()
+
+    # --- the transport ---------------------------------------------------------------
+
+    @property
+    def where(self) -> str:
+        """The other end, for people to read."""
+        return self.transport.remote if self.transport is not None else "nowhere"
+
+    @property
+    def scheme(self) -> str:
+        """The transport's scheme; empty if there is none."""
+        return self.transport.scheme if self.transport is not None else ""
+
+    @property
+    def credentials(self) -> PeerCredentials | None:
+        """Who is at the other end, where the kernel vouches for it."""
+        return self.transport.credentials if self.transport is not None else None
+
+    def use_marks(self, marks: WaterMarks) -> None:
+        """Have the transport, and each that follows it, hold back at other marks."""
+        self._marks = marks
+        if self.transport is not None:
+            self.transport.use_marks(marks)
+
+    def pause_reading(self) -> None:
+        """Take no more for now."""
+        self._is_reading_paused = True
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on reading."""
+        self._is_reading_paused = False
+        if self.transport is not None:
+            self.transport.resume_reading()
+
+    def go_on(self, transport: Transport, handler: StreamHandler, first: Parts) -> None:
+        """Use another transport.
+
+        Args:
+            transport: connected.
+            handler: whom it tells of everything from now on.
+            first: what it sends before all else; none of it is kept once more.
+        """
+        self.transport = transport
+        transport.set_handler(handler)
+        self.room.set()
+        if self._marks is not None:
+            transport.use_marks(self._marks)
+        if self._is_reading_paused:
+            transport.pause_reading()
+        if first:
+            transport.send(first)
+
+    def take_transport(self) -> Transport | None:
+        """Return the transport, and have none from now on."""
+        transport, self.transport = self.transport, None
+        return transport
+
+    def close(self) -> None:
+        """End in order, after what has been written."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """End now."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+def _joined(parts: list[bytes | memoryview]) -> Parts:
+    """Return parts as few buffers: short ones are joined, long ones left alone."""
+    if sum(map(len, parts)) <= JOIN_BYTES_MAX:
+        return (b"".join(parts),)
+    return parts

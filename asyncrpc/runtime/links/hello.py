@@ -1,0 +1,44 @@
+"""The first frame of a connection: the peer says who it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.messages import Hello
+
+
+class HelloSink:
+    """Takes the peer's HELLO: until it is in, nothing else is allowed."""
+
+    __slots__ = ("_has_come", "_on_hello")
+
+    def __init__(self, on_hello: Callable[[Hello], None]) -> None:
+        self._on_hello = on_hello
+        self._has_come = False
+
+    def on_message(  # noqa: PLR0917  (as of every sink)
+        self,
+        kind: int,
+        flags: int,
+        call_id: int,
+        aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        """Take it.
+
+        Raises:
+            MalformedError: it is something else, or the second one.
+        """
+        if kind != FrameKind.HELLO or self._has_come:
+            raise MalformedError(f"a {FrameKind(kind).name} before the HELLO")
+        hello = Hello.decode(control)
+        self._has_come = True
+        self._on_hello(hello)
+
+    def on_transfer_dropped(self, kind: int, call_id: int) -> None:
+        """No transfer can have begun before the HELLO."""
+        raise MalformedError(f"a DROP of {kind} {call_id} before the HELLO")

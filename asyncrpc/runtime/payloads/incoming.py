@@ -1,0 +1,77 @@
+"""The payloads that one connection receives: where they land, and giving them up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from asyncrpc.runtime.payloads.landing import zeros
+from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.reader import FrameReader, MessageSink, ReaderLimits
+
+_RESPONSE: Final = int(FrameKind.RESPONSE)
+
+
+class IncomingPayloads:
+    """What one connection reads of frames, and the memory of their payloads.
+
+    Attributes:
+        frames: reads them.
+        claims: by call, the memory that its response's only buffer is to land in.
+    """
+
+    __slots__ = ("_make", "claims", "frames")
+
+    def __init__(
+        self,
+        sink: MessageSink,
+        limits: ReaderLimits,
+        make: Callable[[int], memoryview],
+    ) -> None:
+        """Prepare to read.
+
+        Args:
+            sink: gets the first message.
+            limits: what the peer may ask us to allocate.
+            make: makes memory that nobody claims.
+        """
+        self._make = make
+        self.claims: dict[int, memoryview] = {}
+        self.frames = FrameReader(sink, self.allocate, limits)
+        self.frames.is_exact = True  # a lane's first chunk may follow the HELLO
+
+    def allocate(
+        self, kind: int, call_id: int, lengths: Sequence[int]
+    ) -> list[memoryview]:
+        """Return the buffers of a message: the caller's own memory where it fits."""
+        if self.claims and kind == _RESPONSE and len(lengths) == 1:
+            claimed = self.claims.get(call_id)
+            if claimed is not None and claimed.nbytes == lengths[0]:
+                return [claimed]
+        make = self._make
+        return [make(nbytes) for nbytes in lengths]
+
+    def claim(self, call_id: int, memory: memoryview) -> None:
+        """Let the only buffer of a call's response land in `memory`, if it fits."""
+        self.claims[call_id] = memory
+
+    def release_claim(self, call_id: int) -> None:
+        """End a claim: from now on nothing is written to its memory."""
+        if self.claims.pop(call_id, None) is not None:
+            self.frames.move_transfer(_RESPONSE, call_id, zeros)
+
+    def forget(self, kind: int, call_id: int) -> bytes | None:
+        """Do not deliver a message whose payload is arriving.
+
+        Returns:
+            Its control part; None if there is no such message.
+        """
+        return self.frames.drop_transfer(kind, call_id)
+
+    def watch_requests(self, begun: Callable[[int, int], None]) -> None:
+        """Have `begun` told of call and bytes of each large request that begins."""
+        self.frames.on_request = begun
+
+    def stand_in(self, unreadable: Callable[[str], bytes]) -> None:
+        """Have `unreadable` stand for what there is no memory for."""
+        self.frames.unreadable = unreadable

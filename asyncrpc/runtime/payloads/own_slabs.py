@@ -1,0 +1,76 @@
+"""The slabs of one worker: who holds what in them, and which tensors lie in them."""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_right, insort
+from collections.abc import Iterable
+
+from asyncrpc.shm.machine.pool import PAGE_BYTES, Block, SlabPool
+from asyncrpc.shm.slab import Slab
+
+
+class OwnSlabs:
+    """The slabs of one worker.
+
+    Attributes:
+        pool: who holds what in them.
+        by_id: the slabs.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.pool = SlabPool(limit_bytes)
+        self.by_id: dict[int, Slab] = {}
+        self._tensors: list[
+            tuple[int, int, Block]
+        ] = []  # first and last address, sorted
+
+    def add(self, made: Slab) -> int:
+        """Take a slab whose size has been reserved; return its id."""
+        slab = self.pool.add(made.size_bytes)
+        self.by_id[slab] = made
+        return slab
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether a tensor of this worker lies in one of its slabs."""
+        return bool(self._tensors)
+
+    def note_tensor(self, block: Block, nbytes: int) -> None:
+        """A tensor of ours lies in a block from now on."""
+        first = self.by_id[block.slab].address + block.start
+        insort(self._tensors, (first, first + nbytes, block), key=_first_address)
+
+    def forget_tensors(self, locations: Iterable[int]) -> None:
+        """Tensors of ours at these places are dead."""
+        gone = set(locations)
+        self._tensors = [one for one in self._tensors if one[2].location not in gone]
+
+    def block_of(self, buffer: memoryview) -> Block | None:
+        """Return the block of a tensor of ours that a buffer lies in, if it does."""
+        address = address_of(buffer)
+        index = bisect_right(self._tensors, address, key=_first_address) - 1
+        if index < 0:
+            return None
+        _, last, block = self._tensors[index]
+        return block if address + buffer.nbytes <= last else None
+
+    def offset_in(self, block: Block, buffer: memoryview) -> int:
+        """Return where in its block a buffer of ours begins."""
+        return address_of(buffer) - self.by_id[block.slab].address - block.start
+
+
+def _first_address(entry: tuple[int, int, Block]) -> int:
+    return entry[0]
+
+
+def address_of(buffer: memoryview) -> int:
+    """Return where a buffer lies; 0 if it may not be written to."""
+    if buffer.readonly:
+        return 0
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(buffer))
+
+
+def in_pages(nbytes: int) -> int:
+    """Return what a block of so many bytes takes."""
+    return (nbytes + PAGE_BYTES - 1) & -PAGE_BYTES

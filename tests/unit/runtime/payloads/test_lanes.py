@@ -1,0 +1,257 @@
+"""Lanes alone: both ends of a connection and of its lanes, and no worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+import pytest_asyncio
+
+from asyncrpc.errors import ConnectError, MalformedError
+from asyncrpc.runtime.links.connection import Connection
+from asyncrpc.runtime.machine.lanes import LanesState
+from asyncrpc.runtime.payloads.lanes import Lanes
+from asyncrpc.testing.loop import SimLoop
+from asyncrpc.wire.frames import LANE_CHUNK_BYTES, FrameKind
+from asyncrpc.wire.handshake import Role
+from asyncrpc.wire.messages import Hello
+from asyncrpc.wire.reader import ReaderLimits
+from asyncrpc.wire.transfers import Arrivals
+from tests.unit.runtime.links.pair import Both, Line, Side, join
+
+LARGE = bytes(range(256)) * (3 * LANE_CHUNK_BYTES // 256 + 5)
+
+
+class Laned(Both):
+    """Two sides with lanes, which are opened when the test says so.
+
+    Attributes:
+        asked: how many lanes the dialer was to open.
+        dialing: done when it has opened them.
+        lines: the transports of the lanes, the dialer's ends.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.dialing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.lines: list[Line] = []
+
+    def prepare(self) -> None:
+        for side in (self.a, self.b):
+            side.connection.prepare_lanes(partial(self._make_lanes, side))
+
+    def _make_lanes(self, side: Side, arrivals: Arrivals) -> Lanes:
+        return Lanes(
+            side.connection,
+            arrivals,
+            loop=asyncio.get_running_loop(),
+            wanted=2,
+            is_on_host=False,
+            dial=self._dial if side is self.a else None,
+            start_task=asyncio.create_task,
+        )
+
+    async def _dial(self, count: int) -> None:
+        self.asked = count
+        await self.dialing
+
+    def open_lane(self) -> Connection:
+        """Open one lane at both ends; return the dialer's."""
+        dialer = self._lane(self.a, Role.DIALER)
+        line = join(dialer, self._lane(self.b, Role.ACCEPTOR))
+        self.lines.append(line)
+        while line.deliver() + line.other.deliver():
+            pass
+        return dialer
+
+    def _lane(self, side: Side, role: Role) -> Connection:
+        def on_proved(connection: Connection) -> None:
+            if role is Role.DIALER:
+                connection.hello(side.hello(lane=1))
+
+        def on_hello(connection: Connection, _: Hello) -> None:
+            if role is Role.ACCEPTOR:
+                connection.hello(side.hello())
+            lanes_of(side).attach(connection)
+
+        return Connection(
+            role,
+            b"secret",
+            loop=asyncio.get_running_loop(),
+            limits=ReaderLimits(),
+            on_proved=on_proved,
+            on_hello=on_hello,
+        )
+
+    async def settle(self) -> None:
+        idle = 0
+        while idle < 3:
+            await asyncio.sleep(0)
+            lines = (self.line, *self.lines)
+            ends = [end for line in lines for end in (line, line.other)]
+            idle = 0 if sum(end.deliver() for end in ends) else idle + 1
+
+
+def lanes_of(side: Side) -> Lanes:
+    assert side.connection.lanes is not None
+    return side.connection.lanes
+
+
+def states(both: Laned) -> tuple[LanesState, LanesState]:
+    return lanes_of(both.a).state, lanes_of(both.b).state
+
+
+@pytest_asyncio.fixture
+async def both() -> AsyncIterator[Laned]:
+    made = Laned()
+    await made.settle()
+    made.prepare()
+    yield made
+    await made.end()
+    if not made.dialing.done():
+        made.dialing.set_result(None)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+class TestOpening:
+    loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
+
+    async def test_a_small_payload_opens_none(self, both: Laned) -> None:
+        both.a.send(1, b"", LARGE[:60_000])
+        await both.settle()
+        assert states(both) == (LanesState.NONE, LanesState.NONE)
+
+    async def test_large_ones_wait_for_the_first(self, both: Laned) -> None:
+        both.a.send(1, b"one", LARGE)
+        both.a.send(2, b"small")
+        await both.settle()
+        assert both.asked == 2
+        assert both.b.messages == [(2, b"small", b"")]
+        both.open_lane()
+        assert states(both) == (LanesState.UP, LanesState.UP)
+        await both.settle()
+        assert both.b.messages[1:] == [(1, b"one", LARGE)]
+
+    async def test_after_a_while_they_wait_no_longer(self, both: Laned) -> None:
+        both.a.send(1, b"", LARGE)
+        await asyncio.sleep(1.01)  # virtual
+        assert lanes_of(both.a).state is LanesState.LATE
+        both.a.send(2, b"", LARGE)
+        await both.settle()
+        assert sorted(both.b.messages) == [(1, b"", LARGE), (2, b"", LARGE)]
+        assert lanes_of(both.b).arrivals.opened == 0
+        both.open_lane()
+        assert lanes_of(both.a).state is LanesState.UP
+
+    async def test_if_none_can_be_opened_they_take_the_connection(
+        self, both: Laned
+    ) -> None:
+        both.a.send(1, b"", LARGE)
+        await both.settle()
+        both.dialing.set_exception(ConnectError("a wall"))
+        await both.settle()
+        assert states(both) == (LanesState.OFF, LanesState.OFF)
+        assert both.b.messages == [(1, b"", LARGE)]
+
+    async def test_the_side_that_was_dialed_asks_for_them(self, both: Laned) -> None:
+        both.b.send(1, b"", LARGE)
+        await both.settle()
+        assert both.asked == 2
+        both.open_lane()
+        await both.settle()
+        assert both.a.messages == [(1, b"", LARGE)]
+
+    async def test_what_may_not_be_asked(self, both: Laned) -> None:
+        with pytest.raises(MalformedError, match="asked for 0 lanes"):
+            lanes_of(both.a).on_asked(0)
+        with pytest.raises(MalformedError, match="by the side that dials"):
+            lanes_of(both.b).on_asked(1)
+
+    async def test_one_that_is_given_up_while_they_open_is_never_sent(
+        self, both: Laned
+    ) -> None:
+        both.a.send(1, b"", LARGE)
+        assert both.a.connection.drop(FrameKind.REQUEST, 1)
+        both.open_lane()
+        await both.settle()
+        assert both.b.messages == []
+        assert lanes_of(both.b).arrivals.opened == 0
+
+
+class TestSending:
+    loops = {"sim": SimLoop}  # noqa: RUF012
+
+    async def test_many_over_several_lanes_both_ways(self, both: Laned) -> None:
+        for _ in range(3):
+            both.open_lane()
+        for call_id in range(5):
+            both.a.send(call_id, b"to b", LARGE[call_id:])
+            both.b.send(call_id, b"to a", LARGE[call_id:])
+        await both.settle()
+        expected = [(at, LARGE[at:]) for at in range(5)]
+        assert sorted((at, payload) for at, _, payload in both.b.messages) == expected
+        assert sorted((at, payload) for at, _, payload in both.a.messages) == expected
+
+    async def test_chunks_may_come_before_their_message(self, both: Laned) -> None:
+        both.open_lane()
+        both.a.send(1, b"", LARGE)
+        await asyncio.sleep(0)
+        both.lines[0].deliver()
+        assert both.b.messages == []
+        await both.settle()
+        assert both.b.messages == [(1, b"", LARGE)]
+
+    async def test_a_lane_is_resumed_as_a_connection_is(self, both: Laned) -> None:
+        lane = both.open_lane()
+        both.a.send(1, b"", LARGE)
+        await asyncio.sleep(0)
+        lane.break_off("nothing comes over it")
+        assert lane.is_broken
+        assert both.a.broken == ["mem://other: nothing comes over it"]
+        assert states(both) == (LanesState.UP, LanesState.UP)
+
+
+class TestTheEnd:
+    loops = {"sim": SimLoop}  # noqa: RUF012
+
+    async def test_a_lane_that_ends_inside_a_payload_ends_the_connection(
+        self, both: Laned
+    ) -> None:
+        lane = both.open_lane()
+        both.a.send(1, b"", LARGE)
+        lane.fail(ConnectError("cut"))
+        await both.settle()
+        assert both.a.lost == ["a lane to mem://other broke: cut"]
+
+    async def test_lanes_that_close_in_order_leave_the_connection(
+        self, both: Laned
+    ) -> None:
+        both.open_lane()
+        both.a.send(1, b"", LARGE)
+        closing = asyncio.create_task(lanes_of(both.a).close())
+        await both.settle()
+        await closing
+        assert both.b.messages == [(1, b"", LARGE)]
+        assert both.a.lost == both.b.lost == []
+        assert lanes_of(both.a).state is LanesState.OFF
+
+    async def test_a_connection_that_ends_takes_its_lanes_along(
+        self, both: Laned
+    ) -> None:
+        lane = both.open_lane()
+        sent: list[bool] = []
+        both.a.connection.send(
+            FrameKind.REQUEST,
+            1,
+            buffers=[memoryview(LARGE)],
+            on_sent=lambda: sent.append(True),
+        )
+        both.a.connection.end(ConnectError("over"))
+        await asyncio.sleep(0)
+        assert lane.ended.done()
+        assert sent == [True]
+        assert lanes_of(both.a).state is LanesState.CLOSED
