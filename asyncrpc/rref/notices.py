@@ -130,7 +130,7 @@ class Notices:
         try:
             link = await self._links.link_to(name)
         except (CallError, TransportError, UsageError) as error:
-            found = self._worker.directory.link_of(to)
+            found = self._directory.link_of(to)
             if found is None:
                 self._on_unreachable(WorkerId(name, to), str(error))
                 return

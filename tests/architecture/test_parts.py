@@ -33,20 +33,13 @@ CIRCLE_LEFT = "asyncrpc.runtime."
 # Classes with more bases, and with more lines.
 MANY_BASES_LEFT = {"asyncrpc.runtime.links.link.Link"}
 LONG_LEFT = {
-    "asyncrpc.api.Worker",
     "asyncrpc.collectives.group.Group",  # half of it is docstrings
-    "asyncrpc.collectives.torch_backend.participant.RankWorker",
     "asyncrpc.compat.rpc._testing.faulty_worker.FaultyWorker",
-    "asyncrpc.compat.rpc.starting.FacadeWorker",
     "asyncrpc.runtime.calls.callee.CalleeSide",
     "asyncrpc.runtime.calls.caller.CallerSide",
-    "asyncrpc.runtime.closing.Closing",
     "asyncrpc.runtime.links.connection.Connection",
     "asyncrpc.runtime.links.directory.Directory",
     "asyncrpc.runtime.links.link.Link",
-    "asyncrpc.runtime.meeting.Meeting",
-    "asyncrpc.runtime.worker.Worker",
-    "asyncrpc.testing.cluster.SimWorker",
 }
 
 # Bases that make a class a contract, or a kind of error; by the name that is written.
