@@ -73,7 +73,7 @@ from asyncrpc.functions import async_execution, idempotent, on_loop
 from asyncrpc.ids import WorkerInfo
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.records import RRefRecord
-from asyncrpc.runtime.calls.context import cancelled, current_worker, deadline
+from asyncrpc.runtime.calls.context import cancelled, deadline
 from asyncrpc.runtime.calls.futures import CallFuture, CallStats
 from asyncrpc.runtime.calls.group import GroupCall, GroupReply, PeerGroup
 from asyncrpc.runtime.calls.peer import Peer
@@ -82,6 +82,7 @@ from asyncrpc.runtime.loops import run
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
 from asyncrpc.runtime.membership.rendezvous import JoinRendezvous, LocalRendezvous
 from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.worker import current_worker
 from asyncrpc.serde import Policy, expose, share
 from asyncrpc.transport.tls import Tls
 

@@ -38,7 +38,7 @@ from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.worker import Worker
+    from asyncrpc.runtime.parts import Parts
 
 # How long a rank waits before it tells the others what it waits for: so those that wait
 # for something else learn of it, and none waits for ever.
@@ -57,7 +57,7 @@ class Arrival:
 class Matching:
     """The collectives of one group at one rank."""
 
-    def __init__(self, worker: Worker, group_id: int) -> None:
+    def __init__(self, worker: Parts, group_id: int) -> None:
         self.worker = worker
         self.id = group_id
         self.label = "a group"

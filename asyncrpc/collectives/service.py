@@ -31,7 +31,7 @@ from asyncrpc.runtime.forms import (
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.worker import Worker
+    from asyncrpc.runtime.parts import Parts
 
 # Groups that others have made and this worker has not yet.
 UNKNOWN_MAX: Final = 1024
@@ -48,7 +48,7 @@ class CollectivesService(ServiceMethods):
 
     name = SERVICE
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Parts) -> None:
         self.worker = worker
         self._groups: dict[int, Matching] = {}
         self._closed: OrderedDict[int, str] = OrderedDict()

@@ -19,7 +19,7 @@ from asyncrpc.ddp.buckets import Buckets
 from asyncrpc.ddp.machine import Readiness
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.worker import Worker
+    from asyncrpc.runtime.parts import Parts
 
 
 class Terms(NamedTuple):
@@ -68,7 +68,7 @@ class Backward:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: Parts,
         buckets: Buckets,
         readiness: Readiness,
         terms: Terms,

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Final, TypeVar
 if TYPE_CHECKING:
     import torch
 
-    from asyncrpc.runtime.worker import Worker
+    from asyncrpc.runtime.parts import Parts
 
 T = TypeVar("T")
 
 ON_LOOP_BYTES: Final = 1 << 18  # to copy them takes 0.1 ms, as long as a thread takes
 
 
-def user_of(worker: Worker, tensors: Iterable[torch.Tensor]) -> Worker | None:
+def user_of(worker: Parts, tensors: Iterable[torch.Tensor]) -> Parts | None:
     """Return in whose threads tensors may be used; None: in any, and on the loop."""
     return None if all(one.is_cpu for one in tensors) else worker
 
 
 async def run_beside(
-    job: Callable[[], T], nbytes: int, worker: Worker | None = None
+    job: Callable[[], T], nbytes: int, worker: Parts | None = None
 ) -> T:
     """Run `job`, which copies so many bytes, in a thread if they are many.
 
@@ -44,7 +44,7 @@ async def run_beside(
     return await in_thread(job, worker)
 
 
-async def in_thread(job: Callable[[], T], worker: Worker | None = None) -> T:
+async def in_thread(job: Callable[[], T], worker: Parts | None = None) -> T:
     """Run `job` in a thread; when this ends, it has ended.
 
     Args:

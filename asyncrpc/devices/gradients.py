@@ -19,7 +19,7 @@ from asyncrpc.collectives import Group
 from asyncrpc.ddp.flat import parts
 from asyncrpc.ddp.threads import run_beside, user_of
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.runtime.parts import Parts
 
 _SPARSE: Final = 1 << 32  # a mark that no number of ranks reaches
 _Memories: TypeAlias = dict[torch.dtype, torch.Tensor]  # of all gradients of a dtype
@@ -151,7 +151,7 @@ class _Flat:
                 gradient.copy_(view)
 
 
-def _make_ready(worker: Worker, gradients: Sequence[torch.Tensor]) -> None:
+def _make_ready(worker: Parts, gradients: Sequence[torch.Tensor]) -> None:
     """Look whether the worker has the devices, and compute all there is, in one graph.
 
     Raises:

@@ -31,9 +31,9 @@ from asyncrpc.devices.gradients import reduce_gradients
 from asyncrpc.errors import UsageError
 from asyncrpc.multiprocessing.launcher import check_task
 from asyncrpc.runtime import loops
-from asyncrpc.runtime.calls.context import current_worker
 from asyncrpc.runtime.devices import pjrt
 from asyncrpc.runtime.devices.backends import backend_of
+from asyncrpc.runtime.worker import current_worker
 
 __all__ = [
     "broadcast_master_param",

@@ -206,7 +206,8 @@ async def run_method(  # noqa: PLR0917  (travels in a call)
 async def _in_thread(job: Callable[[], T]) -> T:
     """Run a job in a thread, in this call's worker, autograd context and deadline."""
     context = contextvars.copy_context()
-    return await current_parts().run_in_thread(lambda: context.run(job))
+    ran: T = await current_parts().run_in_thread(lambda: context.run(job))
+    return ran
 
 
 def _steps_held_off() -> AbstractContextManager[Any]:

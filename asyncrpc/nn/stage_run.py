@@ -370,7 +370,8 @@ class StageRun:
             )
             return result
 
-        return await self._worker.run_in_thread(run)
+        ran: T = await self._worker.run_in_thread(run)
+        return ran
 
     def _forward(self, chunk: int) -> tuple[Any, list[bool]] | None:
         """Compute an output; return it as it travels, and what needs a gradient."""

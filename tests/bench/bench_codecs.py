@@ -101,7 +101,7 @@ async def bench_calls() -> None:
             for _ in range(1 + ROUNDS):
                 start_s = time.perf_counter()
                 options = CallOptions(codec=name)
-                call = worker.start_call("b", length, (value,), options=options)
+                call = worker.parts.start_call("b", length, (value,), options=options)
                 held_s.append(await held_up_s(call))
                 assert await call == len(value)
                 times_s.append(time.perf_counter() - start_s)

@@ -54,7 +54,7 @@ async def memory_per_peer(transport: Literal["uds", "tcp"], nbytes: int) -> None
     hosts = ["w", "x", "y", "z"]
     async with ProcessCluster(["b", *hosts], transport=transport) as worker:
         callee, group = worker.peer("b"), worker.group(hosts)
-        addresses = worker.directory.find("b").member.addresses
+        addresses = worker.parts.directory.find("b").member.addresses
         await crowd.call_some(callee, nbytes)
         before = await callee.call(crowd.settled_memory)
         each = PEERS // len(hosts)
@@ -115,7 +115,7 @@ async def outstanding() -> None:
             before, here = await callee.call(crowd.settled_memory), crowd.memory_of()
             begun_s = time.perf_counter()
             calls = [
-                worker.start_call("b", crowd.pass_gate, (number,))
+                worker.parts.start_call("b", crowd.pass_gate, (number,))
                 for number in range(CALLS)
             ]
             assert await callee.call(crowd.calls_in_hand) == CALLS

@@ -247,7 +247,7 @@ class Filling:
         if sum(one.nbytes for one in found) <= ON_LOOP_BYTES_MAX:
             copy()
         else:
-            await self._worker.run_in_thread(copy)
+            await self._worker.parts.run_in_thread(copy)
 
 
 def how(op: ReduceOp) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from asyncrpc.ddp.threads import in_thread, user_of
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.runtime.parts import Parts
 
 # It computes the loss and its gradients, and returns the loss; plain, or a coroutine.
 Closure: TypeAlias = Callable[[], Any]
@@ -61,7 +61,7 @@ def _arguments(
 
 
 async def step_in_thread(
-    optimizer: torch.optim.Optimizer, closure: Closure | None, worker: Worker
+    optimizer: torch.optim.Optimizer, closure: Closure | None, worker: Parts
 ) -> Any:
     """Step one of torch's optimizers in a thread; when this ends, it has ended.
 

@@ -58,7 +58,7 @@ class Hands:
 
     async def do(self, job: Callable[[], T]) -> T:
         """Run something."""
-        return await self._worker.run_in_thread(job)
+        return await self._worker.parts.run_in_thread(job)
 
     async def put(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
         """Return a copy of a tensor of the host on a device."""

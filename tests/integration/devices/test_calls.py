@@ -242,14 +242,14 @@ async def test_a_call_is_cancelled_while_its_tensor_is_on_its_way(
     a, b = pair
     given = await hands.put(torch.ones(4_000_000))
     for after_s in (0.0, 0.001, 0.005, 0.02):
-        call = a.start_call("b", remote.slow, (given,))
+        call = a.parts.start_call("b", remote.slow, (given,))
         await asyncio.sleep(after_s)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
     found = await a.peer("b").call(remote.double, given)
     assert torch.equal(await hands.take(found), torch.full((4_000_000,), 2.0))
-    await until(lambda: not b.active)
+    await until(lambda: not b.parts.active)
 
 
 async def test_a_deadline_passes_while_a_device_is_busy(

@@ -41,7 +41,7 @@ async def test_a_tensor_leaves_when_its_stream_has_made_it(pair: Pair) -> None:
     for _ in range(5):
         value = counted(stream)
         with cuda.stream(stream):
-            call = pair[0].start_call("b", remote.double, (value,))
+            call = pair[0].parts.start_call("b", remote.double, (value,))
         assert not stream.query()  # the call has not waited for it
         with cuda.stream(other):
             for _ in range(20):
@@ -53,7 +53,7 @@ async def test_a_tensor_leaves_when_its_stream_has_made_it(pair: Pair) -> None:
 
 async def test_what_arrives_is_there_for_the_default_stream(pair: Pair) -> None:
     given = torch.arange(float(ELEMENTS), device=HOME)
-    calls = [pair[0].start_call("b", remote.same, (given + n,)) for n in range(8)]
+    calls = [pair[0].parts.start_call("b", remote.same, (given + n,)) for n in range(8)]
     for number, found in enumerate(await asyncio.gather(*calls)):
         assert bool((found - number == given).all())
 
@@ -63,7 +63,7 @@ async def test_memory_that_is_freed_meanwhile_is_not_sent(pair: Pair) -> None:
     calls = []
     for number in range(20):
         value = torch.full((ELEMENTS // 16,), float(number), device=HOME)
-        calls.append(pair[0].start_call("b", remote.double, (value,)))
+        calls.append(pair[0].parts.start_call("b", remote.double, (value,)))
         del value
         torch.full((ELEMENTS // 16,), -1.0, device=HOME)
     for number, found in enumerate(await asyncio.gather(*calls)):

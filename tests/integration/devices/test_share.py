@@ -199,7 +199,7 @@ async def test_a_worker_that_closes_leaves_it_to_those_who_hold_it() -> None:
         memory = weakref.ref(value.untyped_storage())
         await worker.peer("b").call(keep, value)
         del value
-        worker.memory.regions.loans.close()  # as when the worker closes before `b`
+        worker.parts.memory.regions.loans.close()  # as when the worker closes before `b`
         gc.collect()
         assert await worker.peer("b").call(kept_sum) == 1000
         assert memory() is not None
@@ -228,7 +228,7 @@ async def test_a_peer_without_the_device_refuses_it(a: Any) -> None:
 
 async def _sent_as(worker: Worker, value: torch.Tensor, device: str) -> None:
     """Send a tensor as one of another device."""
-    memory: Any = worker.memory.regions
+    memory: Any = worker.parts.memory.regions
     asking = memory._ask  # noqa: SLF001
 
     async def ask(link: Any, method: str, given: Any) -> Any:
@@ -255,7 +255,7 @@ async def test_workers_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         assert KEPT[-1].data_ptr() != value.data_ptr()
         assert kept_sum() == 20
         drop_kept()
-        await until(lambda: not len(one.memory.regions.loans))
+        await until(lambda: not len(one.parts.memory.regions.loans))
 
 
 @pytest.mark.skipif(is_shareable, reason="this one's can be")

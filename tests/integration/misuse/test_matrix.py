@@ -100,13 +100,13 @@ async def make_mistakes(world: World, sent: Sent, name: str, use: Use) -> None:
     if not use.is_found_there:
         assert not asked, "what was refused here was sent"
     assert await kept_by(world) == kept
-    link = world.a.directory.find("b").link
+    link = world.a.parts.directory.find("b").link
     async with Traffic(world.a).flowing():
         again = await mistakes(use, name, world)
     assert {at: one.words for at, one in again.items()} == {
         at: one.words for at, one in first.items()
     }
-    assert world.a.directory.find("b").link is link
+    assert world.a.parts.directory.find("b").link is link
     assert await use.outcome(world) == NOTHING_RAISED, "used rightly again, it failed"
 
 

@@ -154,7 +154,7 @@ class Mixture(RuleBasedStateMachine):
             self.groups = [Group(worker, name="mixture") for worker in self.workers]
             await asyncio.gather(*(group.barrier() for group in self.groups))
             self.links = {
-                link: None for one in self.workers for link in one.directory.links
+                link: None for one in self.workers for link in one.parts.directory.links
             }
 
         self.run(all_to_all())

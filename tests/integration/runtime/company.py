@@ -55,15 +55,15 @@ def tables() -> dict[str, int]:
 
 def tables_of(worker: Worker, *, served: int = 0) -> dict[str, int]:
     gc.collect()  # an error that was raised may hold a reference
-    links = worker.directory.links
+    links = worker.parts.directory.links
     return {
-        "active": worker.active + served,
+        "active": worker.parts.active + served,
         "served": sum(len(list(link.served)) for link in links) + served,
         "pending": sum(len(list(link.pending)) for link in links),
         "references": len(worker.rrefs()),
-        "tasks": len(worker._tasks),  # noqa: SLF001  (what is to be checked)
-        "unfinished": worker.pool.unfinished,
-        "inbound bytes": worker.inbound_credit.statistics().held_bytes,
+        "tasks": len(worker.parts._tasks),  # noqa: SLF001  (what is to be checked)
+        "unfinished": worker.parts.pool.unfinished,
+        "inbound bytes": worker.parts.inbound_credit.statistics().held_bytes,
         "resumed": worker.counters.connections_resumed,
         "lost": worker.counters.workers_lost,
     }
@@ -86,7 +86,7 @@ async def company(worker: Worker) -> AsyncIterator[None]:
     """Have a call in flight and a stream under way to `b`, which must go on."""
     peer = worker.peer("b")
     assert await peer.call(len, "ab") == 2
-    link = worker.directory.find("b").link
+    link = worker.parts.directory.find("b").link
     before = [tables_of(worker), await peer.call(tables)]
     held = asyncio.ensure_future(peer.call(hold, worker.name))
     async with contextlib.aclosing(peer.stream(count)) as numbers:
@@ -97,7 +97,7 @@ async def company(worker: Worker) -> AsyncIterator[None]:
             await peer.call(let_go, worker.name)
         assert await held == worker.name
         assert await anext(numbers) == 1
-    assert worker.directory.find("b").link is link
+    assert worker.parts.directory.find("b").link is link
     await _settled(worker, before)
 
 

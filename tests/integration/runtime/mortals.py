@@ -174,7 +174,7 @@ def start_chains(worker: Worker) -> None:
     """Leave calls in flight that nobody awaits; who is dead is not called."""
     for rank in range(WORLD_SIZE):
         with contextlib.suppress(AsyncRpcError):
-            call = worker.start_call(worker.peer(rank).name, hop, (6,))
+            call = worker.parts.start_call(worker.peer(rank).name, hop, (6,))
             call.add_done_callback(_forget)
 
 

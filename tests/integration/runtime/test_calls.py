@@ -62,16 +62,16 @@ async def test_small_tensors_need_no_thread_for_torchs_own_functions(
     small, large = torch.ones(16), torch.ones(1 << 15)
     assert (await a.peer("b").call(torch.add, small, 1)).sum() == 32
     assert await a.peer("b").call(torch.Tensor.sum, small) == 16
-    assert b.pool.threads == 0
+    assert b.parts.pool.threads == 0
     await a.peer("b").call(torch.add, large, 1)
-    assert b.pool.threads == 1
+    assert b.parts.pool.threads == 1
 
 
 async def test_that_can_be_switched_off() -> None:
     options = asyncrpc.Options(on_loop_bytes_max=0)
     async with Cluster(2, options=options) as (a, b):
         assert await a.peer(b.name).call(torch.sum, torch.ones(2)) == 2
-        assert b.pool.threads == 1
+        assert b.parts.pool.threads == 1
 
 
 async def test_classes_and_methods(trio: Trio) -> None:
@@ -99,10 +99,10 @@ async def test_a_worker_may_call_itself(wired: Trio) -> None:
 async def test_what_cannot_travel_is_refused_and_nothing_is_sent(trio: Trio) -> None:
     a, b, _ = trio
     await a.peer("b").call(remote.add, 1)
-    link = b.directory.find("a").link
+    link = b.parts.directory.find("a").link
     assert link is not None
     seen: list[Any] = []
-    link.worker.admit = lambda: seen.append(1)  # type: ignore[method-assign]
+    link.worker.parts.admit = lambda: seen.append(1)  # type: ignore[method-assign]
     with pytest.raises(EncodeError, match="lambda"):
         await a.peer("b").call(lambda: 1)
     with pytest.raises(EncodeError):
@@ -212,11 +212,11 @@ async def test_two_views_of_one_storage_are_so_there_too(trio: Trio) -> None:
 async def test_a_call_says_what_it_moved_and_copied(wired: Trio) -> None:
     a, _, _ = wired
     sent = torch.rand(MIB)
-    call = a.start_call("b", remote.double, (sent,))
+    call = a.parts.start_call("b", remote.double, (sent,))
     assert torch.equal(await call, sent * 2)
     assert call.stats.bytes_sent == call.stats.bytes_received == 4 * MIB
     assert call.stats.bytes_copied == 0
-    strided = a.start_call("b", remote.total, (sent[::64],))
+    strided = a.parts.start_call("b", remote.total, (sent[::64],))
     await strided
     assert strided.stats.bytes_copied == strided.stats.bytes_sent == MIB // 16
 
@@ -228,8 +228,8 @@ async def test_a_small_call_overtakes_a_large_one_that_named_its_function(
     a, _, _ = wired
     await a.peer("b").call(remote.add, 0)
     large = torch.ones(8 * MIB)
-    first = a.start_call("b", remote.total, (large,))
-    second = a.start_call("b", remote.total, (torch.ones(3),))
+    first = a.parts.start_call("b", remote.total, (large,))
+    second = a.parts.start_call("b", remote.total, (torch.ones(3),))
     assert await second == 3
     assert await first == 8 * MIB
 
@@ -237,7 +237,7 @@ async def test_a_small_call_overtakes_a_large_one_that_named_its_function(
 async def test_many_calls_at_once_keep_their_answers_apart(wired: Trio) -> None:
     a, b, _ = wired
     calls = [
-        (one.start_call(to, remote.add_on_loop, (i, i)), i)
+        (one.parts.start_call(to, remote.add_on_loop, (i, i)), i)
         for i in range(300)
         for one, to in ((a, "b"), (b, "a"), (a, "c"))
     ]

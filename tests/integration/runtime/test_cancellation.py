@@ -41,7 +41,7 @@ async def test_a_thread_can_ask_whether_it_is_still_wanted(
     wired: Trio, watch: Watch
 ) -> None:
     a, _, _ = wired
-    call = a.start_call("b", remote.wait_in_thread, ("w",))
+    call = a.parts.start_call("b", remote.wait_in_thread, ("w",))
     await watch.begun.wait()
     call.cancel()
     await asyncio.wait_for(watch.ended.wait(), 30)
@@ -65,9 +65,9 @@ async def test_a_call_given_up_before_a_thread_was_free_never_runs(
     watch: Watch,
 ) -> None:
     async with Cluster(2, options=Options(threads=1)) as (a, b):
-        first = a.start_call("b", remote.pass_gate, ("w",))
+        first = a.parts.start_call("b", remote.pass_gate, ("w",))
         await watch.begun.wait()
-        second = a.start_call("b", remote.note, ("w", "ran"))
+        second = a.parts.start_call("b", remote.note, ("w", "ran"))
         await a.peer("b").call(remote.note_async, "w", "second is queued")
         second.cancel()
         await a.peer("b").call(remote.note_async, "w", "second is given up")
@@ -75,14 +75,14 @@ async def test_a_call_given_up_before_a_thread_was_free_never_runs(
         assert await first == "through"
         await a.peer("b").call(remote.note, "w", "after")
         assert "ran" not in watch.notes
-        assert not b.active
+        assert not b.parts.active
 
 
 async def test_a_call_given_up_while_connecting_never_runs(
     trio: Trio, watch: Watch
 ) -> None:
     a, _, _ = trio
-    call = a.start_call("b", remote.note, ("w", "ran"))
+    call = a.parts.start_call("b", remote.note, ("w", "ran"))
     call.cancel()
     await a.peer("b").call(remote.note, "w", "after")
     assert watch.notes == ["after"]
@@ -94,16 +94,16 @@ async def test_a_transfer_given_up_leaves_the_connection_usable(
 ) -> None:
     a, b, _ = wired
     await a.peer("b").call(remote.add, 1)
-    link = a.directory.find("b").link
+    link = a.parts.directory.find("b").link
     large = torch.ones(8 * MIB)
-    call = a.start_call("b", remote.total, (large,))
+    call = a.parts.start_call("b", remote.total, (large,))
     for _ in range(turns):
         await asyncio.sleep(0)
     call.cancel()
     assert await a.peer("b").call(remote.total, torch.ones(5)) == 5
     assert await a.peer("b").call(remote.total, large) == 8 * MIB
-    assert a.directory.find("b").link is link
-    assert not b.active
+    assert a.parts.directory.find("b").link is link
+    assert not b.parts.active
 
 
 async def test_a_result_given_up_while_it_comes_leaves_the_connection_usable(
@@ -112,23 +112,23 @@ async def test_a_result_given_up_while_it_comes_leaves_the_connection_usable(
     a, b, _ = wired
     await a.peer("b").call(remote.add, 1)
     for turns in (2, 5, 20):
-        call = a.start_call("b", torch.ones, (4 * MIB,))
+        call = a.parts.start_call("b", torch.ones, (4 * MIB,))
         for _ in range(turns):
             await asyncio.sleep(0)
         call.cancel()
         assert await a.peer("b").call(remote.add, 1) == 2
     assert torch.equal(await a.peer("b").call(torch.ones, 5), torch.ones(5))
-    assert not b.active
+    assert not b.parts.active
 
 
 async def test_cancelling_many_of_many_leaves_the_rest(wired: Trio) -> None:
     a, b, _ = wired
-    calls = [a.start_call("b", remote.add_async, (i,)) for i in range(200)]
+    calls = [a.parts.start_call("b", remote.add_async, (i,)) for i in range(200)]
     for call in calls[::2]:
         call.cancel()
     assert [await call for call in calls[1::2]] == [i + 1 for i in range(1, 200, 2)]
     await a.peer("b").call(remote.add_on_loop, 1)
-    assert not b.active
+    assert not b.parts.active
 
 
 async def test_across_processes() -> None:

@@ -51,7 +51,7 @@ def payload(size_bytes: int) -> torch.Tensor:
 
 async def echoed(worker: Worker, codec: str | None, value: Any) -> tuple[Any, Any]:
     """Return what an echo through `codec` gave, and what it moved."""
-    future = worker.start_call(
+    future = worker.parts.start_call(
         "b", remote.echo, (value,), options=CallOptions(codec=codec)
     )
     return await future, future.stats
@@ -182,14 +182,14 @@ async def test_a_deadline_covers_the_preparing(trio: Trio) -> None:
 async def test_a_call_cancelled_while_it_is_packed_is_never_sent(trio: Trio) -> None:
     a, b, _ = trio
     await a.peer("b").call(remote.add, 1)
-    call = a.start_call(
+    call = a.parts.start_call(
         "b", remote.echo, (payload(4 * MIB),), options=CallOptions(codec="zstd")
     )
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     assert call.stats.bytes_sent == 0
-    assert b.active == 0
+    assert b.parts.active == 0
     assert await a.peer("b").call(remote.add, 1) == 2
 
 
@@ -209,7 +209,7 @@ async def test_a_call_cancelled_while_it_is_unpacked_does_not_run(
     kept = a.peer("b").remote(remote.Counter)
     lent = a.peer("c").remote(remote.Counter)
     await kept.rpc_async().get()
-    call = a.start_call(
+    call = a.parts.start_call(
         "b",
         count_up,
         (kept, lent, payload(MIB)),
@@ -222,15 +222,15 @@ async def test_a_call_cancelled_while_it_is_unpacked_does_not_run(
     await echoed(a, "bf16", payload(8 * MIB))  # unpacked after the other
     assert await kept.rpc_async().get() == 0
     assert await lent.rpc_async().get() == 0
-    assert b.active == 0
-    assert c.active == 0
+    assert b.parts.active == 0
+    assert c.parts.active == 0
 
 
 async def test_references_travel_beside_packed_tensors(trio: Trio) -> None:
     a = trio[0]
     reference = a.peer("b").remote(torch.ones, 3)
     codec = CallOptions(codec="bf16+lz4")
-    mine, tensor = await a.start_call(
+    mine, tensor = await a.parts.start_call(
         "b", remote.echo, ((reference, payload(MIB)),), options=codec
     )
     assert torch.equal(await mine.to_here(), torch.ones(3))

@@ -80,11 +80,11 @@ def block(nbytes: int = BYTES) -> torch.Tensor:
 
 
 def use_of(worker: Worker) -> CreditStatistics:
-    return worker.inbound_credit.statistics()
+    return worker.parts.inbound_credit.statistics()
 
 
 def link_of(worker: Worker, to: str) -> Link:
-    link = worker.directory.find(to).link
+    link = worker.parts.directory.find(to).link
     assert link is not None
     return link
 
@@ -100,7 +100,7 @@ class TestWaiting:
     ) -> None:
         async with group() as (a, b):
             to = a.peer("b")
-            calls = [a.start_call("b", hold, (gate, block())) for _ in range(5)]
+            calls = [a.parts.start_call("b", hold, (gate, block())) for _ in range(5)]
             await CAME[gate].acquire()
             await until(lambda: use_of(b).waiting == 4)
             assert use_of(b).held_bytes == BYTES
@@ -163,12 +163,14 @@ class TestNested:
 
     async def test_nested_requests_are_told_from_others(self, gate: str) -> None:
         async with group(3) as (a, b, c):
-            full = a.start_call("b", hold, (gate, block()))
+            full = a.parts.start_call("b", hold, (gate, block()))
             await CAME[gate].acquire()
-            others = [a.start_call("b", remote.echo_async, (block(),)) for _ in "12"]
-            nested = a.start_call("c", relay, (["b"], block()))
+            others = [
+                a.parts.start_call("b", remote.echo_async, (block(),)) for _ in "12"
+            ]
+            nested = a.parts.start_call("c", relay, (["b"], block()))
             await until(lambda: use_of(b).waiting == 3)
-            first = b.inbound_credit.budget._first(nested=True)  # noqa: SLF001
+            first = b.parts.inbound_credit.budget._first(nested=True)  # noqa: SLF001
             assert first is not None
             assert first[0].peer.peer.name == "c"
             GATES[gate].set()
@@ -185,7 +187,7 @@ class TestNested:
     ) -> None:
         monkeypatch.setattr(machine, "STALLED_AFTER_S", 0.05)
         async with group() as (a, _):
-            calls = [a.start_call("b", hold, (gate, block())) for _ in range(2)]
+            calls = [a.parts.start_call("b", hold, (gate, block())) for _ in range(2)]
             await until(lambda: "have waited" in caplog.text)
             GATES[gate].set()
             await asyncio.gather(*calls)
@@ -195,9 +197,9 @@ class TestNested:
 class TestGivingUp:
     async def test_a_cancelled_request_is_never_sent(self, gate: str) -> None:
         async with group() as (a, b):
-            full = a.start_call("b", hold, (gate, block()))
+            full = a.parts.start_call("b", hold, (gate, block()))
             await CAME[gate].acquire()
-            waiting = [a.start_call("b", hold, (gate, block())) for _ in range(2)]
+            waiting = [a.parts.start_call("b", hold, (gate, block())) for _ in range(2)]
             await until(lambda: use_of(b).waiting == 2)
             waiting[0].cancel()
             await until(lambda: use_of(b).waiting == 1)
@@ -211,7 +213,7 @@ class TestGivingUp:
         self, gate: str
     ) -> None:
         async with group() as (a, b):
-            full = a.start_call("b", hold, (gate, block()))
+            full = a.parts.start_call("b", hold, (gate, block()))
             await CAME[gate].acquire()
             value = block()
             with pytest.raises(DeadlineExceededError) as raised:
@@ -225,7 +227,7 @@ class TestGivingUp:
 
     async def test_a_stream_that_is_closed_while_it_waits(self, gate: str) -> None:
         async with group() as (a, b):
-            full = a.start_call("b", hold, (gate, block()))
+            full = a.parts.start_call("b", hold, (gate, block()))
             await CAME[gate].acquire()
             items = a.peer("b").stream(count, block(), 3)
             first = asyncio.ensure_future(anext(items))
@@ -244,7 +246,9 @@ class TestGivingUp:
     ) -> None:
         async with group(2, wires) as (a, b):
             await a.peer("b").call(remote.add, 1)
-            calls = [a.start_call("b", remote.echo_async, (block(),)) for _ in "12345"]
+            calls = [
+                a.parts.start_call("b", remote.echo_async, (block(),)) for _ in "12345"
+            ]
             for _ in range(turns):
                 await asyncio.sleep(0)
             for call in calls[:4]:
@@ -258,9 +262,9 @@ class TestGivingUp:
         self, gate: str
     ) -> None:
         async with group() as (a, b):
-            full = a.start_call("b", hold, (gate, block()))
+            full = a.parts.start_call("b", hold, (gate, block()))
             await CAME[gate].acquire()
-            waiting = a.start_call("b", hold, (gate, block()))
+            waiting = a.parts.start_call("b", hold, (gate, block()))
             await until(lambda: use_of(b).waiting == 1)
             await b.shutdown(drain_timeout_s=0.0)
             with pytest.raises(WorkerLostError) as lost:
@@ -272,9 +276,9 @@ class TestGivingUp:
 
     async def test_a_lost_caller_leaves_its_room_to_others(self, gate: str) -> None:
         async with group(3) as (a, b, c):
-            calls = [a.start_call("b", hold, (gate, block())) for _ in range(3)]
+            calls = [a.parts.start_call("b", hold, (gate, block())) for _ in range(3)]
             await CAME[gate].acquire()
-            other = c.start_call("b", remote.echo_async, (block(),))
+            other = c.parts.start_call("b", remote.echo_async, (block(),))
             await until(lambda: use_of(b).waiting == 3)
             await a.shutdown(drain_timeout_s=0.0)
             assert (await other).numel() == BYTES
@@ -342,7 +346,7 @@ class TestHolding:
     ) -> None:
         async with group() as (a, b):
             with pytest.raises((error, RemoteError, asyncrpc.CallError)):
-                await a.start_call("b", function, (block(), "x", "y", "z"))
+                await a.parts.start_call("b", function, (block(), "x", "y", "z"))
             await nothing_is_held(b)
 
     async def test_async_execution_holds_until_its_future_is_done(self) -> None:

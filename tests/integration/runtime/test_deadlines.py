@@ -107,7 +107,7 @@ async def test_a_deadline_that_has_passed_sends_nothing(
 
 async def test_work_that_expired_while_it_queued_is_dropped(watch: Watch) -> None:
     async with Cluster(2, options=Options(threads=1)) as (a, b):
-        first = a.start_call("b", remote.pass_gate, ("w",))
+        first = a.parts.start_call("b", remote.pass_gate, ("w",))
         await watch.begun.wait()
         with pytest.raises(DeadlineExceededError):
             async with asyncrpc.deadline(0.05):
@@ -116,7 +116,7 @@ async def test_work_that_expired_while_it_queued_is_dropped(watch: Watch) -> Non
         assert await first == "through"
         await a.peer("b").call(remote.note, "w", "after")
         assert watch.notes == ["after"]
-        assert not b.active
+        assert not b.parts.active
 
 
 async def test_of_a_chain_the_last_one_is_ended_too(trio: Trio, watch: Watch) -> None:

@@ -42,12 +42,15 @@ async def incarnation() -> int:
 
 def peers(worker: Worker) -> list[str]:
     """Return the peers of the connections that are open."""
-    return sorted(link.peer.name for link in worker.directory.links)
+    return sorted(link.peer.name for link in worker.parts.directory.links)
 
 
 async def cut(worker: Worker, to: str, other: Worker) -> None:
     """End the connection between two workers, and wait until both have noticed."""
-    links = [worker.directory.find(to).link, other.directory.find(worker.name).link]
+    links = [
+        worker.parts.directory.find(to).link,
+        other.parts.directory.find(worker.name).link,
+    ]
     connections = [link.connection for link in links if link is not None]
     connections[0].close()
     async with asyncio.timeout(LIMIT_S):
@@ -66,7 +69,7 @@ async def test_of_two_dials_at_once_one_survives_and_no_call_is_lost(
         made: set[Connection] = set()
         for number in range(ROUNDS):
             calls = [
-                one.start_call(to, remote.add_async, (number, side))
+                one.parts.start_call(to, remote.add_async, (number, side))
                 for side, (one, to) in enumerate([(a, "b"), (b, "a")] * 2)
             ]
             async with asyncio.timeout(LIMIT_S):
@@ -75,7 +78,7 @@ async def test_of_two_dials_at_once_one_survives_and_no_call_is_lost(
                 ]
             assert peers(a) == ["b"]
             assert peers(b) == ["a"]
-            made.update(link.connection for link in a.directory.links)
+            made.update(link.connection for link in a.parts.directory.links)
             await cut(a, "b", b)
         assert len(made) == ROUNDS
 
@@ -93,7 +96,9 @@ async def test_nobody_is_connected_before_he_is_needed(wired: Trio) -> None:
 
 async def test_many_calls_at_once_share_one_dial(wired: Trio) -> None:
     a, b, _ = wired
-    calls = [a.start_call("b", remote.add_async, (number,)) for number in range(50)]
+    calls = [
+        a.parts.start_call("b", remote.add_async, (number,)) for number in range(50)
+    ]
     assert await asyncio.gather(*calls) == list(range(1, 51))
     assert peers(a) == ["b"]
     assert peers(b) == ["a"]
@@ -120,10 +125,10 @@ async def test_who_joins_a_dial_is_not_refused_for_what_was_before() -> None:
     a = Worker("a", rendezvous=where, network=network, options=OPTIONS)
     b = Worker("b", rendezvous=where, network=hub.connector(), options=OPTIONS)
     async with started(a):
-        first = a.start_call("b", remote.add, (1,))
+        first = a.parts.start_call("b", remote.add, (1,))
         await network.dialing.wait()
         async with started(b):
-            later = a.start_call("b", remote.add, (2,))
+            later = a.parts.start_call("b", remote.add, (2,))
             await asyncio.sleep(0)
             network.refusing.set()
             assert await later == 3
@@ -147,8 +152,8 @@ async def test_a_dial_that_failed_takes_what_the_peer_dialed_while_others_were_a
         return False
 
     async with started(a, b):
-        monkeypatch.setattr(a.membership, "refresh", ask)
-        call = a.start_call("b", remote.add, (1,))
+        monkeypatch.setattr(a.parts.membership, "refresh", ask)
+        call = a.parts.start_call("b", remote.add, (1,))
         await asking.wait()
         assert await b.peer("a").call(remote.add, 2) == 3
         answered.set()
@@ -191,9 +196,9 @@ async def test_a_dial_that_is_late_because_its_loop_stood_still_loses_no_call(
             patch.setattr(Directory, "_on_answer", on_slow_hello)
             async with asyncio.timeout(LIMIT_S):
                 assert await called == 2
-        (link,) = a.directory.links
+        (link,) = a.parts.directory.links
         assert await a.peer("b").call(remote.add, 2) == 3
-        assert a.directory.links == [link]
+        assert a.parts.directory.links == [link]
 
 
 async def test_nothing_is_sent_over_a_connection_that_its_dialer_may_not_take(
@@ -206,16 +211,16 @@ async def test_nothing_is_sent_over_a_connection_that_its_dialer_may_not_take(
         patch.setattr(
             FirstMessage, "on_message", lambda self, *rest: held.append((self, rest))
         )
-        link = await a.directory.connect(a.directory.find("b"))
+        link = await a.parts.directory.connect(a.parts.directory.find("b"))
         called = asyncio.create_task(b.peer("a").call(remote.add, 1))
         await until(lambda: bool(held))
-        assert a.directory.find("b").link is link
-        assert b.directory.find("a").link is None
+        assert a.parts.directory.find("b").link is link
+        assert b.parts.directory.find("a").link is None
         assert not called.done()
     for first, message in held:
         first.on_message(*message)
     assert await called == 2
-    assert [len(worker.directory.links) for worker in (a, b)] == [1, 1]
+    assert [len(worker.parts.directory.links) for worker in (a, b)] == [1, 1]
 
 
 async def test_a_connection_that_was_never_used_says_nothing_of_its_dialer(
@@ -231,9 +236,9 @@ async def test_a_connection_that_was_never_used_says_nothing_of_its_dialer(
     async with started(one, other):
         with monkeypatch.context() as patch:
             patch.setattr(FirstMessage, "on_message", lambda *_: None)
-            link = await one.directory.connect(one.directory.find("b"))
-            await until(lambda: bool(other.directory.links))
-            (taken,) = other.directory.links
+            link = await one.parts.directory.connect(one.parts.directory.find("b"))
+            await until(lambda: bool(other.parts.directory.links))
+            (taken,) = other.parts.directory.links
             link.connection.fail(ConnectError("given up"))
             async with asyncio.timeout(LIMIT_S):
                 await taken.connection.ended
@@ -269,7 +274,7 @@ async def test_a_worker_restarted_at_its_place_is_found_there(
             async with listed("b", where) as b:
                 assert await a.peer("b").call(remote.add, 1) == 2
                 assert await b.peer("a").call(remote.add, 2) == 3
-                link = a.directory.find("b").link
+                link = a.parts.directory.find("b").link
                 assert link is not None
                 assert link.peer == b.id
                 incarnations.add(b.incarnation)
@@ -295,14 +300,14 @@ async def test_word_that_a_worker_moved_may_come_while_it_is_dialed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Cluster(2, network="uds") as (a, _):
-        there = a.directory.find("b").member
-        a.directory.add([replace(there, addresses=(f"uds://{tmp_path}/left",))])
+        there = a.parts.directory.find("b").member
+        a.parts.directory.add([replace(there, addresses=(f"uds://{tmp_path}/left",))])
         connect = UdsConnector.connect
 
         async def word_comes(
             connector: UdsConnector, address: Address, handler: StreamHandler
         ) -> Transport:
-            a.directory.add([there])
+            a.parts.directory.add([there])
             return await connect(connector, address, handler)
 
         monkeypatch.setattr(UdsConnector, "connect", word_comes)
@@ -318,9 +323,9 @@ async def test_a_restart_that_nobody_saw_does_not_mix_two_lives() -> None:
         for name in "ab"
     )
     async with started(a, old):
-        waiting = a.start_call("b", remote.sleep_long)
+        waiting = a.parts.start_call("b", remote.sleep_long)
         await a.peer("b").call(remote.add, 1)
-        for listener in old._listeners:  # noqa: SLF001  (half dead: it listens no more)
+        for listener in old.parts._listeners:  # noqa: SLF001  (half dead: it listens no more)
             await listener.close()
         new = Worker("b", rendezvous=where, network=hub.connector(), options=OPTIONS)
         async with started(new):
@@ -459,7 +464,7 @@ async def test_a_killed_process_is_replaced_under_its_name() -> None:
         with opened([cluster.pid("b")]) as descriptors:
             cluster.kill("b")
             assert await asyncio.to_thread(have_ended, descriptors, LIMIT_S)
-        places = a.directory.find("b").member.addresses
+        places = a.parts.directory.find("b").member.addresses
         async with Worker(
             "b", rendezvous={"b": places}, options=replace(OPTIONS, listen=places)
         ) as again:

@@ -37,7 +37,7 @@ async def serving(options: Options) -> AsyncIterator[Worker]:
     where = LocalRendezvous(1)
     async with Worker("ps", rank=0, rendezvous=where, options=options) as worker:
         yield worker
-        await until(lambda: not worker.directory.admission)
+        await until(lambda: not worker.parts.directory.admission)
 
 
 @asynccontextmanager
@@ -110,7 +110,7 @@ async def test_when_there_are_too_many_the_oldest_stranger_goes() -> None:
         dialed(server) as first,
         dialed(server) as second,
     ):
-        await until(lambda: len(server.directory.admission) == 2)
+        await until(lambda: len(server.parts.directory.admission) == 2)
         async with dialed(server) as third:
             assert await read_to_the_end(first[0]) == b""
             preface = PREFACE.pack(b"ARPC", 1, 1, 0, bytes(32))
@@ -128,7 +128,7 @@ async def test_a_flood_of_silence_keeps_nobody_out() -> None:
         await crowd.join(50)
         async with friend_of(server) as friend:
             assert await friend.peer("ps").call(remote.add, 1) == 2
-        assert len(server.directory.admission) <= 8
+        assert len(server.parts.directory.admission) <= 8
         await until(lambda: server.counters.connections_dropped_unauthenticated >= 42)
 
 
@@ -153,7 +153,7 @@ async def test_calls_go_on_in_a_flood(tmp_path: Path, *, encrypted: bool) -> Non
                 assert await newcomer.peer("ps").call(remote.add, calls) == calls + 1
                 calls += 1
             assert await friend.peer("ps").call(remote.add, 1) == 2
-        assert len(server.directory.admission) <= QUICK.handshakes_max
+        assert len(server.parts.directory.admission) <= QUICK.handshakes_max
         # Each was in the middle of something when it was put out or refused.
         counters = server.counters
         await until(
@@ -181,7 +181,7 @@ async def test_a_stranger_takes_little_memory_and_no_more_by_talking(
         await crowd.join(50)  # what is allocated once
         before = resident_bytes()
         await crowd.join(count)
-        await until(lambda: len(server.directory.admission) == count + 50)
+        await until(lambda: len(server.parts.directory.admission) == count + 50)
         silent = resident_bytes()
         assert silent - before < count * (32 << 10)
         said = (

@@ -255,7 +255,7 @@ async def test_forged_errors_become_errors(server: Worker, friend: Worker) -> No
         to = f"raw-{peer.number}"
         with watched(everywhere=True) as seen:
             for name in TYPES:
-                call = server.start_call(to, gadgets.exposed)
+                call = server.parts.start_call(to, gadgets.exposed)
                 while (await peer.read())[0] != FrameKind.REQUEST:
                     pass
                 peer.send(prefix(FrameKind.ERROR, peer.call_id, control=error_of(name)))

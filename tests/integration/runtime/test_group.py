@@ -75,7 +75,7 @@ async def in_turn(turns: list[str]) -> str:
 def encodings(worker: Worker) -> list[Any]:
     """Note every value that a worker encodes from now on, in whichever way."""
     found: list[Any] = []
-    codec: Any = worker.codec
+    codec: Any = worker.parts.codec
 
     def noting(encode: Callable[..., Any], value_at: int) -> Callable[..., Any]:
         def note(*args: Any, **options: Any) -> Any:
@@ -273,7 +273,7 @@ async def test_nothing_is_sent_if_an_argument_cannot_travel(four: list[Worker]) 
     await group.call(remote.add, 1)
     with pytest.raises(EncodeError):
         group.call(remote.echo, lambda: 0)
-    assert [len(link.pending) for link in a.directory.links] == [0, 0, 0]
+    assert [len(link.pending) for link in a.parts.directory.links] == [0, 0, 0]
 
 
 async def test_an_argument_that_cannot_travel_fails_every_call_begun_unconnected(

@@ -85,7 +85,7 @@ async def moved(
 ) -> tuple[Any, CallStats, int]:
     """Call a function of `b`; return the result, and what each side copied for it."""
     before = await a.peer("b").call(bytes_copied)
-    call = a.start_call("b", function, args, options=CallOptions(out=out))
+    call = a.parts.start_call("b", function, args, options=CallOptions(out=out))
     result = await call
     after = await a.peer("b").call(bytes_copied)
     return result, call.stats, after - before
@@ -122,14 +122,14 @@ async def test_nothing_is_copied_on_either_side(a: Worker, name: str) -> None:
 async def test_from_the_first_call_on(a: Worker) -> None:
     """Also while there is no connection yet, or none for large payloads."""
     value = torch.rand(2 * MIB)
-    call = a.start_call("b", echo, (value,))
+    call = a.parts.start_call("b", echo, (value,))
     assert torch.equal(await call, value)
     assert call.stats.bytes_copied == 0
     assert await a.peer("b").call(bytes_copied) == 0
 
 
 async def test_in_both_directions_at_once(a: Worker) -> None:
-    calls = [a.start_call("b", echo, (torch.rand(MIB + 1),)) for _ in range(8)]
+    calls = [a.parts.start_call("b", echo, (torch.rand(MIB + 1),)) for _ in range(8)]
     for call in calls:
         await call
     assert sum(call.stats.bytes_copied for call in calls) == 0
@@ -186,7 +186,7 @@ async def test_a_received_tensor_may_be_written_to_and_kept(a: Worker) -> None:
         del later
     assert row.item() == 1
     await a.peer("b").call(bytes_copied)  # the last call's future is gone by then
-    assert a.receive_pool.idle_bytes == 4 * MIB  # one served all three
+    assert a.parts.receive_pool.idle_bytes == 4 * MIB  # one served all three
 
 
 @pytest.mark.slow

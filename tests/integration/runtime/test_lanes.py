@@ -46,7 +46,7 @@ async def two(
 
 
 def lanes_of(worker: Worker, to: str) -> Lanes:
-    link = worker.directory.find(to).link
+    link = worker.parts.directory.find(to).link
     assert link is not None
     assert link.connection.lanes is not None
     return link.connection.lanes
@@ -104,7 +104,7 @@ class TestOpening:
         async with two(network) as (a, b):
             for _ in range(2):
                 await a.peer("b").call(remote.total, numbers(4 * MIB))
-            (link,) = b.directory.links
+            (link,) = b.parts.directory.links
             assert link.connection.bytes_copied == 0
 
     async def test_no_lanes_if_the_options_say_so(self) -> None:
@@ -129,7 +129,7 @@ class TestOpening:
         async with two() as (a, b):
             await a.peer("b").call(remote.add, 1)
             one, to = (a, "b") if who == "dialer" else (b, "a")
-            monkeypatch.setattr(a.directory, "_dial_lane", dial)
+            monkeypatch.setattr(a.parts.directory, "_dial_lane", dial)
             large = numbers(MIB)
             assert torch.equal(await one.peer(to).call(remote.echo, large), large)
             assert lanes_of(one, to).state is LanesState.OFF
@@ -141,13 +141,13 @@ class TestOpening:
         monkeypatch.setattr("asyncrpc.runtime.payloads.lanes.OPENING_WAIT_S", 0.01)
         async with two() as (a, _):
             go_on = asyncio.Event()
-            dial = a.directory._dial_lane  # noqa: SLF001  (a slow network)
+            dial = a.parts.directory._dial_lane  # noqa: SLF001  (a slow network)
 
             async def slowly(*where: Any) -> None:
                 await go_on.wait()
                 await dial(*where)
 
-            monkeypatch.setattr(a.directory, "_dial_lane", slowly)
+            monkeypatch.setattr(a.parts.directory, "_dial_lane", slowly)
             large = numbers(MIB)
             assert torch.equal(await a.peer("b").call(remote.echo, large), large)
             lanes = lanes_of(a, "b")
@@ -161,7 +161,7 @@ class TestOpening:
     async def test_a_call_given_up_while_they_open_is_never_sent(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.add, 1)
-            call = a.start_call("b", remote.total, (numbers(MIB),))
+            call = a.parts.start_call("b", remote.total, (numbers(MIB),))
             assert lanes_of(a, "b").state is LanesState.OPENING
             call.cancel()
             assert await a.peer("b").call(remote.add, 1) == 2
@@ -170,20 +170,22 @@ class TestOpening:
     async def test_a_lane_of_another_connection_is_refused(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.add, 1)
-            (control,) = [link.connection for link in a.directory.links]
-            member = a.directory.find("b").member
+            (control,) = [link.connection for link in a.parts.directory.links]
+            member = a.parts.directory.find("b").member
             own = a.incarnation
 
             async def dial(token: int) -> str:
                 def on_proved(connection: Connection) -> None:
-                    connection.hello(a.hello(expects="b", lane=token))
+                    connection.hello(a.parts.hello(expects="b", lane=token))
 
                 def on_hello(connection: Connection, _: object) -> None:
                     connection.open_to(lane_dialing.SILENT)
 
-                made = a.directory.make_connection(Role.DIALER, on_proved, on_hello)
-                (address, *_) = a.directory._usable(member)  # noqa: SLF001
-                await a.connectors["tcp"].connect(address, made)
+                made = a.parts.directory.make_connection(
+                    Role.DIALER, on_proved, on_hello
+                )
+                (address, *_) = a.parts.directory._usable(member)  # noqa: SLF001
+                await a.parts.connectors["tcp"].connect(address, made)
                 hello = await made.opened
                 made.close()
                 return hello.verdict
@@ -214,8 +216,8 @@ class TestStriping:
     async def test_both_directions_and_many_calls_at_once(self, network: Wires) -> None:
         async with two(network) as (a, b):
             large = [numbers((number + 1) * MIB) for number in range(6)]
-            calls = [a.start_call("b", remote.echo, (one,)) for one in large]
-            calls += [b.start_call("a", remote.echo, (one,)) for one in large]
+            calls = [a.parts.start_call("b", remote.echo, (one,)) for one in large]
+            calls += [b.parts.start_call("a", remote.echo, (one,)) for one in large]
             small = [await a.peer("b").call(remote.add, number) for number in range(9)]
             assert small == list(range(1, 10))
             for call, one in zip(calls, large * 2, strict=True):
@@ -236,8 +238,8 @@ class TestStriping:
             network.between("a", "b").lose(network.rng.choice([0.0, 0.05]))
             async with two(network, bulk_lanes=3) as (a, b):
                 large = [numbers((number + 1) * 99_999) for number in range(8)]
-                calls = [a.start_call("b", remote.echo, (one,)) for one in large]
-                calls += [b.start_call("a", remote.echo, (one,)) for one in large]
+                calls = [a.parts.start_call("b", remote.echo, (one,)) for one in large]
+                calls += [b.parts.start_call("a", remote.echo, (one,)) for one in large]
                 for call in calls[::3]:
                     call.cancel()
                 for number, call in enumerate(calls):
@@ -260,7 +262,7 @@ class TestGivingUp:
         async with two(network) as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             read.clear()
-            call = a.start_call("b", remote.total, (numbers(64 * MIB),))
+            call = a.parts.start_call("b", remote.total, (numbers(64 * MIB),))
             await until(lambda: bool(read), 0.0)
             call.cancel()
             assert await a.peer("b").call(remote.add, 1) == 2
@@ -274,20 +276,20 @@ class TestGivingUp:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             read = counted(monkeypatch)
-            call = a.start_call("b", torch.ones, (64 * MIB,))
+            call = a.parts.start_call("b", torch.ones, (64 * MIB,))
             await until(lambda: bool(read), 0.0)
             call.cancel()
             assert await a.peer("b").call(remote.add, 1) == 2
             await until(lambda: not len(lanes_of(a, "b").arrivals), 0.0)
             assert read.total() < 128 * MIB
-            assert not b.active
+            assert not b.parts.active
 
 
 class TestTheEnd:
     async def test_a_lane_that_breaks_breaks_the_link_and_says_so(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
-            call = a.start_call("b", remote.total, (numbers(64 * MIB),))
+            call = a.parts.start_call("b", remote.total, (numbers(64 * MIB),))
             lanes_of(b, "a").lanes[0].connection.fail(ConnectError("cut"))
             with pytest.raises(WorkerLostError, match=r"a lane to .* broke"):
                 await call
@@ -300,7 +302,7 @@ class TestTheEnd:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             remote.watches["w"] = watch = remote.Watch()
-            call = a.start_call("b", remote.wait_for_ever, ("w",))
+            call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
             await watch.begun.wait()
             for lane in lanes_of(b, "a").lanes:
                 lane.connection.close()
@@ -312,7 +314,7 @@ class TestTheEnd:
     async def test_what_is_no_chunk_breaks_the_link(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
-            link = b.directory.links[0]
+            link = b.parts.directory.links[0]
             lanes_of(a, "b").lanes[0].stream.write_now(b"junk" * 10)
             await link.connection.ended
             assert "no DATA frame on a lane" in link.lost_because
@@ -323,9 +325,9 @@ class TestTheEnd:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             read = counted(monkeypatch)
-            call = a.start_call("b", make_large, (64 * MIB,))
+            call = a.parts.start_call("b", make_large, (64 * MIB,))
             await until(lambda: bool(read), 0.0)
-            assert not b.active
+            assert not b.parts.active
             await b.shutdown()
             assert len(await call) == 64 * MIB
 
@@ -337,7 +339,7 @@ class TestTheEnd:
         async with cluster as a:
             await a.peer("b").call(remote.total, numbers(MIB))
             connections = [lane.connection for lane in lanes_of(a, "b").lanes]
-            call = a.start_call("b", remote.total, (numbers(64 * MIB),))
+            call = a.parts.start_call("b", remote.total, (numbers(64 * MIB),))
             cluster.kill("b")
             with pytest.raises(WorkerLostError):
                 await call

@@ -145,7 +145,7 @@ async def test_a_shutdown_in_a_block_that_raises_is_at_once() -> None:
     began_s = now_s()
     with contextlib.suppress(ZeroDivisionError):
         async with Cluster(2, options=Options(drain_timeout_s=60.0)) as (a, _):
-            call = a.start_call("b", remote.wait_for_ever, ("w",))
+            call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
             await watch.begun.wait()
             raise ZeroDivisionError
     assert now_s() - began_s < 3.0
@@ -159,7 +159,7 @@ async def test_a_thread_that_does_not_end_is_named_and_left(
 ) -> None:
     remote.watches["w"] = watch = Watch()
     async with Cluster(2) as (a, b):
-        call = a.start_call("b", remote.pass_gate, ("w",))
+        call = a.parts.start_call("b", remote.pass_gate, ("w",))
         await watch.begun.wait()
         began_s = now_s()
         await b.shutdown(drain_timeout_s=0.05)
@@ -173,7 +173,7 @@ async def test_a_thread_that_does_not_end_is_named_and_left(
 async def test_a_shutdown_that_is_cancelled_is_completed_first(trio: Trio) -> None:
     a, b, _ = trio
     remote.watches["w"] = watch = Watch()
-    call = a.start_call("b", remote.wait_for_ever, ("w",))
+    call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
     await watch.begun.wait()
     ending = asyncio.create_task(b.shutdown(drain_timeout_s=60.0))
     await asyncio.sleep(0.02)
@@ -184,7 +184,7 @@ async def test_a_shutdown_that_is_cancelled_is_completed_first(trio: Trio) -> No
         with pytest.raises(asyncrpc.CallError):
             await call
     assert watch.notes == ["cancelled on b"]
-    assert b.directory.links == []
+    assert b.parts.directory.links == []
 
 
 @pytest.mark.parametrize("transport", ["uds", "tcp"])
@@ -200,7 +200,7 @@ async def test_a_shutdown_does_not_wait_for_a_peer_that_is_stopped(
     )
     cluster._given = replace(QUICK, rendezvous_timeout_s=10.0)  # noqa: SLF001
     async with cluster as a:
-        call = a.start_call("b", remote.sleep_long)
+        call = a.parts.start_call("b", remote.sleep_long)
         await a.peer("b").call(remote.add, 1)
         cluster.kill("b", signal.SIGSTOP)
         try:

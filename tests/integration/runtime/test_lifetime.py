@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 
 async def test_a_shutdown_lets_calls_in_flight_end(wired: Trio) -> None:
     a, b, _ = wired
-    slow = a.start_call("b", remote.slow_one)
+    slow = a.parts.start_call("b", remote.slow_one)
     await a.peer("b").call(remote.add, 1)
     await b.shutdown()
     assert await slow == 1
@@ -41,7 +41,7 @@ async def test_a_shutdown_lets_calls_in_flight_end(wired: Trio) -> None:
 async def test_a_shutdown_waits_for_its_own_calls_too(trio: Trio) -> None:
     a, _, _ = trio
     await a.peer("b").call(remote.add, 1)
-    slow = a.start_call("b", remote.slow_one)
+    slow = a.parts.start_call("b", remote.slow_one)
     await a.shutdown()
     assert await slow == 1
 
@@ -50,7 +50,7 @@ async def test_a_call_that_had_no_connection_yet_ends_with_its_worker(
     wired: Trio,
 ) -> None:
     a, _, _ = wired
-    call = a.start_call("b", remote.add, (1,))
+    call = a.parts.start_call("b", remote.add, (1,))
     items = a.peer("c").stream(remote.count_to, 3)
     first = asyncio.ensure_future(anext(items))
     await asyncio.sleep(0)
@@ -66,7 +66,7 @@ async def test_calls_to_one_who_shuts_down_are_rejected_as_not_executed(
     trio: Trio,
 ) -> None:
     a, b, _ = trio
-    slow = a.start_call("b", remote.slow_one)
+    slow = a.parts.start_call("b", remote.slow_one)
     await a.peer("b").call(remote.add, 1)
     ending = asyncio.create_task(b.shutdown())
     await asyncio.sleep(0)
@@ -80,7 +80,7 @@ async def test_calls_to_one_who_shuts_down_are_rejected_as_not_executed(
 async def test_what_does_not_end_in_time_is_cancelled(trio: Trio) -> None:
     a, b, _ = trio
     remote.watches["w"] = watch = Watch()
-    call = a.start_call("b", remote.wait_for_ever, ("w",))
+    call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
     await watch.begun.wait()
     begun_s = time.monotonic()
     await b.shutdown(drain_timeout_s=0.1)
@@ -134,9 +134,9 @@ async def test_connections_are_made_again_after_a_break(wired: Trio) -> None:
     for victim, name in ((a, "b"), (b, "a")):
         await a.peer("b").call(remote.add, 1)
         watch.begun.clear()
-        lost = a.start_call("b", remote.wait_for_ever, ("w",))
+        lost = a.parts.start_call("b", remote.wait_for_ever, ("w",))
         await watch.begun.wait()
-        link = victim.directory.find(name).link
+        link = victim.parts.directory.find(name).link
         assert link is not None
         link.connection.fail(asyncrpc.ConnectionLostError("cut by the test"))
         with pytest.raises(WorkerLostError) as caught:
@@ -158,8 +158,8 @@ async def test_both_sides_dial_at_once_and_one_connection_survives(
             found = await asyncio.gather(*calls)
             assert [name for name, *_ in found] == ["b", "a", "b", "a"]
             for worker, name in ((a, "b"), (b, "a")):
-                link = worker.directory.find(name).link
-                assert [link] == worker.directory.links
+                link = worker.parts.directory.find(name).link
+                assert [link] == worker.parts.directory.links
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
@@ -198,8 +198,8 @@ async def test_a_killed_peer_fails_its_calls_at_once(transport: str) -> None:
     async with cluster as a:
         rref = a.peer("b").remote(remote.Counter)
         await rref
-        call = a.start_call("b", remote.sleep_long)
-        through = a.start_call("c", remote.forward, (["b"], remote.sleep_long))
+        call = a.parts.start_call("b", remote.sleep_long)
+        through = a.parts.start_call("c", remote.forward, (["b"], remote.sleep_long))
         await a.peer("b").call(remote.add, 1)
         cluster.kill("b")
         begun_s = time.monotonic()

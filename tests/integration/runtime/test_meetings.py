@@ -130,7 +130,7 @@ async def test_nobody_is_connected_to_all() -> None:
     names = [f"w{number}" for number in range(12)]
     async with Cluster(names=names) as workers:
         await settled(workers, "tag")
-        assert max(len(worker.directory.links) for worker in workers) <= 3
+        assert max(len(worker.parts.directory.links) for worker in workers) <= 3
 
 
 # --- what a program does wrong -------------------------------------------------------
@@ -394,7 +394,9 @@ async def test_a_member_that_is_killed_fails_it_for_all(victim: str) -> None:
     cluster = ProcessCluster(names)
     async with cluster as worker:
         living = [name for name in names if name != victim]
-        calls = [worker.start_call(name, meet_there, ("tag", None)) for name in living]
+        calls = [
+            worker.parts.start_call(name, meet_there, ("tag", None)) for name in living
+        ]
         own = asyncio.create_task(worker.rendezvous("tag", b"a"))
         await asyncio.sleep(LATE_S)
         assert not own.done()
@@ -404,7 +406,9 @@ async def test_a_member_that_is_killed_fails_it_for_all(victim: str) -> None:
             assert isinstance(error, WorkerLostError)
             assert f"('{victim}') is gone" in str(error)
         left = [rank for rank, name in enumerate("abcd") if name != victim]
-        calls = [worker.start_call(name, meet_there, ("tag", left)) for name in living]
+        calls = [
+            worker.parts.start_call(name, meet_there, ("tag", left)) for name in living
+        ]
         expected = [name.encode() for name in "abcd" if name != victim]
         found = await outcomes(worker.rendezvous("tag", b"a", left), *calls)
         assert found == [expected] * 3
@@ -424,9 +428,9 @@ async def test_what_comes_early_is_bounded_and_asked_for_again(
             for one in (b, c)
             for tag in tags
         ]
-        await until(lambda: len(a.meetings.machine.all_series) == 3)
+        await until(lambda: len(a.parts.meetings.machine.all_series) == 3)
         await asyncio.sleep(LATE_S)
-        held = [one.held_bytes for one in a.meetings.machine.all_series]
+        held = [one.held_bytes for one in a.parts.meetings.machine.all_series]
         assert 400 <= sum(held) <= 1000
         for tag in tags:
             assert await a.rendezvous(tag, b"") == [b"", bytes(400), bytes(400)]
@@ -440,7 +444,7 @@ async def test_series_that_are_forgotten_go_on(monkeypatch: pytest.MonkeyPatch) 
             await settled(workers, f"tag {number % 4}")
             await all_meet(workers[:2], f"pair {number}", [0, 1])
         for worker in workers:
-            assert len(worker.meetings.machine.all_series) <= 3
+            assert len(worker.parts.meetings.machine.all_series) <= 3
 
 
 @pytest.mark.parametrize(
@@ -468,17 +472,17 @@ async def test_what_makes_no_sense_is_dropped(
 ) -> None:
     """From a child to the root; the meetings that follow know nothing of it."""
     async with Cluster(3) as (a, b, c):
-        link = await b.link_to("a")
+        link = await b.parts.link_to("a")
         link.notify("meetings", method, value)
         assert await b.peer("a").call(max, 1, 2) == 2  # so the other has arrived
         assert f"notice of 'b' could not be taken: meetings.{method}" in caplog.text
-        assert await b.link_to("a") is link
+        assert await b.parts.link_to("a") is link
         await settled((a, b, c), "tag")
 
 
 async def test_nothing_is_asked_for_there() -> None:
     async with Cluster(2) as (a, _):
-        link = await a.link_to("b")
+        link = await a.parts.link_to("b")
         with pytest.raises(
             asyncrpc.AsyncRpcError, match="sent 'meetings\\.here', which"
         ):

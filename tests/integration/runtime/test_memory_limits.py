@@ -223,7 +223,7 @@ class TestMemory:
             fit = (LIMIT_BYTES - LIMIT_BYTES // 8) // REQUEST_BYTES
             await b.call(when_came, fit)
             full = await b.call(credit)
-            link = await worker.link_to("b")
+            link = await worker.parts.link_to("b")
             assert len(link.credit.waiting) >= calls - LIMIT_BYTES // REQUEST_BYTES
             assert full.waiting
             assert full.held_bytes + full.promised_bytes <= LIMIT_BYTES

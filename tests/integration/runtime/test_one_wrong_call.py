@@ -55,7 +55,7 @@ async def around(worker: asyncrpc.Worker, wrong: Callable[[], Awaitable[None]]) 
         _release.set()
     assert await held == "held"
     assert await peer.call(len, "abc") == 3
-    assert not list(worker.directory.find("b").link.pending)  # type: ignore[union-attr]
+    assert not list(worker.parts.directory.find("b").link.pending)  # type: ignore[union-attr]
 
 
 def only_here(kind: str) -> Callable[..., Any]:
@@ -108,7 +108,7 @@ async def test_what_cannot_be_imported_fails_alike_each_time(
 ) -> None:
     a = wired[0]
     function = only_here(order.replace(" ", "_"))
-    a.describe(function, (), {})  # named here, before the module is gone
+    a.parts.describe(function, (), {})  # named here, before the module is gone
 
     async def wrong() -> None:
         texts = set()

@@ -30,7 +30,7 @@ async def wired(wires: Wires) -> AsyncIterator[Trio]:
 
 
 def start(a: Worker, out: Any, function: Any, *args: Any) -> CallFuture[Any]:
-    return a.start_call("b", function, args, options=CallOptions(out=out))
+    return a.parts.start_call("b", function, args, options=CallOptions(out=out))
 
 
 def holds(tensor: torch.Tensor, value: float) -> bool:
@@ -195,7 +195,7 @@ class TestResultsThatDoNotFit:
     async def test_what_the_function_raised_is_raised(self, wired: Trio) -> None:
         with pytest.raises(ValueError, match="later"):
             await start(wired[0], torch.empty(3), remote.fail)
-        assert not wired[0].directory.find("b").link.connection.incoming.claims  # type: ignore[union-attr]
+        assert not wired[0].parts.directory.find("b").link.connection.incoming.claims  # type: ignore[union-attr]
 
 
 class TestTensorsThatAreRefused:
@@ -218,11 +218,11 @@ class TestTensorsThatAreRefused:
     ) -> None:
         a, b, _ = trio
         await a.peer("b").call(remote.add, 1)
-        made = a.directory.find("b").link.pending._next_id  # type: ignore[union-attr]  # noqa: SLF001
+        made = a.parts.directory.find("b").link.pending._next_id  # type: ignore[union-attr]  # noqa: SLF001
         with pytest.raises(UsageError, match=text):
             await a.peer("b").using(out=make()).call(remote.add, 1)
-        assert a.directory.find("b").link.pending._next_id == made  # type: ignore[union-attr]  # noqa: SLF001
-        assert not b.active
+        assert a.parts.directory.find("b").link.pending._next_id == made  # type: ignore[union-attr]  # noqa: SLF001
+        assert not b.parts.active
 
     @pytest.mark.parametrize(
         "make",
@@ -328,7 +328,7 @@ class TestGivingUp:
         """Some of the result has landed, and some is on its way."""
         a, _, _ = wired
         await a.peer("b").call(remote.add, 1)
-        link = a.directory.find("b").link
+        link = a.parts.directory.find("b").link
         out = torch.zeros(16 * MIB)
         call = start(a, out, torch.ones, 16 * MIB)
         await begun(call, out)
@@ -341,7 +341,7 @@ class TestGivingUp:
         out.fill_(7.0)
         await self.all_has_come(a)
         assert holds(out, 7.0)
-        assert a.directory.find("b").link is link
+        assert a.parts.directory.find("b").link is link
 
     async def all_has_come(self, a: Worker) -> None:
         """What was on its way is behind us once a payload as long has come."""
@@ -368,7 +368,7 @@ class TestGivingUp:
         out = torch.zeros(16 * MIB)
         call = start(a, out, torch.ones, 16 * MIB)
         await begun(call, out)
-        a.directory.find("b").link._expire(call)  # type: ignore[union-attr]  # noqa: SLF001
+        a.parts.directory.find("b").link._expire(call)  # type: ignore[union-attr]  # noqa: SLF001
         with pytest.raises(TimeoutError):
             await call
         out.fill_(7.0)
@@ -381,7 +381,7 @@ class TestGivingUp:
         out = torch.zeros(16 * MIB)
         call = start(a, out, torch.ones, 16 * MIB)
         await begun(call, out)
-        for link in b.directory.links:
+        for link in b.parts.directory.links:
             link.connection.fail(asyncrpc.ConnectionLostError("cut by the test"))
         with pytest.raises(asyncrpc.WorkerLostError):
             await call
@@ -399,5 +399,5 @@ class TestGivingUp:
                     await asyncio.sleep(0)
                 call.cancel()
             await start(a, torch.empty(LARGE), torch.ones, LARGE)
-            connection: Any = a.directory.find("b").link.connection  # type: ignore[union-attr]
+            connection: Any = a.parts.directory.find("b").link.connection  # type: ignore[union-attr]
             assert connection.incoming.claims == {}

@@ -40,7 +40,7 @@ Pair = tuple[Worker, Worker, Proxy]
 
 
 def link_between(a: Worker, b: Worker) -> tuple[Link | None, Link | None]:
-    return a.directory.find(b.name).link, b.directory.find(a.name).link
+    return a.parts.directory.find(b.name).link, b.parts.directory.find(a.name).link
 
 
 class Cuts:
@@ -189,7 +189,7 @@ async def test_what_is_silent_for_too_long_is_lost_and_can_come_back(
     number, unsent = load.Calls().new(), load.Calls().new()
     gone = asyncio.Event()
     load.cancelled[number] = gone
-    call = a.start_call("b", load.wait_for_ever, (number,))
+    call = a.parts.start_call("b", load.wait_for_ever, (number,))
     async with asyncio.timeout(LIMIT_S):
         while not load.ran[number]:
             await a.peer("b").call(load.run, 0)
@@ -235,7 +235,7 @@ async def test_a_killed_peer_is_lost_though_the_proxy_before_it_still_answers() 
     options = replace(OPTIONS, lost_after_s=4.0, heartbeat_s=1.0)
     async with in_process("b", options=options) as (a, process, _proxy):
         assert await a.peer("b").call(load.run, 5) == 5
-        call = a.start_call("b", asyncio.sleep, (3600.0,))
+        call = a.parts.start_call("b", asyncio.sleep, (3600.0,))
         await a.peer("b").call(load.run, 6)
         process.send_signal(signal.SIGKILL)
         with pytest.raises(WorkerLostError) as caught:

@@ -61,7 +61,7 @@ async def test_blocking_on_the_loop_is_refused_before_anything_is_sent(
 ) -> None:
     a, _, _ = trio
     with acting_as(a):
-        future = a.start_call("b", remote.add, (1,))
+        future = a.parts.start_call("b", remote.add, (1,))
         with pytest.raises(UsageError, match="would stop the event loop"):
             future.wait()
         assert await future == 2

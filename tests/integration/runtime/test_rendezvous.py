@@ -79,7 +79,7 @@ async def test_all_meet_and_all_can_call_all(seat: Seat) -> None:
     workers = [seat(name, rank, 3) for rank, name in enumerate("abc")]
     async with started(*workers):
         for worker in workers:
-            known = [member.name for member in worker.directory.members]
+            known = [member.name for member in worker.parts.directory.members]
             assert known == ["a", "b", "c"]
             assert worker.world_size == 3
             for rank, name in enumerate("abc"):

@@ -51,7 +51,7 @@ class TestProcesses:
         hosts = ["w", "x"]
         async with _processes(["b", *hosts], transport) as worker:
             callee, group = worker.peer("b"), worker.group(hosts)
-            addresses = worker.directory.find("b").member.addresses
+            addresses = worker.parts.directory.find("b").member.addresses
             await crowd.call_some(callee, nbytes)
             before = await callee.call(crowd.settled_memory)
             each = PEERS // len(hosts)
@@ -80,7 +80,7 @@ class TestProcesses:
     async def test_10_000_calls_of_plain_functions_wait_for_a_few_threads(self) -> None:
         async with _processes(["b"]) as worker:
             calls = [
-                worker.start_call("b", crowd.give_back, (number,))
+                worker.parts.start_call("b", crowd.give_back, (number,))
                 for number in range(CALLS)
             ]
             assert await asyncio.gather(*calls) == list(range(CALLS))
@@ -103,7 +103,9 @@ async def test_calls_beyond_the_cap_are_refused_and_the_others_answered() -> Non
     cap = 100
     async with Cluster(2, options=Options(inbound_calls_max=cap)) as (a, _):
         await a.peer("b").call(crowd.close_gate)
-        calls = [a.start_call("b", crowd.pass_gate, (n,)) for n in range(cap + 10)]
+        calls = [
+            a.parts.start_call("b", crowd.pass_gate, (n,)) for n in range(cap + 10)
+        ]
         for call in calls[cap:]:
             with pytest.raises(RejectedError, match="inbound_calls_max") as caught:
                 await call
@@ -123,7 +125,8 @@ async def _hold_calls(worker: Worker) -> tuple[int, int, int]:
     await callee.call(crowd.close_gate)
     before, here = await callee.call(crowd.settled_memory), crowd.memory_of()
     calls = [
-        worker.start_call("b", crowd.pass_gate, (number,)) for number in range(CALLS)
+        worker.parts.start_call("b", crowd.pass_gate, (number,))
+        for number in range(CALLS)
     ]
     # Behind the calls on the same connection: they are all in hand then.
     assert await callee.call(crowd.calls_in_hand) == CALLS

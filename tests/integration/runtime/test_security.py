@@ -60,7 +60,7 @@ async def test_a_wrong_secret_fails_at_both_ends_and_hurts_nobody(
     async with caller(server, replace(TCP, secret="wrong")) as me:
         with pytest.raises(AuthenticationError):
             await me.peer("ps").call(remote.add, 1)
-    assert server.directory.links == []
+    assert server.parts.directory.links == []
     assert await works(server)
 
 
@@ -92,7 +92,7 @@ async def test_bytes_of_strangers_end_their_connection_only(
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
-    assert server.directory.links == []
+    assert server.parts.directory.links == []
     assert await works(server)
 
 
@@ -143,7 +143,7 @@ async def test_a_trusting_caller_cannot_make_a_strict_callee_unpickle() -> None:
 
 async def test_a_flooded_callee_rejects_and_recovers() -> None:
     async with Cluster(2, options=Options(inbound_calls_max=4)) as (a, _):
-        calls = [a.start_call("b", remote.slow_one) for _ in range(10)]
+        calls = [a.parts.start_call("b", remote.slow_one) for _ in range(10)]
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert found.count(1) == 4
         rejected = [one for one in found if isinstance(one, RejectedError)]

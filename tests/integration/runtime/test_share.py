@@ -132,7 +132,7 @@ async def test_a_call_with_it_moves_and_copies_no_payload(host: Trio) -> None:
     a, _, _ = host
     value = asyncrpc.share(torch.ones(1 << 20))
     for _ in range(2):
-        call = a.start_call("b", remote.total, (value,))
+        call = a.parts.start_call("b", remote.total, (value,))
         assert await call == 1 << 20
         assert call.stats.bytes_copied == 0
         assert call.stats.bytes_sent < 100
@@ -255,7 +255,7 @@ async def test_calls_that_do_not_carry_it_pass_one_that_waits_for_it(
 
     monkeypatch.setattr(regions.Regions, "_pass_all", later)
     value = asyncrpc.share(torch.zeros(10))
-    waits = a.start_call("b", remote.add, (value, 1))
+    waits = a.parts.start_call("b", remote.add, (value, 1))
     assert await a.peer("b").call(remote.add, 1) == 2  # by a name not yet numbered
     assert not waits.done()
     may_go.set()
@@ -272,13 +272,13 @@ async def test_a_call_given_up_while_it_waits_never_runs(
         await may_go.wait()
 
     monkeypatch.setattr(regions.Regions, "_pass_all", later)
-    call = a.start_call("b", keep, (asyncrpc.share(torch.zeros(10)),))
+    call = a.parts.start_call("b", keep, (asyncrpc.share(torch.zeros(10)),))
     await asyncio.sleep(0)
     call.cancel()
     may_go.set()
     assert await a.peer("b").call(remote.add, 1) == 2
     assert not KEPT
-    assert not b.active
+    assert not b.parts.active
 
 
 # --- where it cannot go --------------------------------------------------------------
@@ -308,7 +308,7 @@ async def test_a_peer_that_refuses_it_fails_the_call_alone(
     monkeypatch.setattr(regions, "REGIONS_MAX", 1)
     first, second = (asyncrpc.share(torch.zeros(5)) for _ in range(2))
     await a.peer("b").call(remote.echo, first)
-    a.memory.regions._storages.clear()  # noqa: SLF001  (only b is to be full)
+    a.parts.memory.regions._storages.clear()  # noqa: SLF001  (only b is to be full)
     with pytest.raises(EncodeError, match="at most 1 shared"):
         await a.peer("b").call(remote.echo, second)
     with pytest.raises(EncodeError, match="at most 1 shared"):
@@ -323,7 +323,7 @@ async def test_a_key_that_was_never_passed_is_an_error_of_that_call_alone(
     value = asyncrpc.share(torch.zeros(5))
     await a.peer("b").call(remote.echo, torch.zeros(1))
     with pytest.raises(DecodeError, match="whose memory is not here"):
-        a.memory.regions.find(os.urandom(16))
+        a.parts.memory.regions.find(os.urandom(16))
     assert (await a.peer("b").call(remote.echo, value)).sum() == 0
 
 
@@ -338,8 +338,8 @@ async def test_memory_that_nobody_uses_is_let_go_everywhere(
     value = asyncrpc.share(torch.zeros(5))
     await a.peer("b").call(pass_on, "c", value)
     assert KEPT[-1].sum() == 0
-    everyone = [one.memory.regions for one in (a, b, c)]
-    await until(lambda: len(b.memory.regions) == 0)  # it has passed it on only
+    everyone = [one.parts.memory.regions for one in (a, b, c)]
+    await until(lambda: len(b.parts.memory.regions) == 0)  # it has passed it on only
     await a.peer("b").call(add_in_place, value, 1.0)  # and gets it again
     assert KEPT[-1].sum() == 5
     KEPT.clear()
@@ -357,12 +357,12 @@ async def test_memory_is_kept_for_a_message_whose_peer_is_slow_to_map_it(
         value = asyncrpc.share(torch.ones(5))
         await a.peer("b").call(remote.total, torch.ones(1))  # so there is a mover
         os.kill(cluster.pid("b"), signal.SIGSTOP)
-        call = a.start_call("b", remote.total, (value,))
+        call = a.parts.start_call("b", remote.total, (value,))
         del value
         sweeps: dict[int, Any] = {}
 
         def was_swept() -> bool:
-            timer = a.memory.regions._sweeping  # noqa: SLF001
+            timer = a.parts.memory.regions._sweeping  # noqa: SLF001
             sweeps[id(timer)] = timer
             return len(sweeps) > 4
 

@@ -76,7 +76,7 @@ async def numbers(count: int, size: int) -> AsyncIterator[torch.Tensor]:
 
 
 async def mover_to(worker: Worker, name: str) -> moving.SlabMover:
-    found = (await worker.link_to(name)).connection.payloads.mover
+    found = (await worker.parts.link_to(name)).connection.payloads.mover
     assert isinstance(found, moving.SlabMover)
     return found
 
@@ -84,8 +84,8 @@ async def mover_to(worker: Worker, name: str) -> moving.SlabMover:
 async def warm(worker: Worker, name: str, nbytes: int) -> moving.SlabMover:
     """Send until there is a slab with room for payloads of a size."""
     mover = await mover_to(worker, name)
-    room = sum(map(worker.memory.pool.slab_bytes, mover.attached))
-    while worker.memory.pool.find_room(nbytes, without=()) is None or not room:
+    room = sum(map(worker.parts.memory.pool.slab_bytes, mover.attached))
+    while worker.parts.memory.pool.find_room(nbytes, without=()) is None or not room:
         await worker.peer(name).call(remote.add, torch.zeros(nbytes // 4))
         await until(lambda: not mover.is_busy)
         room = len(mover.attached)
@@ -101,7 +101,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 async def sent(worker: Worker, function: Any, *args: Any) -> asyncrpc.CallStats:
-    call = worker.start_call("b", function, args)
+    call = worker.parts.start_call("b", function, args)
     await call
     return call.stats
 
@@ -184,12 +184,12 @@ async def test_a_payload_is_copied_once_into_the_slab_never_out(pair: Pair) -> N
     await warm(a, "b", 4 * MIB)
     await warm(b, "a", 4 * MIB)
     value = torch.randn(MIB)
-    call = a.start_call("b", remote.echo, (value,))
+    call = a.parts.start_call("b", remote.echo, (value,))
     result = await call
     assert torch.equal(result, value)
     assert call.stats.bytes_copied == value.nbytes  # ours; the result cost b a copy
     assert call.stats.bytes_received == value.nbytes
-    link = await b.link_to("a")
+    link = await b.parts.link_to("a")
     assert link.connection.bytes_copied == value.nbytes
 
 
@@ -220,43 +220,43 @@ async def test_memory_is_free_again_when_the_receivers_tensors_are_dead(
 ) -> None:
     a, b = pair
     await warm(a, "b", 4 * MIB)
-    pool = a.memory.pool
+    pool = a.parts.memory.pool
     await a.peer("b").call(keep, torch.zeros(MIB))
     assert pool.held_bytes == 4 * MIB
     part = KEPT[-1][5:7]
     drop_kept()
     await a.peer("b").call(remote.add, 1)
     assert pool.held_bytes == 4 * MIB  # a view of it lives
-    assert len(b.memory.leases) == 1
+    assert len(b.parts.memory.leases) == 1
     del part
     await until(lambda: pool.held_bytes == 0)
-    assert len(b.memory.leases) == 0
+    assert len(b.parts.memory.leases) == 0
 
 
 async def test_one_call_after_the_other_uses_the_same_memory(pair: Pair) -> None:
     a, _ = pair
     await warm(a, "b", 16 * MIB)
-    size_bytes = a.memory.pool.size_bytes
+    size_bytes = a.parts.memory.pool.size_bytes
     for _ in range(20):  # each is given back before its answer
         stats = await sent(a, remote.total, torch.ones(2 * MIB))
         assert stats.bytes_copied == 8 * MIB
-    assert a.memory.pool.size_bytes == size_bytes
+    assert a.parts.memory.pool.size_bytes == size_bytes
 
 
 async def test_when_slabs_are_full_the_socket_takes_over(pair: Pair) -> None:
     a, _ = pair
-    a.memory.pool.limit_bytes = 16 * MIB
+    a.parts.memory.pool.limit_bytes = 16 * MIB
     await warm(a, "b", 4 * MIB)
     value = torch.ones(MIB)
     for _ in range(8):
         await a.peer("b").call(keep, value)
-    assert a.memory.pool.held_bytes == 16 * MIB
-    assert a.memory.pool.size_bytes == 16 * MIB
+    assert a.parts.memory.pool.held_bytes == 16 * MIB
+    assert a.parts.memory.pool.size_bytes == 16 * MIB
     assert {float(tensor.sum()) for tensor in KEPT} == {float(MIB)}
     stats = await sent(a, remote.total, value)
     assert stats.bytes_copied == 0
     drop_kept()
-    await until(lambda: a.memory.pool.held_bytes == 0)
+    await until(lambda: a.parts.memory.pool.held_bytes == 0)
     assert (await sent(a, remote.total, value)).bytes_copied == value.nbytes
 
 
@@ -266,7 +266,7 @@ async def test_one_payload_of_more_than_half_of_the_limit_goes_by_socket() -> No
         for _ in range(3):
             stats = await sent(a, remote.total, torch.ones(2 * MIB + 1))
             assert stats.bytes_copied == 0
-        assert a.memory.pool.size_bytes == 0
+        assert a.parts.memory.pool.size_bytes == 0
 
 
 @pytest.mark.parametrize("off", ["a", "b"])
@@ -293,7 +293,7 @@ async def test_without_shared_memory_on_either_side_all_goes_by_socket(
         for _ in range(3):
             stats = await sent(a, remote.total, torch.ones(MIB))
             assert stats.bytes_copied == 0
-            found = (await a.link_to("b")).connection.payloads.mover
+            found = (await a.parts.link_to("b")).connection.payloads.mover
             if isinstance(found, moving.SlabMover):
                 await until(lambda one=found: not one.is_busy)  # type: ignore[misc]
     finally:
@@ -308,8 +308,8 @@ async def test_slabs_that_are_not_used_are_given_back_to_the_system(
     mover = await mover_to(a, "b")
     assert mapped_slabs() == 0
     await a.peer("b").call(remote.total, torch.ones(MIB))
-    await until(lambda: a.memory.pool.size_bytes > 0)
-    await until(lambda: a.memory.pool.size_bytes == 0)
+    await until(lambda: a.parts.memory.pool.size_bytes > 0)
+    await until(lambda: a.parts.memory.pool.size_bytes == 0)
     assert not mover.attached
     await until(lambda: mapped_slabs() == 0)
     monkeypatch.setattr(sharing, "SWEEP_S", 30.0)
@@ -326,15 +326,15 @@ async def test_a_call_cancelled_while_it_is_copied_never_runs_and_leaves_no_bloc
 ) -> None:
     a, b = pair
     await warm(a, "b", 32 * MIB)
-    call = a.start_call("b", keep, (torch.ones(8 * MIB),))
+    call = a.parts.start_call("b", keep, (torch.ones(8 * MIB),))
     for _ in range(turns):
         await asyncio.sleep(0)
-    assert a.memory.pool.held_bytes == 32 * MIB
+    assert a.parts.memory.pool.held_bytes == 32 * MIB
     call.cancel()
-    await until(lambda: a.memory.pool.held_bytes == 0)
+    await until(lambda: a.parts.memory.pool.held_bytes == 0)
     assert not KEPT
     assert await a.peer("b").call(remote.add, 1) == 2
-    assert not b.active
+    assert not b.parts.active
 
 
 async def test_a_deadline_passes_while_a_payload_is_copied(pair: Pair) -> None:
@@ -343,13 +343,13 @@ async def test_a_deadline_passes_while_a_payload_is_copied(pair: Pair) -> None:
     with pytest.raises(DeadlineExceededError):
         async with asyncrpc.deadline(1e-4):
             await a.peer("b").call(remote.total, torch.ones(8 * MIB))
-    await until(lambda: a.memory.pool.held_bytes == 0)
+    await until(lambda: a.parts.memory.pool.held_bytes == 0)
 
 
 async def test_small_calls_pass_a_payload_that_is_being_copied(pair: Pair) -> None:
     a, _ = pair
     await warm(a, "b", 128 * MIB)
-    large = a.start_call("b", remote.total, (torch.ones(32 * MIB),))
+    large = a.parts.start_call("b", remote.total, (torch.ones(32 * MIB),))
     assert await a.peer("b").call(remote.add_on_loop, 1) == 2
     assert not large.done()
     assert await large == 32 * MIB
@@ -360,9 +360,9 @@ async def test_the_peers_end_frees_what_it_held() -> None:
     async with Cluster(2, network="uds", options=options) as (a, b):
         await warm(a, "b", 4 * MIB)
         await a.peer("b").call(keep, torch.ones(MIB))
-        assert a.memory.pool.held_bytes == 4 * MIB
+        assert a.parts.memory.pool.held_bytes == 4 * MIB
         await b.shutdown()
-        await until(lambda: a.memory.pool.held_bytes == 0)
+        await until(lambda: a.parts.memory.pool.held_bytes == 0)
         assert KEPT[-1].sum() == MIB  # the mapping lives as long as the tensor
         drop_kept()
 
@@ -383,11 +383,11 @@ async def test_a_tensor_of_worker_empty_is_sent_without_a_copy(pair: Pair) -> No
     value.fill_(4.0)
     assert received.sum() == 4.0 * 512 * 1024  # it is the same memory
     del value
-    await until(lambda: a.memory.pool.held_bytes == 4 * MIB)
+    await until(lambda: a.parts.memory.pool.held_bytes == 4 * MIB)
     await asyncio.sleep(0)
-    assert a.memory.pool.held_bytes == 4 * MIB  # the receiver has it still
+    assert a.parts.memory.pool.held_bytes == 4 * MIB  # the receiver has it still
     del received
-    await until(lambda: a.memory.pool.held_bytes == 0)
+    await until(lambda: a.parts.memory.pool.held_bytes == 0)
 
 
 @pytest.mark.parametrize(
@@ -407,16 +407,16 @@ async def test_worker_empty_makes_what_torch_empty_does(
 async def test_worker_empty_in_a_thread_is_of_the_same_memory(pair: Pair) -> None:
     a, _ = pair
     made = await asyncio.to_thread(a.empty, MIB)
-    assert a.memory.pool.held_bytes == 4 * MIB
+    assert a.parts.memory.pool.held_bytes == 4 * MIB
     del made
-    await until(lambda: a.memory.pool.held_bytes == 0)
+    await until(lambda: a.parts.memory.pool.held_bytes == 0)
 
 
 async def test_without_room_worker_empty_makes_a_plain_tensor(pair: Pair) -> None:
     a, _ = pair
-    a.memory.pool.limit_bytes = 16 * MIB
+    a.parts.memory.pool.limit_bytes = 16 * MIB
     made = [a.empty(MIB) for _ in range(6)]
-    assert a.memory.pool.held_bytes == 16 * MIB
+    assert a.parts.memory.pool.held_bytes == 16 * MIB
     assert made[5].fill_(1).sum() == MIB
 
 
@@ -429,13 +429,13 @@ async def test_workers_in_processes_share_memory_with_each_other() -> None:
         for name in ("b", "c"):
             await warm(a, name, 4 * MIB)
             assert torch.equal(await a.peer(name).call(remote.echo, value), value)
-        assert a.memory.pool.size_bytes == 16 * MIB  # one slab is enough for both
+        assert a.parts.memory.pool.size_bytes == 16 * MIB  # one slab is enough for both
         assert await a.peer("c").call(mapped_slabs) >= 1
         await asyncio.gather(*(a.peer(name).call(keep, value) for name in "bbccbc"))
         sums = await asyncio.gather(*(a.peer(name).call(kept_sum) for name in "bc"))
         assert sums == [float(value.sum())] * 2
         await asyncio.gather(*(a.peer(name).call(drop_kept) for name in "bc"))
-        await until(lambda: a.memory.pool.held_bytes == 0)
+        await until(lambda: a.parts.memory.pool.held_bytes == 0)
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
@@ -446,12 +446,12 @@ async def test_a_receiver_that_is_killed_holds_nothing(signal_number: int) -> No
         await warm(a, "c", 4 * MIB)
         await a.peer("b").call(keep, torch.ones(MIB))
         await a.peer("c").call(keep, torch.ones(MIB))
-        assert a.memory.pool.held_bytes == 8 * MIB
-        pending = a.start_call("b", keep, (torch.ones(8 * MIB),))
+        assert a.parts.memory.pool.held_bytes == 8 * MIB
+        pending = a.parts.start_call("b", keep, (torch.ones(8 * MIB),))
         cluster.kill("b", signal_number)
         with pytest.raises(WorkerLostError):
             await pending
-        await until(lambda: a.memory.pool.held_bytes == 4 * MIB)
+        await until(lambda: a.parts.memory.pool.held_bytes == 4 * MIB)
         assert await a.peer("c").call(kept_sum) == MIB
 
 
@@ -460,11 +460,11 @@ async def test_what_a_killed_sender_sent_lives_and_nothing_else_of_it() -> None:
     async with cluster as a:
         result = await a.peer("b").call(torch.ones, MIB)
         await until(lambda: mapped_slabs() > 0)
-        while not len(a.memory.leases):
+        while not len(a.parts.memory.leases):
             result = await a.peer("b").call(torch.ones, MIB)
         slabs = mapped_slabs()
         cluster.kill("b")
-        await until(lambda: (a.directory.find("b").link) is None)
+        await until(lambda: (a.parts.directory.find("b").link) is None)
         assert result.sum() == MIB
         assert mapped_slabs() == slabs
         del result
@@ -502,18 +502,18 @@ async def test_nonsense_about_slabs_is_dropped(
     pair: Pair, method: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _ = pair
-    link = await a.link_to("b")
+    link = await a.parts.link_to("b")
     link.notify("memory", method, value)
     assert await a.peer("b").call(remote.add, 1) == 2
     assert f"notice of 'a' could not be taken: memory.{method}" in caplog.text
-    assert await a.link_to("b") is link
+    assert await a.parts.link_to("b") is link
 
 
 @pytest.mark.parametrize("wire", ["uds", "mem"])
 async def test_giving_back_what_was_never_lent_ends_the_connection(wire: Any) -> None:
     options = Options(drain_timeout_s=2.0)
     async with Cluster(2, network=wire, options=options) as (a, _):
-        link = await a.link_to("b")
+        link = await a.parts.link_to("b")
         link.connection.send(FrameKind.FREE, 4096)
         with pytest.raises(WorkerLostError):
             await a.peer("b").call(remote.sleep_long)
@@ -525,11 +525,13 @@ async def test_a_slab_that_never_comes_is_refused_and_nothing_else_is(
 ) -> None:
     monkeypatch.setattr(descriptors, "CLAIM_TIMEOUT_S", 0.05)
     a, b = pair
-    link = await a.link_to("b")
+    link = await a.parts.link_to("b")
     told: list[Any] = []
-    monkeypatch.setattr(a.memory, "on_notice", lambda *given: told.append(given[1:]))
+    monkeypatch.setattr(
+        a.parts.memory, "on_notice", lambda *given: told.append(given[1:])
+    )
     link.notify("memory", "attach", [0, 4096, token])
     await until(lambda: bool(told))
     assert told == [("attached", [0, "its descriptor has not come"])]
     assert await a.peer("b").call(remote.add, 1) == 2
-    assert not b.active
+    assert not b.parts.active

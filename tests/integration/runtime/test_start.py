@@ -40,7 +40,7 @@ async def test_a_call_waits_for_a_callee_that_is_still_starting() -> None:
     starting = asyncio.ensure_future(b.__aenter__())
     async with Worker("a", rank=0, rendezvous=meeting) as a:
         call = asyncio.ensure_future(a.peer("b").call(known))
-        while not b.directory.early_dials:  # noqa: ASYNC110  (nothing tells of a dial)
+        while not b.parts.directory.early_dials:  # noqa: ASYNC110  (nothing tells of a dial)
             await asyncio.sleep(0.001)
         assert not call.done()
         meeting.released.set()

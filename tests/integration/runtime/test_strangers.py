@@ -117,13 +117,13 @@ async def test_who_does_not_know_the_secret_is_told_and_not_served(  # noqa: PLR
             with pytest.raises(AuthenticationError) as caught:
                 await stranger.peer("ps").call(remote.add, 1)
             assert str(caught.value).endswith(f": {said}")
-        assert stranger.directory.links == []
+        assert stranger.parts.directory.links == []
         assert stranger.counters.authentications_failed == 2
         await until(lambda: server.counters.authentications_failed == 2)
     first = caplog.records[0].getMessage()  # the second of a second is only counted
     assert first.startswith("worker 'ps' refused a connection: ")
     assert first.endswith(f": {logged}")
-    assert [link.peer.name for link in server.directory.links] == ["friend"]
+    assert [link.peer.name for link in server.parts.directory.links] == ["friend"]
     assert await is_served(server, tmp_path)
 
 
@@ -252,7 +252,7 @@ async def test_the_kernel_is_asked_who_dials(
         answer, _ = await knocking.communicate()
         assert answer.strip() == (b"" if uid else MAGIC.hex().encode())
         await until(lambda: server.counters.authentications_failed == bool(uid))
-        assert len(server.directory.links) == (0 if uid else 1)
+        assert len(server.parts.directory.links) == (0 if uid else 1)
     told = f"the peer runs as user {uid}, this worker as 0"
     assert (told in caplog.text) is bool(uid)
 
@@ -304,7 +304,7 @@ async def test_bytes_of_strangers_end_their_connection_only(
     async with dialed(server) as (reader, writer):
         writer.write(UNPROVED[what])
         await read_to_the_end(reader)
-    assert [link.peer.name for link in server.directory.links] == ["friend"]
+    assert [link.peer.name for link in server.parts.directory.links] == ["friend"]
 
 
 @pytest.mark.parametrize("what", PROVED)
@@ -315,7 +315,7 @@ async def test_a_peer_that_breaks_the_protocol_is_cut_off(
         await prove(stream, SECRET)
         stream[1].write(PROVED[what])
         await read_to_the_end(stream[0])
-    assert [link.peer.name for link in server.directory.links] == ["friend"]
+    assert [link.peer.name for link in server.parts.directory.links] == ["friend"]
 
 
 async def test_a_hello_to_somebody_else_is_refused(

@@ -131,7 +131,7 @@ async def test_the_producer_lost_is_an_error(trio: Trio) -> None:
     a, _, _ = trio
     items = stream(trio, remote.count_to, 1000)
     assert await anext(items) == 0
-    link = a.directory.find("b").link
+    link = a.parts.directory.find("b").link
     assert link is not None
     link.connection.fail(asyncrpc.ConnectionLostError("cut by the test"))
     with pytest.raises(asyncrpc.WorkerLostError, match="cut by the test"):

@@ -64,7 +64,7 @@ async def test_a_strict_worker_imports_nothing_on_a_peers_word(
 ) -> None:
     lenient, _ = lenient_and_strict
     sys.modules["bait_for_imports"] = bait
-    lenient.functions.name_of(bait.run)  # so that it is known by its name there
+    lenient.parts.functions.name_of(bait.run)  # so that it is known by its name there
     del sys.modules["bait_for_imports"]
     for function, args in ((bait.run, ()), (exposed, (bait.run,))):
         with pytest.raises(asyncrpc.CallError) as caught:
@@ -78,7 +78,7 @@ async def test_a_trusting_worker_does_import(bait: ModuleType) -> None:
     """So the test above can tell."""
     async with Cluster(2) as (a, _):
         sys.modules["bait_for_imports"] = bait
-        a.functions.name_of(bait.run)
+        a.parts.functions.name_of(bait.run)
         del sys.modules["bait_for_imports"]
         assert await a.peer("b").call(bait.run) is None
         assert sys.modules.pop("bait_for_imports", None) is not None

@@ -80,7 +80,7 @@ async def refused(
                 await me.peer("ps").call(remote.add, 1)
             assert me.counters.authentications_failed == 1
             await until(lambda: ps.counters.authentications_failed == 1)
-            assert ps.directory.links == []
+            assert ps.parts.directory.links == []
     logged = [one.getMessage() for one in caplog.records if "refused" in one.message]
     return str(caught.value), logged[0]
 
@@ -383,7 +383,7 @@ async def test_who_ends_tls_in_the_path_cannot_pass_proofs_on(
             await me.peer("ps").call(remote.add, 1)
         assert between.seen.startswith(b"ARPC")  # so it was in the path, decrypted
         assert me.counters.authentications_failed == 1
-        assert ps.directory.links == []
+        assert ps.parts.directory.links == []
 
 
 async def test_a_connection_that_is_cut_is_made_again_and_encrypted(
@@ -393,8 +393,8 @@ async def test_a_connection_that_is_cut_is_made_again_and_encrypted(
     options = with_tls(authority.tls())
     async with with_somebody_between(options) as (me, ps, between):
         assert await me.peer("ps").call(remote.add, 1) == 2
-        call = me.start_call("ps", remote.slow_one)
-        await until(lambda: ps.active == 1)
+        call = me.parts.start_call("ps", remote.slow_one)
+        await until(lambda: ps.parts.active == 1)
         before = len(between.seen)
         between.cut()
         assert await call == 1

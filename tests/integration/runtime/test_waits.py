@@ -110,7 +110,7 @@ class TestALinkLostAsItIsMade:
 
     async def test_a_call_goes_over_the_next_one(self, trio: Trio) -> None:
         a = trio[0]
-        cut = Cut(a.directory.find("b"))
+        cut = Cut(a.parts.directory.find("b"))
         call = a.peer("b").call(max, 1, 2)
         await cut.when_dialed()
         assert await in_time(call) == 2
@@ -118,7 +118,7 @@ class TestALinkLostAsItIsMade:
 
     async def test_so_does_a_stream(self, trio: Trio) -> None:
         a = trio[0]
-        cut = Cut(a.directory.find("b"))
+        cut = Cut(a.parts.directory.find("b"))
 
         async def take() -> list[int]:
             return [item async for item in a.peer("b").stream(count_to, 3)]
@@ -138,8 +138,8 @@ async def test_a_call_of_a_thread_that_cannot_begin_says_why(trio: Trio) -> None
         raise LookupError("of the link")
 
     def begin() -> int:
-        call: CallFuture[int] = a.new_call("max", "b")
-        a.begin(call, "builtins:max", ([1, 2], {}), on_link=refuse)
+        call: CallFuture[int] = a.parts.new_call("max", "b")
+        a.parts.begin(call, "builtins:max", ([1, 2], {}), on_link=refuse)
         return call.wait(LIMIT_S)
 
     with pytest.raises(LookupError, match="of the link"):
@@ -165,8 +165,8 @@ class TestTheEndOfAWorker:
         go = threading.Event()
         try:
             async with Cluster(1, options=options) as (a,):
-                held = a.run_in_thread(lambda: go.wait(LIMIT_S))
-                waiting = a.run_in_thread(int)
+                held = a.parts.run_in_thread(lambda: go.wait(LIMIT_S))
+                waiting = a.parts.run_in_thread(int)
             with pytest.raises(ClosedError, match="shut down before it ran"):
                 await in_time(waiting)
         finally:
@@ -182,7 +182,7 @@ class TestTheEndOfAWorker:
                 for worker in workers
                 if worker.rank != absent
             ]
-            machine = a.barriers._machine  # noqa: SLF001
+            machine = a.parts.barriers._machine  # noqa: SLF001
             await until(lambda: machine.missing == [absent])
             await a.shutdown()
             with pytest.raises(BarrierBrokenError, match=r"'a' gave up .* shut down"):
@@ -246,7 +246,7 @@ class TestAValueThatIsStillToBeMade:
             rref = a.peer("b").remote(odd)
             asking = asyncio.ensure_future(getattr(rref.rpc_async(), name)())
             await _begun.wait()
-            links = trio[1].directory.links
+            links = trio[1].parts.directory.links
             await until(lambda: sum(len(link.served) for link in links) == 2)
             _go.set()
             with pytest.raises(ValueError, match="of its own"):

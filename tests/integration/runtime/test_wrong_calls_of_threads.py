@@ -25,6 +25,6 @@ async def test_a_remote_that_cannot_be_sent(trio: Trio) -> None:
 
 async def test_a_wait_for_longer_than_the_system_can(trio: Trio) -> None:
     with acting_as(trio[0]):
-        call: CallFuture[int] = trio[0].start_call("b", len, ("ab",))
+        call: CallFuture[int] = trio[0].parts.start_call("b", len, ("ab",))
         for limit in (float("inf"), 1 << 70):
             assert await asyncio.to_thread(call.wait, limit) == 2

@@ -49,7 +49,7 @@ async def pair() -> AsyncIterator[Pair]:
     _release = asyncio.Event()
     options = Options(drain_timeout_s=2.0, rpc_timeout_s=LIMIT_S)
     async with Cluster(2, options=options) as (a, b):
-        yield a, b, await a.link_to("b")
+        yield a, b, await a.parts.link_to("b")
         _release.set()
 
 
@@ -101,8 +101,8 @@ async def test_what_is_beside_a_request_is_its_own_matter(
         assert not isinstance(caught.value, WorkerLostError)
     _release.set()
     assert await held == "held"
-    assert await a.link_to("b") is link
-    assert not len(b.directory.links[0].served)
+    assert await a.parts.link_to("b") is link
+    assert not len(b.parts.directory.links[0].served)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ async def test_a_target_that_is_none_is_answered(pair: Pair, target: Any) -> Non
                 await send_request(link, [target, None])
         assert not isinstance(caught.value, WorkerLostError)
     assert await a.peer("b").call(max, 1, 2) == 2
-    assert await a.link_to("b") is link
+    assert await a.parts.link_to("b") is link
 
 
 @pytest.mark.parametrize("value", [5, [], [1], [[], []], [{}, []], [5, {}], {"a": 1}])
@@ -176,7 +176,7 @@ async def test_a_value_that_is_none_costs_its_message(
     link.connection.send(
         FrameKind.NOTICE, 0, head=pack_head(["rref", "release"]), control=control
     )
-    back = await b.link_to("a")
+    back = await b.parts.link_to("a")
     for kind in (FrameKind.RESPONSE, FrameKind.ERROR):
         held = a.peer("b").call(hold)
         task = asyncio.ensure_future(held)
@@ -199,7 +199,7 @@ async def test_a_value_that_is_none_costs_its_message(
     assert await a.peer("b").call(max, 1, 2) == 2  # what was sent before has come
     assert await b.peer("a").call(max, 1, 2) == 2
     assert "could not be taken: rref.release" in caplog.text
-    assert await a.link_to("b") is link
+    assert await a.parts.link_to("b") is link
     assert not len(link.pending)
 
 
@@ -213,7 +213,7 @@ async def test_what_is_beside_an_answer_is_its_own_matter(
 ) -> None:
     """A value is not lost because loans are returned that were never made."""
     a, b, link = pair
-    back = await b.link_to("a")
+    back = await b.parts.link_to("a")
     for kind in (FrameKind.RESPONSE, FrameKind.ERROR, FrameKind.STREAM_END):
         if kind == FrameKind.STREAM_END:
             stream = a.peer("b").stream(held_items)
@@ -241,7 +241,7 @@ async def test_what_is_beside_an_answer_is_its_own_matter(
         if kind == FrameKind.STREAM_END:
             assert task.result() == "ended"
     assert await a.peer("b").call(max, 1, 2) == 2
-    assert await a.link_to("b") is link
+    assert await a.parts.link_to("b") is link
 
 
 class Stop(SystemExit):
@@ -266,7 +266,7 @@ async def test_a_notice_whose_value_would_end_the_process(
     link.notify("rref", "release", [Stopping()])
     assert await a.peer("b").call(max, 1, 2) == 2
     assert "could not be taken: rref.release" in caplog.text
-    assert await a.link_to("b") is link
+    assert await a.parts.link_to("b") is link
 
 
 # --- framing -------------------------------------------------------------------------
@@ -338,7 +338,7 @@ async def test_an_answer_that_its_call_cannot_have(
 ) -> None:
     """Nobody waits for ever for the one that it should have been."""
     a, b, link = pair
-    back = await b.link_to("a")
+    back = await b.parts.link_to("a")
     if function is hold:
         task = asyncio.ensure_future(a.peer("b").call(function))
     else:

@@ -54,7 +54,7 @@ def by_late_future(kind: str) -> concurrent.futures.Future[Any]:
         except BaseException as error:  # noqa: BLE001  (whatever it is)
             future.set_exception(error)
 
-    submit = worker.pool.submit
+    submit = worker.parts.pool.submit
     worker.loop.call_soon_threadsafe(submit, finish, lambda _result, _error: None)
     return future
 
@@ -143,7 +143,7 @@ async def by_coroutine_method(worker: Worker, kind: str) -> Any:
 
 async def by_blocking_method(worker: Worker, kind: str) -> Any:
     rref = worker.peer("b").remote(Maker)
-    return await worker.run_in_thread(lambda: rref.rpc_sync().method(kind))
+    return await worker.parts.run_in_thread(lambda: rref.rpc_sync().method(kind))
 
 
 async def by_remote_method(worker: Worker, kind: str) -> Any:

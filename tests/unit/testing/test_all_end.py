@@ -108,11 +108,11 @@ class TestWhatIsStuck:
         async with Cluster(2, options=AT_ONCE) as (a, b):
             with pytest.raises(StillPendingError) as caught:
                 async with all_end(within_s=0.0):
-                    call = a.start_call("b", held, with_site=True)
+                    call = a.parts.start_call("b", held, with_site=True)
                     await _begun.wait()
-                    link = await a.link_to("b")
+                    link = await a.parts.link_to("b")
                     link.pending.take(call.call_id)
-            assert b.active == 1
+            assert b.parts.active == 1
             (wait,) = caught.value.waits
             assert "<CallFuture held on 'b' pending made at " in wait
             assert "of worker 'a': its link does not know it any more" in wait
@@ -122,7 +122,7 @@ class TestWhatIsStuck:
         async with Cluster(2, options=AT_ONCE) as (a, b):
             with pytest.raises(StillPendingError, match="'b' does not have it in hand"):
                 async with all_end(within_s=0.0):
-                    call = a.start_call("b", held, with_site=True)
+                    call = a.parts.start_call("b", held, with_site=True)
                     await _begun.wait()
                     _drop(b)
             call.cancel()
@@ -193,7 +193,7 @@ class TestWhatHasACause:
     async def test_an_open_worker_and_a_call_that_is_served(self) -> None:
         async with Cluster(2, options=AT_ONCE) as (a, _):
             async with all_end(within_s=0.0):
-                call = a.start_call("b", held, with_site=True)
+                call = a.parts.start_call("b", held, with_site=True)
                 await _begun.wait()
             _go.set()
             assert await call == 7
@@ -288,12 +288,12 @@ async def numbers(count: int) -> AsyncIterator[int]:
 
 async def wait_for_others(worker: Worker) -> None:
     """Wait for a word of another worker of the group."""
-    worker.ending._changed.clear()  # noqa: SLF001  (which its end has set)
-    await worker.ending._hear(None, None)  # noqa: SLF001
+    worker.parts.ending._changed.clear()  # noqa: SLF001  (which its end has set)
+    await worker.parts.ending._hear(None, None)  # noqa: SLF001
 
 
 def _drop(worker: Worker) -> None:
     """Forget the calls that a worker serves, as a defect would."""
-    for link in worker.directory.links:
+    for link in worker.parts.directory.links:
         for inbound in link.served:
             link.served.end(inbound.call_id)
