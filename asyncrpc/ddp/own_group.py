@@ -16,6 +16,7 @@ from typing import Final
 
 from asyncrpc.collectives import Group
 from asyncrpc.errors import CollectiveError, UsageError
+from asyncrpc.serde import words_of
 
 _OPEN: Final = 2  # groups: the home, and the one in use
 
@@ -111,7 +112,7 @@ def reason_for(what: str, error: BaseException) -> str:
         return ""
     if isinstance(error, asyncio.CancelledError):
         return f"cancelled {what}"
-    return f"failed in {what}: {error!r}"
+    return f"failed in {what}: {words_of(error)}"
 
 
 def _close(groups: list[Group]) -> None:

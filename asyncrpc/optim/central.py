@@ -32,6 +32,7 @@ from asyncrpc.optim.service import checked
 from asyncrpc.optim.step import Closure, StepResult, Wanted
 from asyncrpc.optim.undo import Undo
 from asyncrpc.runtime.worker import Worker
+from asyncrpc.serde import text_of
 
 
 def needs_closure(cls: Any) -> bool:
@@ -83,7 +84,7 @@ class Central:
                 try:
                     self.options = self._optimizer()
                 except Exception as error:  # any optimizer's code
-                    raise OptimizerError(f"{problem}: {error}") from error
+                    raise OptimizerError(f"{problem}: {text_of(error)}") from error
 
     async def _create(self, owner: WorkerId) -> None:
         groups = [{"params": part_of(one, owner)["params"]} for one in self._groups]
@@ -109,6 +110,8 @@ class Central:
         except asyncio.CancelledError:
             task.cancel()
             raise
+        except _ExitsError as exits:
+            raise exits.error from None
 
     async def _step(self, closure: Closure, wanted: Wanted) -> StepResult:
         optimizer = self.options
@@ -129,6 +132,8 @@ class Central:
                 await self._owners.settle(owners, is_applied=False)
                 if isinstance(error, _NotFiniteError):
                     return run.result(is_applied=False)
+                if not isinstance(error, Exception | asyncio.CancelledError):
+                    raise _ExitsError(error) from error
                 raise
             failed = await self._owners.settle(owners, is_applied=True)
             if failed:
@@ -222,6 +227,18 @@ class Central:
 
 class _NotFiniteError(Exception):
     """A gradient is infinite or NaN, and the step is to be skipped."""
+
+
+class _ExitsError(Exception):
+    """What would end the event loop, were it raised in a task: a SystemExit, say.
+
+    Attributes:
+        error: as the user's code raised it.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
 
 
 @dataclass(slots=True)

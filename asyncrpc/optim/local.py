@@ -37,6 +37,7 @@ from asyncrpc.autograd.pace import SMALL, SMALL_NUMEL
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim.options import Changes, set_options
 from asyncrpc.optim.undo import Undo
+from asyncrpc.serde import words_of
 
 Gathered: TypeAlias = Mapping[torch.Tensor, torch.Tensor]
 # In the order of the parameters; None where the context has none.
@@ -154,8 +155,8 @@ class LocalOptimizer(LocalParameters):
                 self._step(gradients, scale, allow_stale=allow_stale)
             except BaseException as error:
                 raise OptimizerError(
-                    f"{type(error).__name__}: {error}; the step may be applied in part "
-                    "here: load the last checkpoint"
+                    f"{words_of(error)}; the step may be applied in part here: load "
+                    "the last checkpoint"
                 ) from error
 
     def step_kept(
@@ -275,7 +276,7 @@ def _on_aliases(optimizer: torch.optim.Optimizer) -> Iterator[list[torch.Tensor]
     To set the parameters' counters back afterwards would not do: a forward pass that
     runs during the step, in another thread, would save a version that never was.
     """
-    groups, state = optimizer.param_groups, optimizer.state
+    groups, state = list(optimizer.param_groups), optimizer.state
     kept = [group["params"] for group in groups]
     listed = [parameter for parameters in kept for parameter in parameters]
     aliases = [parameter.data for parameter in listed]

@@ -11,6 +11,7 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.optim.service import SERVICE, OptimizerService
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.worker import Worker
+from asyncrpc.serde import text_of
 
 T = TypeVar("T")
 Ask = Callable[[WorkerId], Coroutine[Any, Any, T]]
@@ -144,4 +145,6 @@ def _seen(task: asyncio.Task[Any]) -> None:
 
 def named(failed: Mapping[WorkerId, BaseException]) -> str:
     """Say which owners failed, and why."""
-    return "; ".join(f"worker {one.name!r}: {error}" for one, error in failed.items())
+    return "; ".join(
+        f"worker {one.name!r}: {text_of(error)}" for one, error in failed.items()
+    )

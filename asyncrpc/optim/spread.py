@@ -36,6 +36,7 @@ from asyncrpc.optim.options import (
 from asyncrpc.optim.owners import Owners, named, try_each
 from asyncrpc.optim.step import StepResult, Wanted
 from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.serde import text_of
 
 ContextNumbers = list[int]
 
@@ -129,7 +130,7 @@ class Spread:
             left = ", and nothing was applied" if is_undone else ""
             raise OptimizerError(
                 f"the step on worker {owner.name!r}, the only owner, failed{left}: "
-                f"{error}"
+                f"{text_of(error)}"
             ) from error
         if is_applied:
             self._known[owner] = now
@@ -317,7 +318,7 @@ def _refused(owner: WorkerId, error: Exception) -> OptimizerError:
     left = "anywhere" if _has_answered(error) else "on any other worker"
     return OptimizerError(
         f"the step failed on worker {owner.name!r}, and nothing was applied {left}: "
-        f"{error}"
+        f"{text_of(error)}"
     )
 
 

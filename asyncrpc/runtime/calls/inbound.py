@@ -406,6 +406,13 @@ def _when_done(future: Any, outcome_of: Callable[[], Any]) -> asyncio.Future[Any
     ours: asyncio.Future[Any] = loop.create_future()
     finish = outcome_to(ours)
 
+    def tell(result: Any, error: BaseException | None) -> None:
+        # Not as of a job: what the function waited for has been cancelled.
+        if issubclass(type(error), asyncio.CancelledError) and not ours.done():
+            ours.set_exception(error)  # type: ignore[arg-type]  # it is none of None
+        else:
+            finish(result, error)
+
     def on_done(_done: Any) -> None:
         result: Any = None
         error: BaseException | None = None
@@ -416,7 +423,7 @@ def _when_done(future: Any, outcome_of: Callable[[], Any]) -> asyncio.Future[Any
         except BaseException as raised:  # noqa: BLE001  (handed on)
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(finish, result, error)
+            loop.call_soon_threadsafe(tell, result, error)
 
     future.add_done_callback(on_done)
     return ours
