@@ -166,7 +166,7 @@ class Exchange:
         except BaseException as problem:  # noqa: BLE001  (the thread of the pass raises it)
             # All ranks know of a collective of this group that has failed; but a hook
             # may have been in one of another group.
-            if self.hook is not None or not isinstance(problem, CollectiveError):
+            if self.hook is not None or not issubclass(type(problem), CollectiveError):
                 self.refuse(f"failed in its communication hook: {words_of(problem)}")
             error = problem
         finally:

@@ -108,9 +108,9 @@ def reason_for(what: str, error: BaseException) -> str:
         what: it was in, as in "failed in `what`".
         error: that it failed with.
     """
-    if isinstance(error, CollectiveError):
+    if issubclass(type(error), CollectiveError):
         return ""
-    if isinstance(error, asyncio.CancelledError):
+    if issubclass(type(error), asyncio.CancelledError):
         return f"cancelled {what}"
     return f"failed in {what}: {words_of(error)}"
 

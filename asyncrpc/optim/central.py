@@ -27,12 +27,11 @@ from asyncrpc.optim import states
 from asyncrpc.optim.driving import drive
 from asyncrpc.optim.groups import Group, numbers_of, part_of
 from asyncrpc.optim.local import Gradients, norm_of, scale_for, scaled, squares
-from asyncrpc.optim.owners import Owners
+from asyncrpc.optim.owners import Owners, told
 from asyncrpc.optim.service import checked
 from asyncrpc.optim.step import Closure, StepResult, Wanted
 from asyncrpc.optim.undo import Undo
 from asyncrpc.runtime.worker import Worker
-from asyncrpc.serde import text_of
 
 
 def needs_closure(cls: Any) -> bool:
@@ -84,7 +83,7 @@ class Central:
                 try:
                     self.options = self._optimizer()
                 except Exception as error:  # any optimizer's code
-                    raise OptimizerError(f"{problem}: {text_of(error)}") from error
+                    raise OptimizerError(f"{problem}: {told(error)}") from error
 
     async def _create(self, owner: WorkerId) -> None:
         groups = [{"params": part_of(one, owner)["params"]} for one in self._groups]
@@ -130,9 +129,10 @@ class Central:
                 if undo is not None:
                     undo.run()
                 await self._owners.settle(owners, is_applied=False)
-                if isinstance(error, _NotFiniteError):
+                kind = type(error)  # whatever an error of the user's says of itself
+                if issubclass(kind, _NotFiniteError):
                     return run.result(is_applied=False)
-                if not isinstance(error, Exception | asyncio.CancelledError):
+                if not issubclass(kind, (Exception, asyncio.CancelledError)):
                     raise _ExitsError(error) from error
                 raise
             failed = await self._owners.settle(owners, is_applied=True)

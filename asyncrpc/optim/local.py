@@ -33,6 +33,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
+from asyncrpc.arguments import shown
 from asyncrpc.autograd.pace import SMALL, SMALL_NUMEL
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim.options import Changes, set_options
@@ -236,9 +237,20 @@ class LocalOptimizer(LocalParameters):
             self._look()
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of the state, of one moment, in the host's memory."""
+        """Return a copy of the state, of one moment, in the host's memory.
+
+        Raises:
+            OptimizerError: the optimizer gave something else.
+            Exception: what the optimizer raised.
+        """
         with self._lock:
             copied = copy.deepcopy(self._optimizer.state_dict())
+        if not _is_state(copied):
+            name = type(self._optimizer).__name__
+            raise OptimizerError(
+                f"state_dict() of {name} has to give a mapping of 'state' to one by "
+                f"parameter and of 'param_groups' to a list, and gave {shown(copied)}"
+            )
         found: dict[str, Any] = in_host_memory(copied)
         return found
 
@@ -261,6 +273,13 @@ class LocalOptimizer(LocalParameters):
         self._is_small = len(self.listed) <= SMALL and all(
             one.numel() <= SMALL_NUMEL for one in self.listed
         )
+
+
+def _is_state(found: Any) -> bool:
+    if not issubclass(type(found), Mapping):  # whatever it says of itself
+        return False
+    groups, state = found.get("param_groups"), found.get("state")
+    return issubclass(type(state), Mapping) and issubclass(type(groups), list)
 
 
 def in_host_memory(tree: Any) -> Any:
