@@ -149,7 +149,7 @@ def named(failed: Mapping[WorkerId, BaseException]) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Return the words of an error of an owner: whose class it is, unless it is ours."""
+    """Return the words of an owner's error: with its class, unless that is ours."""
     kind = type(error)
     if issubclass(getattr(kind, "remote_class", kind), AsyncRpcError):
         return text_of(error)

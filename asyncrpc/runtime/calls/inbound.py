@@ -74,6 +74,7 @@ class Target:
 # A member of an enum takes 0.1 us to find.
 _COROUTINE: Final = Mode.COROUTINE
 _ON_LOOP: Final = Mode.ON_LOOP
+_ASYNC_EXECUTION: Final = Mode.ASYNC_EXECUTION
 _ASYNC_GENERATOR: Final = Mode.ASYNC_GENERATOR
 _GENERATOR: Final = Mode.GENERATOR
 
@@ -226,7 +227,7 @@ class InboundCall:
         else:
             self.pool.submit(
                 lambda: self._in_thread(target.function, args, kwargs),
-                self._on_thread_done,
+                self._on_future if mode is _ASYNC_EXECUTION else self._on_thread_done,
             )
             if self.claim is not None:
                 self.claim.hold()
@@ -248,6 +249,9 @@ class InboundCall:
 
     def end(self) -> None:
         """The call has been answered, or nobody waits."""
+        # Its context has this call, which so lasts until the garbage collector comes;
+        # the value that a method belongs to, or that `to_here` returns, need not.
+        self.target = None
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -328,6 +332,13 @@ class InboundCall:
             args.clear()
             kwargs.clear()
 
+    def _on_future(self, result: Any, error: BaseException | None) -> None:
+        """Take what a marked function returned; of a call given up, cancel it."""
+        if self.is_cancelled:
+            with contextlib.suppress(Exception):  # its own code may run
+                _cancel(result, self.link.loop)
+        self._on_thread_done(result, error)
+
     def _on_thread_done(self, result: Any, error: BaseException | None) -> None:
         if not self.is_cancelled:
             if error is not None:
@@ -378,6 +389,17 @@ async def _holding(claim: Claim, coroutine: Coroutine[Any, Any, None]) -> None:
 
 async def _identity(future: Any) -> Any:
     return await future
+
+
+def _cancel(value: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel a future, or close a coroutine, that nobody is going to await."""
+    kind = type(value)  # what it says of itself may be wrong
+    if issubclass(kind, Coroutine):
+        value.close()
+    elif issubclass(kind, concurrent.futures.Future) or (
+        issubclass(kind, asyncio.Future) and value.get_loop() is loop
+    ):
+        value.cancel()
 
 
 def as_awaitable(value: Any) -> Any:

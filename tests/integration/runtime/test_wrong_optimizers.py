@@ -1,8 +1,8 @@
 """An optimizer of the user's that raises at an owner of its parameters.
 
-Its maker hears which owner it was, and what was raised.  A step that failed on one owner
-is applied on none, and the next one goes well; the workers live, other work between them
-goes on, and nothing is left.
+Its maker hears which owner it was, and what was raised.  A step that failed on one
+owner is applied on none, and the next one goes well; the workers live, other work
+between them goes on, and nothing is left.
 """
 
 from __future__ import annotations
