@@ -38,6 +38,7 @@ from asyncrpc.autograd.engine import (
     prepare,
     root_gradients,
 )
+from asyncrpc.autograd.failures import failed, is_told
 from asyncrpc.autograd.functions import (
     CrossingId,
     Received,
@@ -52,12 +53,9 @@ from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AsyncRpcError,
     AutogradError,
-    BackwardFailedError,
     BackwardTimeoutError,
-    CallError,
     InvalidContextError,
     MalformedError,
-    RemoteError,
 )
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.devices.maps import TO_HOST
@@ -148,9 +146,9 @@ class Passes(ServiceMethods):
                     worker=self.worker.name,
                     context_id=str(context.id),
                 ) from error
-            if not isinstance(error, Exception) or _is_ours(error):
+            if not is_told(error):
                 raise
-            raise self._failed(context.id, error) from error
+            raise failed(self.worker.name, context.id, error) from error
         self._finish(ids, commit=True)
 
     def _add_roots(
@@ -171,20 +169,6 @@ class Passes(ServiceMethods):
         also = one.machine.want(one.machine.unsettled) if is_fast else []
         one.take_part([*crossings, *also])
         one.enter(dict(zip(crossings, given, strict=True)))
-
-    def _failed(self, context_id: ContextId, error: Exception) -> BackwardFailedError:
-        """Return what `backward` raises instead of an error."""
-        worker, text = self.worker.name, f"{type(error).__name__}: {error}"
-        if isinstance(error, RemoteError):
-            worker = error.worker
-            text = f"{error.remote_type}: {error.remote_message}"
-        elif isinstance(error, CallError):  # it is lost, or would not answer
-            worker = error.to or worker
-        return BackwardFailedError(
-            f"Error on worker {worker!r}: {text}",
-            worker=worker,
-            context_id=str(context_id),
-        )
 
     def _finish(self, ids: Ids, *, commit: bool) -> None:
         """Commit or abort a pass here, and on the workers that this one asked."""
@@ -296,7 +280,7 @@ class Passes(ServiceMethods):
         except asyncio.CancelledError:
             one.fail(AutogradError(_ABORTED))
             raise  # the thread goes on
-        except Exception as error:
+        except BaseException as error:  # a hook of the user's may exit
             one.wave.is_running = False
             one.fail(error)
             raise
@@ -571,11 +555,6 @@ class Passes(ServiceMethods):
         context_id, pass_id = read_ids(value)
         state = self._contexts.get(context_id)
         return False if state is None else await state.outcome(pass_id)
-
-
-def _is_ours(error: Exception) -> bool:
-    """Say whether an error of autograd arose here, and so needs no more words."""
-    return isinstance(error, AutogradError) and not isinstance(error, RemoteError)
 
 
 def _never_sent(crossing: CrossingId, state: ContextState) -> AutogradError:

@@ -27,7 +27,7 @@ from asyncrpc.optim import states
 from asyncrpc.optim.driving import drive
 from asyncrpc.optim.groups import Group, numbers_of, part_of
 from asyncrpc.optim.local import Gradients, norm_of, scale_for, scaled, squares
-from asyncrpc.optim.owners import Owners
+from asyncrpc.optim.owners import Owners, told
 from asyncrpc.optim.service import checked
 from asyncrpc.optim.step import Closure, StepResult, Wanted
 from asyncrpc.optim.undo import Undo
@@ -83,7 +83,7 @@ class Central:
                 try:
                     self.options = self._optimizer()
                 except Exception as error:  # any optimizer's code
-                    raise OptimizerError(f"{problem}: {error}") from error
+                    raise OptimizerError(f"{problem}: {told(error)}") from error
 
     async def _create(self, owner: WorkerId) -> None:
         groups = [{"params": part_of(one, owner)["params"]} for one in self._groups]
@@ -109,6 +109,8 @@ class Central:
         except asyncio.CancelledError:
             task.cancel()
             raise
+        except _ExitsError as exits:
+            raise exits.error from None
 
     async def _step(self, closure: Closure, wanted: Wanted) -> StepResult:
         optimizer = self.options
@@ -127,8 +129,11 @@ class Central:
                 if undo is not None:
                     undo.run()
                 await self._owners.settle(owners, is_applied=False)
-                if isinstance(error, _NotFiniteError):
+                kind = type(error)  # whatever an error of the user's says of itself
+                if issubclass(kind, _NotFiniteError):
                     return run.result(is_applied=False)
+                if not issubclass(kind, (Exception, asyncio.CancelledError)):
+                    raise _ExitsError(error) from error
                 raise
             failed = await self._owners.settle(owners, is_applied=True)
             if failed:
@@ -222,6 +227,18 @@ class Central:
 
 class _NotFiniteError(Exception):
     """A gradient is infinite or NaN, and the step is to be skipped."""
+
+
+class _ExitsError(Exception):
+    """What would end the event loop, were it raised in a task: a SystemExit, say.
+
+    Attributes:
+        error: as the user's code raised it.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
 
 
 @dataclass(slots=True)

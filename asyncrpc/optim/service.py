@@ -51,6 +51,7 @@ from asyncrpc.optim.undo import Undo
 from asyncrpc.rref.handle import RRef
 from asyncrpc.runtime.forms import COUNT, Methods, ServiceMethods
 from asyncrpc.runtime.worker import Worker
+from asyncrpc.serde import words_of
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.links.link import Link
@@ -124,9 +125,21 @@ class OptimizerService(ServiceMethods):
         return (link.peer.incarnation, value[0]), *value[1:]
 
     async def answer(self, method: str, value: list[Any]) -> Any:
-        """Do what this worker asks as the maker of an optimizer."""
+        """Do what this worker asks as the maker of an optimizer.
+
+        Raises:
+            RuntimeError: the optimizer's code has raised what is no Exception, such as
+                SystemExit, which would end the event loop: as other workers tell it,
+                too, it is the error of a step.
+        """
         name, me = self.worker.name, self.worker.incarnation
-        return await self.requests.find(name, method, value)((me, value[0]), *value[1:])
+        run = self.requests.find(name, method, value)
+        try:
+            return await run((me, value[0]), *value[1:])
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            raise RuntimeError(words_of(error)) from error
 
     def _on_drop(self, link: Link, serial: int) -> None:
         """Let go of an optimizer whose maker has."""

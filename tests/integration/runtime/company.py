@@ -56,6 +56,9 @@ def tables() -> dict[str, int]:
 def tables_of(worker: Worker, *, served: int = 0) -> dict[str, int]:
     gc.collect()  # an error that was raised may hold a reference
     links = worker.directory.links
+    autograd: Any = worker.service("autograd")
+    optim: Any = worker.service("optim")
+    collectives: Any = worker.service("collectives")
     return {
         "active": worker.active + served,
         "served": sum(len(list(link.served)) for link in links) + served,
@@ -63,6 +66,11 @@ def tables_of(worker: Worker, *, served: int = 0) -> dict[str, int]:
         "references": len(worker.rrefs()),
         "tasks": len(worker._tasks),  # noqa: SLF001  (what is to be checked)
         "unfinished": worker.pool.unfinished,
+        "contexts": autograd.open_contexts,
+        "passes": autograd.running_passes,
+        "optimizers": optim.optimizers,
+        "steps": optim.turns,
+        "groups": len(collectives._groups),  # noqa: SLF001  (likewise)
         "inbound bytes": worker.inbound_credit.statistics().held_bytes,
         "resumed": worker.counters.connections_resumed,
         "lost": worker.counters.workers_lost,
