@@ -23,6 +23,7 @@ from asyncrpc.collectives.tensors import Hosted, Parts
 from asyncrpc.collectives.words import SERVICE
 from asyncrpc.errors import CollectiveError, GroupChangedError, UsageError
 from asyncrpc.runtime.worker import Worker
+from asyncrpc.serde import words_of
 
 TIMEOUT_S: Final = 1800.0  # as torch.distributed's
 # Collectives of one group that run at a time here; more wait their turn.  So what a
@@ -559,7 +560,7 @@ class Group:
         except CollectiveError:
             raise
         except Exception as error:
-            run.abandon(f"failed in it: {error!r}")
+            run.abandon(f"failed in it: {words_of(error)}")
             raise
         finally:
             run.end()

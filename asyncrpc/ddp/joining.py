@@ -15,6 +15,7 @@ from asyncrpc.ddp.exchange import Exchange
 from asyncrpc.ddp.initial import broadcast
 from asyncrpc.ddp.reducer import Reducer
 from asyncrpc.errors import UsageError
+from asyncrpc.serde import words_of
 
 
 class Join:
@@ -55,7 +56,7 @@ class Join:
             if error is None:
                 await self._shadow()
             else:
-                exchange.refuse(f"left its `join` with {error!r}")
+                exchange.refuse(f"left its `join` with {words_of(error)}")
                 exchange.leave()
         finally:
             exchange.join = None

@@ -25,6 +25,7 @@ from asyncrpc.arguments import check_callable, check_count, check_duration
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import NotStartedError, Outcome, RejectedError, UsageError
 from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.threads import settable
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -249,7 +250,7 @@ class Batcher(Generic[A, B]):
         except BaseException as error:  # noqa: BLE001  (theirs who asked)
             for member in batch.members:
                 if not member.answer.done():
-                    member.answer.set_exception(error)
+                    member.answer.set_exception(settable(error))
         else:
             for member, answer in zip(batch.members, answers, strict=True):
                 if not member.answer.done():

@@ -141,7 +141,7 @@ class Keeper:
 
     async def report(self) -> Report:
         """Say what the caller's context has, once no pass runs here."""
-        service: Any = asyncrpc.current_worker().service("autograd")
+        service: Any = asyncrpc.current_worker().parts.service("autograd")
         found = await service.gathered(current_context().id)
         return self._report([found.get(one) for one in self.weights])
 

@@ -94,7 +94,7 @@ async def gradients_here(context_id: Sequence[int]) -> list[torch.Tensor | None]
 
     Waits for the pass to be committed here.
     """
-    service: Any = asyncrpc.current_worker().service("autograd")
+    service: Any = asyncrpc.current_worker().parts.service("autograd")
     try:
         found = await service.gathered(service.context_of(context_id).id)
     except asyncrpc.InvalidContextError:
@@ -103,7 +103,7 @@ async def gradients_here(context_id: Sequence[int]) -> list[torch.Tensor | None]
 
 
 def open_contexts() -> int:
-    service: Any = asyncrpc.current_worker().service("autograd")
+    service: Any = asyncrpc.current_worker().parts.service("autograd")
     return int(service.open_contexts)
 
 

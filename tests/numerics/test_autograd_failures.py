@@ -163,7 +163,7 @@ async def test_a_worker_asks_how_a_pass_has_ended_if_nobody_can_tell_it(
             z = await ask(keepers["a"], "failing", x, ValueError("no"))
             with pytest.raises(asyncrpc.BackwardFailedError):
                 await backward(ctx, [y.sum(), z.sum()], retain_graph=True)
-        passes: Any = c.service("autograd").state(ctx.id).passes  # type: ignore[attr-defined]
+        passes: Any = c.parts.service("autograd").state(ctx.id).passes  # type: ignore[attr-defined]
         await b.shutdown(drain_timeout_s=0)
         async with asyncio.timeout(30):
             found = await ask(keepers["c"], "report")  # which waits for the end

@@ -108,6 +108,6 @@ class Layer(torch.nn.Module):
 
     def gradient(self, context_id: list[int]) -> torch.Tensor | None:
         """Return the gradient that an autograd context has for the weight."""
-        service: Any = asyncrpc.current_worker().service("autograd")
+        service: Any = asyncrpc.current_worker().parts.service("autograd")
         found = get_gradients(service.context_of(context_id)).get(self.weight)
         return None if found is None else found.cpu()

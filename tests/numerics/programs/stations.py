@@ -76,7 +76,7 @@ class Station:
 
     async def report(self) -> Report:
         """Say what the caller's context has, once no pass runs here."""
-        service: Any = asyncrpc.current_worker().service("autograd")
+        service: Any = asyncrpc.current_worker().parts.service("autograd")
         assert all(one.grad is None for one in self.parameters.values())
         return self.report_of(await service.gathered(current_context().id))
 
