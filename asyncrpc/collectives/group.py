@@ -250,7 +250,7 @@ class Group:
         shapes.check(tensor)
         by = reduction_for(op, tensor.dtype)
         async with (
-            self._run(_describe("all_reduce", tensor, op)) as (run, path),
+            self._run(shapes.described("all_reduce", tensor, op)) as (run, path),
             Hosted(self.worker.devices, tensor) as host,
         ):
             with shapes.flat(host) as flat:
@@ -282,7 +282,7 @@ class Group:
         by = reduction_for(op, tensor.dtype)
         write = self.rank == root
         async with (
-            self._run(_describe("reduce", tensor, op, root)) as (run, path),
+            self._run(shapes.described("reduce", tensor, op, root)) as (run, path),
             Hosted(self.worker.devices, tensor, write=write) as host,
         ):
             with shapes.flat(host, write=write) as flat:
@@ -311,7 +311,7 @@ class Group:
         shapes.check(tensor)
         write = self.rank != root
         async with (
-            self._run(_describe("broadcast", tensor, "", root)) as (run, path),
+            self._run(shapes.described("broadcast", tensor, "", root)) as (run, path),
             Hosted(self.worker.devices, tensor, write=write) as host,
         ):
             with shapes.flat(host, write=write) as flat:
@@ -594,9 +594,3 @@ class Group:
             raise
         finally:
             run.end()
-
-
-def _describe(
-    operation: str, tensor: torch.Tensor, how: str = "", root: int = -1
-) -> Descriptor:
-    return Descriptor(operation, how, str(tensor.dtype), tuple(tensor.shape), root)
