@@ -82,7 +82,7 @@ class CallerSide(Answers):
             DeadlineExceededError: the deadline has passed.  Nothing was sent.
             RejectedError: the peer is shutting down.  Nothing was sent.
         """
-        budget_ns = self._budget_ns(call, deadline)
+        budget_ns = self._budget_ns(call.function, deadline)
         if call.options is not PLAIN or not self.is_plain:
             meta = self._map_devices(call, call.options, meta)
             compression = self._compression_of(call)
@@ -104,7 +104,7 @@ class CallerSide(Answers):
         meta: dict[str, Any] | None = None,
     ) -> None:
         """Send a call whose arguments go to other peers, too; else as `start`."""
-        budget_ns = self._budget_ns(call, deadline)
+        budget_ns = self._budget_ns(call.function, deadline)
         meta = self._map_devices(call, call.options, meta)
         compression = self._compression_of(call)
         if compression is not None:
@@ -154,7 +154,7 @@ class CallerSide(Answers):
         )
 
         def send(packed: Encoded) -> None:
-            budget_ns = self._budget_ns(call, deadline)
+            budget_ns = self._budget_ns(call.function, deadline)
             self._send_request(call, target, packed, budget_ns, deadline, meta)
 
         if encoded.payload_bytes > PACK_HERE_BYTES_MAX or encoded.copies:
@@ -194,7 +194,7 @@ class CallerSide(Answers):
             call.fail(error)
         except TimeoutError:
             allowed_s = 0.0 if deadline is None else deadline.allowed_s
-            call.fail(self._never_sent(call, allowed_s))
+            call.fail(self._never_sent(call.function, allowed_s))
         except asyncio.CancelledError:
             gone = "this worker was shut down before the call was sent"
             call.fail(
@@ -219,12 +219,10 @@ class CallerSide(Answers):
             call.pins.undo()
             call.pins = None
 
-    def _never_sent(
-        self, call: CallFuture[Any], allowed_s: float
-    ) -> DeadlineExceededError:
+    def _never_sent(self, function: str, allowed_s: float) -> DeadlineExceededError:
         return DeadlineExceededError(
-            function=call.function,
-            to=call.to,
+            function=function,
+            to=self.peer.name,
             outcome=Outcome.NOT_EXECUTED,
             timeout_s=allowed_s,
         )
@@ -353,20 +351,22 @@ class CallerSide(Answers):
 
         Raises:
             EncodeError: the value cannot travel.  Nothing was sent.
+            DeadlineExceededError: the deadline has passed.  Nothing was sent.
+            RejectedError: the peer is shutting down.  Nothing was sent.
         """
         name = f"{service}.{method}"
-        call: CallFuture[Any] = CallFuture(
-            loop=self.loop, function=name, to=self.peer.name
-        )
         if self.is_lost:
+            call = self._service_call(name)
             call.fail(self._lost_error(name, Outcome.NOT_EXECUTED))
             return call
-        budget_ns = self._budget_ns(call, deadline)
-        call.device_map = device_map
-        encoded, call.pins, _ = self._encode(value, None, device_map=call.device_map)
+        budget_ns = self._budget_ns(name, deadline)
+        encoded, pins, _ = self._encode(value, None, device_map=device_map)
         head: list[Any] = [service, method]
-        if call.device_map is not None:
-            head.append({DEVICES: call.device_map.wire})
+        if device_map is not None:
+            head.append({DEVICES: device_map.wire})
+        # Not before: one that is refused would wait for ever.
+        call = self._service_call(name)
+        call.device_map, call.pins = device_map, pins
         call.call_id = self.pending.open(call)
         call.link = self.link
         if deadline is not None:
@@ -382,6 +382,9 @@ class CallerSide(Answers):
             on_sent=None if call.pins is None else call.pins.on_sent,
         )
         return call
+
+    def _service_call(self, name: str) -> CallFuture[Any]:
+        return CallFuture(loop=self.loop, function=name, to=self.peer.name)
 
     def notify(
         self, service: str, method: str, value: Any, *, at_once: bool = False
@@ -453,19 +456,19 @@ class CallerSide(Answers):
         unsent_bytes = call.request_bytes if never_read else 0
         self.connection.send(FrameKind.CANCEL, call.call_id, aux=unsent_bytes)
 
-    def _budget_ns(self, call: CallFuture[Any], deadline: Deadline | None) -> int:
+    def _budget_ns(self, function: str, deadline: Deadline | None) -> int:
         if self.peer_drains:
             raise RejectedError(
                 "the worker is shutting down",
-                function=call.function,
-                to=call.to,
+                function=function,
+                to=self.peer.name,
                 outcome=Outcome.NOT_EXECUTED,
             )
         if deadline is None:
             return NO_LIMIT_NS
         budget_ns = deadline.budget_ns(self.loop.time())
         if not budget_ns:
-            raise self._never_sent(call, deadline.allowed_s)
+            raise self._never_sent(function, deadline.allowed_s)
         return budget_ns
 
     def _watch(
@@ -481,7 +484,7 @@ class CallerSide(Answers):
         has_waited = call.call_id in self.credit.waiting
         self.cancel(call)
         if has_waited:
-            error = self._never_sent(call, call.allowed_s)
+            error = self._never_sent(call.function, call.allowed_s)
             error.add_note(
                 f"its {call.request_bytes} bytes waited for room at {call.to!r}, which "
                 "takes in no more at once than its Options.inbound_bytes_max"

@@ -37,7 +37,7 @@ from asyncrpc.runtime.extensions import References, ThreadState
 from asyncrpc.runtime.forking import FORKED
 from asyncrpc.runtime.links.directory import Directory
 from asyncrpc.runtime.links.link import Link
-from asyncrpc.runtime.loops import running_loop
+from asyncrpc.runtime.loops import check_loop, running_loop
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
 from asyncrpc.serde import FunctionTable, describe_callable
 
@@ -467,14 +467,21 @@ class CallStarter:
             UsageError: another event loop runs here, or none.
         """
         self.check_running()
-        running = running_loop()
-        if running is not self.loop:
-            raise UsageError(
-                f"{used} must be used on the event loop that worker {self.name!r} was"
-                f" started on, not {_place_of(running)}; there use"
-                " `asyncio.run_coroutine_threadsafe(..., worker.loop)`, or the blocking"
-                " names such as `asyncrpc.rpc_sync`"
-            )
+        self.check_loop(used)
+
+    def check_loop(self, used: str) -> None:
+        """Raise unless this is this worker's event loop; it may have ended.
+
+        Args:
+            used: what was called, for the error.
+
+        Raises:
+            NotStartedError: it belongs to the process that this one was forked from.
+            UsageError: another event loop runs here, or none.
+        """
+        if self._state == FORKED:
+            self.check_running()
+        check_loop(used, self.loop, f"worker {self.name!r}")
 
     def check_running(self) -> None:
         """Raise if this worker does not run.
@@ -495,10 +502,6 @@ class CallStarter:
                 if self._state in ("closing", "closed")
                 else f"worker {self.name!r} has not been started; use `async with`"
             )
-
-
-def _place_of(running: asyncio.AbstractEventLoop | None) -> str:
-    return "in a thread without one" if running is None else "on another one"
 
 
 def _named(error: AsyncRpcError, call: CallFuture[Any]) -> AsyncRpcError:

@@ -219,7 +219,7 @@ class MembershipService(ServiceMethods, Finding):
 
     def changes(self) -> MemberChanges:
         """Return the changes from now on."""
-        changes = MemberChanges()
+        changes = MemberChanges(self._worker.loop)
         if self._is_closed:
             changes.end()
         else:
