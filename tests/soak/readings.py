@@ -69,21 +69,21 @@ def _own_bytes() -> int:
 def tables() -> dict[str, int]:
     """Count what the current worker keeps; a call that asks is one of the served."""
     worker = asyncrpc.current_worker()
-    links = worker.directory.links
-    credit = worker.inbound_credit.statistics()
+    links = worker.parts.directory.links
+    credit = worker.parts.inbound_credit.statistics()
     counts = {
         "pending calls": sum(len(link.pending) for link in links),
         "served calls": sum(len(link.served) for link in links),
-        "active calls": worker.active,
+        "active calls": worker.parts.active,
         "requests waiting for credit": sum(len(link.credit.waiting) for link in links),
         "inbound bytes held": credit.held_bytes,
         "tickets": sum(len(link.credit.account.tickets) for link in links),
         "requests arriving": sum(len(link.credit.account.arriving) for link in links),
-        "leases of shared memory": len(worker.memory.leases),
-        "bytes held in own slabs": worker.memory.pool.held_bytes,
-        "shared regions": len(worker.memory.regions),
-        "received memory kept": worker.receive_pool.idle_bytes,
+        "leases of shared memory": len(worker.parts.memory.leases),
+        "bytes held in own slabs": worker.parts.memory.pool.held_bytes,
+        "shared regions": len(worker.parts.memory.regions),
+        "received memory kept": worker.parts.receive_pool.idle_bytes,
     }
-    references = worker.references
+    references = worker.parts.references
     assert isinstance(references, RRefService)
     return counts | {f"references {k}": n for k, n in references.counts().items()}

@@ -87,7 +87,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         futures: the call to each peer, by name, in the order of the group.
     """
 
-    def __init__(self, worker: Worker, futures: Sequence[CallFuture[T]]) -> None:
+    def __init__(self, worker: Parts, futures: Sequence[CallFuture[T]]) -> None:
         self._worker = worker
         self.futures: Mapping[str, CallFuture[T]] = MappingProxyType(
             {future.to: future for future in futures}

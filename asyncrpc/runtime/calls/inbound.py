@@ -341,7 +341,7 @@ class InboundCall:
         """Take what a marked function returned; of a call given up, cancel it."""
         if self.is_cancelled:
             with contextlib.suppress(Exception):  # its own code may run
-                _cancel(result, self.link.loop)
+                _cancel(result, self.host.loop)
         self._on_thread_done(result, error)
 
     def _on_thread_done(self, result: Any, error: BaseException | None) -> None:

@@ -44,12 +44,12 @@ async def double_awaited(tensor: torch.Tensor) -> torch.Tensor:
 
 @asyncrpc.async_execution
 def double_elsewhere(to: str, tensor: torch.Tensor) -> Any:
-    return asyncrpc.current_worker().start_call(to, double, (tensor,))
+    return asyncrpc.current_worker().parts.start_call(to, double, (tensor,))
 
 
 def double_there(to: str, tensor: torch.Tensor) -> Any:
     """Call on, and block this thread meanwhile."""
-    there = asyncrpc.current_worker().start_call(to, double, (tensor,)).wait()
+    there = asyncrpc.current_worker().parts.start_call(to, double, (tensor,)).wait()
     return there + tensor
 
 

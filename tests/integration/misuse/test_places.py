@@ -75,10 +75,10 @@ async def test_wrong_places(family: str, place: str) -> None:
     async with world_with_third() as (world, third):
         speaks = third if place in ENDS else world.a
         async with Traffic(speaks).flowing():
-            link = speaks.directory.find("b").link
+            link = speaks.parts.directory.find("b").link
             connection = link and link.connection
             outcomes = await PLACES[place](uses, world)
-        assert speaks.directory.find("b").link is link
+        assert speaks.parts.directory.find("b").link is link
         assert link is not None
         assert link.connection is connection
     problems = {

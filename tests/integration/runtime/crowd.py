@@ -60,12 +60,12 @@ async def settled_memory() -> Memory:
 
 async def peers() -> list[str]:
     """Return the names of the workers that are connected to this one."""
-    return [link.peer.name for link in asyncrpc.current_worker().directory.links]
+    return [link.peer.name for link in asyncrpc.current_worker().parts.directory.links]
 
 
 async def calls_in_hand() -> int:
     """Return how many calls this worker serves, this one not counted."""
-    return asyncrpc.current_worker().active - 1
+    return asyncrpc.current_worker().parts.active - 1
 
 
 async def threads_of_functions() -> int:
@@ -126,7 +126,7 @@ async def call_for(
     worker = asyncrpc.current_worker()
 
     def start() -> asyncrpc.CallFuture[Any]:
-        return worker.start_call(to, function)
+        return worker.parts.start_call(to, function)
 
     calls = deque(start() for _ in range(outstanding))
     done = 0

@@ -47,13 +47,13 @@ def reference_of_references(owner: str) -> Any:
 
 
 def done_call() -> Any:
-    call = _me().start_call("c", max, (2, 3))
+    call = _me().parts.start_call("c", max, (2, 3))
     call.wait()
     return call
 
 
 def failed_call() -> Any:
-    call = _me().start_call("c", remote.raises_at_once)
+    call = _me().parts.start_call("c", remote.raises_at_once)
     try:
         call.wait()
     except ValueError:
@@ -62,7 +62,7 @@ def failed_call() -> Any:
 
 
 def pending_call() -> Any:
-    return _me().start_call("c", max, (2, 3))
+    return _me().parts.start_call("c", max, (2, 3))
 
 
 def stream() -> Any:
@@ -101,7 +101,7 @@ BELONGING: Final[dict[str, Callable[[], Any]]] = {
     "peer": lambda: _me().peer("c"),
     "peers": lambda: _me().group(["b", "c"]),
     "proxy": proxy,
-    "pool": lambda: _me().pool,
+    "pool": lambda: _me().parts.pool,
     "loop": lambda: _me().loop,
     "thread": threading.current_thread,
     "error": kept_error,
@@ -188,7 +188,7 @@ def _of_this_loop(*, is_cancelled: bool) -> Any:
 
 
 def _cancelled_call() -> Any:
-    call = _me().start_call("c", remote.sleep_long)
+    call = _me().parts.start_call("c", remote.sleep_long)
     call.cancel()
     return call
 
@@ -206,7 +206,7 @@ FUTURES: Final[dict[str, Callable[[], Any]]] = {
     "concurrent": _concurrent,
     "torch's": _torch_future,
     "this loop's": lambda: _of_this_loop(is_cancelled=False),
-    "call": lambda: _me().start_call("c", remote.sleep_long),
+    "call": lambda: _me().parts.start_call("c", remote.sleep_long),
 }
 
 

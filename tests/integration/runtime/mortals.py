@@ -189,7 +189,7 @@ async def hop(left: int) -> None:
         worker = asyncrpc.current_worker()
         to = (worker.rank + 1) % WORLD_SIZE
         with contextlib.suppress(AsyncRpcError):
-            call = worker.start_call(worker.peer(to).name, hop, (left - 1,))
+            call = worker.parts.start_call(worker.peer(to).name, hop, (left - 1,))
             call.add_done_callback(_forget)
 
 

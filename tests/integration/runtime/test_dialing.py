@@ -325,7 +325,7 @@ async def test_a_restart_that_nobody_saw_does_not_mix_two_lives() -> None:
     async with started(a, old):
         waiting = a.parts.start_call("b", remote.sleep_long)
         await a.peer("b").call(remote.add, 1)
-        for listener in old.parts._listeners:  # noqa: SLF001  (half dead: it listens no more)
+        for listener in old.parts.listeners:  # half dead: it listens no more
             await listener.close()
         new = Worker("b", rendezvous=where, network=hub.connector(), options=OPTIONS)
         async with started(new):

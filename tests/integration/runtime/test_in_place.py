@@ -30,7 +30,7 @@ GIB = 1 << 30
 def bytes_copied() -> int:
     """Return what this worker's connections have copied since they were made."""
     worker = asyncrpc.current_worker()
-    return sum(link.connection.bytes_copied for link in worker.directory.links)
+    return sum(link.connection.bytes_copied for link in worker.parts.directory.links)
 
 
 async def echo(value: Any) -> Any:

@@ -106,7 +106,7 @@ async def test_references_that_nobody_takes() -> None:
     """The answer comes to nobody: what it lends is given back."""
     async with Cluster(3, options=OPTIONS) as (a, _, _), company(a), third(a):
         for _ in range(5):
-            call = a.start_call("b", results.references_of_all)
+            call = a.parts.start_call("b", results.references_of_all)
             await asyncio.sleep(0)  # its request goes first
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -219,7 +219,7 @@ async def test_futures_that_never_come_end_with_their_worker(
                 a.peer("b").remote(results.by_future, kind).to_here()
             ),
         ]
-        await until(lambda: b.active >= 2 and not b.pool.unfinished)
+        await until(lambda: b.parts.active >= 2 and not b.parts.pool.unfinished)
         async with asyncio.timeout(LIMIT_S):
             await b.shutdown()
             for call in calls:

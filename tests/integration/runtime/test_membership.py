@@ -134,7 +134,7 @@ async def test_a_name_that_is_alive_is_not_given_away(quick: Trio) -> None:
             await joining("c", contact).__aenter__()
     assert await a.peer("c").call(remote.add, before) == before + 1
     assert await c.peer("b").call(remote.add, 1) == 2
-    assert b.directory.find("c").member.incarnation == c.incarnation
+    assert b.parts.directory.find("c").member.incarnation == c.incarnation
 
 
 async def test_a_rank_that_is_alive_is_not_given_away(quick: Trio) -> None:
@@ -208,7 +208,7 @@ async def test_a_dead_worker_comes_back_under_its_name_and_rank(quick: Trio) -> 
             assert again.rank == 2
             assert await b.peer(2).call(remote.add, 1) == 2
             assert await a.peer("c").call(remote.add, 1) == 2
-            assert again.membership.table.me.generation == 2
+            assert again.parts.membership.table.me.generation == 2
         assert await next_of(changes) == ("left", "c")
 
 
@@ -267,7 +267,7 @@ async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
         async with seat("b") as b:
             assert await b.peer("a").call(remote.add, 1) == 2
             assert await next_of(changes) == ("joined", "b")
-            assert b.membership.table.me.generation == 2
+            assert b.parts.membership.table.me.generation == 2
 
 
 async def test_of_two_that_have_one_name_one_is_told(
@@ -281,8 +281,12 @@ async def test_of_two_that_have_one_name_one_is_told(
             patch.setattr(worker.parts.membership.comparison, "begin_round", list)
         first, second = joining("twin", a), joining("twin", c)
         async with started(first, second):
-            assert a.directory.find("twin").member.incarnation == first.incarnation
-            assert c.directory.find("twin").member.incarnation == second.incarnation
+            assert (
+                a.parts.directory.find("twin").member.incarnation == first.incarnation
+            )
+            assert (
+                c.parts.directory.find("twin").member.incarnation == second.incarnation
+            )
             patch.undo()
             for worker in quick:
                 worker.parts.membership.comparison.begin_round()
@@ -301,7 +305,7 @@ async def test_a_death_is_noticed_though_nobody_spoke_to_the_dead(quick: Trio) -
     a, b, c = quick
     changes = [a.members(), b.members()]
     # Until its neighbour on the ring has connected.
-    while not c.directory.links:  # noqa: ASYNC110  (nothing tells of a link)
+    while not c.parts.directory.links:  # noqa: ASYNC110  (nothing tells of a link)
         await asyncio.sleep(0.01)
     async with killed(c):
         for one in changes:
@@ -314,12 +318,12 @@ async def test_a_false_verdict_is_taken_back(quick: Trio) -> None:
     a, b, c = quick
     changes = [a.members(), b.members()]
     await b.peer("c").call(remote.add, 1)
-    a.membership.on_peer_lost(c.id, "the network was cut here")
+    a.parts.membership.on_peer_lost(c.id, "the network was cut here")
     for one in changes[:1]:
         assert await next_of(one) == ("lost", "c")
         assert await next_of(one) == ("back", "c")
-    assert c.membership.table.me.version >= 1
-    link = b.directory.link_of(c.incarnation)
+    assert c.parts.membership.table.me.version >= 1
+    link = b.parts.directory.link_of(c.incarnation)
     assert link is not None
     assert not link.is_lost
 
@@ -361,8 +365,8 @@ async def test_a_call_goes_where_the_worker_is_now(quick: Trio) -> None:
     await a.peer("b").call(remote.add, 1)
     a.parts.membership.gossip.pass_on = lambda *_: None  # type: ignore[method-assign]
     async with killed(c), joining("c", b):
-        stale = replace(c.member, addresses=("uds:///nobody/listens/here",))
-        a.directory.add([stale])
+        stale = replace(c.parts.member, addresses=("uds:///nobody/listens/here",))
+        a.parts.directory.add([stale])
         assert await a.peer("c").call(remote.add, 1) == 2
 
 
@@ -446,4 +450,4 @@ async def test_an_iterator_that_nobody_has_costs_nothing(quick: Trio) -> None:
         worker.members()
     gc.collect()
     kept = worker.members()
-    assert worker.membership._iterators() == [kept]  # noqa: SLF001
+    assert worker.parts.membership._iterators() == [kept]  # noqa: SLF001

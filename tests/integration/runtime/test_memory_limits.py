@@ -122,7 +122,7 @@ async def when_came(calls: int) -> None:
 
 @asyncrpc.on_loop
 def credit() -> CreditStatistics:
-    return asyncrpc.current_worker().inbound_credit.statistics()
+    return asyncrpc.current_worker().parts.inbound_credit.statistics()
 
 
 async def checksum(value: torch.Tensor, index: int) -> tuple[int, float]:

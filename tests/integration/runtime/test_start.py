@@ -31,7 +31,7 @@ class LateForOne:
 
 async def known() -> list[str]:
     worker = asyncrpc.current_worker()
-    return [member.name for member in worker.directory.members]
+    return [member.name for member in worker.parts.directory.members]
 
 
 async def test_a_call_waits_for_a_callee_that_is_still_starting() -> None:
