@@ -176,7 +176,8 @@ async def attacked(wire: Any = "uds") -> AsyncIterator[tuple[Worker, Worker, Lin
 
 def methods_of(worker: Worker) -> Iterable[tuple[str, str, str]]:
     """List service, kind and method of all that a worker can be told."""
-    for name, service in worker.parts._services.items():
+    for service in worker.parts.services:
+        name = service.name
         assert isinstance(service, ServiceMethods), f"{name} declares no methods"
         yield from ((name, "request", method) for method in service.requests)
         yield from ((name, "notice", method) for method in service.notices)
@@ -187,7 +188,7 @@ async def test_every_message_has_an_example() -> None:
     async with Cluster(2) as (a, b):
         known = {(service, method) for service, _, method in methods_of(b)}
         assert known == set(examples(a, b))
-        assert set(b.parts._services) == set(SERVICES)
+        assert {one.name for one in b.parts.services} == set(SERVICES)
 
 
 async def refuse(link: Link, service: Any, method: Any, value: Any) -> str:
