@@ -37,8 +37,8 @@ from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
     from asyncrpc.runtime.parts import Parts
+    from asyncrpc.runtime.ports import PeerLink
 
 # How long a rank waits before it tells the others what it waits for: so those that wait
 # for something else learn of it, and none waits for ever.
@@ -362,7 +362,7 @@ class Matching:
         """Return how a rank is called in errors."""
         return f"rank {rank} ({self.members[rank]!r})"
 
-    async def link(self, rank: int) -> Link:
+    async def link(self, rank: int) -> PeerLink:
         """Return the link to a rank.
 
         Raises:
@@ -399,6 +399,7 @@ class Run:
     async def send(self, rank: int, tensors: Iterable[torch.Tensor]) -> None:
         """Send tensors to a rank; they must stay as they are until `settle`."""
         matching = self.matching
+        link: PeerLink | None
         link = matching.worker.directory.link_to(matching.members[rank])
         if link is None:
             link = await matching.link(rank)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TypeVar
 
 from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
@@ -30,10 +30,13 @@ from asyncrpc.runtime.extensions import Propagator, References
 from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.runtime.lifecycle import Lifecycle
 from asyncrpc.runtime.links.admission import check_listen_address
+from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
 from asyncrpc.runtime.links.directory import Directory
-from asyncrpc.runtime.links.watching import Watch
+from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.links.routes import default_addresses, open_connectors
+from asyncrpc.runtime.links.sidecar import Sidecar
 from asyncrpc.runtime.membership.barrier import Barrier
-from asyncrpc.runtime.membership.ending import Ending
+from asyncrpc.runtime.membership.graceful_shutdown import GracefulShutdown
 from asyncrpc.runtime.membership.meetings import MeetingService
 from asyncrpc.runtime.membership.rendezvous import Member, Rendezvous
 from asyncrpc.runtime.membership.service import MembershipService
@@ -48,9 +51,6 @@ from asyncrpc.runtime.threads import ThreadPool, outcome_to
 from asyncrpc.serde import Codec, FunctionTable, Limits
 from asyncrpc.transport.abc import Connector, Listener
 from asyncrpc.transport.address import Address
-from asyncrpc.transport.tcp import TcpConnector
-from asyncrpc.transport.tls import open_tls
-from asyncrpc.transport.uds import UdsConnector
 
 T = TypeVar("T")
 
@@ -111,9 +111,10 @@ class Parts:
         self.network = network
         self.listeners: list[Listener] = []
         self.socket_directory: SocketDirectory | None = None
-        self.watch = Watch(self)
+        self.connectors: dict[str, Connector] = {}
+        self.sidecar = Sidecar(identity, options)
         identity.addresses_of = lambda: self.addresses
-        identity.watched_at = lambda: self.watch.addresses
+        identity.watched_at = lambda: self.sidecar.addresses
 
         calls, admission, services = self.calls, self.admission, self.services
         self.hello = identity.hello
@@ -228,18 +229,49 @@ class Parts:
         self.context = contextvars.Context()
         self.context.run(current_worker_var.set, current)
         self.devices = Devices(self)
-        self.directory = Directory(self)
+        identity, tasks = self.identity, self.tasks
+        peers = self.directory = self._make_directory()
         self.calls.open(self.tasks, self.directory)
-        self.barriers = Barrier(self)
-        self.meetings = MeetingService(self)
-        self.ending = Ending(self)
+        self.barriers = Barrier(identity, tasks, peers, self.check_running)
+        self.meetings = MeetingService(identity, tasks, peers)
+        self.graceful_shutdown = GracefulShutdown(
+            identity, tasks, peers, lambda: bool(self.active or self.beginning)
+        )
         self.memory = Sharing(self)
-        self.membership = MembershipService(self)
+        self.membership = MembershipService(
+            identity,
+            tasks,
+            self.options,
+            peers,
+            is_draining=lambda: self.is_draining,
+            on_peer_lost=self.services.on_peer_lost,
+        )
+        peers.begin(self.membership, self.memory.on_link, self.membership.on_link)
         for service in (
-            *(self.barriers, self.meetings, self.ending),
+            *(self.barriers, self.meetings, self.graceful_shutdown),
             *(self.memory, self.memory.regions, self.membership),
         ):
             self.services.add(service)
+
+    def _make_directory(self) -> Directory[Link]:
+        settings = ConnectionSettings(
+            self.secret_for_connections,
+            self.options.limits,
+            self.receive_pool.make,
+            self.random_bytes,
+            self.spinner,
+        )
+        return Directory(
+            self.identity,
+            self.tasks,
+            self.counters,
+            self.options,
+            connections=Connections(self.identity, self.loop, settings),
+            connectors=self.connectors,
+            make_link=partial(Link, self),
+            peers=self.services,
+            sidecar=self.sidecar,
+        )
 
     def make_codec(self) -> None:
         """Make what turns values into bytes; all extensions are there."""
@@ -314,18 +346,10 @@ class Parts:
         )
 
     async def _listen(self) -> None:
+        self.connectors.update(open_connectors(self.options, self.network))
         if self.network is not None:
-            self.connectors: Mapping[str, Connector] = {
-                self.network.scheme: self.network
-            }
             where: Sequence[str] = (f"{self.network.scheme}://{self.name}",)
         else:
-            self.connectors = {
-                "tcp": TcpConnector(
-                    interface=self.options.interface, tls=open_tls(self.options.tls)
-                ),
-                "uds": UdsConnector(),
-            }
             where = self.options.listen or self._default_addresses()
         for text in where:
             address = Address.parse(text)
@@ -336,15 +360,12 @@ class Parts:
             if address.scheme == "uds":
                 self.memory.listen(address.host)
         if self.network is None:
-            await self.watch.start([Address.parse(text) for text in where])
+            await self.sidecar.start(map(Address.parse, where), self.loop)
 
     def _default_addresses(self) -> list[str]:
-        """A Unix socket of our own; with a secret, TCP on every interface too."""
         self.socket_directory = SocketDirectory()
-        where = [f"uds://{self.socket_directory.path / 'worker'}"]
-        if self.options.is_guarded:
-            where.append("tcp://[::]:0" if has_ipv6() else "tcp://0.0.0.0:0")
-        return where
+        folder = self.socket_directory.path
+        return default_addresses(folder, is_guarded=self.options.is_guarded)
 
     # --- threads ---------------------------------------------------------------------
 
@@ -359,8 +380,3 @@ class Parts:
     def run_on_host(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run `job`, which touches no device, in a thread; called on the loop."""
         return self.run_in_thread(job, self.host_pool)
-
-
-def has_ipv6() -> bool:
-    """Say whether this host speaks IPv6 at all."""
-    return Path("/proc/net/if_inet6").exists()

@@ -16,7 +16,7 @@ from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.lifecycle import Event
 from asyncrpc.runtime.machine.termination import Phase
-from asyncrpc.runtime.membership.ending import Outlook
+from asyncrpc.runtime.membership.graceful_shutdown import ShutdownReport
 from asyncrpc.runtime.parts import Parts
 
 logger = logging.getLogger("asyncrpc")
@@ -131,7 +131,7 @@ class Teardown:
                 await self._take(what, step(patience_s), limit_s)
             except asyncio.CancelledError as error:
                 cancelled = error
-        parts.watch.close()
+        parts.sidecar.close()
         if parts.socket_directory is not None:
             parts.socket_directory.remove()
         if cancelled is not None:
@@ -172,28 +172,28 @@ class Teardown:
             )
 
 
-def report(name: str, outlook: Outlook, timeout_s: float | None) -> None:
+def report(name: str, outcome: ShutdownReport, timeout_s: float | None) -> None:
     """Say what was not as it should be when a group ended together.
 
     Raises:
         TimeoutError: the time given for all of it has passed.
     """
-    if outlook.lost:
+    if outcome.lost:
         logger.warning(
             "worker %r: shutting down without the others that are gone: %s",
             name,
-            _listed(outlook.lost),
+            _listed(outcome.lost),
         )
-    if outlook.phase is Phase.EXCLUDED:
+    if outcome.phase is Phase.EXCLUDED:
         logger.warning(
             "worker %r: the others believe it to be lost; it has shut down alone",
             name,
         )
-    if not outlook.missing:
+    if not outcome.missing:
         return
-    had = "calls in flight" if outlook.phase is Phase.DRAINING else "not come"
-    problem = f"{_listed(outlook.missing)} had {had}"
-    if outlook.is_late:
+    had = "calls in flight" if outcome.phase is Phase.DRAINING else "not come"
+    problem = f"{_listed(outcome.missing)} had {had}"
+    if outcome.is_late:
         raise TimeoutError(
             f"worker {name!r} has shut down without the others: after "
             f"{timeout_s:g} s {problem}"

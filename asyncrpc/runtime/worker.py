@@ -191,11 +191,11 @@ class Worker:
         lifecycle.check_on_loop("Worker.shutdown", may_be_closed=True)
         if drain_timeout_s is None:
             drain_timeout_s = self.options.drain_timeout_s
-        outlook, ending = None, self.parts.ending
+        outcome, ending = None, self.parts.graceful_shutdown
         try:
             if graceful and ending.has_group and lifecycle.is_running:
-                outlook = await ending.wait(timeout, drain_timeout_s)
-                drain_timeout_s = min(drain_timeout_s, outlook.left_s)
+                outcome = await ending.wait(timeout, drain_timeout_s)
+                drain_timeout_s = min(drain_timeout_s, outcome.left_s)
         except BaseException:
             drain_timeout_s = 0.0
             raise
@@ -203,8 +203,8 @@ class Worker:
             if current_worker_var.get() is self:
                 current_worker_var.set(None)
             await self._teardown.run(drain_timeout_s)
-        if outlook is not None:
-            report(self.name, outlook, timeout)
+        if outcome is not None:
+            report(self.name, outcome, timeout)
 
     def end_in_child(self) -> None:
         """Become unusable: this process was forked from the worker's own."""

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from asyncrpc.arguments import wrong
 from asyncrpc.rref.values import Value
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.testing.causes import problem_of, worker_of
+from asyncrpc.testing.causes import problem_of, worker_of, worker_of_link
 from asyncrpc.testing.frames import Place, place_of_callback, places_of
 
 AnyFuture: TypeAlias = "asyncio.Future[Any]"
@@ -179,8 +179,8 @@ def _described(one: AnyFuture, places: list[Place]) -> str:
     if isinstance(one, asyncio.Task):
         return f"task {one.get_name()!r} in {where}{_awaited_by(one)}{of}"
     if isinstance(one, CallFuture):
-        maker = "" if one.link is None else f", of worker {one.link.worker.name!r}"
-        return f"{one!r}{maker}"
+        maker = worker_of_link(one.link)
+        return repr(one) if maker is None else f"{one!r}, of worker {maker.name!r}"
     told = f", of which {where} is told" if where else ""
     return f"a {type(one).__name__}{told}{of}"
 

@@ -12,7 +12,7 @@ import torch
 import asyncrpc
 from asyncrpc import Worker
 from asyncrpc.autograd import Context, backward, context, get_gradients
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from tests.numerics.keepers import (
     Gate,
     Keepers,
@@ -191,7 +191,7 @@ def ids_of(ctx: Context, worker: Worker, serial: int = 1 << 40) -> list[int]:
     return [*ctx.id, worker.incarnation, serial]
 
 
-async def open_on_b(workers: list[Worker], k: Keepers) -> tuple[Link, torch.Tensor]:
+async def open_on_b(workers: list[Worker], k: Keepers) -> tuple[PeerLink, torch.Tensor]:
     """Bring the context to `b`; return the link there, and what has come from it."""
     y: torch.Tensor = await ask(k["b"], "times", leaf())
     return await workers[0].parts.link_to("b"), y

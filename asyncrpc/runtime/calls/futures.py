@@ -8,18 +8,17 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from asyncrpc.arguments import check_timeout
 from asyncrpc.errors import ClosedError, Outcome, UsageError
 from asyncrpc.runtime.calls.context import current_call_var
+from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.options import PLAIN, CallOptions
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.destination import Destination
-    from asyncrpc.runtime.devices.maps import DeviceMap
-    from asyncrpc.runtime.links.link import Link
 
 T = TypeVar("T")
 
@@ -45,6 +44,13 @@ class CallStats:
     bytes_copied: int = 0
 
 
+class CancelsCalls(Protocol):
+    """The link that a call has been sent over."""
+
+    def cancel(self, call: CallFuture[Any]) -> None:
+        """Tell the callee that nobody waits any more."""
+
+
 class CallFuture(asyncio.Future[T], Generic[T]):
     """The result of a call that has been started.
 
@@ -59,7 +65,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     """
 
     # What the runtime keeps of a call in flight; not for others.
-    link: Link | None = None  # once it has been sent
+    link: CancelsCalls | None = None  # once it has been sent
     call_id: int = 0
     request_bytes: int = 0  # of its buffers, if they are many: see `credit`
     timer: asyncio.TimerHandle | None = None

@@ -34,10 +34,10 @@ from typing import (
 
 from asyncrpc.arguments import check_kind, listed
 from asyncrpc.errors import AsyncRpcError, EncodeError, UsageError
+from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
 from asyncrpc.runtime.calls.peer import Peer
-from asyncrpc.runtime.links.core import CommonArguments
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
 
 if TYPE_CHECKING:

@@ -59,10 +59,10 @@ class Links(Protocol):
     def link_to(self, name: str) -> Link | None:
         """Return the open link to a worker; None if there is none."""
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> Entry[Link]:
         """Return what is known of a worker."""
 
-    async def connect(self, entry: Entry) -> Link:
+    async def connect(self, entry: Entry[Link]) -> Link:
         """Return the link to a worker, making the connection if there is none."""
 
 

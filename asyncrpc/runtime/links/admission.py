@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -21,11 +21,10 @@ from asyncrpc.errors import (
     RemoteProtocolError,
     UsageError,
 )
-from asyncrpc.runtime.links.connection import Connection, ConnectionState
+from asyncrpc.runtime.counters import Counters
+from asyncrpc.runtime.ports import Identity
 from asyncrpc.transport.address import Address
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.worker import Worker
+from asyncrpc.wire.messages import Hello
 
 logger = logging.getLogger("asyncrpc")
 
@@ -33,12 +32,54 @@ logger = logging.getLogger("asyncrpc")
 LOGGED_EVERY_S: Final = 1.0
 
 
+class Stranger(Protocol):
+    """A connection that has been accepted.
+
+    Attributes:
+        opened: done once it is open; fails if it ends before.
+    """
+
+    opened: asyncio.Future[Hello]
+
+    @property
+    def has_proved(self) -> bool:
+        """Whether it has proved that it knows the secret, if there is one."""
+
+    @property
+    def where(self) -> str:
+        """The other end, for people to read."""
+
+    def fail(self, error: AsyncRpcError) -> None:
+        """Abort the connection because of `error`."""
+
+
 class Admission:
     """The strangers at one worker's door."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._waiting: dict[Connection, asyncio.TimerHandle] = {}  # the oldest first
+    def __init__(
+        self,
+        identity: Identity,
+        loop: asyncio.AbstractEventLoop,
+        counters: Counters,
+        *,
+        handshakes_max: int,
+        timeout_s: float,
+    ) -> None:
+        """Open the door.
+
+        Args:
+            identity: whose door it is.
+            loop: has the timers.
+            counters: count who was refused.
+            handshakes_max: how many may wait at a time.
+            timeout_s: seconds that each has to introduce itself.
+        """
+        self._identity = identity
+        self._loop = loop
+        self._counters = counters
+        self._handshakes_max = handshakes_max
+        self._timeout_s = timeout_s
+        self._waiting: dict[Stranger, asyncio.TimerHandle] = {}  # the oldest first
         self._unlogged = 0
         self._quiet_until_s = 0.0
 
@@ -46,57 +87,53 @@ class Admission:
         """Count the connections that have not introduced themselves."""
         return len(self._waiting)
 
-    def admit(self, connection: Connection) -> None:
+    def admit(self, connection: Stranger) -> None:
         """Take in a connection that has just been accepted, for a while."""
-        options = self._worker.options
-        if len(self._waiting) >= options.handshakes_max:
+        if len(self._waiting) >= self._handshakes_max:
             self._make_room(connection)
-        limit_s = options.handshake_timeout_s
-        self._waiting[connection] = self._worker.loop.call_later(
-            limit_s, self._expire, connection, limit_s
+        self._waiting[connection] = self._loop.call_later(
+            self._timeout_s, self._expire, connection
         )
         connection.opened.add_done_callback(partial(self._settle, connection))
 
-    def _make_room(self, newest: Connection) -> None:
-        unproved = (
-            one for one in self._waiting if one.state is ConnectionState.HANDSHAKE
-        )
+    def _make_room(self, newest: Stranger) -> None:
+        unproved = (one for one in self._waiting if not one.has_proved)
         self._drop(
             next(unproved, newest),
             f"{len(self._waiting)} connections have not authenticated, and there are "
             "more; see Options.handshakes_max",
         )
 
-    def _expire(self, connection: Connection, limit_s: float) -> None:
+    def _expire(self, connection: Stranger) -> None:
         if connection.opened.done():  # just in time: `_settle` comes in this turn
             return
         self._drop(
             connection,
-            f"{connection.where} did not introduce itself in {limit_s:g} s",
+            f"{connection.where} did not introduce itself in {self._timeout_s:g} s",
         )
 
-    def _drop(self, connection: Connection, why: str) -> None:
+    def _drop(self, connection: Stranger, why: str) -> None:
         timer = self._waiting.pop(connection, None)
         if timer is not None:
             timer.cancel()
-        self._worker.counters.connections_dropped_unauthenticated += 1
+        self._counters.connections_dropped_unauthenticated += 1
         connection.fail(ConnectError(why))
 
-    def _settle(self, connection: Connection, opened: asyncio.Future[object]) -> None:
+    def _settle(self, connection: Stranger, opened: asyncio.Future[object]) -> None:
         """Take note that a connection is open, or has ended before."""
         timer = self._waiting.pop(connection, None)
         if timer is not None:
             timer.cancel()
         error = None if opened.cancelled() else opened.exception()
         if isinstance(error, AuthenticationError):
-            self._worker.counters.authentications_failed += 1
+            self._counters.authentications_failed += 1
             self._log(error)
         elif isinstance(error, RemoteProtocolError):
-            self._worker.counters.handshakes_refused += 1
+            self._counters.handshakes_refused += 1
             self._log(error)
 
     def _log(self, error: AsyncRpcError) -> None:
-        now_s = self._worker.loop.time()
+        now_s = self._loop.time()
         if now_s < self._quiet_until_s:
             self._unlogged += 1
             return
@@ -104,7 +141,7 @@ class Admission:
         more = f" ({self._unlogged} more before it)" if self._unlogged else ""
         self._unlogged = 0
         logger.warning(
-            "worker %r refused a connection%s: %s", self._worker.name, more, error
+            "worker %r refused a connection%s: %s", self._identity.name, more, error
         )
 
 

@@ -29,7 +29,7 @@ from asyncrpc.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from asyncrpc.runtime.calls.holding import HeldBack
+from asyncrpc.runtime.calls.deferred import DeferredMessage
 from asyncrpc.runtime.links.byte_stream import ByteReader, ByteStream, Poller
 from asyncrpc.runtime.links.disconnected import Discard
 from asyncrpc.runtime.links.hello import HelloSink
@@ -96,10 +96,6 @@ class Connection:
         claim, release_claim, forget_transfer: see `IncomingPayloads`.
         watch_requests, stand_in: likewise.
         acknowledge, break_off, adopt, settled, mended: see `Resumption`.
-        bearer: the connection that is about to bring another transport, once it has
-            said how much has been read: until then nothing more may be.
-        attempt: how many there were, at the side that dials; the last one that came, at
-            the other.
     """
 
     def __init__(
@@ -142,8 +138,6 @@ class Connection:
         self.on_broken: OnBroken | None = None
         self.peer_closed: str | None = None
         self.ack_through = self
-        self.bearer: Connection | None = None
-        self.attempt = 0
         self.stream = ByteStream(loop, poller)
         self.join = self.stream.join
         self._write = self.stream.write
@@ -340,7 +334,7 @@ class Connection:
             if on_sent is not None:
                 on_sent()
             return
-        if type(buffers) is HeldBack:
+        if type(buffers) is DeferredMessage:
             self.payloads.hold(
                 buffers,
                 Outgoing(kind, call_id, flags, aux, head, control, on_sent=on_sent),
@@ -410,12 +404,7 @@ class Connection:
             self.payloads.lanes.acknowledge()
 
     def share_memory(self, mover: PayloadRoute, places: Places) -> None:
-        """Let large payloads go through memory that both ends have.
-
-        Args:
-            mover: takes those that are sent.
-            places: finds the buffers of messages that lie in that memory.
-        """
+        """Let `mover` take large payloads, and `places` find those that arrive."""
         self.payloads.mover = mover
         self._frames.places = places
 
@@ -430,6 +419,11 @@ class Connection:
         return self._reader.message_bytes_copied
 
     # --- who is there ----------------------------------------------------------------
+
+    @property
+    def has_proved(self) -> bool:
+        """Whether both ends have proved that they know the secret, if there is one."""
+        return self.state is not ConnectionState.HANDSHAKE
 
     @property
     def credentials(self) -> PeerCredentials | None:
@@ -481,10 +475,8 @@ class Connection:
         """
         self.on_broken = on_broken
         self._resumption.next_call_id = next_call_id
-        is_lane = self.ack_through is not self
-        self._resumption.allow(
-            partial(on_broken, self), LANE_ACK_BYTES if is_lane else ACK_BYTES
-        )
+        ack_bytes = ACK_BYTES if self.ack_through is self else LANE_ACK_BYTES
+        self._resumption.allow(partial(on_broken, self), ack_bytes)
 
     def _send_ack(self, received: int) -> None:
         control = self.ack_through

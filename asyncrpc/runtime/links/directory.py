@@ -1,78 +1,162 @@
-"""The directory: which workers there are, and the connection to each.
+"""The directory: which workers there are, and the link to each.
 
 A connection is made on first use, by whoever needs it first; if both do at once, the
-machine in `machine.pool` says which one survives.
+machine in `machine.pool` says which one survives.  What the directory does not do
+itself, its parts do: `Connections` makes connections, `Dialer` dials, `Reconnector`
+resumes what has broken, `LaneDialer` opens lanes, `Liveness` judges peers, `Admission`
+limits strangers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Generic, TypeVar
 
 from asyncrpc.arguments import check_kind
 from asyncrpc.errors import (
     AsyncRpcError,
-    AuthenticationError,
     ClosedError,
     ConnectError,
     ConnectionLostError,
-    Outcome,
     RefusedError,
-    TransportError,
     UnknownWorkerError,
     WorkerLostError,
     rebuild,
 )
 from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.links.admission import Admission
-from asyncrpc.runtime.links.connection import Connection
-from asyncrpc.runtime.links.entry import Entry
-from asyncrpc.runtime.links.host import HOST_ID
-from asyncrpc.runtime.links.link import FirstMessage, Link
-from asyncrpc.runtime.links.liveness import Liveness
-from asyncrpc.runtime.links.reconnecting import Reconnecting
+from asyncrpc.runtime.links.connections import Connections
+from asyncrpc.runtime.links.dialer import Dialer
+from asyncrpc.runtime.links.entry import Entry, FirstMessage
+from asyncrpc.runtime.links.liveness import Liveness, ShowsWorker
+from asyncrpc.runtime.links.ports import (
+    SILENT,
+    DirectoryLink,
+    Group,
+    LinkConnection,
+    PeerObserver,
+    ResumableConnection,
+)
+from asyncrpc.runtime.links.reconnector import Reconnector
+from asyncrpc.runtime.links.routes import Routes
 from asyncrpc.runtime.machine.pool import DUPLICATE
-from asyncrpc.runtime.membership.rendezvous import Member
-from asyncrpc.runtime.payloads.lane_dialing import SILENT
-from asyncrpc.transport.address import Address
-from asyncrpc.transport.dial import connect_any
-from asyncrpc.wire.handshake import NONCE_BYTES, Role
+from asyncrpc.runtime.membership.members import Member, member_of
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.payloads.lane_dialer import LaneDialer
+from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.transport.abc import Connector
+from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
 
-if TYPE_CHECKING:
-    from asyncrpc.runtime.worker import Worker
+LinkT = TypeVar("LinkT", bound=DirectoryLink)
 
-# How often a dial that lost to the peer's own is repeated before it counts as failed.
-DIALS_MAX: Final = 5
 LOST_MAX: Final = 4096  # incarnations that are remembered as lost
-DUPLICATE_WAIT_S: Final = 1.0  # for the connection that won to come up
-# After a connection broke in its handshake, which says nothing of the peer.
-PAUSES_AFTER_BREAK_S: Final = (0.02, 0.1, 0.5)
 
 
-class Directory(Reconnecting):
-    """The workers that one worker knows."""
+class Directory(Generic[LinkT]):
+    """The workers that one worker knows.
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._entries: dict[str, Entry] = {}
+    Attributes:
+        connections: those that are there.
+        routes: the ways to the others.
+        admission: those who have not introduced themselves.
+        reconnector: resumes what has broken.
+        lane_dialer: opens lanes.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        scheduler: Scheduler,
+        counters: Counters,
+        options: Options,
+        *,
+        connections: Connections,
+        connectors: Mapping[str, Connector],
+        make_link: Callable[[WorkerId, Any], LinkT],
+        peers: PeerObserver,
+        sidecar: ShowsWorker,
+    ) -> None:
+        """Prepare; nobody is known yet.
+
+        Args:
+            identity: whose directory it is.
+            scheduler: runs its tasks.
+            counters: count what happens to connections.
+            options: limits and times.
+            connections: makes them.
+            connectors: by scheme; they may come later.
+            make_link: makes a link to a peer over a connection.
+            peers: told who is lost, and who is back.
+            sidecar: lets peers see that this worker runs.
+        """
+        self._identity = identity
+        self._scheduler = scheduler
+        self._counters = counters
+        self._make_link = make_link
+        self._peers = peers
+        self._group: Group | None = None
+        self._on_link: tuple[Callable[[LinkT], None], ...] = ()
+        self._entries: dict[str, Entry[LinkT]] = {}
         self._by_rank: dict[int, str] = {}
-        # A set, but ordered: in a simulation runs must not depend on addresses.
-        self._connections: dict[Connection, None] = {}
-        self._links: dict[Connection, Link] = {}
-        self._by_incarnation: dict[Incarnation, Link] = {}
-        self.admission = Admission(worker)
+        self._links: dict[ResumableConnection, LinkT] = {}
+        self._by_incarnation: dict[Incarnation, LinkT] = {}
         # Who dialed before `serve`; bounded by `Options.handshakes_max`.
-        self._early: list[tuple[Connection, Hello]] | None = []
-        self._closing = False
-        self._liveness = Liveness(worker)
-        self._trying = set()
+        self._early: list[tuple[LinkConnection, Hello]] | None = []
         # Those that were given up and may be back: a partition that has healed.
         self._lost: dict[Incarnation, None] = {}
+        self.connections = connections
+        self.connections.on_lost = self._on_lost
+        self.routes = Routes(connectors, timeout_s=options.connect_timeout_s)
+        self.admission = Admission(
+            identity,
+            scheduler.loop,
+            counters,
+            handshakes_max=options.handshakes_max,
+            timeout_s=options.handshake_timeout_s,
+        )
+        self._dialer: Dialer[LinkT] = Dialer(
+            identity, counters, self.routes, self.connections, self
+        )
+        self._liveness = Liveness(
+            scheduler,
+            sidecar,
+            heartbeat_s=options.heartbeat_s,
+            lost_after_s=options.lost_after_s,
+            secret=options.secret_bytes,
+        )
+        self.reconnector = Reconnector(
+            identity,
+            scheduler,
+            counters,
+            routes=self.routes,
+            handshakes=self.connections,
+            judge=self._liveness,
+            calls=self,
+            lost_after_s=options.lost_after_s,
+        )
+        self._liveness.on_network_suspected = self.reconnector.try_another_way
+        self.lane_dialer = LaneDialer(
+            identity,
+            scheduler,
+            self.routes,
+            self.connections,
+            wanted=options.bulk_lanes,
+        )
+
+    def begin(self, group: Group, *on_link: Callable[[LinkT], None]) -> None:
+        """Go on with those parts of the worker that rely on this one.
+
+        Args:
+            group: says who may be spoken to.
+            *on_link: called with each link that is made, in this order.
+        """
+        self._group = group
+        self._on_link = on_link
 
     # --- who there is ----------------------------------------------------------------
 
@@ -81,7 +165,7 @@ class Directory(Reconnecting):
         for member in members:
             entry = self._entries.get(member.name)
             if entry is None:
-                own = self._worker.incarnation
+                own = self._identity.incarnation
                 self._entries[member.name] = Entry(member, own)
             else:
                 entry.member = member
@@ -108,7 +192,7 @@ class Directory(Reconnecting):
         found = [entry.member for entry in self._entries.values()]
         return sorted(found, key=lambda member: (member.rank, member.name))
 
-    def find(self, to: str | int) -> Entry:
+    def find(self, to: str | int) -> Entry[LinkT]:
         """Return a worker by name or rank.
 
         Raises:
@@ -122,7 +206,11 @@ class Directory(Reconnecting):
             raise UnknownWorkerError(to, sorted(self._entries))
         return entry
 
-    def link_to(self, name: str) -> Link | None:
+    def member_named(self, name: str) -> Member:
+        """Return what is known of a worker that has been added."""
+        return self._entries[name].member
+
+    def link_to(self, name: str) -> LinkT | None:
         """Return the open link to a worker; None if there is none yet.
 
         Raises:
@@ -132,17 +220,31 @@ class Directory(Reconnecting):
         return (entry or self.find(name)).link
 
     @property
-    def links(self) -> list[Link]:
+    def links(self) -> list[LinkT]:
         """The links of every open connection, accepted ones to ourselves included."""
         return list(self._links.values())
 
-    def link_of(self, incarnation: Incarnation) -> Link | None:
+    def link_of(self, incarnation: Incarnation) -> LinkT | None:
         """Return the open link to a worker's incarnation."""
         return self._by_incarnation.get(incarnation)
 
     # --- connecting ------------------------------------------------------------------
 
-    async def connect(self, entry: Entry) -> Link:
+    async def open_link(self, to: str | int) -> LinkT:
+        """Return the link to a worker by name or rank, connecting if need be.
+
+        Raises:
+            WorkerLostError: it cannot be reached; nothing was sent.
+            UnknownWorkerError: there is none of the name.
+            AuthenticationError: the secrets differ.
+
+        Cancellation:
+            As of `connect`.
+        """
+        entry = self.find(to)
+        return entry.link or await self.connect(entry)
+
+    async def connect(self, entry: Entry[LinkT]) -> LinkT:
         """Return the link to a worker, making the connection if there is none.
 
         Raises:
@@ -157,17 +259,18 @@ class Directory(Reconnecting):
             link = await self._connect(entry)
         return link
 
-    async def _connect(self, entry: Entry, *, again: bool = True) -> Link:
-        while entry.broken is not None and not self._closing:
+    async def _connect(self, entry: Entry[LinkT], *, again: bool = True) -> LinkT:
+        while entry.broken is not None and not self.connections.is_closing:
             # It ends with the connection, which `close` and `Options.lost_after_s` end.
             await entry.broken.connection.settled()
         if entry.link is not None:
             return entry.link
-        if self._closing:
+        if self.connections.is_closing:
             raise self._closed()
         joined = entry.dial is not None
         if entry.dial is None:
-            entry.dial = self._worker.start_task(self._dial(entry))
+            dialing = self._dialer.dial(entry, self._group)
+            entry.dial = self._scheduler.start_task(dialing)
             entry.dial.add_done_callback(entry.on_dialed)
         try:
             return await self._await_dial(entry.dial)
@@ -177,7 +280,7 @@ class Directory(Reconnecting):
                 raise
         return await self._connect(entry, again=False)
 
-    async def _await_dial(self, dial: asyncio.Task[Link]) -> Link:
+    async def _await_dial(self, dial: asyncio.Task[LinkT]) -> LinkT:
         try:
             return await asyncio.shield(dial)  # of so many attempts, each with a limit
         except asyncio.CancelledError:
@@ -192,181 +295,14 @@ class Directory(Reconnecting):
                 error.__cause__
             )
 
-    async def _dial(self, entry: Entry) -> Link:
-        pauses_s = iter(PAUSES_AFTER_BREAK_S)
-        for attempt in range(DIALS_MAX):
-            if entry.link is not None:
-                return entry.link
-            if not entry.machine.want(attempt):
-                await self._await_proof(entry)
-                continue
-            dialled = entry.member
-            try:
-                connection = await self._dial_once(entry, attempt)
-            except AuthenticationError:
-                self._worker.counters.authentications_failed += 1
-                raise
-            except (TransportError, TimeoutError) as error:
-                broke = isinstance(error, ConnectionLostError)
-                if broke and (pause_s := next(pauses_s, None)) is not None:
-                    await asyncio.sleep(pause_s)
-                elif not await self._may_go_on(entry, dialled):
-                    raise self._unreachable(entry, error) from error
-                continue
-            if connection is None:
-                await self._await_winner(entry)
-        if entry.link is not None:
-            return entry.link
-        raise self._unreachable(entry, ConnectError("both sides kept dialing"))
-
-    async def _may_go_on(self, entry: Entry, dialled: Member) -> bool:
-        """Say whether a dial that failed need not have been the last."""
-        may_go_on = _has_news(entry, dialled)
-        if not may_go_on and await self._worker.membership.refresh(dialled.name):
-            return True
-        return may_go_on or _has_news(entry, dialled)  # come while others were asked
-
-    async def _dial_once(self, entry: Entry, attempt: int) -> Connection | None:
-        """Dial; None if the peer's own dial is to survive."""
-        try:
-            return await self._dial_peer(entry, attempt)
-        except BaseException:
-            entry.machine.on_dial_failed()
-            raise
-
-    async def _dial_peer(self, entry: Entry, attempt: int) -> Connection | None:
-        timeout_s = self._worker.options.connect_timeout_s
-        addresses = self._usable(entry.member)
-        async with asyncio.timeout(timeout_s):
-            dialled = await connect_any(
-                addresses,
-                lambda: self._new_connection(Role.DIALER, entry, attempt),
-                self._worker.connectors,
-            )
-            connection = dialled.handler
-            connection.address = dialled.address
-            hello = await connection.until_open()
-        if hello.verdict == DUPLICATE:
-            connection.close()
-            return None
-        if hello.verdict:
-            connection.close()
-            raise ConnectError(f"{entry.member.name!r} refused: {hello.verdict}")
-        return connection
-
-    async def _await_winner(self, entry: Entry) -> None:
-        """Wait a little for the connection that the peer has dialed."""
-        if entry.machine.connection is not None:
-            return
-        entry.settled.clear()
-        try:
-            async with asyncio.timeout(DUPLICATE_WAIT_S):
-                await entry.settled.wait()
-        except TimeoutError:
-            entry.machine.on_dial_failed()
-
-    async def _await_proof(self, entry: Entry) -> None:
-        """Wait until a connection that was taken is open at the peer too, or ends."""
-        connection = entry.machine.connection
-        assert connection is not None  # nobody else dials
-        entry.settled.clear()
-        try:
-            async with asyncio.timeout(self._worker.options.connect_timeout_s):
-                await entry.settled.wait()
-        except TimeoutError:
-            if not connection.is_broken:  # else its end is decided elsewhere
-                connection.end(ConnectionLostError("its dialer does not use it"))
-
-    def _usable(self, member: Member) -> list[Address]:
-        """Return the addresses that this worker can use, best first."""
-        found = []
-        for text in member.addresses:
-            address = Address.parse(text)
-            if address.scheme not in self._worker.connectors:
-                continue
-            if address.scheme == "uds" and member.host_id not in ("", HOST_ID):
-                continue
-            if address.is_loopback and member.host_id not in ("", HOST_ID):
-                continue
-            found.append(address)
-        order = {"mem": 0, "uds": 1, "tcp": 2}
-        return sorted(found, key=lambda address: order[address.scheme])
-
     def _closed(self) -> ClosedError:
-        return ClosedError(f"the worker {self._worker.name!r} is shut down")
+        return ClosedError(f"the worker {self._identity.name!r} is shut down")
 
-    def _unreachable(self, entry: Entry, error: BaseException) -> WorkerLostError:
-        timeout_s = self._worker.options.connect_timeout_s
-        why = f"no connection in {timeout_s:g} s" if not str(error) else str(error)
-        return WorkerLostError(
-            f"it cannot be reached: {why}",
-            to=entry.member.name,
-            function="connect",
-            outcome=Outcome.NOT_EXECUTED,
-        )
-
-    # --- both ends of the handshake --------------------------------------------------
-
-    def accept(self) -> Connection:
-        """Make the handler of a connection that somebody dials."""
-        connection = self._new_connection(Role.ACCEPTOR, None, 0)
-        self.admission.admit(connection)
-        return connection
-
-    def _new_connection(
-        self, role: Role, entry: Entry | None, attempt: int
-    ) -> Connection:
-        worker = self._worker
-
-        def on_proved(connection: Connection) -> None:
-            if entry is not None and self._is_trusted(connection):
-                expects = entry.member.name
-                connection.hello(worker.hello(expects=expects, attempt=attempt))
-
-        def on_hello(connection: Connection, hello: Hello) -> None:
-            if entry is not None:
-                self._on_answer(entry, connection, hello)
-            else:
-                self._on_offer(connection, hello)
-
-        return self.make_connection(role, on_proved, on_hello)
-
-    def make_connection(
-        self,
-        role: Role,
-        on_proved: Callable[[Connection], None],
-        on_hello: Callable[[Connection, Hello], None],
-    ) -> Connection:
-        """Make a connection that is ended with this directory.
-
-        Args:
-            role: which end of it this is.
-            on_proved: called once both ends have proved that they know the secret.
-            on_hello: called with the peer's HELLO.
-        """
-        worker = self._worker
-        connection = Connection(
-            role,
-            worker.secret_for_connections,
-            loop=worker.loop,
-            limits=worker.options.limits,
-            make_buffer=worker.receive_pool.make,
-            nonce=worker.random_bytes(NONCE_BYTES),
-            poller=worker.spinner,
-            on_proved=on_proved,
-            on_hello=on_hello,
-        )
-        connection.on_lost = self._on_lost
-        # Not before there is a transport: what never had one never ends either.
-        connection.on_made = self._note_made
-        return connection
-
-    def _note_made(self, connection: Connection) -> None:
-        self._connections[connection] = None
-
-    def _on_answer(self, entry: Entry, connection: Connection, hello: Hello) -> None:
+    def on_answer(
+        self, entry: Entry[LinkT], connection: LinkConnection, hello: Hello
+    ) -> None:
         """The worker that we dialed has answered."""
-        if not self._is_trusted(connection):
+        if not self.connections.is_trusted(connection):
             return
         if not hello.verdict and hello.name != entry.member.name:
             connection.fail(
@@ -387,6 +323,16 @@ class Directory(Reconnecting):
             verdict.replaced.end(ConnectionLostError("replaced by a newer connection"))
         self._open(entry, connection, hello, dialed=True)
 
+    # --- being dialed ----------------------------------------------------------------
+
+    def accept(self) -> LinkConnection:
+        """Make the handler of a connection that somebody dials."""
+        connection = self.connections.make(
+            Role.ACCEPTOR, lambda _connection: None, self._on_offer
+        )
+        self.admission.admit(connection)
+        return connection
+
     @property
     def early_dials(self) -> int:
         """How many wait for this worker to have started."""
@@ -403,36 +349,39 @@ class Directory(Reconnecting):
             if not connection.ended.done():
                 self._on_offer(connection, hello)
 
-    def _on_offer(self, connection: Connection, hello: Hello) -> None:
+    def _on_offer(self, connection: LinkConnection, hello: Hello) -> None:
         """A worker dials us."""
         if self._early is not None:
             self._early.append((connection, hello))
             return
-        if not self._is_trusted(connection):
+        if not self.connections.is_trusted(connection):
             return
-        if hello.lane or hello.resume:
-            take = self._on_lane_offer if hello.lane else self._on_resume_offer
-            take(connection, hello)
+        if hello.lane:
+            self.lane_dialer.on_offer(connection, hello)
             return
-        if not hello.expects and not self._closing:
-            self._worker.membership.take_in(connection, hello)
+        if hello.resume:
+            self.reconnector.on_offer(connection, hello)
+            return
+        is_closing, group = self.connections.is_closing, self._group
+        if not hello.expects and not is_closing and group is not None:
+            group.take_in(connection, hello)
             return
         verdict = self._verdict(connection, hello)
-        connection.hello(self._worker.hello(verdict=verdict))
         if verdict:
-            connection.open_to(SILENT)
-            connection.close()
+            self.connections.refuse(connection, verdict)
+        else:
+            connection.hello(self._identity.hello())
 
-    def _verdict(self, connection: Connection, hello: Hello) -> str:
-        """Take a connection, or say why not."""
-        worker = self._worker
-        if self._closing:
+    def _verdict(self, connection: LinkConnection, hello: Hello) -> str:
+        """Take a connection, or return why not."""
+        identity = self._identity
+        if self.connections.is_closing:
             return "it is shutting down"
-        if hello.expects != worker.name:
-            return f"this is worker {worker.name!r}, not {hello.expects!r}"
-        if hello.name == worker.name:
+        if hello.expects != identity.name:
+            return f"this is worker {identity.name!r}, not {hello.expects!r}"
+        if hello.name == identity.name:
             return self._accept_own(connection, hello)
-        if refusal := self._worker.membership.refusal(hello):
+        if self._group is not None and (refusal := self._group.refusal(hello)):
             return refusal
         self._learn(hello)
         entry = self._entries[hello.name]
@@ -444,12 +393,14 @@ class Directory(Reconnecting):
         self._open(entry, connection, hello, dialed=False)
         return ""
 
-    def _accept_own(self, connection: Connection, hello: Hello) -> str:
+    def _accept_own(self, connection: LinkConnection, hello: Hello) -> str:
         """Accept our own dial: calls to oneself go through a connection too."""
-        if hello.incarnation != self._worker.incarnation:
+        if hello.incarnation != self._identity.incarnation:
             return f"the name {hello.name!r} is taken by this worker"
         self._attach(connection, hello)
         return ""
+
+    # --- both ------------------------------------------------------------------------
 
     def _learn(self, hello: Hello) -> None:
         """Take note of a worker that introduces itself, or has been restarted."""
@@ -459,36 +410,15 @@ class Directory(Reconnecting):
         connection = None if entry is None else entry.machine.connection
         if connection is not None:
             connection.end(ConnectionLostError("the worker has been restarted"))
-        incarnation = Incarnation(hello.incarnation)
-        self.add(
-            [
-                Member(
-                    hello.name,
-                    hello.rank,
-                    incarnation,
-                    hello.addresses,
-                    hello.host_id,
-                )
-            ]
-        )
-
-    def _is_trusted(self, connection: Connection) -> bool:
-        """Check whom the kernel says the peer is, where no secret vouches for it."""
-        credentials = connection.credentials
-        if self._worker.secret_for_connections or credentials is None:
-            return True
-        if credentials.uid == os.getuid():
-            return True
-        connection.fail(
-            AuthenticationError(
-                f"the peer runs as user {credentials.uid}, this worker as "
-                f"{os.getuid()}; workers of different users need a secret"
-            )
-        )
-        return False
+        self.add([member_of(hello)])
 
     def _open(
-        self, entry: Entry, connection: Connection, hello: Hello, *, dialed: bool
+        self,
+        entry: Entry[LinkT],
+        connection: LinkConnection,
+        hello: Hello,
+        *,
+        dialed: bool,
     ) -> None:
         if entry.member.incarnation != hello.incarnation:
             self._learn(hello)
@@ -500,31 +430,31 @@ class Directory(Reconnecting):
             entry.set_link(link)
         else:
             link.is_proven = False
-            connection.open_to(FirstMessage(link, partial(entry.on_first, link)))
+            connection.open_to(FirstMessage(entry, link))
 
-    def _attach(self, connection: Connection, hello: Hello) -> Link:
+    def _attach(self, connection: LinkConnection, hello: Hello) -> LinkT:
         peer = WorkerId(hello.name, Incarnation(hello.incarnation))
-        link = Link(self._worker, peer, connection)
+        link = self._make_link(peer, connection)
         self._links[connection] = link
-        member = self._entries[hello.name].member
-        connection.prepare_lanes(partial(self._lanes_for, connection, member))
+        self.lane_dialer.prepare(connection, self._entries[hello.name].member)
         connection.awaited = link.pending.calls
         connection.open_to(link)
-        if peer.incarnation != self._worker.incarnation:
-            self.allow_resuming(connection, link)
-            self._liveness.watch(link)
-            self._worker.watch.on_peer(hello)
+        if peer.incarnation != self._identity.incarnation:
+            connection.allow_resuming(
+                self.reconnector.on_broken, partial(_next_call_id, link)
+            )
+            self._liveness.judge(connection, hello)
         if peer.incarnation in self._lost:
             del self._lost[peer.incarnation]
-            self._worker.on_peer_back(peer)
-        self._worker.memory.on_link(link)
-        self._worker.membership.on_link(link)
+            self._peers.on_peer_back(peer)
+        for tell in self._on_link:
+            tell(link)
         return link
 
     # --- the end ---------------------------------------------------------------------
 
-    def _on_lost(self, connection: Connection, error: AsyncRpcError | None) -> None:
-        self._connections.pop(connection, None)
+    def _on_lost(self, connection: LinkConnection, error: AsyncRpcError | None) -> None:
+        self.reconnector.forget(connection)
         link = self._links.pop(connection, None)
         if link is None:
             return
@@ -538,29 +468,24 @@ class Directory(Reconnecting):
         reason = reason or connection.peer_closed or "it closed the connection"
         link.on_lost(reason)
         # One that was never in use says nothing of the peer, which may hold another.
-        if link.peer.name != self._worker.name and link.is_proven:
+        if link.peer.name != self._identity.name and link.is_proven:
             self._lost[link.peer.incarnation] = None
             if len(self._lost) > LOST_MAX:
                 del self._lost[next(iter(self._lost))]
-            self._worker.counters.workers_lost += 1
-            self._worker.on_peer_lost(link.peer, reason)
+            self._counters.workers_lost += 1
+            self._peers.on_peer_lost(link.peer, reason)
 
-    def _set_broken(self, connection: Connection, *, broken: bool) -> None:
+    def set_broken(self, connection: ResumableConnection, *, broken: bool) -> None:
+        """Have new calls wait while the connection to their peer is broken."""
         link = self._links.get(connection)
         entry = None if link is None else self._entries.get(link.peer.name)
         if link is None or entry is None or entry.machine.connection is not connection:
             return
         if broken:
-            entry.link, entry.broken = None, link
+            entry.set_broken(link)
         else:
             entry.on_first(link)  # only who holds a connection resumes it
             entry.set_link(link)
-
-    def _control_of(self, connection: Connection) -> Connection:
-        return connection.ack_through
-
-    def _member_named(self, name: str) -> Member:
-        return self._entries[name].member
 
     async def close_lanes(self, timeout_s: float) -> None:
         """Send what large payloads are left, then end the lanes.
@@ -568,27 +493,18 @@ class Directory(Reconnecting):
         Args:
             timeout_s: seconds; lanes that take longer are left as they are.
         """
-        lanes = [one.lanes for one in self._links if one.lanes is not None]
+        connections = [link.connection for link in self._links.values()]
+        lanes = [one.lanes for one in connections if one.lanes is not None]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(one.close() for one in lanes))
 
     async def close(self, timeout_s: float) -> None:
         """End every connection, in order where the peer still listens."""
-        self._closing = True
+        self.connections.is_closing = True
         await self.close_lanes(timeout_s)
-        for connection in tuple(self._connections):
-            connection.close()
-        ended = [connection.ended for connection in tuple(self._connections)]
-        if ended:
-            await asyncio.wait(ended, timeout=timeout_s)
-        for connection in tuple(self._connections):
-            connection.fail(ClosedError("the worker is shut down"))
-        left = [connection.ended for connection in tuple(self._connections)]
-        if left:
-            await asyncio.wait(left, timeout=1.0)
+        await self.connections.close(timeout_s)
 
 
-def _has_news(entry: Entry, dialled: Member) -> bool:
-    """Say whether a peer has dialed itself, or is known to be elsewhere now."""
-    return entry.machine.connection is not None or entry.member != dialled
+def _next_call_id(link: DirectoryLink) -> int:
+    return link.pending.next_id

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
+from asyncrpc.runtime.links.ports import DirectoryLink, LinkConnection
 from asyncrpc.runtime.machine.pool import PeerConnection
+from asyncrpc.runtime.membership.members import Member
 
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.connection import Connection
-    from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.membership.rendezvous import Member
+LinkT = TypeVar("LinkT", bound=DirectoryLink)
 
 
-class Entry:
+class Entry(Generic[LinkT]):
     """One worker, by name.
 
     Attributes:
@@ -28,31 +27,65 @@ class Entry:
 
     def __init__(self, member: Member, own_incarnation: int) -> None:
         self.member = member
-        self.link: Link | None = None
-        self.broken: Link | None = None
-        self.machine: PeerConnection[Connection] = PeerConnection(own_incarnation)
-        self.dial: asyncio.Task[Link] | None = None
+        self.link: LinkT | None = None
+        self.broken: LinkT | None = None
+        self.machine: PeerConnection[LinkConnection] = PeerConnection(own_incarnation)
+        self.dial: asyncio.Task[LinkT] | None = None
         self.settled = asyncio.Event()
 
-    def set_link(self, link: Link) -> None:
+    def set_link(self, link: LinkT) -> None:
         """Let calls have this link."""
         self.link, self.broken = link, None
         self.settled.set()
 
-    def on_first(self, link: Link) -> None:
+    def set_broken(self, link: LinkT) -> None:
+        """Let calls wait for what becomes of the connection of this link."""
+        self.link, self.broken = None, link
+
+    def on_first(self, link: LinkT) -> None:
         """Something has come over a connection that the peer has dialed."""
         link.is_proven = True
         if self.machine.on_proven(link.connection):
             self.set_link(link)
 
-    def on_lost(self, connection: Connection) -> None:
+    def on_lost(self, connection: LinkConnection) -> None:
         """A connection has ended for good."""
         if self.machine.on_lost(connection):
             self.link = self.broken = None
             self.settled.set()
 
-    def on_dialed(self, task: asyncio.Task[Link]) -> None:
+    def on_dialed(self, task: asyncio.Task[LinkT]) -> None:
         """The dial has ended."""
         self.dial = None
         if not task.cancelled():
             task.exception()  # whoever waited has it; perhaps nobody waits any more
+
+
+class FirstMessage(Generic[LinkT]):
+    """The sink of a connection until the first message, which it tells of."""
+
+    def __init__(self, entry: Entry[LinkT], link: LinkT) -> None:
+        self._entry = entry
+        self._link = link
+
+    def on_message(  # noqa: PLR0917  (as of every sink)
+        self,
+        kind: int,
+        flags: int,
+        call_id: int,
+        aux: int,
+        head: bytes,
+        control: bytes,
+        buffers: list[memoryview],
+    ) -> None:
+        """Take it; all further ones go to the link."""
+        self._tell().on_message(kind, flags, call_id, aux, head, control, buffers)
+
+    def on_transfer_dropped(self, kind: int, call_id: int) -> None:
+        """Take that as the first message."""
+        self._tell().on_transfer_dropped(kind, call_id)
+
+    def _tell(self) -> LinkT:
+        self._link.connection.open_to(self._link)
+        self._entry.on_first(self._link)
+        return self._link

@@ -1,24 +1,23 @@
 """Liveness: which peers are alive, judged by what is heard of them and of their hosts.
 
 One timer for all links of a worker.  What is decided is in `machine.detector`; what
-became of a process, in `watching`.  Nothing here runs for a message: that something has
+became of a process, in `evidence`.  Nothing here runs for a message: that something has
 come is seen from the connection's count of reads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from asyncrpc.errors import ConnectionLostError
-from asyncrpc.runtime.links.watching import evidence_of
+from asyncrpc.runtime.links.evidence import evidence_of
+from asyncrpc.runtime.links.ports import LinkConnection, ResumableConnection
 from asyncrpc.runtime.machine.detector import Action, Detector, Evidence, Verdict
+from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.wire.frames import FrameKind
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.connection import Connection
-    from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.worker import Worker
+from asyncrpc.wire.messages import Hello
 
 EVIDENCE_S: Final = 2.0  # how long another host may take to answer for one of its own
 # Less than this is not acknowledged by itself: or ACKs would be answered by ACKs.
@@ -29,106 +28,143 @@ _MAY_BE_THE_NETWORK: Final = frozenset(
 )
 
 
-class _Watched:
+class ShowsWorker(Protocol):
+    """Lets peers see that this worker runs."""
+
+    def on_peer(self, hello: Hello) -> None:
+        """There is a peer; it may be on another host."""
+
+
+class _Judged:
     """A link, and what is thought of its peer."""
 
-    def __init__(self, link: Link, detector: Detector) -> None:
-        self.link = link
+    def __init__(self, connection: LinkConnection, detector: Detector) -> None:
+        self.connection = connection
         self.detector = detector
         self.reads = 0  # of its connections when last looked at
         self.asking: asyncio.Task[None] | None = None
 
 
 class Liveness:
-    """Judges the peers of one worker."""
+    """Judges the peers of one worker.
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._watched: dict[Connection, _Watched] = {}
+    Attributes:
+        on_network_suspected: called with the connection to a peer that is silent
+            although its process may run.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        sidecar: ShowsWorker,
+        *,
+        heartbeat_s: float,
+        lost_after_s: float,
+        secret: bytes | None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            scheduler: has the timer.
+            sidecar: is told of peers that may ask for this worker.
+            heartbeat_s: seconds of silence after which a peer is pinged.
+            lost_after_s: seconds of silence after which it may be lost.
+            secret: the cluster's; the sidecars of peers answer only who knows it.
+        """
+        self.on_network_suspected: Callable[[LinkConnection], None] | None = None
+        self._scheduler = scheduler
+        self._sidecar = sidecar
+        self._heartbeat_s = heartbeat_s
+        self._lost_after_s = lost_after_s
+        self._secret = secret
+        self._judged: dict[ResumableConnection, _Judged] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tick_s = 0.0
 
-    def watch(self, link: Link) -> None:
+    def judge(self, connection: LinkConnection, hello: Hello) -> None:
         """Judge the peer of an open link until `forget`."""
-        options = self._worker.options
+        loop = self._scheduler.loop
         detector = Detector(
-            self._worker.loop.time(),
-            heartbeat_s=options.heartbeat_s,
-            lost_after_s=options.lost_after_s,
+            loop.time(),
+            heartbeat_s=self._heartbeat_s,
+            lost_after_s=self._lost_after_s,
         )
         self._tick_s = detector.tick_s
-        self._watched[link.connection] = _Watched(link, detector)
+        self._judged[connection] = _Judged(connection, detector)
         if self._timer is None:
-            self._timer = self._worker.loop.call_later(self._tick_s, self._tick)
+            self._timer = loop.call_later(self._tick_s, self._tick)
+        self._sidecar.on_peer(hello)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: ResumableConnection) -> None:
         """Stop judging a link that has ended."""
-        watched = self._watched.pop(connection, None)
-        if watched is not None and watched.asking is not None:
-            watched.asking.cancel()
-        if not self._watched and self._timer is not None:
+        judged = self._judged.pop(connection, None)
+        if judged is not None and judged.asking is not None:
+            judged.asking.cancel()
+        if not self._judged and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def close(self) -> None:
         """Judge nobody any more."""
-        for connection in tuple(self._watched):
+        for connection in tuple(self._judged):
             self.forget(connection)
 
-    def on_broken(self, connection: Connection) -> None:
+    def on_broken(self, connection: ResumableConnection) -> None:
         """The connection of a link has broken; another may take its place."""
-        watched = self._watched.get(connection)
-        if watched is not None:
-            now_s = self._worker.loop.time()
-            self._act(watched, watched.detector.on_break(now_s))
+        judged = self._judged.get(connection)
+        if judged is not None:
+            now_s = self._scheduler.loop.time()
+            self._act(judged, judged.detector.on_break(now_s))
 
-    def on_resumed(self, connection: Connection) -> None:
-        """It has."""
-        watched = self._watched.get(connection)
-        if watched is not None:
-            watched.detector.on_resumed(self._worker.loop.time())
+    def on_resumed(self, connection: ResumableConnection) -> None:
+        """Another connection has taken the place of the broken one."""
+        judged = self._judged.get(connection)
+        if judged is not None:
+            judged.detector.on_resumed(self._scheduler.loop.time())
 
-    def is_silent(self, connection: Connection) -> bool:
+    def is_silent(self, connection: ResumableConnection) -> bool:
         """Say whether the peer is suspected of being dead."""
-        watched = self._watched.get(connection)
-        return watched is not None and watched.detector.verdict is Verdict.SUSPECT
+        judged = self._judged.get(connection)
+        return judged is not None and judged.detector.verdict is Verdict.SUSPECT
 
     def _tick(self) -> None:
-        now_s = self._worker.loop.time()
-        self._timer = self._worker.loop.call_later(self._tick_s, self._tick)
-        for watched in tuple(self._watched.values()):
-            connection, detector = watched.link.connection, watched.detector
+        now_s = self._scheduler.loop.time()
+        self._timer = self._scheduler.loop.call_later(self._tick_s, self._tick)
+        for judged in tuple(self._judged.values()):
+            connection, detector = judged.connection, judged.detector
             reads = connection.reads
-            if reads != watched.reads:
-                watched.reads = reads
+            if reads != judged.reads:
+                judged.reads = reads
                 detector.on_receipt(now_s)
                 connection.acknowledge(NEWS_BYTES)
             if connection.lanes is not None and connection.lanes.lanes:
                 connection.lanes.acknowledge()
-            self._act(watched, detector.on_tick(now_s))
+            self._act(judged, detector.on_tick(now_s))
 
-    def _act(self, watched: _Watched, action: Action) -> None:
-        connection = watched.link.connection
+    def _act(self, judged: _Judged, action: Action) -> None:
+        connection = judged.connection
         if action is Action.SEND_PING:
             connection.send(FrameKind.PING, 0)
         elif action is Action.ASK_EVIDENCE:
-            watched.asking = self._worker.start_task(self._ask(watched))
+            judged.asking = self._scheduler.start_task(self._ask(judged))
         elif action is Action.LOST:
-            connection.end(ConnectionLostError(watched.detector.reason))
+            connection.end(ConnectionLostError(judged.detector.reason))
 
-    async def _ask(self, watched: _Watched) -> None:
-        evidence = await self.evidence(watched.link.connection)
-        connection, detector = watched.link.connection, watched.detector
-        if connection not in self._watched:
+    async def _ask(self, judged: _Judged) -> None:
+        evidence = await self.evidence(judged.connection)
+        connection, detector = judged.connection, judged.detector
+        if connection not in self._judged:
             return
-        verdict = detector.on_evidence(self._worker.loop.time(), evidence)
-        watched.asking = None
+        verdict = detector.on_evidence(self._scheduler.loop.time(), evidence)
+        judged.asking = None
         if verdict is Verdict.LOST:
             connection.end(ConnectionLostError(detector.reason))
-        elif verdict is Verdict.SUSPECT and evidence in _MAY_BE_THE_NETWORK:
-            self._worker.directory.try_another_way(connection)
+            return
+        may_be_network = verdict is Verdict.SUSPECT and evidence in _MAY_BE_THE_NETWORK
+        if may_be_network and self.on_network_suspected is not None:
+            self.on_network_suspected(connection)
 
-    async def evidence(self, connection: Connection) -> Evidence:
+    async def evidence(self, connection: ResumableConnection) -> Evidence:
         """Ask what became of the process at the other end of a control connection."""
         hello, credentials = connection.peer, connection.credentials
         if hello is None or connection.scheme == "mem":
@@ -136,6 +172,6 @@ class Liveness:
         return await evidence_of(
             hello,
             credentials_pid=None if credentials is None else credentials.pid,
-            secret=self._worker.options.secret_bytes,
+            secret=self._secret,
             timeout_s=EVIDENCE_S,
         )

@@ -1,6 +1,6 @@
 """How a connection outlives its transport.
 
-Who dials again, and for how long, is in `reconnecting`; what is counted and kept, and
+Who dials again, and for how long, is in `reconnector`; what is counted and kept, and
 what becomes of the connection in the end, in `wire.resume`.
 """
 

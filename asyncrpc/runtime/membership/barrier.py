@@ -1,13 +1,14 @@
-"""Barriers of the group: who has come is told round, without a centre.
+"""Barriers of the group: who has come is passed round, without a centre.
 
-`machine.barriers` decides; here are its words, its connections and its errors.
+`machine.barriers` decides; here are its messages, its connections and its errors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -29,11 +30,9 @@ from asyncrpc.runtime.forms import (
     one_of,
 )
 from asyncrpc.runtime.machine.barriers import Barriers, Blame, Failure
-from asyncrpc.runtime.membership.neighbours import STALL_S, Neighbours
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.worker import Worker
+from asyncrpc.runtime.membership.messenger import STALL_S, PeerMessenger
+from asyncrpc.runtime.membership.ports import Peers
+from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
 
 
 class Barrier(ServiceMethods):
@@ -41,12 +40,32 @@ class Barrier(ServiceMethods):
 
     name = "barrier"
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        has_rank = 0 <= worker.rank < worker.world_size
-        self._size = worker.world_size if has_rank else 0
-        self._machine = Barriers(worker.rank if has_rank else 0, max(self._size, 1))
-        self._neighbours = Neighbours(worker, self._say, self._on_gone)
+    def __init__(
+        self,
+        identity: Identity,
+        scheduler: Scheduler,
+        peers: Peers,
+        check_running: Callable[[], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            identity: whose barriers these are.
+            scheduler: has the time, and runs the dials.
+            peers: the others.
+            check_running: raises NotStartedError if the worker does not run.
+        """
+        self._identity = identity
+        self._scheduler = scheduler
+        self._peers = peers
+        self._check_running = check_running
+        rank, size = identity.rank, identity.world_size
+        has_rank = 0 <= rank < size
+        self._size = size if has_rank else 0
+        self._machine = Barriers(rank if has_rank else 0, max(self._size, 1))
+        self._messenger = PeerMessenger(
+            identity, scheduler, peers, self._write, self._on_gone
+        )
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         here = array(number=NUMBER, passed=NUMBER, known=mask(self._size))
@@ -66,7 +85,7 @@ class Barrier(ServiceMethods):
         """Pass one barrier; see `Worker.barrier`."""
         if not self._size:
             raise UsageError("a barrier needs ranks: this group was made without")
-        now_s = self._worker.loop.time()
+        now_s = self._scheduler.loop.time()
         end_s = None if timeout_s is None else now_s + timeout_s
         await self._line_up(timeout_s, end_s)
         try:
@@ -88,14 +107,14 @@ class Barrier(ServiceMethods):
             ) from None
 
     async def _pass(self, timeout_s: float | None, end_s: float | None) -> None:
-        self._worker.check_running()  # it may have ended while this waited for a turn
+        self._check_running()  # it may have ended while this waited for a turn
         machine = self._machine
         machine.come()
         try:
             async with asyncio.timeout_at(end_s):
                 await self._until_over()
-                # Who passes may leave at once: whoever relies on its word has it first.
-                await self._neighbours.settle()
+                # Who passes may leave at once: who relies on its message has it first.
+                await self._messenger.wait_sent()
         except TimeoutError:
             if machine.is_waiting:
                 self._give_up(f"waited {timeout_s:g} s for {self._absent()}")
@@ -104,25 +123,25 @@ class Barrier(ServiceMethods):
             self._give_up(f"stopped waiting: {error!r}")
             raise
         finally:
-            self._neighbours.forget()
+            self._messenger.cancel()
         if machine.failure is not None:
-            self._tell_failure(machine.failure)
+            self._write_failure_to_all(machine.failure)
             raise self._error(machine.failure)
 
     async def _until_over(self) -> None:
         machine, is_silent = self._machine, False
         while machine.is_waiting:
             self._changed.clear()
-            self._tell(machine.due())
-            heard = await self._hear(None if is_silent else STALL_S)
-            is_silent = not heard
+            self._send(machine.due())
+            has_changed = await self._wait_change(None if is_silent else STALL_S)
+            is_silent = not has_changed
             if is_silent:
-                self._tell(machine.overdue())
+                self._send(machine.overdue())
                 for rank in machine.awaited():
-                    self._neighbours.watch(rank)
-        self._tell(machine.due())
+                    self._messenger.connect(rank)
+        self._send(machine.due())
 
-    async def _hear(self, patience_s: float | None) -> bool:
+    async def _wait_change(self, patience_s: float | None) -> bool:
         """Wait until something has changed; False after so much silence."""
         if not self._machine.is_waiting:
             return True
@@ -131,23 +150,23 @@ class Barrier(ServiceMethods):
                 await self._changed.wait()  # after a silence losses are watched for
         return self._changed.is_set()
 
-    def _on_failed(self, link: Link, value: list[Any]) -> None:
+    def _on_failed(self, link: PeerLink, value: list[Any]) -> None:
         number, blame, problem, missing, *_ = value
-        self._neighbours.check_rank(link)
+        self._messenger.check_rank(link)
         failure = Failure(Blame[blame], problem, tuple(missing))
         self._machine.hear_failure(number, failure)
         self._changed.set()
 
-    def _on_here(self, link: Link, value: list[Any]) -> None:
+    def _on_here(self, link: PeerLink, value: list[Any]) -> None:
         number, passed, known, *_ = value
-        self._neighbours.check_rank(link)
+        self._messenger.check_rank(link)
         if self._machine.hear(number, passed, int.from_bytes(known, "little")):
-            self._say(link)
+            self._write(link)
         self._changed.set()
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Fail if it is not known that the worker had come."""
-        self._on_gone(self._neighbours.rank_of(peer.name), reason)
+        self._on_gone(self._messenger.rank_of(peer.name), reason)
 
     async def close(self) -> None:
         """Tell those who do not know it yet that the last barrier has been passed.
@@ -160,54 +179,54 @@ class Barrier(ServiceMethods):
         """
         if self._machine.has_passed:
             for link in self._others():
-                self._say(link)
+                self._write(link)
         self._give_up("shut down")
         self._changed.set()
 
     def _on_gone(self, rank: int, reason: str) -> None:
-        name = self._neighbours.name_of(rank)
+        name = self._messenger.name_of(rank)
         problem = f"worker {name!r} is gone: {reason}"
         self._machine.on_lost(rank, Failure(Blame.LOST, problem, (name,)))
         self._changed.set()
 
-    def _tell(self, ranks: list[int]) -> None:
+    def _send(self, ranks: list[int]) -> None:
         for rank in ranks:
-            self._neighbours.tell(rank)
+            self._messenger.send(rank)
 
-    def _say(self, link: Link) -> None:
-        """Say what is known of the present barrier."""
+    def _write(self, link: PeerLink) -> None:
+        """Write what is known of the present barrier."""
         machine = self._machine
         if machine.failure is not None:
-            self._say_failure(link, machine.failure)
+            self._write_failure(link, machine.failure)
             return
         known = machine.known.to_bytes((self._size + 7) // 8, "little")
         link.notify(
             self.name, "here", [machine.number, machine.passed, known], at_once=True
         )
 
-    def _say_failure(self, link: Link, failure: Failure) -> None:
-        word = [self._machine.number, failure.blame.name, failure.problem]
-        link.notify(self.name, "failed", [*word, list(failure.missing)])
+    def _write_failure(self, link: PeerLink, failure: Failure) -> None:
+        fields = [self._machine.number, failure.blame.name, failure.problem]
+        link.notify(self.name, "failed", [*fields, list(failure.missing)])
 
-    def _tell_failure(self, failure: Failure) -> None:
+    def _write_failure_to_all(self, failure: Failure) -> None:
         """Tell those who are connected, who tell those they are connected to."""
         for link in self._others():
-            self._say_failure(link, failure)
+            self._write_failure(link, failure)
 
-    def _others(self) -> list[Link]:
-        name = self._worker.name
-        return [one for one in self._worker.directory.links if one.peer.name != name]
+    def _others(self) -> list[PeerLink]:
+        name = self._identity.name
+        return [one for one in self._peers.links if one.peer.name != name]
 
     def _give_up(self, what: str) -> None:
         number = self._machine.number
-        problem = f"worker {self._worker.name!r} gave up barrier {number}: it {what}"
+        problem = f"worker {self._identity.name!r} gave up barrier {number}: it {what}"
         failure = Failure(Blame.LATE, problem, self._missing())
         if self._machine.is_waiting:
             self._machine.fail(failure)
-            self._tell_failure(failure)
+            self._write_failure_to_all(failure)
 
     def _missing(self) -> tuple[str, ...]:
-        return tuple(map(self._neighbours.name_of, self._machine.missing))
+        return tuple(map(self._messenger.name_of, self._machine.missing))
 
     def _absent(self) -> str:
         return ", ".join(map(repr, self._missing()))

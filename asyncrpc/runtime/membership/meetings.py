@@ -1,7 +1,8 @@
 """The rendezvous of the group: payloads of some or all members, brought to each.
 
-`machine.meetings` decides; here are its words, its connections and its errors.  Whoever
-has not come yet takes part all the same: it keeps what is said to it, and passes on.
+`machine.meetings` decides; here are its messages, its connections and its errors.
+Whoever has not come yet takes part all the same: it keeps what is said to it, and
+passes on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from asyncrpc.arguments import wrong
 from asyncrpc.errors import (
@@ -43,7 +44,7 @@ from asyncrpc.runtime.machine.series import (
     Word,
 )
 from asyncrpc.runtime.machine.trees import are_neighbours
-from asyncrpc.runtime.membership.meeting_words import (
+from asyncrpc.runtime.membership.meeting_codec import (
     TAG_CHARS_MAX,
     Arriving,
     Reader,
@@ -53,11 +54,9 @@ from asyncrpc.runtime.membership.meeting_words import (
     take_part,
     unpack,
 )
-from asyncrpc.runtime.membership.neighbours import STALL_S, Neighbours
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.worker import Worker
+from asyncrpc.runtime.membership.messenger import STALL_S, PeerMessenger
+from asyncrpc.runtime.membership.ports import Peers
+from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
 
 SERVICE: Final = "meetings"
 # Calls of one worker with the same tag and replicas that wait for their turn.
@@ -77,8 +76,17 @@ class MeetingService(ServiceMethods):
 
     name = SERVICE
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+    def __init__(self, identity: Identity, scheduler: Scheduler, peers: Peers) -> None:
+        """Prepare.
+
+        Args:
+            identity: who meets.
+            scheduler: has the time, and runs the dials.
+            peers: the others.
+        """
+        self.identity = identity
+        self.scheduler = scheduler
+        self.peers = peers
         self.is_closed = False
         self._venues: dict[Series, Venue] = {}
         self._early: dict[Venue, int] = {}  # bytes
@@ -86,23 +94,24 @@ class MeetingService(ServiceMethods):
         self.requests = Methods(SERVICE, {})
         self.notices = Methods(
             SERVICE,
-            {method: (word, partial(self._on_word, method)) for method in _METHODS},
+            {method: (word, partial(self._on_message, method)) for method in _METHODS},
         )
 
     @functools.cached_property
     def size(self) -> int:
         """How many may meet; 0: this worker has no rank among them."""
-        worker = self.worker  # who joins a group that runs may be told its rank by it
-        return worker.world_size if 0 <= worker.rank < worker.world_size else 0
+        # Who joins a group that runs may be told its rank by it.
+        rank, world_size = self.identity.rank, self.identity.world_size
+        return world_size if 0 <= rank < world_size else 0
 
     @functools.cached_property
     def machine(self) -> Meetings:
         """Decides; there is one only where there are ranks."""
-        return Meetings(self.worker.rank, self.size, self.name_of)
+        return Meetings(self.identity.rank, self.size, self.name_of)
 
     @functools.cached_property
     def _reader(self) -> Reader:
-        return Reader(self.worker.rank, self.size)
+        return Reader(self.identity.rank, self.size)
 
     async def meet(
         self,
@@ -122,7 +131,7 @@ class MeetingService(ServiceMethods):
     def _checked(self, replicas: Sequence[int] | None) -> Replicas:
         if replicas is None:
             return None
-        found, rank = tuple(replicas), self.worker.rank
+        found, rank = tuple(replicas), self.identity.rank
         for one in found:
             if type(one) is not int or not 0 <= one < self.size:
                 wanted = f"a rank of a group of {self.size} workers"
@@ -132,16 +141,16 @@ class MeetingService(ServiceMethods):
             raise UsageError(f"rank {twice} is among the replicas more than once")
         if rank not in found:
             raise UsageError(
-                f"worker {self.worker.name!r} (rank {rank}) is not among the replicas "
-                f"of this rendezvous: {list(found[:LISTED_MAX])}"
+                f"worker {self.identity.name!r} (rank {rank}) is not among the "
+                f"replicas of this rendezvous: {list(found[:LISTED_MAX])}"
                 + ("..." if len(found) > LISTED_MAX else "")
             )
         return None if found == tuple(range(self.size)) else found
 
     # --- what other workers say ------------------------------------------------------
 
-    def _on_word(self, method: str, link: Link, value: list[Any]) -> None:
-        """Take the word of a neighbour.
+    def _on_message(self, method: str, link: PeerLink, value: list[Any]) -> None:
+        """Take a message of a neighbour.
 
         Raises:
             MalformedError: it makes no sense, or is of nobody who takes part.
@@ -154,7 +163,7 @@ class MeetingService(ServiceMethods):
         ranks = range(self.size) if replicas is None else replicas
         # Before anything is kept for it.
         if rank not in ranks or not are_neighbours(
-            ranks.index(rank), ranks.index(self.worker.rank), len(ranks)
+            ranks.index(rank), ranks.index(self.identity.rank), len(ranks)
         ):
             raise MalformedError(
                 f"worker {link.peer.name!r} has nothing to say of rendezvous "
@@ -176,9 +185,9 @@ class MeetingService(ServiceMethods):
         if word is None:
             word = self._taken(venue, rank, method, rest, passed)
         if word is not None:
-            self._hear(venue, rank, link, word)
+            self._receive(venue, rank, link, word)
 
-    def _hear(self, venue: Venue, rank: int, link: Link, word: Word) -> None:
+    def _receive(self, venue: Venue, rank: int, link: PeerLink, word: Word) -> None:
         venue.note_life(rank, link.peer)
         self.machine.hear(venue.series, rank, word)
         venue.note_life(rank, link.peer)
@@ -240,7 +249,7 @@ class MeetingService(ServiceMethods):
     def flush(self) -> None:
         """Tell whoever is to be told; wake those whose meeting is over."""
         for series, rank in self.machine.due():
-            self._venue_of(series).neighbours.tell(rank)
+            self._venue_of(series).messenger.send(rank)
         for series in self.machine.ended:
             self._venue_of(series).changed.set()
         self.machine.ended.clear()
@@ -248,21 +257,21 @@ class MeetingService(ServiceMethods):
     def rank_of(self, name: str) -> int:
         """Return the rank of a worker; -1 if it has none, or is forgotten."""
         try:
-            return self.worker.directory.find(name).member.rank
+            return self.peers.find(name).member.rank
         except UnknownWorkerError:
             return -1
 
-    def link_to(self, name: str) -> Link | None:
+    def link_to(self, name: str) -> PeerLink | None:
         """Return the open link to a worker, if there is one."""
         try:
-            return self.worker.directory.link_to(name)
+            return self.peers.find(name).link
         except UnknownWorkerError:
             return None
 
     def name_of(self, rank: int) -> str:
         """Return the name of a worker, for people to read."""
         try:
-            return self.worker.directory.find(rank).member.name
+            return self.peers.find(rank).member.name
         except UnknownWorkerError:
             return f"rank {rank}"
 
@@ -302,7 +311,7 @@ class Venue:
     Attributes:
         series: of which it is.
         changed: set when something was said of it.
-        neighbours: those who are told of it.
+        messenger: sends to those who are told of it.
         arriving: payloads of which some parts have come, by neighbour.
         is_taken: whether a call has its turn.
     """
@@ -310,7 +319,13 @@ class Venue:
     def __init__(self, service: MeetingService, series: Series) -> None:
         self.series = series
         self.changed = asyncio.Event()
-        self.neighbours = Neighbours(service.worker, self._say, self.on_gone)
+        self.messenger = PeerMessenger(
+            service.identity,
+            service.scheduler,
+            service.peers,
+            self._write,
+            self.on_gone,
+        )
         self.arriving: dict[int, Arriving] = {}
         self.is_taken = False
         self._service = service
@@ -330,7 +345,7 @@ class Venue:
 
     async def meet(self, payload: bytes, timeout_s: float | None) -> list[bytes]:
         """Come to the next meeting, and wait until it is over."""
-        loop = self._service.worker.loop
+        loop = self._service.scheduler.loop
         end_s = None if timeout_s is None else loop.time() + timeout_s
         try:
             async with asyncio.timeout_at(end_s):
@@ -359,9 +374,9 @@ class Venue:
         try:
             async with asyncio.timeout_at(end_s):
                 await self._until_over()
-                if series.has_passed:  # whoever relies on our word has it first
-                    await self.neighbours.settle()
-                    self.neighbours.forget()
+                if series.has_passed:  # whoever relies on our message has it first
+                    await self.messenger.wait_sent()
+                    self.messenger.cancel()
         except TimeoutError:
             if series.is_waiting:
                 missing = self._missing()
@@ -376,7 +391,7 @@ class Venue:
         return list(series.payloads)
 
     async def _until_over(self) -> None:
-        series, now_s = self.series, self._service.worker.loop.time
+        series, now_s = self.series, self._service.scheduler.loop.time
         tell_s: float | None = None  # when neighbours are told what they lack
         while series.is_waiting:
             self.changed.clear()
@@ -388,7 +403,7 @@ class Venue:
             if tell_s is not None and now_s() >= tell_s:
                 tell_s = None
                 for rank in series.overdue():
-                    self.neighbours.tell(rank)
+                    self.messenger.send(rank)
 
     def give_up(self, what: str) -> None:
         """Fail the meeting that this worker waits at, if any, for all."""
@@ -434,7 +449,7 @@ class Venue:
                 f"{CALLS_MAX} calls of this worker wait for a rendezvous of "
                 f"{self.series.tag!r} already; await them first"
             )
-        call = Waiting(self._service.worker.loop.create_future())
+        call = Waiting(self._service.scheduler.loop.create_future())
         self._calls.append(call)
         try:
             await call.ready  # the one before it ends, at the latest with its worker
@@ -461,7 +476,7 @@ class Venue:
             Failure(
                 Blame.GAVE_UP,
                 f"{self._me} gave a rendezvous of {self.series.tag!r} up: it {what}",
-                (self._service.worker.name,),
+                (self._service.identity.name,),
             ),
         )
         self._service.flush()
@@ -471,7 +486,9 @@ class Venue:
         most = payload_bytes_max(len(self.series.ranks))
         error: AsyncRpcError | None = None
         if self._service.is_closed:
-            error = NotStartedError(f"worker {self._service.worker.name!r} shuts down")
+            error = NotStartedError(
+                f"worker {self._service.identity.name!r} shuts down"
+            )
         elif len(payload) > most:
             error = UsageError(
                 f"the payload has {len(payload):,} bytes; in a rendezvous of "
@@ -481,10 +498,10 @@ class Venue:
             self._decline(f"has failed: {error}")
             raise error
 
-    # --- words -----------------------------------------------------------------------
+    # --- messages --------------------------------------------------------------------
 
-    def _say(self, link: Link) -> None:
-        """Say what the worker at the other end is to be told now."""
+    def _write(self, link: PeerLink) -> None:
+        """Write what the worker at the other end is to be told now."""
         rank = self._service.rank_of(link.peer.name)
         self.note_life(rank, link.peer)
         for word in self.series.words_for(rank):
@@ -506,7 +523,7 @@ class Venue:
 
     @property
     def _me(self) -> str:
-        return self._machine.who(self._service.worker.rank)
+        return self._machine.who(self._service.identity.rank)
 
     def _missing(self) -> tuple[str, ...]:
         return tuple(map(self._service.name_of, self.series.missing))

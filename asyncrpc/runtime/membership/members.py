@@ -10,6 +10,7 @@ import msgpack
 
 from asyncrpc.errors import RendezvousTimeoutError
 from asyncrpc.ids import Incarnation
+from asyncrpc.wire.messages import Hello
 
 UNKNOWN_INCARNATION: Final = Incarnation(0)
 
@@ -43,6 +44,17 @@ class Member:
         """Read what `encode` wrote."""
         name, rank, incarnation, addresses, host_id = msgpack.unpackb(packed)
         return cls(name, rank, Incarnation(incarnation), tuple(addresses), host_id)
+
+
+def member_of(hello: Hello) -> Member:
+    """Return what a HELLO says of its sender."""
+    return Member(
+        hello.name,
+        hello.rank,
+        Incarnation(hello.incarnation),
+        hello.addresses,
+        hello.host_id,
+    )
 
 
 class RunningGroup(tuple[Member, ...]):

@@ -70,7 +70,7 @@ async def pass_on(name: str) -> None:
 async def close_its_connections() -> None:
     """Leave the group in all but name: its process, and what it holds, lives on."""
     worker: Any = asyncrpc.current_worker()
-    for connection in tuple(worker.directory._connections):  # noqa: SLF001
+    for connection in tuple(worker.parts.directory.connections.live):
         connection.close()
 
 

@@ -26,5 +26,5 @@ def let_go(path: str) -> None:
 
 async def watcher_pid() -> int:
     """Return the id of the process of this worker's watch; 0 if there is none."""
-    watcher = asyncrpc.current_worker().watch.watcher
+    watcher = asyncrpc.current_worker().parts.sidecar.process
     return 0 if watcher is None else watcher.pid

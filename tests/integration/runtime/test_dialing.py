@@ -21,7 +21,7 @@ from asyncrpc import LocalRendezvous, Options, Outcome, Worker, WorkerLostError
 from asyncrpc.errors import ConnectError, RefusedError
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.directory import Directory
-from asyncrpc.runtime.links.link import FirstMessage
+from asyncrpc.runtime.links.entry import FirstMessage
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.transport.abc import StreamHandler, Transport
 from asyncrpc.transport.address import Address
@@ -184,16 +184,16 @@ async def test_a_dial_that_is_late_because_its_loop_stood_still_loses_no_call(
     after which the time for the dial is up.
     """
     options = replace(OPTIONS, connect_timeout_s=0.5)
-    on_hello = Directory._on_answer  # noqa: SLF001
+    on_hello = Directory.on_answer
 
-    def on_slow_hello(self: Directory, *args: Any) -> None:
+    def on_slow_hello(self: Directory[Any], *args: Any) -> None:
         on_hello(self, *args)
         time.sleep(2 * options.connect_timeout_s)
 
     async with ProcessCluster(["b"], options=options) as a:
         called = asyncio.create_task(a.peer("b").call(remote.add, 1))
         with monkeypatch.context() as patch:
-            patch.setattr(Directory, "_on_answer", on_slow_hello)
+            patch.setattr(Directory, "on_answer", on_slow_hello)
             async with asyncio.timeout(LIMIT_S):
                 assert await called == 2
         (link,) = a.parts.directory.links
@@ -206,7 +206,7 @@ async def test_nothing_is_sent_over_a_connection_that_its_dialer_may_not_take(
 ) -> None:
     """It holds another by then, or has given up; what was sent would be lost."""
     a, b, _ = wired
-    held: list[tuple[FirstMessage, tuple[Any, ...]]] = []
+    held: list[tuple[FirstMessage[Any], tuple[Any, ...]]] = []
     with monkeypatch.context() as patch:
         patch.setattr(
             FirstMessage, "on_message", lambda self, *rest: held.append((self, rest))

@@ -16,8 +16,9 @@ from asyncrpc import Options, Worker, WorkerLostError
 from asyncrpc.errors import ConnectError, UsageError
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.runtime.links.ports import SILENT
 from asyncrpc.runtime.machine.lanes import LanesState
-from asyncrpc.runtime.payloads import lane_dialing
+from asyncrpc.runtime.payloads import lane_dialer
 from asyncrpc.runtime.payloads.lanes import Lane, Lanes
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
@@ -81,7 +82,7 @@ class TestOpening:
     async def test_the_first_large_payload_opens_them(
         self, network: Wires, count: int, host: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(lane_dialing, "HOST_ID", host)
+        monkeypatch.setattr(lane_dialer, "HOST_ID", host)
         async with two(network, bulk_lanes=None) as (a, b):
             await a.peer("b").call(remote.add, torch.ones(1000))
             assert lanes_of(a, "b").state is LanesState.NONE
@@ -129,7 +130,7 @@ class TestOpening:
         async with two() as (a, b):
             await a.peer("b").call(remote.add, 1)
             one, to = (a, "b") if who == "dialer" else (b, "a")
-            monkeypatch.setattr(a.parts.directory, "_dial_lane", dial)
+            monkeypatch.setattr(a.parts.directory.lane_dialer, "dial", dial)
             large = numbers(MIB)
             assert torch.equal(await one.peer(to).call(remote.echo, large), large)
             assert lanes_of(one, to).state is LanesState.OFF
@@ -141,13 +142,13 @@ class TestOpening:
         monkeypatch.setattr("asyncrpc.runtime.payloads.lanes.OPENING_WAIT_S", 0.01)
         async with two() as (a, _):
             go_on = asyncio.Event()
-            dial = a.parts.directory._dial_lane  # noqa: SLF001  (a slow network)
+            dial = a.parts.directory.lane_dialer.dial  # over a slow network
 
             async def slowly(*where: Any) -> None:
                 await go_on.wait()
                 await dial(*where)
 
-            monkeypatch.setattr(a.parts.directory, "_dial_lane", slowly)
+            monkeypatch.setattr(a.parts.directory.lane_dialer, "dial", slowly)
             large = numbers(MIB)
             assert torch.equal(await a.peer("b").call(remote.echo, large), large)
             lanes = lanes_of(a, "b")
@@ -179,21 +180,21 @@ class TestOpening:
                     connection.hello(a.parts.hello(expects="b", lane=token))
 
                 def on_hello(connection: Connection, _: object) -> None:
-                    connection.open_to(lane_dialing.SILENT)
+                    connection.open_to(SILENT)
 
-                made = a.parts.directory.make_connection(
+                made = a.parts.directory.connections.make(
                     Role.DIALER, on_proved, on_hello
                 )
-                (address, *_) = a.parts.directory._usable(member)  # noqa: SLF001
+                (address, *_) = a.parts.directory.routes.to(member)
                 await a.parts.connectors["tcp"].connect(address, made)
                 hello = await made.opened
                 made.close()
                 return hello.verdict
 
             assert await dial(control.token ^ 2) == "no such connection"
-            a.incarnation = type(own)(int(own) ^ 2)
+            a.parts.identity.incarnation = type(own)(int(own) ^ 2)
             assert await dial(control.token) == "no such connection"
-            a.incarnation = own
+            a.parts.identity.incarnation = own
             assert not lanes_of(b, "a").lanes
             assert await a.peer("b").call(remote.add, 1) == 2
 

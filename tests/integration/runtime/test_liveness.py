@@ -15,7 +15,7 @@ import pytest
 
 import asyncrpc
 from asyncrpc import Options, Outcome, OwnerLostError, WorkerLostError
-from asyncrpc.runtime.links import watching
+from asyncrpc.runtime.links import heartbeat
 from asyncrpc.testing import ProcessCluster
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import until
@@ -75,7 +75,7 @@ async def test_a_busy_worker_of_another_host_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As if it were: its host is not looked at, only asked over the network."""
-    monkeypatch.setattr(watching, "HOST_ID", "another kernel")
+    monkeypatch.setattr(heartbeat, "HOST_ID", "another kernel")
     options = replace(OPTIONS, watch="on")
     cluster = ProcessCluster(
         ["b"], transport="tcp", method="forkserver", options=options

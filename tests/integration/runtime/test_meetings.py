@@ -21,7 +21,7 @@ from asyncrpc import (
 )
 from asyncrpc.runtime.machine import meetings as machine
 from asyncrpc.runtime.membership import meetings
-from asyncrpc.runtime.membership.meeting_words import PART_BYTES
+from asyncrpc.runtime.membership.meeting_codec import PART_BYTES
 from asyncrpc.runtime.membership.rendezvous import StaticRendezvous
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires

@@ -71,13 +71,15 @@ async def killed(worker: Worker) -> AsyncIterator[None]:
     inner: Any = worker
     for listener in inner._listeners:  # noqa: SLF001
         await listener.close()
-    worker.parts.watch.close()  # its process is that of the test, which runs
-    inner.membership._is_closed = inner.directory._closing = True  # noqa: SLF001
-    for connection in tuple(inner.directory._connections):  # noqa: SLF001
+    worker.parts.sidecar.close()  # its process is that of the test, which runs
+    inner.parts.membership._is_closed = True  # noqa: SLF001
+    inner.parts.membership.comparison.close()
+    inner.parts.directory.connections.is_closing = True
+    for connection in tuple(inner.parts.directory.connections.live):
         connection.allow_resuming(lambda *_: None)
         connection.stream.abort()
     yield
-    inner.membership._is_closed = False  # noqa: SLF001
+    inner.parts.membership._is_closed = False  # noqa: SLF001
     await worker.shutdown(drain_timeout_s=0.0)
 
 
@@ -132,7 +134,7 @@ async def test_a_name_that_is_alive_is_not_given_away(quick: Trio) -> None:
             await joining("c", contact).__aenter__()
     assert await a.peer("c").call(remote.add, before) == before + 1
     assert await c.peer("b").call(remote.add, 1) == 2
-    assert b.parts.directory.find("c").member.incarnation == c.incarnation
+    assert b.directory.find("c").member.incarnation == c.incarnation
 
 
 async def test_a_rank_that_is_alive_is_not_given_away(quick: Trio) -> None:
@@ -206,7 +208,7 @@ async def test_a_dead_worker_comes_back_under_its_name_and_rank(quick: Trio) -> 
             assert again.rank == 2
             assert await b.peer(2).call(remote.add, 1) == 2
             assert await a.peer("c").call(remote.add, 1) == 2
-            assert again.parts.membership.table.me.generation == 2
+            assert again.membership.table.me.generation == 2
         assert await next_of(changes) == ("left", "c")
 
 
@@ -265,7 +267,7 @@ async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
         async with seat("b") as b:
             assert await b.peer("a").call(remote.add, 1) == 2
             assert await next_of(changes) == ("joined", "b")
-            assert b.parts.membership.table.me.generation == 2
+            assert b.membership.table.me.generation == 2
 
 
 async def test_of_two_that_have_one_name_one_is_told(
@@ -275,19 +277,15 @@ async def test_of_two_that_have_one_name_one_is_told(
     a, _, c = quick
     with monkeypatch.context() as patch:
         for worker in quick:
-            patch.setattr(worker.parts.membership.news, "announce", id)
-            patch.setattr(worker.parts.membership, "_begin_round", list)
+            patch.setattr(worker.parts.membership.gossip, "announce", id)
+            patch.setattr(worker.parts.membership.comparison, "begin_round", list)
         first, second = joining("twin", a), joining("twin", c)
         async with started(first, second):
-            assert (
-                a.parts.directory.find("twin").member.incarnation == first.incarnation
-            )
-            assert (
-                c.parts.directory.find("twin").member.incarnation == second.incarnation
-            )
+            assert a.directory.find("twin").member.incarnation == first.incarnation
+            assert c.directory.find("twin").member.incarnation == second.incarnation
             patch.undo()
             for worker in quick:
-                worker.parts.membership._begin_round()  # noqa: SLF001
+                worker.parts.membership.comparison.begin_round()
             async with asyncio.timeout(LIMIT_S):
                 while "has its name now" not in caplog.text:  # noqa: ASYNC110  (a log)
                     await asyncio.sleep(0.05)
@@ -303,7 +301,7 @@ async def test_a_death_is_noticed_though_nobody_spoke_to_the_dead(quick: Trio) -
     a, b, c = quick
     changes = [a.members(), b.members()]
     # Until its neighbour on the ring has connected.
-    while not c.parts.directory.links:  # noqa: ASYNC110  (nothing tells of a link)
+    while not c.directory.links:  # noqa: ASYNC110  (nothing tells of a link)
         await asyncio.sleep(0.01)
     async with killed(c):
         for one in changes:
@@ -316,12 +314,12 @@ async def test_a_false_verdict_is_taken_back(quick: Trio) -> None:
     a, b, c = quick
     changes = [a.members(), b.members()]
     await b.peer("c").call(remote.add, 1)
-    a.parts.membership.on_peer_lost(c.id, "the network was cut here")
+    a.membership.on_peer_lost(c.id, "the network was cut here")
     for one in changes[:1]:
         assert await next_of(one) == ("lost", "c")
         assert await next_of(one) == ("back", "c")
-    assert c.parts.membership.table.me.version >= 1
-    link = b.parts.directory.link_of(c.incarnation)
+    assert c.membership.table.me.version >= 1
+    link = b.directory.link_of(c.incarnation)
     assert link is not None
     assert not link.is_lost
 
@@ -333,7 +331,7 @@ async def test_what_news_did_not_bring_comparing_does(
     changes = [a.members(), b.members(), c.members()]
     for worker in quick:
         # Whatever is to be told gets lost.
-        monkeypatch.setattr(worker.parts.membership.news, "announce", id)
+        monkeypatch.setattr(worker.parts.membership.gossip, "announce", id)
     async with joining("late", b):
         for one in changes:
             assert await next_of(one) == ("joined", "late")
@@ -345,7 +343,7 @@ async def test_what_news_did_not_bring_comparing_does(
 async def test_any_member_can_say_where_another_is(quick: Trio) -> None:
     a, b, c = quick
     for worker in (a, b, c):
-        worker.parts.membership.news.pass_on = lambda *_: None  # type: ignore[method-assign]
+        worker.parts.membership.gossip.pass_on = lambda *_: None  # type: ignore[method-assign]
     slow = replace(OPTIONS, heartbeat_s=60.0, lost_after_s=120.0)
     async with joining("late", c, options=slow):
         with pytest.raises(UnknownWorkerError, match=r"worker\.find"):
@@ -361,10 +359,10 @@ async def test_a_call_goes_where_the_worker_is_now(quick: Trio) -> None:
     """Who has not heard the news asks others before it gives up."""
     a, b, c = quick
     await a.peer("b").call(remote.add, 1)
-    a.parts.membership.news.pass_on = lambda *_: None  # type: ignore[method-assign]
+    a.parts.membership.gossip.pass_on = lambda *_: None  # type: ignore[method-assign]
     async with killed(c), joining("c", b):
-        stale = replace(c.parts.member, addresses=("uds:///nobody/listens/here",))
-        a.parts.directory.add([stale])
+        stale = replace(c.member, addresses=("uds:///nobody/listens/here",))
+        a.directory.add([stale])
         assert await a.peer("c").call(remote.add, 1) == 2
 
 
@@ -448,4 +446,4 @@ async def test_an_iterator_that_nobody_has_costs_nothing(quick: Trio) -> None:
         worker.members()
     gc.collect()
     kept = worker.members()
-    assert worker.parts.membership._iterators() == [kept]  # noqa: SLF001
+    assert worker.membership._iterators() == [kept]  # noqa: SLF001

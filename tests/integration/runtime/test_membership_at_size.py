@@ -13,7 +13,7 @@ import pytest
 
 from asyncrpc import JoinRendezvous, MemberChanges, Options, Worker, WorkerLostError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import SimWorker
 from asyncrpc.testing.loop import SimLoop
@@ -42,7 +42,7 @@ async def heard(changes: Sequence[MemberChanges]) -> Counter[tuple[str, str]]:
 
 
 def messages(workers: Sequence[Worker]) -> list[int]:
-    return [worker.parts.membership.news.sent for worker in workers]
+    return [worker.parts.membership.gossip.sent for worker in workers]
 
 
 class Losses:
@@ -53,12 +53,12 @@ class Losses:
     def __init__(self, worker: Worker) -> None:
         self.gone: list[WorkerId] = []
         self.reasons: list[str] = []
-        worker.parts.add_service(self)
+        worker.add_service(self)
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
         """Nothing is asked."""
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         """Nothing is told."""
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
@@ -78,7 +78,7 @@ async def one_joins_and_leaves(network: Network) -> None:
     async with Cluster(names=names, network=network, options=OPTIONS) as workers:
         await asyncio.sleep(30.0)  # they compare with their neighbours, and agree
         assert messages(workers) == [0] * size
-        assert max(len(worker.parts.directory.links) for worker in workers) <= 2
+        assert max(len(worker.directory.links) for worker in workers) <= 2
         changes = [worker.members() for worker in workers]
         losses = [Losses(worker) for worker in workers]
         async with newcomer(network, "late", "w7") as late:
@@ -93,7 +93,7 @@ async def one_joins_and_leaves(network: Network) -> None:
         sent = messages(workers)
         assert sum(sent) <= 2 * size
         # Who has news tells its fingers; others are not connected to.
-        links_max = max(len(worker.parts.directory.links) for worker in workers)
+        links_max = max(len(worker.directory.links) for worker in workers)
         assert links_max <= 4 * math.log2(size)
 
 
@@ -108,7 +108,7 @@ async def all_leave_at_once(network: Network) -> int:
     async with cluster as workers:
         await asyncio.sleep(1.0)  # a short program
         for worker in workers:
-            assert not worker.parts.directory.links
+            assert not worker.directory.links
     return sum(messages(workers))
 
 
@@ -179,10 +179,7 @@ async def agreed(world: Churn) -> None:
     async with asyncio.timeout(LONG_S):
         while True:
             known = [
-                {
-                    (one.name, one.incarnation)
-                    for one in worker.parts.membership.table.records
-                }
+                {(one.name, one.incarnation) for one in worker.membership.table.records}
                 for worker in world.running.values()
             ]
             if all(one == truth for one in known):

@@ -70,11 +70,11 @@ async def test_what_cannot_be_sent_is_let_go_at_once(
 async def test_who_introduced_itself_in_time_is_not_dropped(trio: Trio) -> None:
     """The time may be over in the very turn of the loop in which it is known."""
     a = trio[0]
-    connection = a.parts.directory.accept()
+    connection = a.directory.accept()
     hello = Hello("z", 1, -1, 1, "a", 0, "")
     connection.opened.set_result(hello)
-    a.parts.directory.admission._expire(connection, 5.0)  # noqa: SLF001  (the timer's turn)
+    a.directory.admission._expire(connection)  # noqa: SLF001  (the timer's turn)
     assert not connection.ended.done()
     assert not a.counters.connections_dropped_unauthenticated
     await asyncio.sleep(0)  # that it has introduced itself is noted
-    assert not len(a.parts.directory.admission)
+    assert not len(a.directory.admission)

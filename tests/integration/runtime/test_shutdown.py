@@ -20,7 +20,7 @@ import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Worker, WorkerLostError
 from asyncrpc.ids import WorkerId
 from asyncrpc.multiprocessing import launch
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import ends, remote
 from tests.integration.runtime.conftest import Trio
@@ -77,7 +77,7 @@ async def test_a_graceful_end_waits_for_chains_in_threads_that_never_pause(
         async with Cluster(ends.WORLD_SIZE) as workers:
             for number in range(chains):
                 caller = workers[number % ends.WORLD_SIZE]
-                caller.parts.start_call(workers[0].name, ends.pass_on, (DEPTH,))
+                caller.start_call(workers[0].name, ends.pass_on, (DEPTH,))
             ending = (one.shutdown(graceful=True, timeout=15.0) for one in workers)
             await asyncio.gather(*ending)
         assert len(ends.passed) == chains * (DEPTH + 1)
@@ -101,11 +101,11 @@ async def test_a_call_that_a_thread_has_just_handed_over_is_not_overlooked() -> 
     one, two = remote.watches["1"], remote.watches["2"] = Watch(), Watch()
     async with Cluster(2) as (a, b):
         calls = [
-            a.parts.start_call("b", ends.call_on, (test, to))
+            a.start_call("b", ends.call_on, (test, to))
             for test, to in (("1", ""), ("2", "a"))
         ]
         await asyncio.gather(one.begun.wait(), two.begun.wait())
-        machine = b.parts.ending._machine  # noqa: SLF001
+        machine = b.parts.graceful_shutdown._machine  # noqa: SLF001
         machine.enter()
         machine.speak(busy=True, started=0)
         machine.hear(0, 0, 0b01, 0b01)
@@ -113,7 +113,7 @@ async def test_a_call_that_a_thread_has_just_handed_over_is_not_overlooked() -> 
         # From here on the loop stands still, and these come to wait in this order: the
         # answers, the look at what is in flight, the call.
         let_end(b, one, 1)
-        speaking = asyncio.ensure_future(b.parts.ending._speak())  # noqa: SLF001
+        speaking = asyncio.ensure_future(b.parts.graceful_shutdown._answer_wave())  # noqa: SLF001
         let_end(b, two, 2)
         assert await speaking is False
         assert machine.must_speak
@@ -123,7 +123,7 @@ async def test_a_call_that_a_thread_has_just_handed_over_is_not_overlooked() -> 
 def let_end(worker: Worker, watch: Watch, finished: int) -> None:
     """Let a function end in its thread, and wait for that without the loop."""
     watch.gate.set()
-    while len(worker.parts.pool._finished) < finished:  # noqa: SLF001
+    while len(worker.pool._finished) < finished:  # noqa: SLF001
         time.sleep(0.001)
 
 
@@ -139,7 +139,7 @@ async def test_who_is_busy_is_named_and_its_call_cut_off(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     remote.watches["w"] = watch = Watch()
-    call = trio[0].parts.start_call("b", remote.wait_for_ever, ("w",))
+    call = trio[0].start_call("b", remote.wait_for_ever, ("w",))
     await watch.begun.wait()
     began_s = now_s()
     together = (
@@ -155,7 +155,7 @@ async def test_who_is_busy_is_named_and_its_call_cut_off(
 
 async def test_a_call_that_ends_late_is_waited_for(trio: Trio) -> None:
     remote.watches["w"] = watch = Watch()
-    call = trio[0].parts.start_call("b", remote.pass_gate, ("w",))
+    call = trio[0].start_call("b", remote.pass_gate, ("w",))
     await watch.begun.wait()
     ending = [
         asyncio.create_task(one.shutdown(graceful=True, timeout=10.0)) for one in trio
@@ -232,7 +232,7 @@ async def ignore_cancellation(test: str) -> None:
 async def test_a_coroutine_that_ignores_cancellation_is_left_behind() -> None:
     remote.watches["w"] = watch = Watch()
     async with Cluster(2) as (a, b):
-        call = a.parts.start_call("b", ignore_cancellation, ("w",))
+        call = a.start_call("b", ignore_cancellation, ("w",))
         await watch.begun.wait()
         began_s = now_s()
         await b.shutdown(drain_timeout_s=0.1)
@@ -257,10 +257,10 @@ class Stuck:
         self.name = name
         self._error = error
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
         return None
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         pass
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
@@ -277,22 +277,22 @@ async def test_parts_that_do_not_end_cost_a_second_in_all(
 ) -> None:
     worker = Worker("a", rank=0, rendezvous=Endless(1))
     async with worker:
-        worker.parts.add_service(Stuck("stuck", None))
-        worker.parts.add_service(Stuck("broken", ZeroDivisionError("at its end")))
+        worker.add_service(Stuck("stuck", None))
+        worker.add_service(Stuck("broken", ZeroDivisionError("at its end")))
         began_s = now_s()
     assert now_s() - began_s < CLOSING_S + BUSY_S
     assert "its service 'stuck' did not end in time" in caplog.text
     assert "its service 'broken' did not end in order" in caplog.text
     assert "the meeting place did not end in time" in caplog.text
-    assert worker.parts.directory.links == []
+    assert worker.directory.links == []
 
 
 async def test_who_is_impatient_twice_is_not_kept_waiting() -> None:
     worker = Worker("a", rank=0, rendezvous=Endless(1))
     await worker.__aenter__()
-    worker.parts.add_service(Stuck("stuck", None))
+    worker.add_service(Stuck("stuck", None))
     remote.watches["w"] = watch = Watch()
-    call = worker.parts.start_call("a", remote.wait_for_ever, ("w",))
+    call = worker.start_call("a", remote.wait_for_ever, ("w",))
     await watch.begun.wait()
     ending = asyncio.create_task(worker.shutdown(drain_timeout_s=60.0))
     await asyncio.sleep(0)
@@ -320,10 +320,10 @@ async def test_a_stopped_peer_whose_buffers_are_full_keeps_nobody(
         cluster.kill("b", signal.SIGSTOP)
         try:
             calls = [
-                a.parts.start_call("b", remote.echo, (torch.zeros(8 << 20),))
+                a.start_call("b", remote.echo, (torch.zeros(8 << 20),))
                 for _ in range(4)
             ]
-            calls += [a.parts.start_call("b", remote.add, (1,)) for _ in range(1000)]
+            calls += [a.start_call("b", remote.add, (1,)) for _ in range(1000)]
             await asyncio.sleep(0.05)  # as much is written as the kernel takes
             began_s = now_s()
             await a.shutdown()

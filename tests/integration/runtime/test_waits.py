@@ -23,7 +23,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.hosting import LoopThread
-from asyncrpc.runtime.membership.neighbours import Neighbours
+from asyncrpc.runtime.membership.messenger import PeerMessenger
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.groups import until
@@ -210,16 +210,22 @@ class TestTheEndOfAWorker:
             assert isinstance(first, BarrierBrokenError)
             assert isinstance(second, NotStartedError)
 
-    async def test_nobody_waits_for_a_word_whose_dial_did_not_begin(
+    async def test_nobody_waits_for_a_message_whose_dial_did_not_begin(
         self, trio: Trio
     ) -> None:
         a = trio[0]
         before = asyncio.all_tasks()
-        neighbours = Neighbours(a, lambda _: None, lambda *_: None)
-        neighbours.tell(1)
+        messenger = PeerMessenger(
+            a.parts.identity,
+            a.parts.tasks,
+            a.parts.directory,
+            lambda _: None,
+            lambda *_: None,
+        )
+        messenger.send(1)
         for dial in asyncio.all_tasks() - before:
             dial.cancel()  # as the end of its worker does
-        await in_time(neighbours.settle())
+        await in_time(messenger.wait_sent())
 
 
 @pytest.mark.usefixtures("gate")

@@ -24,8 +24,10 @@ from subprocess import PIPE
 import pytest
 
 from asyncrpc import LocalRendezvous, Options, UsageError, Worker
-from asyncrpc.runtime.links.watcher import PACKAGE, PROGRAM
-from asyncrpc.runtime.links.watching import Evidence, PulseAddress, evidence_of
+from asyncrpc.runtime.links.evidence import evidence_of
+from asyncrpc.runtime.links.heartbeat import PulseAddress
+from asyncrpc.runtime.links.sidecar_process import PACKAGE, PROGRAM
+from asyncrpc.runtime.machine.detector import Evidence
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.watch import pulse, query
 from asyncrpc.watch.process import CONNECTIONS_MAX
@@ -91,13 +93,13 @@ def descriptor_of(pid: int, number: int) -> str:
 
 async def test_a_worker_whose_loop_runs() -> None:
     async with started() as worker:
-        assert set(await ask_both(worker.parts.hello())) == {Evidence.TICKING}
+        assert set(await ask_both(worker.hello())) == {Evidence.TICKING}
 
 
 async def test_a_worker_that_has_ended_leaves_no_process() -> None:
     async with started() as worker:
-        assert worker.parts.watch.watcher is not None
-        pid, hello = worker.parts.watch.watcher.pid, worker.parts.hello()
+        assert worker.parts.sidecar.process is not None
+        pid, hello = worker.parts.sidecar.process.pid, worker.hello()
         assert runs(pid)
     assert not runs(pid)
     assert set(await ask_both(hello)) == {Evidence.UNREACHABLE}
@@ -105,15 +107,15 @@ async def test_a_worker_that_has_ended_leaves_no_process() -> None:
 
 async def test_the_process_starts_when_a_peer_comes_that_needs_it() -> None:
     async with started(replace(TCP, watch="auto")) as worker:
-        watcher, hello = worker.parts.watch.watcher, worker.parts.hello()
+        watcher, hello = worker.parts.sidecar.process, worker.hello()
         assert watcher is not None
-        worker.parts.watch.on_peer(hello)
+        worker.parts.sidecar.on_peer(hello)
         assert watcher.pid == 0
         # Its address has been told already: who is early waits.
         early = asyncio.ensure_future(ask(as_seen_from_elsewhere(hello)))
-        worker.parts.watch.on_peer(as_seen_from_elsewhere(hello))
+        worker.parts.sidecar.on_peer(as_seen_from_elsewhere(hello))
         pid = watcher.pid
-        worker.parts.watch.on_peer(as_seen_from_elsewhere(hello))
+        worker.parts.sidecar.on_peer(as_seen_from_elsewhere(hello))
         assert runs(pid)
         assert watcher.pid == pid
         assert await early is Evidence.TICKING
@@ -121,59 +123,59 @@ async def test_the_process_starts_when_a_peer_comes_that_needs_it() -> None:
 
 async def test_without_a_watch_there_is_a_pulse_still() -> None:
     async with started(replace(TCP, watch="off")) as worker:
-        hello = worker.parts.hello()
+        hello = worker.hello()
         assert len(hello.watch) == 1
-        worker.parts.watch.on_peer(as_seen_from_elsewhere(hello))
+        worker.parts.sidecar.on_peer(as_seen_from_elsewhere(hello))
         assert await ask_both(hello) == (Evidence.TICKING, Evidence.UNKNOWN)
 
 
 async def test_without_tcp_there_is_no_watch() -> None:
     async with started(Options(watch="on")) as worker:
-        assert worker.parts.watch.watcher is None
-        assert await ask(worker.parts.hello()) is Evidence.TICKING
+        assert worker.parts.sidecar.process is None
+        assert await ask(worker.hello()) is Evidence.TICKING
 
 
 async def test_in_memory_there_is_nothing_to_see() -> None:
     async with Cluster(2) as (a, _):
-        assert a.parts.hello().watch == ()
-        assert await ask(a.parts.hello()) is Evidence.UNKNOWN
+        assert a.hello().watch == ()
+        assert await ask(a.hello()) is Evidence.UNKNOWN
 
 
 async def test_two_workers_of_one_process_have_a_watch_each() -> None:
     async with Cluster(2, network="tcp", options=replace(TCP, listen=None)) as (a, b):
-        assert a.parts.watch.watcher is not None
-        assert b.parts.watch.watcher is not None
-        assert a.parts.watch.watcher.pid != b.parts.watch.watcher.pid
+        assert a.parts.sidecar.process is not None
+        assert b.parts.sidecar.process is not None
+        assert a.parts.sidecar.process.pid != b.parts.sidecar.process.pid
         for one in (a, b):
-            assert set(await ask_both(one.parts.hello())) == {Evidence.TICKING}
+            assert set(await ask_both(one.hello())) == {Evidence.TICKING}
 
 
 async def test_a_secret_is_needed_to_be_answered() -> None:
     async with started() as worker:
-        hello = as_seen_from_elsewhere(worker.parts.hello())
+        hello = as_seen_from_elsewhere(worker.hello())
         assert await ask(hello, secret="another") is Evidence.UNREACHABLE
 
 
 async def test_another_life_of_the_worker_is_not_answered_for() -> None:
     async with started() as worker:
-        hello = replace(worker.parts.hello(), incarnation=worker.incarnation + 1)
+        hello = replace(worker.hello(), incarnation=worker.incarnation + 1)
         assert set(await ask_both(hello)) == {Evidence.UNREACHABLE}
 
 
 async def test_the_process_is_small() -> None:
     """It loads neither torch nor OpenSSL."""
     async with started() as worker:
-        await ask(as_seen_from_elsewhere(worker.parts.hello()))
-        assert worker.parts.watch.watcher is not None
-        mapped = mapped_by(worker.parts.watch.watcher.pid)
+        await ask(as_seen_from_elsewhere(worker.hello()))
+        assert worker.parts.sidecar.process is not None
+        mapped = mapped_by(worker.parts.sidecar.process.pid)
         assert "torch" not in mapped
         assert "libcrypto" not in mapped
 
 
 async def test_the_terminal_means_the_worker_and_not_its_watch() -> None:
     async with started() as worker:
-        assert worker.parts.watch.watcher is not None
-        pid = worker.parts.watch.watcher.pid
+        assert worker.parts.sidecar.process is not None
+        pid = worker.parts.sidecar.process.pid
         assert os.getsid(pid) == pid
         assert {descriptor_of(pid, number) for number in (1, 2)} == {"/dev/null"}
 
@@ -182,7 +184,7 @@ async def test_a_watch_that_dies_is_warned_of_and_buried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with started() as worker:
-        watcher = worker.parts.watch.watcher
+        watcher = worker.parts.sidecar.process
         assert watcher is not None
         pid = watcher.pid
         with caplog.at_level(logging.WARNING, "asyncrpc"):
@@ -194,7 +196,7 @@ async def test_a_watch_that_dies_is_warned_of_and_buried(
             await until(is_buried)
         assert not runs(pid)
         assert "has ended with status -9" in caplog.text
-        found = await ask(as_seen_from_elsewhere(worker.parts.hello()))
+        found = await ask(as_seen_from_elsewhere(worker.hello()))
         assert found is Evidence.UNREACHABLE
 
 
@@ -241,7 +243,7 @@ async def test_addresses_that_make_no_sense_tell_nothing(
     watch: tuple[str, ...],
 ) -> None:
     async with started(replace(TCP, watch="off")) as worker:
-        hello = replace(worker.parts.hello(), watch=watch)
+        hello = replace(worker.hello(), watch=watch)
         assert await ask_both(hello) == (Evidence.UNKNOWN, Evidence.UNKNOWN)
 
 
@@ -249,7 +251,7 @@ async def test_the_kernel_may_tell_of_a_process_without_a_pulse() -> None:
     child = await asyncio.create_subprocess_exec("true")
     await child.wait()
     async with started(replace(TCP, watch="off")) as worker:
-        hello = replace(worker.parts.hello(), watch=(), pid=child.pid)
+        hello = replace(worker.hello(), watch=(), pid=child.pid)
         for credentials_pid, evidence in (
             (child.pid, Evidence.GONE),
             (child.pid + 1, Evidence.UNKNOWN),  # of a proxy, say
@@ -263,10 +265,10 @@ async def test_the_kernel_may_tell_of_a_process_without_a_pulse() -> None:
 
 async def test_a_process_of_another_namespace_is_not_looked_at() -> None:
     async with started(replace(TCP, watch="off")) as worker:
-        address = PulseAddress.find(worker.parts.hello().watch)
+        address = PulseAddress.find(worker.hello().watch)
         assert address is not None
         elsewhere = replace(address, namespace=address.namespace + 1)
-        hello = replace(worker.parts.hello(), watch=(str(elsewhere),))
+        hello = replace(worker.hello(), watch=(str(elsewhere),))
         assert await ask(hello) is Evidence.UNKNOWN
 
 
@@ -283,10 +285,8 @@ def silent_listener() -> Iterator[str]:
 async def test_the_first_of_several_addresses_that_answers_is_enough() -> None:
     async with started() as worker:
         with silent_listener() as silent:
-            real = worker.parts.hello().watch
-            hello = replace(
-                worker.parts.hello(), watch=(silent, "tcp://[::1]:1", *real)
-            )
+            real = worker.hello().watch
+            hello = replace(worker.hello(), watch=(silent, "tcp://[::1]:1", *real))
             found = await ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
             assert found is Evidence.TICKING
 
@@ -294,7 +294,7 @@ async def test_the_first_of_several_addresses_that_answers_is_enough() -> None:
 async def test_whoever_does_not_answer_in_time_is_unreachable() -> None:
     async with started() as worker:
         with silent_listener() as silent:
-            hello = replace(worker.parts.hello(), watch=(silent,))
+            hello = replace(worker.hello(), watch=(silent,))
             found = await ask(as_seen_from_elsewhere(hello), timeout_s=0.2)
             assert found is Evidence.UNREACHABLE
 
@@ -302,7 +302,7 @@ async def test_whoever_does_not_answer_in_time_is_unreachable() -> None:
 async def test_a_question_that_is_cancelled_leaves_nothing() -> None:
     async with started() as worker:
         with silent_listener() as silent:
-            hello = replace(worker.parts.hello(), watch=(silent, silent))
+            hello = replace(worker.hello(), watch=(silent, silent))
             asking = asyncio.ensure_future(
                 ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
             )
@@ -315,9 +315,9 @@ async def test_a_question_that_is_cancelled_leaves_nothing() -> None:
 async def test_strangers_are_neither_answered_nor_in_the_way() -> None:
     """Even if they take every place there is: those who say nothing are closed."""
     async with started() as worker:
-        hello = as_seen_from_elsewhere(worker.parts.hello())
-        assert worker.parts.watch.watcher is not None
-        address = worker.parts.watch.watcher.addresses[0]
+        hello = as_seen_from_elsewhere(worker.hello())
+        assert worker.parts.sidecar.process is not None
+        address = worker.parts.sidecar.process.addresses[0]
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(CONNECTIONS_MAX):
                 _, idle = await asyncio.open_connection(address.host, address.port)
@@ -335,7 +335,7 @@ async def test_strangers_are_neither_answered_nor_in_the_way() -> None:
 
 async def test_many_questions_at_once_are_all_answered() -> None:
     async with started() as worker:
-        hello = as_seen_from_elsewhere(worker.parts.hello())
+        hello = as_seen_from_elsewhere(worker.hello())
         asked = (ask(hello, timeout_s=GENEROUS_S) for _ in range(300))
         assert set(await asyncio.gather(*asked)) == {Evidence.TICKING}
 
@@ -409,7 +409,7 @@ async def process(
         options=Options(secret=secret, watch="on", drain_timeout_s=1.0),
     )
     async with cluster as a:
-        link = await a.parts.link_to("b")
+        link = await a.link_to("b")
         hello = link.connection.peer
         assert hello is not None
         yield a, cluster, hello
@@ -446,7 +446,7 @@ class TestProcesses:
         os.mkfifo(gate)
         async with process() as (a, _, hello):
             await until_seen(a, hello, Evidence.TICKING)
-            stalled = a.parts.start_call("b", stall, (gate,))
+            stalled = a.start_call("b", stall, (gate,))
             await until_seen(a, hello, Evidence.BUSY)
             stalls.let_go(gate)
             await stalled

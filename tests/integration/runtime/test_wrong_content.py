@@ -27,6 +27,7 @@ from asyncrpc.autograd import backward, context
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.runtime.forms import ServiceMethods
 from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.parts import Parts
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import pack_head
@@ -120,7 +121,7 @@ def sizes(worker: Worker) -> dict[str, Any]:
         "slabs": len(worker.parts.memory.slabs),
         "served": len(link.served),
         "pending": len(link.pending),
-        "functions": len(link._named._names),
+        "functions": len(link.heads.functions._names),
         "active": worker.parts.active,
     }
 
@@ -205,7 +206,7 @@ async def refuse(link: Link, service: Any, method: Any, value: Any) -> str:
 
 def tell(link: Link, service: Any, method: Any, value: Any) -> None:
     """Send a notice, which `Link.notify` would not do with tensors."""
-    encoded = link.codec.encode(value)
+    encoded = link.host.codec.encode(value)
     link.connection.send(
         FrameKind.NOTICE,
         0,
@@ -237,7 +238,8 @@ async def tell_wrongly(
     log.clear()
     for value in JUNK:
         tell(link, service, method, value)
-    await link.worker.peer("b").call(len, "a")
+    assert isinstance(link.host, Parts)
+    await link.host.peer("b").call(len, "a")
     refused = log.text.count(f"notice of 'a' could not be taken: {service}.{method}")
     assert refused >= len(JUNK) - 2
     for value in (*spoiled(example), example, example):

@@ -1,4 +1,4 @@
-"""Starts and ends the process of a watch; see `asyncrpc.watch`.
+"""Starts and ends the process of a liveness sidecar; see `asyncrpc.watch`.
 
 Its sockets listen from the start, so that their addresses are known at once and can be
 told.  The process that answers there need not be: whoever asks meanwhile waits in the
@@ -10,6 +10,7 @@ at whatever moment leaves it with all of it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -19,15 +20,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import asyncrpc.watch
+from asyncrpc.runtime.ports import Identity
+from asyncrpc.transport.address import Address
 from asyncrpc.transport.tcp import bind
 from asyncrpc.watch import query
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.worker import Worker
-    from asyncrpc.transport.address import Address
 
 logger = logging.getLogger("asyncrpc")
 
@@ -53,22 +52,33 @@ class _Socket(Protocol):
     def close(self) -> None: ...
 
 
-class Watcher:
-    """The process of one worker's watch, once it is started, and its sockets.
+class SidecarProcess:
+    """The process beside one worker, once it is started, and its sockets.
 
     Attributes:
         addresses: where it answers.
         pid: of the process; 0 while there is none.
     """
 
-    def __init__(self, worker: Worker, memory: int) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        loop: asyncio.AbstractEventLoop,
+        secret: bytes | None,
+        *,
+        memory: int,
+    ) -> None:
         """Describe it.
 
         Args:
-            worker: whom it watches.
-            memory: descriptor of the worker's pulse.
+            identity: whom it watches.
+            loop: is told of its end.
+            secret: the cluster's; it answers only who knows it.
+            memory: descriptor of the worker's heartbeat record.
         """
-        self._worker = worker
+        self._identity = identity
+        self._loop = loop
+        self._secret = secret
         self._memory = memory
         self._sockets: list[_Socket] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -105,7 +115,7 @@ class Watcher:
             self._process = self._spawn(own, [one.fileno() for one in sockets])
             self.pid = self._process.pid
             self._exit = os.pidfd_open(self.pid)
-            self._worker.loop.add_reader(self._exit, self._on_exit)
+            self._loop.add_reader(self._exit, self._on_exit)
         except OSError as error:
             self._warn(f"could not be started: {error}")
         finally:
@@ -115,7 +125,7 @@ class Watcher:
 
     def _spawn(self, own: int, sockets: list[int]) -> subprocess.Popen[bytes]:
         given = [self._memory, own, *sockets]
-        # Not our output: whoever waits for its end would wait for the watch, too.  Not
+        # Not our output: whoever waits for its end would wait for this one, too.  Not
         # our session: what is typed on a terminal means us.
         command = [sys.executable, "-I", "-S", "-c", PROGRAM, PACKAGE]
         process = subprocess.Popen(  # noqa: S603  (nothing in it comes from outside)
@@ -128,10 +138,9 @@ class Watcher:
             pass_fds=given,
             start_new_session=True,
         )
-        secret = self._worker.options.secret_bytes
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(query.key_from(secret, self._worker.incarnation))
+            pipe.write(query.key_from(self._secret, self._identity.incarnation))
         return process
 
     def _on_exit(self) -> None:
@@ -141,7 +150,7 @@ class Watcher:
     def _take_status(self) -> int:
         """Wait for the end, which has come, so that nothing is left of the process."""
         assert self._process is not None
-        self._worker.loop.remove_reader(self._exit)
+        self._loop.remove_reader(self._exit)
         os.close(self._exit)
         self.pid = 0
         return self._process.wait()
@@ -150,7 +159,7 @@ class Watcher:
         logger.warning(
             "worker %r: the process that tells peers on other hosts whether this one "
             "runs %s; they cannot tell it busy from dead any more",
-            self._worker.name,
+            self._identity.name,
             what,
         )
 

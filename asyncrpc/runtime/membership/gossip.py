@@ -1,4 +1,4 @@
-"""Spreading news: what is to be told, to whom, in one message for many.
+"""Gossip: what is to be told of members, to whom, in one message for many.
 
 News to one worker are joined for a moment, so that fifty that leave at once cost it few
 messages.  A worker that cannot be told is passed over: the next one on the ring tells
@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.runtime.machine.membership import Membership, Record
 from asyncrpc.runtime.machine.ring import CIRCLE, place_of
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.worker import Worker
+from asyncrpc.runtime.membership.ports import Peers
+from asyncrpc.runtime.ports import Scheduler
 
 SERVICE: Final = "membership"
 FOR_YOU: Final = -1  # in place of a limit: tell nobody else
@@ -42,22 +41,26 @@ class Item:
     tries: int = 0
 
 
-class News:
-    """What one worker has to tell.
+class Gossip:
+    """What one worker has to tell of the members.
 
     Attributes:
         sent: messages sent.
     """
 
-    def __init__(self, worker: Worker, wake: Callable[[], float]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, peers: Peers, wake: Callable[[], float]
+    ) -> None:
         """Prepare.
 
         Args:
-            worker: whose news these are.
+            scheduler: runs what sends.
+            peers: the ways to the others.
             wake: called when there are any; returns how long they wait, in seconds.
         """
         self.sent = 0
-        self._worker = worker
+        self._scheduler = scheduler
+        self._peers = peers
         self._wake = wake
         self._table: Membership | None = None
         self._queues: dict[str, dict[str, Item]] = {}
@@ -100,17 +103,17 @@ class News:
             item = replace(item, record=newer, limit=limit)
         queue[item.record.name] = item
         if self._timer is None:
-            self._timer = self._worker.loop.call_later(self._wake(), self._flush)
+            self._timer = self._scheduler.loop.call_later(self._wake(), self._flush)
 
     def _flush(self) -> None:
         self._timer = None
         queues, self._queues = self._queues, {}
         for name, items in queues.items():
-            self._worker.start_task(self._send(name, list(items.values())))
+            self._scheduler.start_task(self._send(name, list(items.values())))
 
     async def _send(self, name: str, items: list[Item]) -> None:
         try:
-            link = await self._worker.link_to(name)
+            link = await self._peers.open_link(name)
         except AsyncRpcError:
             self._go_past(name, items)
             return

@@ -7,51 +7,52 @@ ring comes after the name's, to whom news of it came early.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import UnknownWorkerError
-from asyncrpc.ids import WorkerInfo
 from asyncrpc.runtime.machine.membership import Membership, Record
 from asyncrpc.runtime.machine.ring import place_of
-from asyncrpc.runtime.membership.spreading import FOR_YOU, SERVICE
+from asyncrpc.runtime.membership.gossip import FOR_YOU, SERVICE
+from asyncrpc.runtime.membership.ports import MemberLink, Peers
+from asyncrpc.runtime.ports import Identity, Scheduler
 
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.worker import Worker
+# Takes a record that has come over a link, and the part of the ring that is to be told.
+TakeRecord: TypeAlias = Callable[[Record, int, MemberLink], None]
 
 ASKED_MAX: Final = 3  # members that are asked where another one is
 REFRESH_S: Final = 1.0  # for their answer, when a dial has failed
 
 
-class Finding(ABC):
-    """The part of the membership that asks others."""
+class Finder:
+    """Asks other members where a worker is."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self.table = Membership(Record(worker.member))
-        self._is_closed = False
+    def __init__(
+        self, identity: Identity, scheduler: Scheduler, peers: Peers, take: TakeRecord
+    ) -> None:
+        """Prepare.
 
-    @abstractmethod
-    def _take(self, record: Record, limit: int, link: Link) -> None:
-        """Take one record that has come over a link."""
+        Args:
+            identity: who asks.
+            scheduler: runs the questions.
+            peers: whom it knows.
+            take: is given the records that others answer with.
+        """
+        self._identity = identity
+        self._scheduler = scheduler
+        self._peers = peers
+        self._take = take
 
-    @property
-    def known(self) -> list[WorkerInfo]:
-        """Every member that is there, as far as is known; this one included."""
-        return [WorkerInfo(one.name, one.member.rank) for one in self.table.records]
-
-    def _links(self) -> dict[str, Link]:
+    def links(self) -> dict[str, MemberLink]:
         """Return the links to others, by name."""
         return {
             link.peer.name: link
-            for link in self._worker.directory.links
-            if link.peer.name != self._worker.name and not link.is_lost
+            for link in self._peers.links
+            if link.peer.name != self._identity.name and not link.is_lost
         }
 
-    async def find(self, name: str, timeout_s: float) -> None:
+    async def find(self, table: Membership, name: str, timeout_s: float) -> None:
         """Ask others where a worker is that this one does not know.
 
         Raises:
@@ -60,16 +61,16 @@ class Finding(ABC):
         Cancellation:
             Nothing has changed.
         """
-        known = self.table.get(name)
+        known = table.get(name)
         if known is not None and known.is_alive:
             return
-        asked = [*self._linked(name), *self._far(name)]
+        asked = [*self._linked(table, name), *self._far(table, name)]
         await self._ask(name, list(dict.fromkeys(asked))[:ASKED_MAX], timeout_s)
-        known = self.table.get(name)
+        known = table.get(name)
         if known is None or not known.is_alive:
-            raise UnknownWorkerError(name, [one.name for one in self.known])
+            raise UnknownWorkerError(name, [one.name for one in table.records])
 
-    async def refresh(self, name: str) -> bool:
+    async def refresh(self, table: Membership, name: str) -> bool:
         """Ask those who are connected whether a worker is elsewhere now.
 
         Returns:
@@ -78,44 +79,44 @@ class Finding(ABC):
         Cancellation:
             Nothing has changed.
         """
-        before = self.table.get(name)
-        if self._is_closed or self.table.is_static or before is None:
+        before = table.get(name)
+        if table.is_static or before is None:
             return False
-        directory = self._worker.directory
-        if before.is_placed and directory.known_incarnation(name) != before.incarnation:
-            directory.add([before.member])  # another one had introduced itself as this
+        peers = self._peers
+        if before.is_placed and peers.known_incarnation(name) != before.incarnation:
+            peers.add([before.member])  # another one had introduced itself as this
             return True
-        await self._ask(name, self._linked(name)[:ASKED_MAX], REFRESH_S)
-        after = self.table.get(name)
+        await self._ask(name, self._linked(table, name)[:ASKED_MAX], REFRESH_S)
+        after = table.get(name)
         return after is not None and after.is_alive and after.member != before.member
 
-    def _linked(self, name: str) -> list[str]:
+    def _linked(self, table: Membership, name: str) -> list[str]:
         """Return the members that this worker has a link to, but one."""
-        linked = self._links()
-        return [one for one in linked if one != name and one in self.table.alive]
+        linked = self.links()
+        return [one for one in linked if one != name and one in table.alive]
 
-    def _far(self, name: str) -> list[str]:
+    def _far(self, table: Membership, name: str) -> list[str]:
         """Return the members after the place of a name, this worker left out."""
         found, place = [], place_of(name)
         for _ in range(ASKED_MAX + 1):
-            one = self.table.alive.after(place + 1)
-            if one not in ("", name, self._worker.name):
+            one = table.alive.after(place + 1)
+            if one not in ("", name, self._identity.name):
                 found.append(one)
             place = place_of(one)
         return found
 
     async def _ask(self, name: str, whom: Sequence[str], timeout_s: float) -> None:
-        deadline = Deadline.after(timeout_s, self._worker.loop.time())
+        deadline = Deadline.after(timeout_s, self._scheduler.loop.time())
 
         async def ask(one: str) -> None:
-            link = await self._worker.link_to(one)
+            link = await self._peers.open_link(one)
             answer = await link.request_service(
                 SERVICE, "find", name, deadline=deadline
             )
             if answer is not None:
                 self._take(Record.unpack(answer), FOR_YOU, link)
 
-        asking = [self._worker.start_task(ask(one)) for one in whom]
+        asking = [self._scheduler.start_task(ask(one)) for one in whom]
         try:
             if asking:
                 async with asyncio.timeout(timeout_s):

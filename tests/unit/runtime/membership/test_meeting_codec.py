@@ -21,7 +21,7 @@ from asyncrpc.runtime.machine.series import (
     Turn,
     Word,
 )
-from asyncrpc.runtime.membership.meeting_words import (
+from asyncrpc.runtime.membership.meeting_codec import (
     MEETING_BYTES_MAX,
     PART_BYTES,
     PAYLOAD_BYTES_MAX,

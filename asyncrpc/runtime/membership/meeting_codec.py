@@ -1,4 +1,4 @@
-"""How the words of a meeting travel: notices of the service `meetings`.
+"""How the messages of a meeting travel: notices of the service `meetings`.
 
 Payloads go in pieces of `PIECE_BYTES`, `PIECES_MAX` of them to a message: so a message
 stays small, and each piece short enough to be part of it.

@@ -1,0 +1,137 @@
+"""The connections of one worker: how they are made, whom they trust, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from asyncrpc.errors import AsyncRpcError, AuthenticationError, ClosedError
+from asyncrpc.runtime.links.connection import Connection
+from asyncrpc.runtime.links.ports import SILENT, HandshakeConnection
+from asyncrpc.runtime.ports import Identity
+from asyncrpc.runtime.spinning import Spinner
+from asyncrpc.wire.handshake import NONCE_BYTES, Role
+from asyncrpc.wire.messages import Hello
+from asyncrpc.wire.reader import ReaderLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """What all connections of a worker have in common.
+
+    Attributes:
+        secret: that both ends must prove to know; None if there is none.
+        limits: of what is read.
+        make_buffer: returns memory for so many bytes of a payload.
+        random_bytes: returns so many bytes that nobody can foresee.
+        spinner: polls for what comes after a write, if the worker wants that.
+    """
+
+    secret: bytes | None
+    limits: ReaderLimits
+    make_buffer: Callable[[int], memoryview]
+    random_bytes: Callable[[int], bytes]
+    spinner: Spinner | None = None
+
+
+class Connections:
+    """Makes the connections of one worker, and knows those that are there.
+
+    Attributes:
+        is_closing: whether no further connection is wanted.
+        on_lost: told of the end of each.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        loop: asyncio.AbstractEventLoop,
+        settings: ConnectionSettings,
+    ) -> None:
+        self.is_closing = False
+        self.on_lost: Callable[[Connection, AsyncRpcError | None], None] | None = None
+        self._identity = identity
+        self._loop = loop
+        self._settings = settings
+        # A set, but ordered: in a simulation runs must not depend on addresses.
+        self._live: dict[Connection, None] = {}
+
+    @property
+    def live(self) -> Collection[Connection]:
+        """Those that have a transport and have not ended."""
+        return self._live.keys()
+
+    def make(
+        self,
+        role: Role,
+        on_proved: Callable[[Connection], None],
+        on_hello: Callable[[Connection, Hello], None],
+    ) -> Connection:
+        """Make a connection that is ended with the others.
+
+        Args:
+            role: which end of it this is.
+            on_proved: called once both ends have proved that they know the secret.
+            on_hello: called with the peer's HELLO.
+        """
+        settings = self._settings
+        connection = Connection(
+            role,
+            settings.secret,
+            loop=self._loop,
+            limits=settings.limits,
+            make_buffer=settings.make_buffer,
+            nonce=settings.random_bytes(NONCE_BYTES),
+            poller=settings.spinner,
+            on_proved=on_proved,
+            on_hello=on_hello,
+        )
+        connection.on_lost = self._on_lost
+        # Not before there is a transport: what never had one never ends either.
+        connection.on_made = self._on_made
+        return connection
+
+    def _on_made(self, connection: Connection) -> None:
+        self._live[connection] = None
+
+    def _on_lost(self, connection: Connection, error: AsyncRpcError | None) -> None:
+        self._live.pop(connection, None)
+        if self.on_lost is not None:
+            self.on_lost(connection, error)
+
+    def is_trusted(self, connection: HandshakeConnection) -> bool:
+        """Check whom the kernel says the peer is, where no secret vouches for it."""
+        credentials = connection.credentials
+        if self._settings.secret or credentials is None:
+            return True
+        if credentials.uid == os.getuid():
+            return True
+        connection.fail(
+            AuthenticationError(
+                f"the peer runs as user {credentials.uid}, this worker as "
+                f"{os.getuid()}; workers of different users need a secret"
+            )
+        )
+        return False
+
+    def refuse(self, connection: HandshakeConnection, verdict: str) -> None:
+        """Tell who dials why it is not taken, and end."""
+        connection.hello(self._identity.hello(verdict=verdict))
+        connection.open_to(SILENT)
+        connection.close()
+
+    async def close(self, timeout_s: float) -> None:
+        """End every connection, in order where the peer still listens."""
+        self.is_closing = True
+        for connection in tuple(self._live):
+            connection.close()
+        ended = [connection.ended for connection in tuple(self._live)]
+        if ended:
+            await asyncio.wait(ended, timeout=timeout_s)
+        for connection in tuple(self._live):
+            connection.fail(ClosedError("the worker is shut down"))
+        left = [connection.ended for connection in tuple(self._live)]
+        if left:
+            await asyncio.wait(left, timeout=1.0)

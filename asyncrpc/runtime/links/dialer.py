@@ -1,0 +1,247 @@
+"""Dials a peer until there is a link to it, or none can be had.
+
+`machine.dialing` decides; here is one step for each of its states.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+from asyncrpc.errors import (
+    AuthenticationError,
+    ConnectError,
+    ConnectionLostError,
+    Outcome,
+    TransportError,
+    WorkerLostError,
+)
+from asyncrpc.runtime.counters import Counters
+from asyncrpc.runtime.links.entry import Entry
+from asyncrpc.runtime.links.ports import (
+    DirectoryLink,
+    Group,
+    Handshakes,
+    LinkConnection,
+)
+from asyncrpc.runtime.links.routes import Routes
+from asyncrpc.runtime.machine.dialing import DialAttempts, DialEvent, DialState
+from asyncrpc.runtime.machine.pool import DUPLICATE
+from asyncrpc.runtime.ports import Identity
+from asyncrpc.wire.handshake import Role
+from asyncrpc.wire.messages import Hello
+
+LinkT = TypeVar("LinkT", bound=DirectoryLink)
+
+DUPLICATE_WAIT_S: Final = 1.0  # for the connection that won to come up
+
+
+class TakesAnswers(Protocol[LinkT]):
+    """Makes a link of a connection whose peer has answered."""
+
+    def on_answer(
+        self, entry: Entry[LinkT], connection: LinkConnection, hello: Hello
+    ) -> None:
+        """The worker that was dialed has answered."""
+
+
+class Dialer(Generic[LinkT]):
+    """Dials the peers of one worker."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        counters: Counters,
+        routes: Routes,
+        handshakes: Handshakes,
+        answers: TakesAnswers[LinkT],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            identity: who dials.
+            counters: count the handshakes that fail.
+            routes: the ways to peers.
+            handshakes: makes connections.
+            answers: told of what peers answer; has opened the link when it returns.
+        """
+        self._identity = identity
+        self._counters = counters
+        self._routes = routes
+        self._handshakes = handshakes
+        self._answers = answers
+
+    async def dial(self, entry: Entry[LinkT], group: Group | None) -> LinkT:
+        """Return the link to a peer, made by this side or by the peer.
+
+        Args:
+            entry: what is known of the peer.
+            group: knows whether it is somewhere else now; None if nobody does.
+
+        Raises:
+            WorkerLostError: it cannot be reached; nothing was sent.
+            AuthenticationError: the secrets differ.
+
+        Cancellation:
+            A connection that is not open yet is given up.
+        """
+        return await _Dial(entry, group, self._dial_once, self._routes.timeout_s).run()
+
+    async def _dial_once(self, entry: Entry[LinkT], attempt: int) -> bool:
+        """Dial; return whether the connection is open.
+
+        If it is not, the peer's own dial is to survive.
+        """
+        try:
+            return await self._connect(entry, attempt)
+        except BaseException as error:
+            if isinstance(error, AuthenticationError):
+                self._counters.authentications_failed += 1
+            entry.machine.on_dial_failed()
+            raise
+
+    async def _connect(self, entry: Entry[LinkT], attempt: int) -> bool:
+        async with asyncio.timeout(self._routes.timeout_s):
+            dialled = await self._routes.connect(
+                self._routes.to(entry.member),
+                lambda: self._new_connection(entry, attempt),
+            )
+            connection = dialled.handler
+            connection.address = dialled.address
+            hello = await connection.until_open()
+        if not hello.verdict:
+            return True
+        connection.close()
+        if hello.verdict != DUPLICATE:
+            raise ConnectError(f"{entry.member.name!r} refused: {hello.verdict}")
+        return False
+
+    def _new_connection(self, entry: Entry[LinkT], attempt: int) -> LinkConnection:
+        def on_proved(connection: LinkConnection) -> None:
+            if self._handshakes.is_trusted(connection):
+                expects = entry.member.name
+                ours = self._identity.hello(expects=expects, attempt=attempt)
+                connection.hello(ours)
+
+        def on_hello(connection: LinkConnection, hello: Hello) -> None:
+            self._answers.on_answer(entry, connection, hello)
+
+        return self._handshakes.make(Role.DIALER, on_proved, on_hello)
+
+
+class _Dial(Generic[LinkT]):
+    """One dial: all attempts for those who wait for a link to one peer."""
+
+    def __init__(
+        self,
+        entry: Entry[LinkT],
+        group: Group | None,
+        dial_once: Callable[[Entry[LinkT], int], Awaitable[bool]],
+        timeout_s: float,
+    ) -> None:
+        self._entry = entry
+        self._group = group
+        self._dial_once = dial_once
+        self._timeout_s = timeout_s
+        self._attempts = DialAttempts()
+        self._dialled = entry.member  # what the last attempt was made to
+        self._error: BaseException | None = None  # of the last attempt
+
+    async def run(self) -> LinkT:
+        """Take every step; see `Dialer.dial`."""
+        attempts = self._attempts
+        while not attempts.is_over:
+            attempts.on(await self._step())
+        if self._entry.link is not None:
+            return self._entry.link
+        # Not kept beside: it keeps the frames that it has passed, and they this object.
+        error, self._error = self._error, None
+        raise self._unreachable(error) from error
+
+    async def _step(self) -> DialEvent:
+        match self._attempts.state:
+            case DialState.READY:
+                return self._look()
+            case DialState.DIALING:
+                return await self._attempt()
+            case DialState.AWAITING_PROOF:
+                return await self._await_proof()
+            case DialState.AWAITING_WINNER:
+                return await self._await_winner()
+            case DialState.PAUSED:
+                await asyncio.sleep(self._attempts.pause_s)
+                return DialEvent.SETTLED
+            case DialState.ASKING:
+                return await self._ask()
+        raise AssertionError("a dial that is over takes no step")
+
+    def _look(self) -> DialEvent:
+        attempts = self._attempts
+        if self._entry.link is not None:
+            return DialEvent.LINKED
+        if attempts.is_exhausted:
+            self._error = None
+            return DialEvent.EXHAUSTED
+        may_dial = self._entry.machine.want(attempts.number)
+        return DialEvent.FREE if may_dial else DialEvent.TAKEN
+
+    async def _attempt(self) -> DialEvent:
+        self._dialled = self._entry.member
+        try:
+            is_open = await self._dial_once(self._entry, self._attempts.number)
+        except AuthenticationError:
+            raise
+        except (TransportError, TimeoutError) as error:
+            self._error = error
+            broke = isinstance(error, ConnectionLostError)
+            return DialEvent.BROKE if broke else DialEvent.UNREACHED
+        return DialEvent.OPENED if is_open else DialEvent.DUPLICATE
+
+    async def _await_proof(self) -> DialEvent:
+        """Wait until a connection that was taken is open at the peer too, or ends."""
+        connection = self._entry.machine.connection
+        assert connection is not None  # nobody else dials
+        is_settled = await self._settles_in(self._timeout_s)
+        if not is_settled and not connection.is_broken:  # else others decide its end
+            connection.end(ConnectionLostError("its dialer does not use it"))
+        return DialEvent.SETTLED
+
+    async def _await_winner(self) -> DialEvent:
+        """Wait a little for the connection that the peer has dialed."""
+        machine = self._entry.machine
+        if machine.connection is None and not await self._settles_in(DUPLICATE_WAIT_S):
+            machine.on_dial_failed()
+        return DialEvent.SETTLED
+
+    async def _settles_in(self, timeout_s: float) -> bool:
+        self._entry.settled.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._entry.settled.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _ask(self) -> DialEvent:
+        """Return whether an attempt that failed need not have been the last."""
+        may_go_on = self._has_news()
+        if not may_go_on and self._group is not None:
+            may_go_on = await self._group.refresh(self._dialled.name)
+        may_go_on = may_go_on or self._has_news()  # come while others were asked
+        return DialEvent.MOVED if may_go_on else DialEvent.NOT_MOVED
+
+    def _has_news(self) -> bool:
+        """Return whether the peer has dialed itself, or is known to be elsewhere."""
+        entry = self._entry
+        return entry.machine.connection is not None or entry.member != self._dialled
+
+    def _unreachable(self, error: BaseException | None) -> WorkerLostError:
+        why = "both sides kept dialing" if error is None else str(error)
+        why = why or f"no connection in {self._timeout_s:g} s"
+        return WorkerLostError(
+            f"it cannot be reached: {why}",
+            to=self._entry.member.name,
+            function="connect",
+            outcome=Outcome.NOT_EXECUTED,
+        )

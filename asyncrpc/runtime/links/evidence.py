@@ -1,0 +1,126 @@
+"""What became of a peer's process, as far as anybody can tell.
+
+A process of this host is seen from the kernel and from its heartbeat record; for one of
+another host its sidecar is asked.  Where both are, `Hello.watch` says; see `sidecar`.
+What is concluded from the evidence, `machine.detector` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+from typing import Final
+
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.links.heartbeat import find_here, now_ns
+from asyncrpc.runtime.machine.detector import Evidence
+from asyncrpc.transport.address import Address
+from asyncrpc.watch import pulse, query
+from asyncrpc.wire.messages import Hello
+
+SIDECARS_MAX: Final = 8  # addresses of one sidecar that are asked
+
+_EVIDENCE: Final = {
+    pulse.GONE: Evidence.GONE,
+    pulse.STOPPED: Evidence.STOPPED,
+    pulse.BUSY: Evidence.BUSY,
+    pulse.TICKING: Evidence.TICKING,
+}
+
+
+async def evidence_of(
+    hello: Hello,
+    *,
+    credentials_pid: int | None,
+    secret: bytes | None,
+    timeout_s: float,
+) -> Evidence:
+    """Find out what became of the process of a peer.  Never raises.
+
+    Args:
+        hello: how the peer introduced itself.
+        credentials_pid: its process as the kernel tells it, over a Unix socket.
+        secret: the cluster's; its sidecar answers only those who know it.
+        timeout_s: seconds to wait for the sidecar, if this host does not tell.
+
+    Returns:
+        UNKNOWN where nobody could tell, UNREACHABLE where the sidecar does not answer.
+
+    Cancellation:
+        Nothing is left of it.
+    """
+    found = _seen(hello, credentials_pid)
+    if found is not Evidence.UNKNOWN:
+        return found
+    sidecars = [one for one in map(_tcp_address, hello.watch) if one is not None]
+    if not sidecars:
+        return found
+    return await _told(hello, sidecars[:SIDECARS_MAX], secret, timeout_s)
+
+
+def _seen(hello: Hello, credentials_pid: int | None) -> Evidence:
+    """Look at a process of this host."""
+    address = find_here(hello)
+    if address is not None:
+        state = pulse.state_of(address.pid, address.started)
+        found = pulse.read_of(address.pid, address.descriptor)
+        if found is not None and found.incarnation != hello.incarnation:
+            found = None
+        return _EVIDENCE.get(pulse.judge(found, state, now_ns()), Evidence.UNKNOWN)
+    if credentials_pid and credentials_pid == hello.pid and pulse.is_gone(hello.pid):
+        return Evidence.GONE
+    return Evidence.UNKNOWN
+
+
+async def _told(
+    hello: Hello, sidecars: list[Address], secret: bytes | None, timeout_s: float
+) -> Evidence:
+    """Ask a sidecar at all of its addresses at once; the first answer counts."""
+    key = query.key_from(secret, hello.incarnation)
+    answers: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def ask(address: Address) -> None:
+        answer = await _answer(address, key, hello.incarnation)
+        if answer is not None and not answers:
+            answers.append(answer)
+            for task in tasks:
+                task.cancel()
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+            tasks += [group.create_task(ask(one)) for one in sidecars]
+    if not answers:
+        return Evidence.UNREACHABLE
+    return _EVIDENCE.get(answers[0], Evidence.UNKNOWN)
+
+
+async def _answer(address: Address, key: bytes, incarnation: int) -> int | None:
+    """Return what a sidecar answers at one address; None if it does not."""
+    nonce = os.urandom(query.NONCE_BYTES)
+    try:
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+    except OSError:
+        return None
+    try:
+        writer.write(query.pack_query(key, incarnation, nonce))
+        record = await reader.readexactly(query.ANSWER_BYTES)
+    except (OSError, asyncio.IncompleteReadError):
+        return None
+    finally:
+        writer.transport.abort()
+    return query.read_answer(key, incarnation, nonce, record)
+
+
+def _tcp_address(text: str) -> Address | None:
+    """Return an address of a sidecar; None if it is none that needs no name service."""
+    if not text.startswith("tcp://"):
+        return None
+    try:
+        address = Address.parse(text)
+        ipaddress.ip_address(address.host)
+    except (UsageError, ValueError):
+        return None
+    return address

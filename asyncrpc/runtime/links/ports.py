@@ -1,0 +1,264 @@
+"""What the parts of the directory need of connections, links and the group.
+
+`Connection`, `Link` and `MembershipService` are what stands behind these; a test puts
+something smaller there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, Protocol
+
+from asyncrpc.errors import AsyncRpcError, TransportError
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.payloads.lanes import ControlConnection
+from asyncrpc.transport.abc import PeerCredentials, StreamHandler, Transport
+from asyncrpc.transport.address import Address
+from asyncrpc.wire.handshake import Role
+from asyncrpc.wire.messages import Hello
+from asyncrpc.wire.reader import MessageSink
+from asyncrpc.wire.transfers import Arrivals
+
+
+class HandshakeConnection(StreamHandler, Protocol):
+    """A connection from its first byte until both HELLOs are in.
+
+    Attributes:
+        peer: the peer's HELLO, once it is in.
+        opened: done once the connection is open.
+        ended: done when it has ended.
+        address: where it was dialed, if it was.
+    """
+
+    peer: Hello | None
+    opened: asyncio.Future[Hello]
+    ended: asyncio.Future[None]
+    address: Address | None
+
+    @property
+    def role(self) -> Role:
+        """Which end it is."""
+
+    @property
+    def token(self) -> int:
+        """What names it at both ends."""
+
+    @property
+    def scheme(self) -> str:
+        """The transport's scheme."""
+
+    @property
+    def where(self) -> str:
+        """The other end, for people to read."""
+
+    @property
+    def has_proved(self) -> bool:
+        """Whether both ends have proved that they know the secret, if there is one."""
+
+    @property
+    def credentials(self) -> PeerCredentials | None:
+        """Who is at the other end, where the kernel vouches for it."""
+
+    def hello(self, hello: Hello) -> None:
+        """Send our HELLO."""
+
+    def open_to(self, sink: MessageSink) -> None:
+        """Hand all further messages to `sink`."""
+
+    async def until_open(self) -> Hello:
+        """Wait for the peer's HELLO, and what is made of it."""
+
+    def fail(self, error: AsyncRpcError) -> None:
+        """Abort the connection because of `error`."""
+
+    def end(self, error: AsyncRpcError) -> None:
+        """End it at once; whoever waits is told before this returns."""
+
+    def close(self, why: str = "") -> None:
+        """Write what is queued, then end in order."""
+
+
+class ResumableConnection(HandshakeConnection, Protocol):
+    """A connection that can go on over another transport.
+
+    Attributes:
+        mended: set unless it is broken: also when it has ended.
+    """
+
+    mended: asyncio.Event
+
+    @property
+    def received(self) -> int:
+        """How many bytes have been read since the peer's HELLO."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it waits for another transport."""
+
+    @property
+    def on_broken(self) -> object:
+        """What is called when its transport has broken; None if it ends with that."""
+
+    @property
+    def ack_through(self) -> ResumableConnection:
+        """The connection that a lane belongs to, or the connection itself."""
+
+    async def settled(self) -> None:
+        """Wait until it is not broken: it goes on, or has ended."""
+
+    def break_off(self, reason: str) -> None:
+        """Give up the transport, which brings nothing any more."""
+
+    def release_transport(self) -> Transport:
+        """Give the transport away: this connection was only to bring it."""
+
+    def adopt(self, transport: Transport, received: int) -> None:
+        """Go on over another transport."""
+
+
+class PayloadLanes(Protocol):
+    """What carries the large payloads of a connection."""
+
+    @property
+    def lanes(self) -> Collection[object]:
+        """Those that are open."""
+
+    def attach(self, connection: Any) -> None:
+        """Take a connection as a lane; both HELLOs are in."""
+
+    def acknowledge(self) -> None:
+        """Tell the peer what has been read."""
+
+    async def close(self) -> None:
+        """Send what is queued, then end every lane, in order."""
+
+
+class LinkConnection(ControlConnection, ResumableConnection, Protocol):
+    """A connection that calls go over.
+
+    Attributes:
+        awaited: calls that have not been answered.
+        peer_closed: why the peer ends in order, once it has said so.
+    """
+
+    awaited: Mapping[int, object]
+    peer_closed: str | None
+
+    @property
+    def lanes(self) -> PayloadLanes | None:
+        """What carries large payloads, once it has been prepared."""
+
+    def acknowledge(self, news_bytes: int = 1) -> None:
+        """Say how much has been read, if the peer does not know of so many bytes."""
+
+    def allow_resuming(
+        self,
+        on_broken: Callable[[LinkConnection, TransportError | None], None],
+        next_call_id: Callable[[], int] | None = None,
+    ) -> None:
+        """Outlive the transport from now on."""
+
+    def prepare_lanes(self, make: Callable[[Arrivals], Any]) -> None:
+        """Let large payloads go over lanes, and come over them."""
+
+
+class Handshakes(Protocol):
+    """Makes the connections of one worker, and knows those that are there."""
+
+    is_closing: bool
+
+    @property
+    def live(self) -> Collection[LinkConnection]:
+        """Those that have a transport and have not ended."""
+
+    def make(
+        self,
+        role: Role,
+        on_proved: Callable[[LinkConnection], None],
+        on_hello: Callable[[LinkConnection, Hello], None],
+    ) -> LinkConnection:
+        """Make a connection that is ended with the others."""
+
+    def is_trusted(self, connection: HandshakeConnection) -> bool:
+        """Check whom the kernel says the peer is, where no secret vouches for it."""
+
+    def refuse(self, connection: HandshakeConnection, verdict: str) -> None:
+        """Tell who dials why it is not taken, and end."""
+
+
+class PendingCallIds(Protocol):
+    """The calls that wait for an answer."""
+
+    @property
+    def next_id(self) -> int:
+        """The id of the next call."""
+
+    @property
+    def calls(self) -> Mapping[int, object]:
+        """Those that wait, by id; always the same object."""
+
+
+class DirectoryLink(MessageSink, Protocol):
+    """A link, as the directory keeps it.
+
+    Attributes:
+        is_proven: whether the connection is known to be open at both ends.
+    """
+
+    is_proven: bool
+
+    @property
+    def peer(self) -> WorkerId:
+        """Who is at the other end."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended for good."""
+
+    @property
+    def connection(self) -> LinkConnection:
+        """What it goes over."""
+
+    @property
+    def pending(self) -> PendingCallIds:
+        """The calls that wait for an answer."""
+
+    def on_lost(self, reason: str) -> None:
+        """The connection has ended: fail what waits."""
+
+
+class Group(Protocol):
+    """Who belongs to the group, as far as the directory has to ask."""
+
+    def refusal(self, hello: Hello) -> str:
+        """Return why a worker that dials is not to be spoken to; empty if it is."""
+
+    def take_in(self, connection: HandshakeConnection, hello: Hello) -> None:
+        """A worker asks to be taken in."""
+
+    async def refresh(self, name: str) -> bool:
+        """Ask others whether a worker is elsewhere now."""
+
+
+class PeerObserver(Protocol):
+    """Who is told which peers are lost, and which are back."""
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """A peer is gone."""
+
+    def on_peer_back(self, peer: WorkerId) -> None:
+        """A peer is here again that was lost."""
+
+
+class Silent:
+    """The sink of a connection that is being closed."""
+
+    def on_message(self, *_message: Any) -> None:
+        """Drop it."""
+
+    def on_transfer_dropped(self, kind: int, call_id: int) -> None:
+        """Drop it."""
+
+
+SILENT: Final = Silent()

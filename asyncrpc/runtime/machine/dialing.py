@@ -1,0 +1,117 @@
+"""How often a peer is dialed, and when that is given up.
+
+One object for one dial: all attempts that are made for those who wait for a
+connection.  Which of two connections survives, if both sides dial, is decided in
+`machine.pool`; here is what follows from it for the side that dials:
+
+- A peer whose own dial has been taken is waited for, to show that it uses it.
+- A dial that the peer refused as `DUPLICATE` is followed by a wait for the peer's own.
+- A connection that broke in its handshake says nothing of the peer: the network broke
+  it.  So the next attempt is made after a pause; so often as there are pauses.
+- After any other failure another attempt is worth something only if the peer is
+  somewhere else, or its own connection has come meanwhile.
+
+Sans-IO: the service makes one step for each state, and says what came of it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+# How often a dial is repeated before it counts as failed.
+ATTEMPTS_MAX: Final = 5
+# After a connection broke in its handshake, which says nothing of the peer.
+PAUSES_AFTER_BREAK_S: Final = (0.02, 0.1, 0.5)
+
+
+class DialState(enum.Enum):
+    """What is to be done now."""
+
+    READY = "look whether to dial, to wait or to end"
+    DIALING = "dial"
+    AWAITING_PROOF = "wait for the first message over the peer's connection"
+    AWAITING_WINNER = "wait for the connection that the peer has dialed"
+    PAUSED = "wait for `pause_s`"
+    ASKING = "ask whether the peer is somewhere else"
+    CONNECTED = "end: there is a link"
+    FAILED = "end: the peer cannot be reached"
+
+
+class DialEvent(enum.Enum):
+    """What came of a step."""
+
+    LINKED = "there is a link"
+    FREE = "nobody else dials"
+    TAKEN = "a dial of the peer has been taken"
+    EXHAUSTED = "all attempts have been made"
+    OPENED = "the connection is open"
+    DUPLICATE = "the peer refused it: its own dial survives"
+    BROKE = "the connection broke in its handshake"
+    UNREACHED = "there was no connection, or the peer refused it"
+    SETTLED = "what was waited for has come, or its time has passed"
+    MOVED = "another attempt may succeed"
+    NOT_MOVED = "another attempt would fail as well"
+
+
+TRANSITIONS: Final[Mapping[tuple[DialState, DialEvent], DialState]] = {
+    (DialState.READY, DialEvent.LINKED): DialState.CONNECTED,
+    (DialState.READY, DialEvent.FREE): DialState.DIALING,
+    (DialState.READY, DialEvent.TAKEN): DialState.AWAITING_PROOF,
+    (DialState.READY, DialEvent.EXHAUSTED): DialState.FAILED,
+    (DialState.DIALING, DialEvent.OPENED): DialState.READY,
+    (DialState.DIALING, DialEvent.DUPLICATE): DialState.AWAITING_WINNER,
+    (DialState.DIALING, DialEvent.BROKE): DialState.PAUSED,
+    (DialState.DIALING, DialEvent.UNREACHED): DialState.ASKING,
+    (DialState.AWAITING_PROOF, DialEvent.SETTLED): DialState.READY,
+    (DialState.AWAITING_WINNER, DialEvent.SETTLED): DialState.READY,
+    (DialState.PAUSED, DialEvent.SETTLED): DialState.READY,
+    (DialState.ASKING, DialEvent.MOVED): DialState.READY,
+    (DialState.ASKING, DialEvent.NOT_MOVED): DialState.FAILED,
+}
+FINAL: Final = frozenset({DialState.CONNECTED, DialState.FAILED})
+
+
+class DialAttempts:
+    """The attempts of one dial.
+
+    Attributes:
+        state: what is to be done now.
+        number: of the present attempt, from 0.
+        pause_s: how long to wait if the state is PAUSED.
+    """
+
+    __slots__ = ("_breaks", "number", "pause_s", "state")
+
+    def __init__(self) -> None:
+        self.state = DialState.READY
+        self.number = 0
+        self.pause_s = 0.0
+        self._breaks = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the dial has ended."""
+        return self.state in FINAL
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether no attempt is left."""
+        return self.number >= ATTEMPTS_MAX
+
+    def on(self, event: DialEvent) -> None:
+        """Go on to the next state."""
+        if event is DialEvent.BROKE:
+            event = self._after_break()
+        before, self.state = self.state, TRANSITIONS[self.state, event]
+        if before is not DialState.READY and self.state is DialState.READY:
+            self.number += 1
+
+    def _after_break(self) -> DialEvent:
+        """Return what a break is taken for: after the last pause, for a failure."""
+        if self._breaks >= len(PAUSES_AFTER_BREAK_S):
+            return DialEvent.UNREACHED
+        self.pause_s = PAUSES_AFTER_BREAK_S[self._breaks]
+        self._breaks += 1
+        return DialEvent.BROKE

@@ -1,0 +1,208 @@
+"""Comparing: what was lost of the news is found, and so is who has died unnoticed.
+
+Every few seconds a worker compares what it knows with its successor on the ring, and
+looks for one that was lost just after it: so the parts of a group whose network was cut
+find each other again.
+
+Nothing of this runs in the first `Options.heartbeat_s` seconds, unless something
+happens or the program wants to know: a short program pays nothing.
+
+Source: anti-entropy, as in Demers et al., "Epidemic algorithms for replicated database
+maintenance", PODC 1987.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import AsyncRpcError
+from asyncrpc.runtime.forms import ID, Form, anything, each
+from asyncrpc.runtime.machine.membership import (
+    SUCCEEDED,
+    Effect,
+    Membership,
+    Record,
+)
+from asyncrpc.runtime.machine.ring import CIRCLE, place_of
+from asyncrpc.runtime.membership.gossip import FOR_YOU, SERVICE
+from asyncrpc.runtime.membership.ports import MemberLink, Peers
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.ports import Identity, Scheduler
+
+# Between two comparisons, in heartbeats.
+ROUND_BEATS: Final = 2
+
+_DIGESTS: Final[Form] = each(ID)
+_RECORDS: Final[Form] = each(anything)
+
+
+class TakesRecords(Protocol):
+    """What becomes of what is found."""
+
+    def take(
+        self, record: Record, limit: int, link: MemberLink, *, is_repair: bool = False
+    ) -> None:
+        """Take one record that has come over a link."""
+
+    def carry_out(self, effects: Iterable[Effect]) -> None:
+        """Do what the machine has decided."""
+
+    def forget_old(self, now_s: float) -> None:
+        """Let go of those who died long ago."""
+
+    def on_succeeded(self, by: str, now_s: float) -> None:
+        """A member takes this worker for a former life of its name."""
+
+    def on_accepted(self) -> None:
+        """A member takes this worker for what it is."""
+
+
+class Comparison:
+    """Compares what one worker knows with what others know.
+
+    Attributes:
+        has_begun: whether it has compared at least once.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        scheduler: Scheduler,
+        peers: Peers,
+        options: Options,
+        *,
+        table: Membership,
+        records: TakesRecords,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            identity: who compares.
+            scheduler: has the timer, and runs the rounds.
+            peers: the ways to the others.
+            options: how often, and how long others are waited for.
+            table: what this worker knows.
+            records: takes what others know.
+        """
+        self.has_begun = False
+        self._identity = identity
+        self._scheduler = scheduler
+        self._peers = peers
+        self._options = options
+        self._table = table
+        self._records = records
+        self._timer: asyncio.TimerHandle | None = None
+        self._unreached: tuple[str, float] = ("", 0.0)  # a successor, and since when
+        self._turn = 0
+        self._is_active = False
+        self._is_closed = False
+
+    def begin(self, table: Membership) -> None:
+        """Compare another table."""
+        self._table = table
+
+    def activate(self) -> None:
+        """Compare from now on; the first time after a heartbeat."""
+        if self._is_active or self._is_closed or self._table.is_static:
+            return
+        self._is_active = True
+        # Not all in the same moment: each at its place in the first round.
+        phase = place_of(self._identity.name) / CIRCLE
+        self._schedule(self._options.heartbeat_s * (1 + phase))
+
+    def close(self) -> None:
+        """Compare no more."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _schedule(self, after_s: float) -> None:
+        if not self._is_closed:
+            loop = self._scheduler.loop
+            self._timer = loop.call_later(after_s, self.begin_round)
+
+    def begin_round(self) -> None:
+        """Compare now."""
+        self.has_begun = True
+        self._scheduler.start_task(self._round())
+
+    async def _round(self) -> None:
+        """Compare with the successor, and look for one that was lost."""
+        table = self._table
+        try:
+            self._records.forget_old(self._scheduler.loop.time())
+            if table.successor:
+                await self._visit(table.successor)
+            self._turn += 1
+            lost = table.lost_one(self._turn)
+            if lost:
+                await self._look_for(lost)
+        finally:
+            self._schedule(ROUND_BEATS * self._options.heartbeat_s)
+
+    async def _visit(self, name: str) -> None:
+        """Compare with the successor; if it cannot be reached for long, it is lost."""
+        record = self._table.get(name)
+        try:
+            await self._compare(await self._peers.open_link(name))
+            self._records.on_accepted()
+        except (AsyncRpcError, TimeoutError) as error:
+            now_s = self._scheduler.loop.time()
+            if SUCCEEDED in str(error):
+                self._records.on_succeeded(name, now_s)
+            if record is None or self._peers.link_of(record.incarnation):
+                return  # the link says when it is lost
+            if self._unreached[0] != name:
+                self._unreached = (name, now_s)
+            if now_s - self._unreached[1] >= self._options.lost_after_s:
+                lost = self._table.lose(name, record.incarnation, now_s)
+                self._records.carry_out(lost)
+        else:
+            self._unreached = ("", 0.0)
+
+    async def _look_for(self, name: str) -> None:
+        """Try to reach a worker that was lost; if it is there, it will say so."""
+        try:
+            await self._compare(await self._peers.open_link(name))
+        except (AsyncRpcError, TimeoutError):
+            return
+
+    async def _compare(self, link: MemberLink) -> None:
+        """Exchange what one of the two workers does not know."""
+        table = self._table
+        limit_s = self._options.connect_timeout_s
+        deadline = Deadline.after(limit_s, self._scheduler.loop.time())
+        digests = await link.request_service(
+            SERVICE, "sync", table.digest, deadline=deadline
+        )
+        if digests is None:
+            return
+        who = link.peer.name
+        _DIGESTS(f"the digests of {who!r}", digests)
+        parts = table.differing(digests)
+        ours = [one.pack() for one in table.part(parts)]
+        theirs = await link.request_service(
+            SERVICE, "exchange", [parts, ours], deadline=deadline
+        )
+        _RECORDS(f"the records of {who!r}", theirs)
+        for packed in theirs:
+            self._records.take(Record.unpack(packed), FOR_YOU, link, is_repair=True)
+
+    # --- what others ask -------------------------------------------------------------
+
+    async def on_sync(self, _link: MemberLink, digest: int) -> list[int] | None:
+        """Return the digests of this table's parts; None if the whole is the same."""
+        self.activate()
+        return None if digest == self._table.digest else self._table.digests
+
+    async def on_exchange(self, link: MemberLink, value: list[Any]) -> list[list[Any]]:
+        """Take records of some parts, and return those that are better here."""
+        parts, packed, *_ = value
+        theirs = [Record.unpack(one) for one in packed]
+        better = self._table.better(parts, theirs)
+        for record in theirs:
+            self._records.take(record, FOR_YOU, link, is_repair=True)
+        return [one.pack() for one in better]

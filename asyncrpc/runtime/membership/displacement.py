@@ -1,0 +1,109 @@
+"""Whether another worker has this one's name by now: then no member speaks to it."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from asyncrpc.errors import TransportError
+from asyncrpc.runtime.machine.membership import Record
+from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.membership.ports import MemberLink
+from asyncrpc.runtime.ports import Identity, Scheduler
+
+logger = logging.getLogger("asyncrpc")
+
+
+class Claim(enum.Enum):
+    """What is known of this worker's claim to its name."""
+
+    UNDISPUTED = "nobody else is known to have the name"
+    CONTESTED = "it is looked whether another life of the name is there"
+    DISPLACED = "another life of the name has it"
+
+
+class Displacement:
+    """The claim of one worker to its name.
+
+    Attributes:
+        claim: what is known of it.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        scheduler: Scheduler,
+        *,
+        lost_after_s: float,
+        has_taken: Callable[[Member], Awaitable[bool]],
+        outlive: Callable[[Record], None],
+        links: Callable[[], Iterable[MemberLink]],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            identity: whose name it is.
+            scheduler: runs what looks.
+            lost_after_s: seconds for which a member may be mistaken.
+            has_taken: looks whether another life answers at its addresses.
+            outlive: called with another life that is not there.
+            links: returns the links to others, which are closed if it has the name.
+        """
+        self.claim = Claim.UNDISPUTED
+        self._identity = identity
+        self._scheduler = scheduler
+        self._lost_after_s = lost_after_s
+        self._has_taken = has_taken
+        self._outlive = outlive
+        self._links = links
+        self._succeeded_s: float | None = None  # since when a member says so
+
+    @property
+    def has_happened(self) -> bool:
+        """Whether another worker has the name."""
+        return self.claim is Claim.DISPLACED
+
+    def contest(self, record: Record) -> None:
+        """Find out whether a later life of the name is there."""
+        if self.claim is Claim.UNDISPUTED:
+            self.claim = Claim.CONTESTED
+            self._scheduler.start_task(self._contend(record))
+
+    async def _contend(self, record: Record) -> None:
+        try:
+            is_there = await self._has_taken(record.member)
+        except (TransportError, TimeoutError):
+            is_there = False
+        if is_there:
+            self._on_displaced(", ".join(record.member.addresses))
+        elif self.claim is Claim.CONTESTED:
+            self.claim = Claim.UNDISPUTED
+            self._outlive(record)
+
+    def on_succeeded(self, by: str, now_s: float) -> None:
+        """A member takes this worker for a former life of its name.
+
+        It may not have heard yet which of two lives is the later.  The others tell it.
+        """
+        if self._succeeded_s is None:
+            self._succeeded_s = now_s
+        elif now_s - self._succeeded_s >= self._lost_after_s:
+            self._on_displaced(f"as {by!r} says")
+
+    def on_accepted(self) -> None:
+        """A member takes this worker for what it is."""
+        self._succeeded_s = None
+
+    def _on_displaced(self, where: str) -> None:
+        if self.claim is Claim.DISPLACED:
+            return
+        self.claim = Claim.DISPLACED
+        logger.error(
+            "worker %r: another worker (%s) has its name now; no member will speak "
+            "to this one any more: shut it down",
+            self._identity.name,
+            where,
+        )
+        for link in self._links():
+            link.connection.close("another worker has its name now")

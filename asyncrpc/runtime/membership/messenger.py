@@ -1,0 +1,148 @@
+"""Messages to workers by rank: at once where there is a link, else once there is one.
+
+For what goes round a group (barriers, the end).  A message says what its sender
+knows when it is written, so one that waits for a link is never out of date, and one is
+enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    MalformedError,
+    UnknownWorkerError,
+)
+from asyncrpc.runtime.membership.ports import Peers
+from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
+
+STALL_S: Final = 0.05  # of silence, after which everything known is sent again
+# So long may the last message of a worker that has left be on its way.
+LAST_MESSAGE_S: Final = 0.5
+
+
+class PeerMessenger:
+    """Sends the newest state to the workers that one worker waits for, by rank."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        scheduler: Scheduler,
+        peers: Peers,
+        write: Callable[[PeerLink], None],
+        on_unreachable: Callable[[int, str], None],
+    ) -> None:
+        """Prepare to send.
+
+        Args:
+            identity: who sends.
+            scheduler: runs the dials.
+            peers: whom it knows.
+            write: writes the message of this moment to a link.
+            on_unreachable: called with a rank that cannot be reached, and why.
+        """
+        self._identity = identity
+        self._scheduler = scheduler
+        self._peers = peers
+        self._write = write
+        self._on_unreachable = on_unreachable
+        self._dials: dict[int, asyncio.Task[None]] = {}
+        self._unsent: set[int] = set()
+
+    def send(self, rank: int) -> None:
+        """Send the message of this moment to a worker, now or once it is connected."""
+        link = self._link(rank)
+        if link is not None:
+            self._write(link)
+        else:
+            self._unsent.add(rank)
+            self._dial(rank)
+
+    def connect(self, rank: int, *, was_seen_going: bool = False) -> None:
+        """Connect to a worker that is waited for: or its death would not be noticed.
+
+        Args:
+            rank: of the worker.
+            was_seen_going: its last message would have come before its link ended.
+        """
+        if self._link(rank) is None:
+            self._dial(rank, 0.0 if was_seen_going else LAST_MESSAGE_S)
+
+    async def wait_sent(self) -> None:
+        """Wait until all messages have been written, or cannot be.
+
+        Cancellation:
+            Some have not been written.
+        """
+        while self._unsent:  # each dial has a limit, and then takes its rank out
+            await asyncio.wait([self._dials[rank] for rank in self._unsent])
+
+    def cancel(self) -> None:
+        """Send no more."""
+        self._unsent.clear()
+        for dial in self._dials.values():
+            dial.cancel()
+        self._dials.clear()
+
+    def name_of(self, rank: int) -> str:
+        """Return the name of a worker, for people to read."""
+        try:
+            return self._peers.find(rank).member.name
+        except UnknownWorkerError:
+            return f"rank {rank}"
+
+    def rank_of(self, name: str) -> int:
+        """Return the rank of a worker; -1 if it has none, or is forgotten."""
+        try:
+            return self._peers.find(name).member.rank
+        except UnknownWorkerError:
+            return -1
+
+    def check_rank(self, link: PeerLink) -> None:
+        """Refuse the message of a worker that has no rank among those of the group.
+
+        Raises:
+            MalformedError: it has none.
+        """
+        if not 0 <= self.rank_of(link.peer.name) < self._identity.world_size:
+            raise MalformedError(
+                f"worker {link.peer.name!r} has no rank in this group, and no say in it"
+            )
+
+    def _link(self, rank: int) -> PeerLink | None:
+        try:
+            return self._peers.find(rank).link
+        except UnknownWorkerError:  # the dial says so
+            return None
+
+    def _dial(self, rank: int, patience_s: float = LAST_MESSAGE_S) -> None:
+        if rank not in self._dials:
+            dial = self._scheduler.start_task(self._connect(rank, patience_s))
+            self._dials[rank] = dial
+            dial.add_done_callback(lambda _: self._on_ended(rank, dial))
+
+    def _on_ended(self, rank: int, dial: asyncio.Task[None]) -> None:
+        """Take note of a dial that was cancelled before it began, and did nothing."""
+        if self._dials.get(rank) is dial:
+            del self._dials[rank]
+            self._unsent.discard(rank)
+
+    async def _connect(self, rank: int, patience_s: float) -> None:
+        gone = ""
+        try:
+            member = self._peers.find(rank).member
+            link = await self._peers.open_link(member.name)
+            if rank in self._unsent:
+                self._write(link)
+        except AsyncRpcError as error:
+            gone = str(error)
+            self._unsent.discard(rank)
+            await asyncio.sleep(patience_s)  # it may have left in order, having told
+        finally:  # also when this worker shuts down: `wait_sent` waits for it
+            self._unsent.discard(rank)
+            self._dials.pop(rank, None)
+        if gone:
+            self._on_unreachable(rank, gone)

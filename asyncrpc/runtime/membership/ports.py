@@ -1,0 +1,95 @@
+"""What the parts of the membership need of links and of who is known.
+
+`Link` and `Directory` are what stands behind these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from asyncrpc.errors import AsyncRpcError
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.links.ports import Handshakes
+from asyncrpc.runtime.links.routes import Routes
+from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.wire.messages import Hello
+
+OnPeerLost = Callable[[WorkerId, str], None]
+
+
+class MemberConnection(Protocol):
+    """What a link to a member goes over."""
+
+    @property
+    def peer(self) -> Hello | None:
+        """The peer's HELLO, once it is in."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it waits for another transport."""
+
+    def end(self, error: AsyncRpcError) -> None:
+        """End it at once."""
+
+    def close(self, why: str = "") -> None:
+        """Write what is queued, then end in order."""
+
+
+class MemberLink(PeerLink, Protocol):
+    """A link to a member."""
+
+    @property
+    def connection(self) -> MemberConnection:
+        """What it goes over."""
+
+
+class KnownPeer(Protocol):
+    """What is known of one worker."""
+
+    @property
+    def member(self) -> Member:
+        """Who and where it is."""
+
+    @property
+    def link(self) -> MemberLink | None:
+        """The link to it, if one is open."""
+
+
+class Peers(Protocol):
+    """The workers that this one knows, and the links to them."""
+
+    @property
+    def links(self) -> Sequence[MemberLink]:
+        """All that are open; to this worker itself, too, if it calls itself."""
+
+    def find(self, to: str | int) -> KnownPeer:
+        """Return a worker by name or rank; raise UnknownWorkerError."""
+
+    def link_of(self, incarnation: Incarnation) -> MemberLink | None:
+        """Return the open link to a worker's incarnation."""
+
+    async def open_link(self, to: str | int) -> MemberLink:
+        """Return the link to a worker, connecting if need be."""
+
+    def known_incarnation(self, name: str) -> Incarnation | None:
+        """Return the incarnation that calls to a worker go to; None if not known."""
+
+    def add(self, members: Iterable[Member]) -> None:
+        """Take note of workers."""
+
+    def forget(self, name: str) -> None:
+        """Let go of a worker that ended long ago, unless there is a link to it."""
+
+
+class JoiningPeers(Peers, Protocol):
+    """The workers that this one knows, and what it takes to meet others."""
+
+    @property
+    def routes(self) -> Routes:
+        """The ways to members that are not known yet."""
+
+    @property
+    def connections(self) -> Handshakes:
+        """Makes connections to them."""

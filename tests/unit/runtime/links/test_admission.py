@@ -1,0 +1,127 @@
+"""Strangers are limited in number and in time; who has proved itself stays."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    AuthenticationError,
+    MalformedError,
+)
+from asyncrpc.runtime.counters import Counters
+from asyncrpc.runtime.links.admission import Admission
+from asyncrpc.testing.network import Network
+from asyncrpc.wire.messages import Hello
+from tests.unit.runtime.links.directories import Host, run
+
+HELLO = Hello("z", 1, -1, 1)
+
+
+class Stranger:
+    """A connection that does nothing by itself."""
+
+    where = "somewhere"
+
+    def __init__(self) -> None:
+        self.opened: asyncio.Future[Hello] = asyncio.get_running_loop().create_future()
+        self.has_proved = False
+        self.failed = ""
+
+    def fail(self, error: AsyncRpcError) -> None:
+        self.failed = str(error)
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()
+
+
+def door(*, at_most: int = 2) -> tuple[Admission, Counters]:
+    host = Host(Network(1), "a", 1)
+    admission = Admission(
+        host, host.loop, host.counters, handshakes_max=at_most, timeout_s=5.0
+    )
+    return admission, host.counters
+
+
+def test_who_is_too_slow_is_put_out() -> None:
+    async def main() -> None:
+        admission, counters = door()
+        stranger = Stranger()
+        admission.admit(stranger)
+        await asyncio.sleep(4.9)
+        assert len(admission) == 1
+        await asyncio.sleep(0.2)
+        assert stranger.failed == "somewhere did not introduce itself in 5 s"
+        assert counters.connections_dropped_unauthenticated == 1
+        assert not len(admission)
+
+    run(main())
+
+
+def test_who_introduces_itself_waits_no_more() -> None:
+    async def main() -> None:
+        admission, _ = door()
+        stranger = Stranger()
+        admission.admit(stranger)
+        stranger.opened.set_result(HELLO)
+        await asyncio.sleep(10.0)
+        assert not stranger.failed
+        assert not len(admission)
+
+    run(main())
+
+
+def test_of_too_many_the_oldest_goes_that_has_proved_nothing() -> None:
+    async def main() -> None:
+        admission, _ = door()
+        proved, unproved, newest = Stranger(), Stranger(), Stranger()
+        proved.has_proved = True
+        for one in (proved, unproved, newest):
+            admission.admit(one)
+        assert [bool(one.failed) for one in (proved, unproved, newest)] == [
+            False,
+            True,
+            False,
+        ]
+        assert "see Options.handshakes_max" in unproved.failed
+
+    run(main())
+
+
+def test_if_all_have_proved_themselves_the_newest_goes() -> None:
+    async def main() -> None:
+        admission, _ = door(at_most=1)
+        proved, newest = Stranger(), Stranger()
+        proved.has_proved = True
+        admission.admit(proved)
+        admission.admit(newest)
+        assert not proved.failed
+        assert newest.failed
+
+    run(main())
+
+
+def test_who_is_refused_is_counted_and_not_logged_at_every_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        admission, counters = door(at_most=99)
+        for error in (AuthenticationError("no"), MalformedError("what?")) * 3:
+            stranger = Stranger()
+            admission.admit(stranger)
+            stranger.fail(error)
+        await asyncio.sleep(0)
+        assert counters.authentications_failed == counters.handshakes_refused == 3
+        assert len(caplog.records) == 1
+        await asyncio.sleep(2.0)
+        stranger = Stranger()
+        admission.admit(stranger)
+        stranger.fail(AuthenticationError("no"))
+        await asyncio.sleep(0)
+        assert "(5 more before it)" in caplog.records[-1].getMessage()
+
+    with caplog.at_level(logging.WARNING, "asyncrpc"):
+        run(main())

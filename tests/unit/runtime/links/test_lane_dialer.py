@@ -1,0 +1,105 @@
+"""Lanes find the connection that they belong to, and no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from asyncrpc.errors import ConnectError
+from asyncrpc.testing.network import Network
+from asyncrpc.wire.frames import FrameKind
+from tests.unit.runtime.links.directories import (
+    OPTIONS,
+    Host,
+    closed,
+    hosts,
+    run,
+    until,
+)
+
+LARGE: Final = 1 << 20
+LANES: Final = replace(OPTIONS, bulk_lanes=2)
+
+
+async def linked() -> tuple[Host, Host]:
+    a, b = await hosts(Network(1), "a", "b", options=LANES)
+    await a.directory.open_link("b")
+    await until(lambda: b.directory.link_to("a") is not None)
+    return a, b
+
+
+def send_large(host: Host, to: str, number: int) -> None:
+    buffers = (memoryview(bytes(LARGE)),)
+    host.link_to(to).connection.send(FrameKind.REQUEST, number, buffers=buffers)
+
+
+def lanes(host: Host, to: str) -> int:
+    found = host.link_to(to).connection.lanes
+    assert found is not None
+    return len(found.lanes)
+
+
+@pytest.mark.parametrize("dialer", [True, False])
+def test_the_first_large_payload_opens_them_from_either_side(*, dialer: bool) -> None:
+    async def main() -> None:
+        a, b = await linked()
+        assert lanes(a, "b") == 0
+        if dialer:
+            send_large(a, "b", 7)
+            await until(lambda: b.arrived("a") == [7])
+        else:
+            send_large(b, "a", 7)
+            await until(lambda: a.arrived("b") == [7])
+        await until(lambda: lanes(a, "b") == lanes(b, "a") == 2)
+        await closed(a, b)
+
+    run(main())
+
+
+def test_a_lane_of_a_connection_that_has_ended_is_refused() -> None:
+    async def main() -> None:
+        a, b = await linked()
+        control = a.link_to("b").connection
+        member = a.directory.find("b").member
+        b.link_to("a").connection.peer = None  # as of another peer
+        with pytest.raises(ConnectError, match="refused a lane: no such connection"):
+            await a.directory.lane_dialer.dial(member, control)
+        assert lanes(a, "b") == 0
+        await closed(a, b)
+
+    run(main())
+
+
+def test_there_are_no_more_lanes_than_may_be() -> None:
+    async def main() -> None:
+        a, b = await linked()
+        control = a.link_to("b").connection
+        member = a.directory.find("b").member
+        for _ in range(16):
+            await a.directory.lane_dialer.dial(member, control)
+        with pytest.raises(ConnectError, match="too many lanes"):
+            await a.directory.lane_dialer.dial(member, control)
+        await closed(a, b)
+
+    run(main())
+
+
+def test_a_lane_that_breaks_is_resumed() -> None:
+    async def main() -> None:
+        network = Network(1)
+        a, b = await hosts(network, "a", "b", options=LANES)
+        await a.directory.open_link("b")
+        await until(lambda: b.directory.link_to("a") is not None)
+        send_large(a, "b", 1)
+        await until(lambda: b.arrived("a") == [1])
+        network.between("a", "b").drop_connections()
+        await until(lambda: a.directory.link_to("b") is not None)
+        await until(lambda: a.counters.connections_resumed >= 3)
+        send_large(a, "b", 2)
+        await until(lambda: b.arrived("a") == [1, 2])
+        assert a.lost == b.lost == []
+        await closed(a, b)
+
+    run(main())

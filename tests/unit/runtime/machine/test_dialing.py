@@ -1,0 +1,132 @@
+"""A dial goes through its states as the table says, and ends after so many attempts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from asyncrpc.runtime.machine.dialing import (
+    ATTEMPTS_MAX,
+    FINAL,
+    PAUSES_AFTER_BREAK_S,
+    TRANSITIONS,
+    DialAttempts,
+    DialEvent,
+    DialState,
+)
+
+READY, DIALING, PAUSED = DialState.READY, DialState.DIALING, DialState.PAUSED
+# What can come of the step of each state; of a final one no step is made.
+POSSIBLE = {
+    DialState.READY: {
+        DialEvent.LINKED,
+        DialEvent.FREE,
+        DialEvent.TAKEN,
+        DialEvent.EXHAUSTED,
+    },
+    DialState.DIALING: {
+        DialEvent.OPENED,
+        DialEvent.DUPLICATE,
+        DialEvent.BROKE,
+        DialEvent.UNREACHED,
+    },
+    DialState.AWAITING_PROOF: {DialEvent.SETTLED},
+    DialState.AWAITING_WINNER: {DialEvent.SETTLED},
+    DialState.PAUSED: {DialEvent.SETTLED},
+    DialState.ASKING: {DialEvent.MOVED, DialEvent.NOT_MOVED},
+    DialState.CONNECTED: set(),
+    DialState.FAILED: set(),
+}
+
+
+def after(*events: DialEvent) -> DialAttempts:
+    attempts = DialAttempts()
+    for event in events:
+        attempts.on(event)
+    return attempts
+
+
+@pytest.mark.parametrize("state", DialState)
+@pytest.mark.parametrize("event", DialEvent)
+def test_the_table_has_what_can_come_of_each_step_and_nothing_else(
+    state: DialState, event: DialEvent
+) -> None:
+    assert ((state, event) in TRANSITIONS) == (event in POSSIBLE[state])
+
+
+def test_what_cannot_come_of_a_step_is_a_fault_of_the_service() -> None:
+    with pytest.raises(KeyError):
+        after(DialEvent.OPENED)
+
+
+def test_every_state_is_reached_and_only_the_final_ones_are_left_by_nothing() -> None:
+    reached, todo = {READY}, [READY]
+    while todo:
+        state = todo.pop()
+        for event in POSSIBLE[state]:
+            found = TRANSITIONS[state, event]
+            if found not in reached:
+                reached.add(found)
+                todo.append(found)
+    assert reached == set(DialState)
+    assert {state for state, events in POSSIBLE.items() if not events} == FINAL
+
+
+def walks(depth: int) -> list[tuple[DialEvent, ...]]:
+    """Return every sequence of events of a dial, up to so many, that is not over."""
+    found: list[tuple[DialEvent, ...]] = [()]
+    level: list[tuple[DialEvent, ...]] = [()]
+    for _ in range(depth):
+        level = [
+            (*events, event)
+            for events in level
+            for event in POSSIBLE[after(*events).state]
+        ]
+        found += level
+    return found
+
+
+def test_whatever_happens_the_attempts_are_counted_by_returns_to_the_beginning() -> (
+    None
+):
+    for events in walks(7):
+        states = [after(*events[:end]).state for end in range(len(events) + 1)]
+        returns = sum(
+            now is READY and before is not READY
+            for before, now in itertools.pairwise(states)
+        )
+        attempts = after(*events)
+        assert attempts.number == returns
+        assert attempts.is_exhausted == (returns >= ATTEMPTS_MAX)
+        assert attempts.is_over == (attempts.state in FINAL)
+
+
+def test_a_break_in_the_handshake_is_followed_by_a_longer_pause_each_time() -> None:
+    attempts = DialAttempts()
+    pauses_s = []
+    for _ in PAUSES_AFTER_BREAK_S:
+        attempts.on(DialEvent.FREE)
+        attempts.on(DialEvent.BROKE)
+        assert attempts.state is PAUSED
+        pauses_s.append(attempts.pause_s)
+        attempts.on(DialEvent.SETTLED)
+    assert pauses_s == list(PAUSES_AFTER_BREAK_S) == sorted(pauses_s)
+
+
+def test_after_the_last_pause_a_break_counts_as_any_other_failure() -> None:
+    attempts = DialAttempts()
+    for _ in PAUSES_AFTER_BREAK_S:
+        for event in (DialEvent.FREE, DialEvent.BROKE, DialEvent.SETTLED):
+            attempts.on(event)
+    attempts.on(DialEvent.FREE)
+    attempts.on(DialEvent.BROKE)
+    assert attempts.state is DialState.ASKING
+
+
+def test_other_failures_use_up_no_pause() -> None:
+    attempts = after(DialEvent.FREE, DialEvent.UNREACHED, DialEvent.MOVED)
+    attempts.on(DialEvent.FREE)
+    attempts.on(DialEvent.BROKE)
+    assert attempts.state is PAUSED
+    assert attempts.pause_s == PAUSES_AFTER_BREAK_S[0]
