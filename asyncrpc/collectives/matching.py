@@ -31,6 +31,7 @@ from asyncrpc.errors import (
     GroupChangedError,
     MalformedError,
     RankLostError,
+    RejectedError,
     WorkerLostError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
@@ -397,7 +398,11 @@ class Run:
         self._timers: list[asyncio.TimerHandle] = []
 
     async def send(self, rank: int, tensors: Iterable[torch.Tensor]) -> None:
-        """Send tensors to a rank; they must stay as they are until `settle`."""
+        """Send tensors to a rank; they must stay as they are until `settle`.
+
+        Raises:
+            CollectiveError: the collective has failed, as that rank shuts down.
+        """
         matching = self.matching
         link: PeerLink | None
         link = matching.worker.directory.link_to(matching.members[rank])
@@ -407,7 +412,12 @@ class Run:
         self._sent[rank] = index + 1
         what = None if index else list(self.operation.descriptor)
         value = [matching.id, self.number, matching.rank, index, what, list(tensors)]
-        answer = link.request_service(SERVICE, "block", value)
+        try:
+            answer = link.request_service(SERVICE, "block", value)
+        except RejectedError as error:  # that rank shuts down
+            self._on_refused(link.peer.name, error)
+            self.check()
+            raise
         self._unanswered += 1
         answer.add_done_callback(self._on_answer)
 

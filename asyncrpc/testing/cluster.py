@@ -33,6 +33,7 @@ from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.multiprocessing import Processes, launch
 from asyncrpc.multiprocessing.launcher import check_method
 from asyncrpc.runtime.calls.context import current_worker_var
+from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import PeerLink
@@ -149,10 +150,12 @@ class Cluster:
 
         Raises:
             AsyncRpcError: as `Worker.__aenter__`; those that started are ended.
+            UsageError: no event loop runs here.
 
         Cancellation:
             Those that started are ended.
         """
+        loop_for("a Cluster")
         made = [self._make(name, rank) for rank, name in enumerate(self.names)]
         self.workers = made
         try:
@@ -276,10 +279,12 @@ class ProcessCluster:
 
         Raises:
             RendezvousTimeoutError: a process did not come up in time.
+            UsageError: no event loop runs here.
 
         Cancellation:
             What was started is ended.
         """
+        loop_for("a ProcessCluster")
         async with AsyncExitStack() as stack:
             folder = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrpc-"))

@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias
 from asyncrpc.arguments import wrong
 from asyncrpc.rref.values import Value
 from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.loops import loop_for
 from asyncrpc.testing.causes import problem_of, worker_of, worker_of_link
 from asyncrpc.testing.frames import Place, place_of_callback, places_of
 
@@ -72,7 +73,7 @@ async def all_end(within_s: float) -> AsyncIterator[None]:
 
     Raises:
         StillPendingError: some have not ended; it names each.
-        UsageError: `within_s` is no number of seconds.
+        UsageError: `within_s` is no number of seconds, or no event loop runs here.
 
     Cancellation:
         Nothing more is looked at.
@@ -106,7 +107,7 @@ class _Sight:
     """What has been made since, on the loop that runs."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop_for("all_end")
         self._is_first = not gc.get_freeze_count()  # nobody else has frozen anything
         self._before: weakref.WeakSet[AnyFuture] = weakref.WeakSet()
         if self._is_first:

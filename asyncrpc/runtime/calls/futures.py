@@ -14,6 +14,7 @@ from asyncrpc.arguments import check_timeout
 from asyncrpc.errors import ClosedError, Outcome, UsageError
 from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.devices.maps import DeviceMap
+from asyncrpc.runtime.forking import is_parents
 from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.options import PLAIN, CallOptions
 
@@ -99,6 +100,9 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         Returns:
             False if the call has ended already.
 
+        Raises:
+            UsageError: it belongs to the process that this one was forked from.
+
         Thread safety: from any thread; from another than the event loop's it is
         cancelled soon.
         """
@@ -106,6 +110,11 @@ class CallFuture(asyncio.Future[T], Generic[T]):
             return False
         loop = self.get_loop()
         if running_loop() is not loop:
+            if is_parents(loop):
+                raise UsageError(
+                    f"the call of {self.function} on {self.to!r} belongs to the process"
+                    " that this one was forked from: it can be cancelled only there"
+                )
             loop.call_soon_threadsafe(self.cancel, msg)
             return True
         if self.begun is not None:

@@ -87,7 +87,8 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         futures: the call to each peer, by name, in the order of the group.
     """
 
-    def __init__(self, futures: Sequence[CallFuture[T]]) -> None:
+    def __init__(self, worker: Worker, futures: Sequence[CallFuture[T]]) -> None:
+        self._worker = worker
         self.futures: Mapping[str, CallFuture[T]] = MappingProxyType(
             {future.to: future for future in futures}
         )
@@ -107,6 +108,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         return self._all().__await__()
 
     async def _all(self) -> list[T]:
+        self._worker.check_loop("GroupCall")
         try:
             return await asyncio.gather(*self.futures.values())
         except BaseException:
@@ -117,6 +119,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         return self
 
     async def __anext__(self) -> GroupReply[T]:
+        self._worker.check_loop("GroupCall")
         while not self._arrived:
             if not self._missing:
                 raise StopAsyncIteration
@@ -243,7 +246,7 @@ class PeerGroup:
             future.site = site
         deadline = _deadline(worker, self._options.timeout_s)
         _FanOut(worker, target, values, deadline).start(futures)
-        return GroupCall(futures)
+        return GroupCall(worker, futures)
 
     def __len__(self) -> int:
         return len(self.names)

@@ -32,6 +32,7 @@ T = TypeVar("T")
 # A member of an enum takes 0.1 us to find.
 _COROUTINE: Final = Mode.COROUTINE
 _ON_LOOP: Final = Mode.ON_LOOP
+_ASYNC_EXECUTION: Final = Mode.ASYNC_EXECUTION
 
 
 class ServingOptions(Protocol):
@@ -229,7 +230,7 @@ class InboundCall:
         else:
             self.pool.submit(
                 lambda: self._in_thread(target.function, args, kwargs),
-                self._on_thread_done,
+                self._on_future if mode is _ASYNC_EXECUTION else self._on_thread_done,
             )
             if self.claim is not None:
                 self.claim.hold()
@@ -251,6 +252,9 @@ class InboundCall:
 
     def end(self) -> None:
         """The call has been answered, or nobody waits."""
+        # Its context has this call, which so lasts until the garbage collector comes;
+        # the value that a method belongs to, or that `to_here` returns, need not.
+        self.target = None
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -333,6 +337,13 @@ class InboundCall:
             args.clear()
             kwargs.clear()
 
+    def _on_future(self, result: Any, error: BaseException | None) -> None:
+        """Take what a marked function returned; of a call given up, cancel it."""
+        if self.is_cancelled:
+            with contextlib.suppress(Exception):  # its own code may run
+                _cancel(result, self.link.loop)
+        self._on_thread_done(result, error)
+
     def _on_thread_done(self, result: Any, error: BaseException | None) -> None:
         if not self.is_cancelled:
             if error is not None:
@@ -385,6 +396,17 @@ async def _identity(future: Any) -> Any:
     return await future
 
 
+def _cancel(value: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel a future, or close a coroutine, that nobody is going to await."""
+    kind = type(value)  # what it says of itself may be wrong
+    if issubclass(kind, Coroutine):
+        value.close()
+    elif issubclass(kind, concurrent.futures.Future) or (
+        issubclass(kind, asyncio.Future) and value.get_loop() is loop
+    ):
+        value.cancel()
+
+
 def as_awaitable(value: Any) -> Any:
     """Return what a marked function returned as something to await, or None."""
     kind = type(value)  # what it says of itself may be wrong, or raise
@@ -411,6 +433,13 @@ def _when_done(future: Any, outcome_of: Callable[[], Any]) -> asyncio.Future[Any
     ours: asyncio.Future[Any] = loop.create_future()
     finish = outcome_to(ours)
 
+    def tell(result: Any, error: BaseException | None) -> None:
+        # Not as of a job: what the function waited for has been cancelled.
+        if issubclass(type(error), asyncio.CancelledError) and not ours.done():
+            ours.set_exception(error)  # type: ignore[arg-type]  # it is none of None
+        else:
+            finish(result, error)
+
     def on_done(_done: Any) -> None:
         result: Any = None
         error: BaseException | None = None
@@ -421,7 +450,7 @@ def _when_done(future: Any, outcome_of: Callable[[], Any]) -> asyncio.Future[Any
         except BaseException as raised:  # noqa: BLE001  (handed on)
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(finish, result, error)
+            loop.call_soon_threadsafe(tell, result, error)
 
     future.add_done_callback(on_done)
     return ours
