@@ -36,7 +36,8 @@ from asyncrpc.arguments import wrong
 from asyncrpc.autograd.functions import Received, Region, following, leaves_of, total
 from asyncrpc.autograd.inline import SMALL, SMALL_NUMEL
 from asyncrpc.autograd.machine import Segment
-from asyncrpc.errors import NoGradientPathError, UsageError
+from asyncrpc.errors import MalformedError, NoGradientPathError, UsageError
+from asyncrpc.serde import words_of
 
 Gradients = dict[torch.Tensor, torch.Tensor]
 Leaving = dict[Received, torch.Tensor]
@@ -218,9 +219,18 @@ class Engine:
         self.lock = threading.RLock()
 
     def run(self, run: Run) -> Leaving:
-        """Run a segment; return the gradients of received tensors that have one."""
-        with self.lock:
-            return self._run(run)
+        """Run a segment; return the gradients of received tensors that have one.
+
+        Raises:
+            RuntimeError: a hook of the user's raised a MalformedError, which is not to
+                be taken for one about what a peer has sent here.
+            BaseException: what a node, or a hook of the user's, raised.
+        """
+        try:
+            with self.lock:
+                return self._run(run)
+        except MalformedError as error:
+            raise RuntimeError(words_of(error)) from error
 
     @staticmethod
     def _run(run: Run) -> Leaving:

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from asyncrpc.autograd.ports import Threads
 from asyncrpc.clock import now_s
+from asyncrpc.runtime.threads import uncancelled
 
 T = TypeVar("T")
 
@@ -63,6 +64,8 @@ class Runner:
         begun_s = now_s()
         try:
             return job()
+        except asyncio.CancelledError as error:  # who awaits this has not been
+            raise uncancelled(error) from error
         finally:
             self._lock.release()
             self._policy.note(kind, now_s() - begun_s)

@@ -9,10 +9,15 @@ from typing import Any
 
 import torch
 
-from asyncrpc.autograd import messages
 from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.functions import Received
-from asyncrpc.autograd.messages import REPORTS, SERVICE, Advance
+from asyncrpc.autograd.messages import (
+    REPORTS,
+    SERVICE,
+    Advance,
+    by_sender,
+    keys_of,
+)
 from asyncrpc.autograd.ports import Directory, Links
 from asyncrpc.autograd.state import ABORTED, ContextState, Pass, Sent
 from asyncrpc.errors import AutogradError, MalformedError
@@ -57,7 +62,7 @@ class PassRequests:
         """Ask the senders of received tensors to take part, or give them gradients."""
         for leaf in (*asked, *given):
             one.new.pop(leaf, None)
-        coming, going = messages.by_sender(asked), messages.by_sender(given)
+        coming, going = by_sender(asked), by_sender(given)
         for peer in coming | going:
             leaves = going.get(peer, [])
             found = [gradients.get(leaf) for leaf in leaves]
@@ -67,8 +72,8 @@ class PassRequests:
                 root=one.root,
                 keeping=one.keeping,
                 is_fast=one.is_fast,
-                asked=messages.keys_of(coming.get(peer, [])),
-                given=messages.keys_of(leaves),
+                asked=keys_of(coming.get(peer, [])),
+                given=keys_of(leaves),
                 history=self._keep_history(one.state, peer, found),
             )
             self._request(one, peer, "advance", advance.encode())

@@ -29,6 +29,7 @@ import torch
 from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.ends import PassEnds
 from asyncrpc.autograd.engine import Keeping, root_gradients
+from asyncrpc.autograd.failures import failed, is_told
 from asyncrpc.autograd.functions import CrossingId, edge_of
 from asyncrpc.autograd.placing import on_devices_of
 from asyncrpc.autograd.ports import Threads
@@ -38,10 +39,7 @@ from asyncrpc.autograd.work import PassWork
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
     AutogradError,
-    BackwardFailedError,
     BackwardTimeoutError,
-    CallError,
-    RemoteError,
 )
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 
@@ -111,9 +109,9 @@ class RootPasses:
                     worker=self._me.name,
                     context_id=str(context_id),
                 ) from error
-            if not isinstance(error, Exception) or _is_ours(error):
+            if not is_told(error):
                 raise
-            raise self._failed(context_id, error) from error
+            raise failed(self._me.name, context_id, error) from error
         self._ends.finish(ids, commit=True)
 
     async def _raise_stuck(self, one: Pass) -> None:
@@ -125,20 +123,6 @@ class RootPasses:
                 "the roots; use mode='smart'"
             )
         raise AutogradError(text)
-
-    def _failed(self, context_id: ContextId, error: Exception) -> BackwardFailedError:
-        """Return what `backward` raises instead of an error."""
-        worker, text = self._me.name, f"{type(error).__name__}: {error}"
-        if isinstance(error, RemoteError):
-            worker = error.worker
-            text = f"{error.remote_type}: {error.remote_message}"
-        elif isinstance(error, CallError):  # it is lost, or would not answer
-            worker = error.to or worker
-        return BackwardFailedError(
-            f"Error on worker {worker!r}: {text}",
-            worker=worker,
-            context_id=str(context_id),
-        )
 
 
 def _add_roots(
@@ -158,8 +142,3 @@ def _add_roots(
     also = one.machine.want(one.machine.unsettled) if is_fast else []
     one.take_part([*crossings, *also])
     one.enter(dict(zip(crossings, given, strict=True)))
-
-
-def _is_ours(error: Exception) -> bool:
-    """Say whether an error of autograd arose here, and so needs no more words."""
-    return isinstance(error, AutogradError) and not isinstance(error, RemoteError)

@@ -21,14 +21,13 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from asyncrpc.autograd import messages
 from asyncrpc.autograd.context import Context, current_context_var
 from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.crossings import Crossings, read_meta
 from asyncrpc.autograd.ends import PassEnds
 from asyncrpc.autograd.engine import Engine, Keeping
 from asyncrpc.autograd.lifetime import ContextLifetime
-from asyncrpc.autograd.messages import CONTEXT, PASS, SERVICE
+from asyncrpc.autograd.messages import CONTEXT, PASS, SERVICE, WAITS, advance
 from asyncrpc.autograd.participant import PassParticipant
 from asyncrpc.autograd.ports import Devices, Directory, Links, Threads
 from asyncrpc.autograd.requests import PassRequests
@@ -122,11 +121,11 @@ class AutogradService(ServiceMethods):
         self.requests = Methods(
             SERVICE,
             {
-                "advance": (messages.advance, passes.on_advance),
-                "close": (messages.PASS, passes.on_close),
-                "waits": (messages.WAITS, passes.on_waits),
-                "outcome": (messages.PASS, passes.on_outcome),
-                "join": (messages.CONTEXT, lifetime.on_join),
+                "advance": (advance, passes.on_advance),
+                "close": (PASS, passes.on_close),
+                "waits": (WAITS, passes.on_waits),
+                "outcome": (PASS, passes.on_outcome),
+                "join": (CONTEXT, lifetime.on_join),
             },
         )
         self.notices = Methods(

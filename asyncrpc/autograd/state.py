@@ -238,12 +238,13 @@ class Pass:
         onward: the workers that this one asked to take part; it tells them the end.
         inward: the workers that asked this one.
         tasks: what runs for it here beside the requests.
-        failure: why it has failed, here or elsewhere.
+        failure: why it has failed, here or elsewhere; None again once it is aborted.
         is_fast: whether all that was sent is taken to take part.
         is_settled: whether it is known who takes part.
     """
 
     __slots__ = (
+        "_aborted_because",
         "_idle",
         "arrived",
         "edges",
@@ -292,6 +293,7 @@ class Pass:
         self.failure: BaseException | None = None
         self.is_fast = False
         self.is_settled = False
+        self._aborted_because = ""
         self._idle: asyncio.Future[None] | None = None
 
     def take_part(self, crossings: list[CrossingId]) -> None:
@@ -315,18 +317,24 @@ class Pass:
 
     def fail(self, error: BaseException) -> None:
         """Tell whoever waits that the pass has failed."""
-        if self.failure is None:
+        if not self._is_over:
             self.failure = error
         self.look_up()
+
+    @property
+    def _is_over(self) -> bool:
+        return self.failure is not None or bool(self._aborted_because)
 
     def check(self) -> None:
         """Raise why the pass has failed, if it has."""
         if self.failure is not None:
             raise self.failure
+        if self._aborted_because:
+            raise AutogradError(self._aborted_because)
 
     def look_up(self) -> None:
         """Something has ended: wake who waits, if that was all."""
-        idle, is_over = self._idle, self.wave.is_idle or self.failure is not None
+        idle, is_over = self._idle, self.wave.is_idle or self._is_over
         if is_over and idle is not None and not idle.done():
             idle.set_result(None)
 
@@ -336,7 +344,7 @@ class Pass:
         Raises:
             Exception: why it has failed.
         """
-        while self.failure is None and not self.wave.is_idle:
+        while not self._is_over and not self.wave.is_idle:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle  # what is under way ends, well or not, and looks up
         self.check()
@@ -345,4 +353,7 @@ class Pass:
         """End what runs here."""
         for task in self.tasks:
             task.cancel()
-        self.fail(AutogradError(reason))
+        # An error's traceback has the frames that it came through, and these the pass:
+        # would it keep the error, both would last until the garbage collector comes.
+        self._aborted_because, self.failure = reason, None
+        self.look_up()

@@ -74,7 +74,7 @@ class PassWork:
         except asyncio.CancelledError:
             one.fail(AutogradError(ABORTED))
             raise  # the thread goes on
-        except Exception as error:
+        except BaseException as error:  # a hook of the user's may exit
             one.wave.is_running = False
             one.fail(error)
             raise

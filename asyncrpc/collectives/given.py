@@ -24,14 +24,14 @@ def check_group(worker: Worker, name: str, timeout_s: float | None) -> None:
     """Refuse what no group can be made with.
 
     Raises:
-        UsageError: an argument is of another kind.
+        UsageError: an argument is of another kind, or this is not the worker's loop.
         NotStartedError: the worker does not run.
     """
     check_kind("worker", worker, Worker, "a worker")
     check_kind("name", name, str, "a string")
     if timeout_s is not None:
         check_seconds("timeout_s", timeout_s, at_least=0)
-    worker.parts.lifecycle.check_running()
+    worker.parts.lifecycle.check_on_loop("Group")
 
 
 def names_of(worker: Parts, members: Sequence[str | int] | None) -> tuple[str, ...]:

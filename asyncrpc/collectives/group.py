@@ -23,6 +23,7 @@ from asyncrpc.collectives.tensors import Hosted, Parts
 from asyncrpc.collectives.words import SERVICE
 from asyncrpc.errors import CollectiveError, GroupChangedError, UsageError
 from asyncrpc.runtime.worker import Worker
+from asyncrpc.serde import words_of
 
 TIMEOUT_S: Final = 1800.0  # as torch.distributed's
 # Collectives of one group that run at a time here; more wait their turn.  So what a
@@ -75,7 +76,7 @@ class Group:
 
         Raises:
             UsageError: `worker` is no member, a member is named twice, the group is
-                open here already, or an argument is of another kind.
+                open, this is not the worker's loop, or an argument is of another kind.
             UnknownWorkerError: there is no such worker.
             NotStartedError: `worker` does not run.
         """
@@ -151,13 +152,24 @@ class Group:
         self._matching.refuse(given.speakable(reason))
 
     def close(self) -> None:
-        """Leave the group: what is under way here fails, for all.  Idempotent."""
-        self._service.close_group(self._matching)
+        """Leave the group: what is under way here fails, for all.  Idempotent.
+
+        Raises:
+            UsageError: the worker runs, and this is not its event loop.
+        """
+        if not self.worker.is_closed:  # its end has closed all groups
+            self.parts.check_on_loop("Group.close")
+            self._service.close_group(self._matching)
         self._opening = None  # its result has all memory that is shared
         self.kept.clear()
 
     async def __aenter__(self) -> Self:
-        """Return the group, which is open already."""
+        """Return the group, which is open already.
+
+        Raises:
+            UsageError: the worker has ended, or this is not its event loop.
+        """
+        self.parts.check_on_loop("Group")
         return self
 
     async def __aexit__(
@@ -240,7 +252,7 @@ class Group:
         shapes.check(tensor)
         by = reduction_for(op, tensor.dtype)
         async with (
-            self._run(_describe("all_reduce", tensor, op)) as (run, path),
+            self._run(shapes.described("all_reduce", tensor, op)) as (run, path),
             Hosted(self.parts.devices, tensor) as host,
         ):
             with shapes.flat(host) as flat:
@@ -267,12 +279,12 @@ class Group:
         Cancellation:
             It fails for all ranks; the next one can be used.
         """
-        self._check_rank(root, "root")
+        given.check_rank(root, "root", self.size)
         shapes.check(tensor)
         by = reduction_for(op, tensor.dtype)
         write = self.rank == root
         async with (
-            self._run(_describe("reduce", tensor, op, root)) as (run, path),
+            self._run(shapes.described("reduce", tensor, op, root)) as (run, path),
             Hosted(self.parts.devices, tensor, write=write) as host,
         ):
             with shapes.flat(host, write=write) as flat:
@@ -297,11 +309,11 @@ class Group:
         Cancellation:
             It fails for all ranks; the next one can be used.
         """
-        self._check_rank(root, "root")
+        given.check_rank(root, "root", self.size)
         shapes.check(tensor)
         write = self.rank != root
         async with (
-            self._run(_describe("broadcast", tensor, "", root)) as (run, path),
+            self._run(shapes.described("broadcast", tensor, "", root)) as (run, path),
             Hosted(self.parts.devices, tensor, write=write) as host,
         ):
             with shapes.flat(host, write=write) as flat:
@@ -350,7 +362,7 @@ class Group:
         Cancellation:
             It fails for all ranks; the next one can be used.
         """
-        self._check_rank(root, "root")
+        given.check_rank(root, "root", self.size)
         shapes.check(tensor)
         descriptor = Descriptor("gather", dtype=str(tensor.dtype), root=root)
         async with self._run(descriptor) as (run, path):
@@ -385,7 +397,7 @@ class Group:
         Cancellation:
             It fails for all ranks; the next one can be used.
         """
-        self._check_rank(root, "root")
+        given.check_rank(root, "root", self.size)
         if device is not None:
             await given.check_device(self.parts, device)
         whole = None
@@ -482,7 +494,7 @@ class Group:
         Cancellation:
             What has not been taken never is.
         """
-        self._check_rank(to, "to")
+        given.check_rank(to, "to", self.size)
         given.check_tag(tag)
         shapes.check(tensor)
         self.parts.check_on_loop("Group.send")
@@ -514,7 +526,7 @@ class Group:
             What comes is for the next one who asks.
         """
         if from_ is not None:
-            self._check_rank(from_, "from_")
+            given.check_rank(from_, "from_", self.size)
         given.check_tag(tag)
         if out is not None:
             shapes.check(out, "out")
@@ -559,7 +571,7 @@ class Group:
         except CollectiveError:
             raise
         except Exception as error:
-            run.abandon(f"failed in it: {error!r}")
+            run.abandon(f"failed in it: {words_of(error)}")
             raise
         finally:
             run.end()
@@ -584,12 +596,3 @@ class Group:
             raise
         finally:
             run.end()
-
-    def _check_rank(self, rank: int, name: str) -> None:
-        given.check_rank(rank, name, self.size)
-
-
-def _describe(
-    operation: str, tensor: torch.Tensor, how: str = "", root: int = -1
-) -> Descriptor:
-    return Descriptor(operation, how, str(tensor.dtype), tuple(tensor.shape), root)

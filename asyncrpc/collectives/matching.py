@@ -31,14 +31,15 @@ from asyncrpc.errors import (
     GroupChangedError,
     MalformedError,
     RankLostError,
+    RejectedError,
     WorkerLostError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
     from asyncrpc.runtime.parts import Parts
+    from asyncrpc.runtime.ports import PeerLink
 
 # How long a rank waits before it tells the others what it waits for: so those that wait
 # for something else learn of it, and none waits for ever.
@@ -362,7 +363,7 @@ class Matching:
         """Return how a rank is called in errors."""
         return f"rank {rank} ({self.members[rank]!r})"
 
-    async def link(self, rank: int) -> Link:
+    async def link(self, rank: int) -> PeerLink:
         """Return the link to a rank.
 
         Raises:
@@ -397,8 +398,13 @@ class Run:
         self._timers: list[asyncio.TimerHandle] = []
 
     async def send(self, rank: int, tensors: Iterable[torch.Tensor]) -> None:
-        """Send tensors to a rank; they must stay as they are until `settle`."""
+        """Send tensors to a rank; they must stay as they are until `settle`.
+
+        Raises:
+            CollectiveError: the collective has failed, as that rank shuts down.
+        """
         matching = self.matching
+        link: PeerLink | None
         link = matching.worker.directory.link_to(matching.members[rank])
         if link is None:
             link = await matching.link(rank)
@@ -406,7 +412,12 @@ class Run:
         self._sent[rank] = index + 1
         what = None if index else list(self.operation.descriptor)
         value = [matching.id, self.number, matching.rank, index, what, list(tensors)]
-        answer = link.request_service(SERVICE, "block", value)
+        try:
+            answer = link.request_service(SERVICE, "block", value)
+        except RejectedError as error:  # that rank shuts down
+            self._on_refused(link.peer.name, error)
+            self.check()
+            raise
         self._unanswered += 1
         answer.add_done_callback(self._on_answer)
 

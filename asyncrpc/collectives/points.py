@@ -65,8 +65,8 @@ class Points:
         self._check()
         link = await matching.link(to)
         words = [matching.id, matching.rank, tag, tensor]
-        answer = link.request_service(SERVICE, "point", words)
         try:
+            answer = link.request_service(SERVICE, "point", words)
             async with asyncio.timeout(timeout_s):
                 failure = failure_in(await answer)
         except TimeoutError:

@@ -30,8 +30,8 @@ from asyncrpc.runtime.forms import (
 )
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
     from asyncrpc.runtime.parts import Parts
+    from asyncrpc.runtime.ports import PeerLink
 
 # Groups that others have made and this worker has not yet.
 UNKNOWN_MAX: Final = 1024
@@ -148,7 +148,7 @@ class CollectivesService(ServiceMethods):
 
     # --- messages --------------------------------------------------------------------
 
-    async def _on_count(self, link: Link, value: list[Any]) -> Any:
+    async def _on_count(self, link: PeerLink, value: list[Any]) -> Any:
         """Say how many collectives have begun; of a group that is not here, none."""
         group = value[0]
         if (refusal := self._refusal(group)) is not None:
@@ -156,7 +156,7 @@ class CollectivesService(ServiceMethods):
         matching = self._groups.get(group)
         return 0 if matching is None else matching.operations.begun
 
-    async def _on_block(self, link: Link, value: list[Any]) -> Any:
+    async def _on_block(self, link: PeerLink, value: list[Any]) -> Any:
         group, number, rank, turn, descriptor, tensors, *_ = value
         if (refusal := self._refusal(group)) is not None:
             return words_for(refusal)
@@ -165,7 +165,7 @@ class CollectivesService(ServiceMethods):
         place = Place(rank, turn)
         return words_for(await matching.on_block(number, place, described, tensors))
 
-    async def _on_point(self, link: Link, value: list[Any]) -> Any:
+    async def _on_point(self, link: PeerLink, value: list[Any]) -> Any:
         group, rank, tag, tensor, *_ = value
         if (refusal := self._refusal(group)) is not None:
             return words_for(refusal)
@@ -180,33 +180,35 @@ class CollectivesService(ServiceMethods):
         problem = f"{closed} is closed at worker {self.worker.name!r}"
         return Failure(GroupChangedError.code, problem, (self.worker.name,))
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         """Take the word of another rank about a collective."""
         take = self.notices.find(link.peer.name, method, value)
         if value[0] not in self._closed:
             take(link, value)
 
-    def _on_begun(self, link: Link, value: list[Any]) -> None:
+    def _on_begun(self, link: PeerLink, value: list[Any]) -> None:
         group, number, rank, descriptor, *_ = value
         described = Descriptor.read(descriptor)
         self._speaking(link, group, rank).on_begun(number, rank, described)
 
-    def _on_woke(self, link: Link, value: list[Any]) -> None:
+    def _on_woke(self, link: PeerLink, value: list[Any]) -> None:
         self._speaking(link, value[0]).on_woke()
 
-    def _on_failed(self, link: Link, value: list[Any]) -> None:
+    def _on_failed(self, link: PeerLink, value: list[Any]) -> None:
         failure = required_failure(value[2])
         self._speaking(link, value[0]).on_failed(value[1], failure)
 
-    def _on_left(self, link: Link, value: list[Any]) -> None:
+    def _on_left(self, link: PeerLink, value: list[Any]) -> None:
         failure = required_failure(value[2])
         self._speaking(link, value[0]).lose(failure, ended=value[1], tell=False)
 
-    def _on_told_lost(self, link: Link, value: list[Any]) -> None:
+    def _on_told_lost(self, link: PeerLink, value: list[Any]) -> None:
         failure = required_failure(value[1])
         self._speaking(link, value[0]).lose(failure, tell=False)
 
-    def _speaking(self, link: Link, group: int, rank: int | None = None) -> Matching:
+    def _speaking(
+        self, link: PeerLink, group: int, rank: int | None = None
+    ) -> Matching:
         """Return a group in which a worker speaks, as a rank if that is said.
 
         Raises:

@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from asyncrpc.arguments import check_sequence, wrong
+from asyncrpc.collectives.machine.operations import Descriptor
 from asyncrpc.errors import UsageError
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.devices.staging import Devices
 
 DIMS_MAX: Final = 64  # that can travel; torch has few operations for more
+
+
+def described(
+    operation: str, tensor: torch.Tensor, how: str = "", root: int = -1
+) -> Descriptor:
+    """Return what all ranks have to agree on in a collective over a tensor."""
+    return Descriptor(operation, how, str(tensor.dtype), tuple(tensor.shape), root)
 
 
 def check(tensor: torch.Tensor, name: str = "tensor") -> None:

@@ -27,6 +27,7 @@ from asyncrpc.ddp.own_group import OwnGroup
 from asyncrpc.ddp.passes import Backward, Terms
 from asyncrpc.ddp.threads import run_beside
 from asyncrpc.errors import CollectiveError, UsageError
+from asyncrpc.serde import text_of, words_of
 
 # `async def hook(state, bucket) -> Tensor`, or one of torch's, which returns a
 # torch.futures.Future, and says that its bucket is of another class.
@@ -157,14 +158,16 @@ class Exchange:
         try:
             await self._run(current)
         except asyncio.CancelledError:
-            why = f": {current.error}" if str(current.error) else ""
-            self.refuse(f"gave up its backward pass{why}")
-            error = CollectiveError("the worker has ended")  # if nobody gave it up
+            text = "" if current.error is None else text_of(current.error)
+            self.refuse(f"gave up its backward pass{text and f': {text}'}")
+            # If nobody gave it up:
+            error = CollectiveError("the worker has ended, or a hook its own task")
             raise
-        except CollectiveError as problem:
-            error = problem
-        except Exception as problem:  # noqa: BLE001  (the thread of the pass raises it)
-            self.refuse(f"failed in its communication hook: {problem!r}")
+        except BaseException as problem:  # noqa: BLE001  (the thread of the pass raises it)
+            # All ranks know of a collective of this group that has failed; but a hook
+            # may have been in one of another group.
+            if self.hook is not None or not issubclass(type(problem), CollectiveError):
+                self.refuse(f"failed in its communication hook: {words_of(problem)}")
             error = problem
         finally:
             current.end(error)
@@ -187,8 +190,9 @@ class Exchange:
 
     def refuse(self, reason: str) -> None:
         """Let the others fail, who wait for this rank: it cannot go on."""
-        # The group may have failed before, which the others know then.
-        with contextlib.suppress(CollectiveError):
+        # The group may have failed before, which the others know then; or its worker
+        # may have ended.
+        with contextlib.suppress(CollectiveError, UsageError):
             self.group.refuse(reason)
 
     # --- buckets ---------------------------------------------------------------------
@@ -206,7 +210,7 @@ class Exchange:
             [self.parameters[number] for number in numbers],
             is_last=bucket == len(current.results) - 1,
         )
-        result = await self._call(self.hook, what)
+        result = await self._called(self.hook, what)
         if not isinstance(result, torch.Tensor) or result.numel() != flat.numel():
             what_came = (
                 f"a tensor of shape {tuple(result.shape)}"
@@ -221,6 +225,24 @@ class Exchange:
             copy = functools.partial(flat.copy_, result.detach().view(-1))
             await run_beside(copy, flat.nbytes)
         return flat
+
+    async def _called(self, hook: Hook, bucket: GradBucket) -> Any:
+        """Run a hook; what it cancels itself is no reason to end as if cancelled.
+
+        Raises:
+            CollectiveError: it raised a CancelledError, and the pass is not cancelled.
+            BaseException: what it raises.
+        """
+        task = asyncio.current_task()
+        try:
+            return await self._call(hook, bucket)
+        except asyncio.CancelledError as error:
+            if task is not None and task.cancelling():
+                raise
+            raise CollectiveError(
+                "the communication hook raised a CancelledError, and the backward pass "
+                "was not cancelled; it may be that what the hook waited for was"
+            ) from error
 
     async def _call(self, hook: Hook, bucket: GradBucket) -> Any:
         """Run a hook of ours, or one that is made for torch's module."""

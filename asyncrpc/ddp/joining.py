@@ -15,6 +15,7 @@ from asyncrpc.ddp.exchange import Exchange
 from asyncrpc.ddp.initial import broadcast
 from asyncrpc.ddp.reducer import Reducer
 from asyncrpc.errors import UsageError
+from asyncrpc.serde import words_of
 
 
 class Join:
@@ -36,7 +37,15 @@ class Join:
         self._last = 0  # the rank whose parameters have seen every step
 
     async def __aenter__(self) -> Self:
-        """Ask before each pass, from now on, who takes part."""
+        """Ask before each pass, from now on, who takes part.
+
+        Raises:
+            NotStartedError: the worker does not run.
+            UsageError: the module is within another one, or this is not the worker's
+                event loop.
+        """
+        used = "DistributedDataParallel.join"
+        self._exchange.group.parts.check_on_loop(used)
         if self._exchange.join is not None:
             raise UsageError("this module is within a `join` already")
         self._exchange.join = self._present
@@ -55,7 +64,7 @@ class Join:
             if error is None:
                 await self._shadow()
             else:
-                exchange.refuse(f"left its `join` with {error!r}")
+                exchange.refuse(f"left its `join` with {words_of(error)}")
                 exchange.leave()
         finally:
             exchange.join = None

@@ -16,6 +16,7 @@ from typing import Final
 
 from asyncrpc.collectives import Group
 from asyncrpc.errors import CollectiveError, UsageError
+from asyncrpc.serde import words_of
 
 _OPEN: Final = 2  # groups: the home, and the one in use
 
@@ -107,11 +108,11 @@ def reason_for(what: str, error: BaseException) -> str:
         what: it was in, as in "failed in `what`".
         error: that it failed with.
     """
-    if isinstance(error, CollectiveError):
+    if issubclass(type(error), CollectiveError):
         return ""
-    if isinstance(error, asyncio.CancelledError):
+    if issubclass(type(error), asyncio.CancelledError):
         return f"cancelled {what}"
-    return f"failed in {what}: {error!r}"
+    return f"failed in {what}: {words_of(error)}"
 
 
 def _close(groups: list[Group]) -> None:

@@ -128,7 +128,8 @@ async def broadcast_master_param(module: nn.Module, group: Group) -> None:
         group: the ranks.
 
     Raises:
-        UsageError: an argument is of another kind.
+        UsageError: an argument is of another kind, or this is not the event loop of the
+            group's worker.
         CollectiveError: it has failed for all ranks.
 
     Cancellation:
@@ -138,6 +139,7 @@ async def broadcast_master_param(module: nn.Module, group: Group) -> None:
     """
     check_kind("module", module, nn.Module, "a torch.nn.Module")
     check_kind("group", group, Group, "a Group")
+    group.parts.check_on_loop("broadcast_master_param")
     tensors = [one.detach() for one in module.parameters()]
     await broadcast(group, [*tensors, *module.buffers()], 0)
 
@@ -272,11 +274,13 @@ def launch(
 
     Raises:
         ProcessFailedError: one of them failed.
-        UsageError: the arguments make no sense; see `asyncrpc.multiprocessing.launch`.
+        UsageError: the arguments make no sense, see `asyncrpc.multiprocessing.launch`;
+            or there is no torch_xla.  Nothing was started.
 
     Source: torch_xla.launch.
     """
     check_task(fn, args, 1 if nprocs is None else nprocs)
+    pjrt.check_installed()
     if nprocs is None:
         nprocs = 1
         if pjrt.set_up() == "TPU":

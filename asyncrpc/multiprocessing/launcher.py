@@ -156,8 +156,8 @@ def launch(
             holds its traceback, and `__cause__` is the exception if it can be pickled.
         DeadlineExceededError: `timeout_s` passed.  No process runs any more.
         UsageError: the arguments make no sense, `fn` or `args` cannot be pickled, the
-            main module is not guarded, or this would block a running event loop.
-            Nothing was started.
+            main module is not guarded, this would block a running event loop, or this
+            is a forked child and the fork server its parent's.  Nothing was started.
 
     Example:
         >>> def square(rank: int, power: int) -> int:
@@ -294,6 +294,12 @@ def _start(
     )
     try:
         process.start()
+    except ChildProcessError as error:
+        reader.close()
+        raise UsageError(
+            "launch() cannot use the fork server of the process that this one was"
+            " forked from: launch there, or with the method 'spawn'"
+        ) from error
     except BaseException:
         reader.close()
         raise

@@ -49,6 +49,7 @@ from asyncrpc.multiprocessing.supervisor import (
     StopRequested,
     Supervisor,
 )
+from asyncrpc.runtime.loops import loop_for
 
 T = TypeVar("T")
 
@@ -89,6 +90,7 @@ class Processes(Generic[T]):
         clock: Clock,
     ) -> None:
         self.pids = tuple(child.process.pid for child in children)
+        self._own_pid = os.getpid()
         self._children = children
         self._supervisor = supervisor
         self._task = task
@@ -117,8 +119,10 @@ class Processes(Generic[T]):
             ProcessFailedError: a process failed, or `terminate` was called.  No process
                 runs any more.
             DeadlineExceededError: the `timeout_s` of `launch` passed; likewise.
-            UsageError: called on a running event loop; use `wait_async` there.
+            UsageError: called on a running event loop; use `wait_async` there.  Or
+                this process was forked from the one that launched them.
         """
+        self._refuse_in_child("Processes.wait")
         refuse_on_loop("Processes.wait", "await Processes.wait_async()")
         try:
             return self._results.result()
@@ -136,10 +140,13 @@ class Processes(Generic[T]):
             ProcessFailedError: a process failed, or `terminate` was called.  No process
                 runs any more.
             DeadlineExceededError: the `timeout_s` of `launch` passed; likewise.
+            UsageError: no event loop runs here, or this process was forked from the one
+                that launched them.
 
         Cancellation:
             Only the waiting ends; the processes go on.
         """
+        self._refuse_in_child("Processes.wait_async")
         await self._ended()
         return self._results.result()
 
@@ -157,11 +164,13 @@ class Processes(Generic[T]):
                 runs any more.
             DeadlineExceededError: the `timeout_s` of `launch` passed; likewise.
             UsageError: called on a running event loop; use `wait_async` there.  Or
-                `timeout_s` is no number of seconds.
+                `timeout_s` is no number of seconds, or this process was forked from the
+                one that launched them.
 
         Source: `join` of torch.multiprocessing.spawn's context, which has to be called
         until it returns True.
         """
+        self._refuse_in_child("Processes.join")
         refuse_on_loop("Processes.join", "await Processes.wait_async()")
         check_timeout("timeout_s", timeout_s)
         if timeout_s is not None:  # what a thread can wait for has a limit
@@ -185,9 +194,11 @@ class Processes(Generic[T]):
             grace_s: seconds that they are given.
 
         Raises:
-            UsageError: `grace_s` is no finite number of seconds.
+            UsageError: `grace_s` is no finite number of seconds, or this process was
+                forked from the one that launched them.
         """
         check_duration("grace_s", grace_s)
+        self._refuse_in_child("Processes.terminate")
         self._requests.put(grace_s)
         with self._wake_lock, contextlib.suppress(OSError):  # closed: all have ended
             self._wake_writer.send_bytes(b"wake")
@@ -228,8 +239,16 @@ class Processes(Generic[T]):
         with self._quiet_if_requested():
             self._results.result()
 
+    def _refuse_in_child(self, used: str) -> None:
+        # The thread that watches them is not there, and its pipe is the parent's.
+        if os.getpid() != self._own_pid:
+            raise UsageError(
+                f"{used} must be used in the process that launched them, which this one"
+                " was forked from"
+            )
+
     async def _ended(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = loop_for("Processes.wait_async")
         ended = asyncio.Event()
 
         def tell(_: Future[list[T]]) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Self
 
 import torch
 
+from asyncrpc import autograd
 from asyncrpc.arguments import (
     check_callable,
     check_flag,
@@ -32,7 +33,6 @@ from asyncrpc.arguments import (
     shown,
     wrong,
 )
-from asyncrpc.autograd import context as new_context
 from asyncrpc.autograd.context import Context
 from asyncrpc.errors import UsageError
 from asyncrpc.optim.gathered import GatheredOptimizer, needs_closure
@@ -213,7 +213,7 @@ class DistributedOptimizer:
         if context is not None:
             return await engine.step(list(context.id), how)
         assert closure is not None  # checked above
-        async with new_context() as own:
+        async with autograd.context() as own:
             loss = await closure(own)
             return replace(await engine.step(list(own.id), how), loss=loss)
 

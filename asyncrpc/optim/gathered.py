@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-from asyncrpc.autograd import context
+from asyncrpc import autograd
 from asyncrpc.errors import OptimizerError, UsageError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim import states
 from asyncrpc.optim.callbacks import CallbackThreads, run_with_callbacks
 from asyncrpc.optim.groups import Group, numbers_of, part_of
 from asyncrpc.optim.local import Gradients, norm_of, scale_for, scaled, squares
-from asyncrpc.optim.owners import Owners
+from asyncrpc.optim.owners import Owners, told
 from asyncrpc.optim.service import checked
 from asyncrpc.optim.snapshot import Snapshot
 from asyncrpc.optim.step import Closure, StepOptions, StepResult
@@ -82,7 +82,7 @@ class GatheredOptimizer:
                 try:
                     self.options = self._optimizer()
                 except Exception as error:  # any optimizer's code
-                    raise OptimizerError(f"{problem}: {error}") from error
+                    raise OptimizerError(f"{problem}: {told(error)}") from error
 
     async def _create(self, owner: WorkerId) -> None:
         groups = [{"params": part_of(one, owner)["params"]} for one in self._groups]
@@ -108,6 +108,8 @@ class GatheredOptimizer:
         except asyncio.CancelledError:
             task.cancel()
             raise
+        except _ExitsError as exits:
+            raise exits.error from None
 
     async def _step(self, closure: Closure, how: StepOptions) -> StepResult:
         optimizer = self.options
@@ -126,8 +128,11 @@ class GatheredOptimizer:
                 if snapshot is not None:
                     snapshot.restore()
                 await self._owners.settle(owners, is_applied=False)
-                if isinstance(error, _NotFiniteError):
+                kind = type(error)  # whatever an error of the user's says of itself
+                if issubclass(kind, _NotFiniteError):
                     return run.result(is_applied=False)
+                if not issubclass(kind, (Exception, asyncio.CancelledError)):
+                    raise _ExitsError(error) from error
                 raise
             failed = await self._owners.settle(owners, is_applied=True)
             if failed:
@@ -223,6 +228,18 @@ class _NotFiniteError(Exception):
     """A gradient is infinite or NaN, and the step is to be skipped."""
 
 
+class _ExitsError(Exception):
+    """What would end the event loop, were it raised in a task: a SystemExit, say.
+
+    Attributes:
+        error: as the user's code raised it.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
 @dataclass(slots=True)
 class _Run:
     """The evaluations of one step."""
@@ -236,7 +253,7 @@ class _Run:
         """Give the owners the values, run the closure, and take the gradients."""
         if self.first is not None:  # else the owners have these values already
             await self.of.assign(self.how)
-        async with context() as ctx:
+        async with autograd.context() as ctx:
             loss = await self.closure(ctx)
             found = await self.of.gradients(list(ctx.id))
         norm = norm_of(squares(found)) if self.how.needs_norm else None

@@ -33,10 +33,12 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
+from asyncrpc.arguments import shown
 from asyncrpc.autograd.inline import SMALL, SMALL_NUMEL
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim.options import Changes, set_options
 from asyncrpc.optim.snapshot import Snapshot
+from asyncrpc.serde import words_of
 
 Gathered: TypeAlias = Mapping[torch.Tensor, torch.Tensor]
 # In the order of the parameters; None where the context has none.
@@ -154,8 +156,8 @@ class LocalOptimizer(LocalParameters):
                 self._step(gradients, scale, allow_stale=allow_stale)
             except BaseException as error:
                 raise OptimizerError(
-                    f"{type(error).__name__}: {error}; the step may be applied in part "
-                    "here: load the last checkpoint"
+                    f"{words_of(error)}; the step may be applied in part here: load "
+                    "the last checkpoint"
                 ) from error
 
     def step_kept(
@@ -235,9 +237,20 @@ class LocalOptimizer(LocalParameters):
             self._look()
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of the state, of one moment, in the host's memory."""
+        """Return a copy of the state, of one moment, in the host's memory.
+
+        Raises:
+            OptimizerError: the optimizer gave something else.
+            Exception: what the optimizer raised.
+        """
         with self._lock:
             copied = copy.deepcopy(self._optimizer.state_dict())
+        if not _is_state(copied):
+            name = type(self._optimizer).__name__
+            raise OptimizerError(
+                f"state_dict() of {name} has to give a mapping of 'state' to one by "
+                f"parameter and of 'param_groups' to a list, and gave {shown(copied)}"
+            )
         found: dict[str, Any] = in_host_memory(copied)
         return found
 
@@ -262,6 +275,13 @@ class LocalOptimizer(LocalParameters):
         )
 
 
+def _is_state(found: Any) -> bool:
+    if not issubclass(type(found), Mapping):  # whatever it says of itself
+        return False
+    groups, state = found.get("param_groups"), found.get("state")
+    return issubclass(type(state), Mapping) and issubclass(type(groups), list)
+
+
 def in_host_memory(tree: Any) -> Any:
     """Return a tree of values with its tensors in the host's memory."""
     return pytree.tree_map_only(torch.Tensor, lambda one: one.to("cpu"), tree)
@@ -275,7 +295,7 @@ def _on_aliases(optimizer: torch.optim.Optimizer) -> Iterator[list[torch.Tensor]
     To set the parameters' counters back afterwards would not do: a forward pass that
     runs during the step, in another thread, would save a version that never was.
     """
-    groups, state = optimizer.param_groups, optimizer.state
+    groups, state = list(optimizer.param_groups), optimizer.state
     kept = [group["params"] for group in groups]
     listed = [parameter for parameters in kept for parameter in parameters]
     aliases = [parameter.data for parameter in listed]

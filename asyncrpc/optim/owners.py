@@ -7,12 +7,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from asyncrpc.autograd.ports import Directory, Links
-from asyncrpc.errors import OptimizerError
+from asyncrpc.errors import AsyncRpcError, OptimizerError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim.service import SERVICE, OptimizerService
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Scheduler
+from asyncrpc.serde import text_of, words_of
 
 T = TypeVar("T")
 Ask = Callable[[WorkerId], Coroutine[Any, Any, T]]
@@ -163,4 +164,12 @@ def _seen(task: asyncio.Task[Any]) -> None:
 
 def named(failed: Mapping[WorkerId, BaseException]) -> str:
     """Say which owners failed, and why."""
-    return "; ".join(f"worker {one.name!r}: {error}" for one, error in failed.items())
+    return "; ".join(f"worker {one.name!r}: {told(it)}" for one, it in failed.items())
+
+
+def told(error: BaseException) -> str:
+    """Return the words of an owner's error: with its class, unless that is ours."""
+    kind = type(error)
+    if issubclass(getattr(kind, "remote_class", kind), AsyncRpcError):
+        return text_of(error)
+    return words_of(error)

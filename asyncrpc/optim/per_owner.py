@@ -33,7 +33,7 @@ from asyncrpc.optim.options import (
     changes,
     is_harmless,
 )
-from asyncrpc.optim.owners import Owners, named, try_each
+from asyncrpc.optim.owners import Owners, named, told, try_each
 from asyncrpc.optim.step import StepOptions, StepResult
 from asyncrpc.runtime.calls.context import deadline_var
 
@@ -125,11 +125,11 @@ class PerOwnerOptimizer:
             )
         except Exception as error:  # any optimizer's code runs there
             # An OptimizerError says itself what is left.
-            is_undone = _has_answered(error) and not isinstance(error, OptimizerError)
+            is_undone = _has_answered(error) and not _is_a(error, OptimizerError)
             left = ", and nothing was applied" if is_undone else ""
             raise OptimizerError(
                 f"the step on worker {owner.name!r}, the only owner, failed{left}: "
-                f"{error}"
+                f"{told(error)}"
             ) from error
         if is_applied:
             self._known[owner] = now
@@ -183,14 +183,14 @@ class PerOwnerOptimizer:
     ) -> None:
         """Tell owners of options that have changed, if that is due."""
         differing = {one: changes(now, self._known[one]) for one in self._owners.listed}
-        told = [one for one, each in differing.items() if is_due(each)]
-        if told:
+        due = [one for one, each in differing.items() if is_due(each)]
+        if due:
             await self._owners.gather(
-                told,
+                due,
                 lambda one: self._owners.ask(one, "set_options", differing[one]),
                 problem="options could not be set everywhere; no step was taken",
             )
-            self._known.update(dict.fromkeys(told, now))
+            self._known.update(dict.fromkeys(due, now))
 
     # --- groups, state ---------------------------------------------------------------
 
@@ -276,8 +276,8 @@ class _Commit:
             others, lambda one: self._ask(one, parts[one], is_kept=False)
         )
         if failed:
-            told = [*unsure, *applied]
-            names = ", ".join(repr(one.name) for one in told) or "no worker"
+            names = ", ".join(repr(one.name) for one in [*unsure, *applied])
+            names = names or "no worker"
             raise OptimizerError(
                 f"the step was applied on {names}, and failed on {named(failed)}; "
                 "load the last checkpoint on all of them"
@@ -285,15 +285,15 @@ class _Commit:
 
     async def one_by_one(self, parts: Mapping[WorkerId, list[Any]]) -> None:
         """Tell the owners in turn; at the first that fails, undo what was done."""
-        told: list[WorkerId] = []
+        begun: list[WorkerId] = []
         for owner in sorted(parts):
-            told.append(owner)
+            begun.append(owner)
             try:
                 await self._ask(owner, parts[owner], is_kept=True)
             except Exception as error:
-                await self._owners.settle(told, is_applied=False)
+                await self._owners.settle(begun, is_applied=False)
                 raise _refused(owner, error) from error
-        failed = await self._owners.settle(told, is_applied=True)
+        failed = await self._owners.settle(begun, is_applied=True)
         if failed:
             raise OptimizerError(
                 f"the step was applied, and may have been undone on {named(failed)}; "
@@ -317,10 +317,14 @@ def _refused(owner: WorkerId, error: Exception) -> OptimizerError:
     left = "anywhere" if _has_answered(error) else "on any other worker"
     return OptimizerError(
         f"the step failed on worker {owner.name!r}, and nothing was applied {left}: "
-        f"{error}"
+        f"{told(error)}"
     )
 
 
 def _has_answered(error: Exception) -> bool:
     """Say whether an owner itself has reported the error: then it has undone it."""
-    return isinstance(error, RemoteError) or not isinstance(error, CallError)
+    return _is_a(error, RemoteError) or not _is_a(error, CallError)
+
+
+def _is_a(error: Exception, kind: type[Exception]) -> bool:
+    return issubclass(type(error), kind)  # whatever an error of the user's says

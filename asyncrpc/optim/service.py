@@ -52,6 +52,7 @@ from asyncrpc.optim.turns import TurnQueue
 from asyncrpc.rref.handle import RRef
 from asyncrpc.runtime.forms import COUNT, Methods, ServiceMethods
 from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.serde import words_of
 
 T = TypeVar("T")
 SERVICE: Final = "optim"
@@ -158,10 +159,21 @@ class OptimizerService(ServiceMethods):
         return (link.peer.incarnation, value[0]), *value[1:]
 
     async def answer(self, method: str, value: list[Any]) -> Any:
-        """Do what this worker asks as the maker of an optimizer."""
+        """Do what this worker asks as the maker of an optimizer.
+
+        Raises:
+            RuntimeError: the optimizer's code has raised what is no Exception, such as
+                SystemExit, which would end the event loop: as other workers tell it,
+                too, it is the error of a step.
+        """
         me = self.me
-        handler = self.requests.find(me.name, method, value)
-        return await handler((me.incarnation, value[0]), *value[1:])
+        run = self.requests.find(me.name, method, value)
+        try:
+            return await run((me.incarnation, value[0]), *value[1:])
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            raise RuntimeError(words_of(error)) from error
 
     def _on_drop(self, link: PeerLink, serial: int) -> None:
         """Let go of an optimizer whose maker has."""

@@ -27,12 +27,15 @@ class Snapshot:
         self._values = [one.detach().clone() for one in parameters]
         self._optimizer = optimizer
         self._state: dict[Any, Any] = {}
-        self._groups: list[dict[str, Any]] = []
+        self._groups: list[tuple[dict[str, Any], dict[str, Any], list[Any]]] = []
         if optimizer is not None:
             self._state = {
                 key: copy.deepcopy(value) for key, value in optimizer.state.items()
             }
-            self._groups = [_options_of(group) for group in optimizer.param_groups]
+            self._groups = [
+                (group, _options_of(group), list(group["params"]))
+                for group in optimizer.param_groups
+            ]
 
     def restore(self) -> None:
         """Put everything back.
@@ -47,12 +50,11 @@ class Snapshot:
             return
         self._optimizer.state.clear()
         self._optimizer.state.update(self._state)
-        for group, options in zip(
-            self._optimizer.param_groups, self._groups, strict=True
-        ):
-            kept = group["params"]
+        # A step of the user's may have changed which groups there are, too.
+        self._optimizer.param_groups[:] = [group for group, *_ in self._groups]
+        for group, options, parameters in self._groups:
             group.clear()
-            group.update(options, params=kept)
+            group.update(options, params=parameters)
 
 
 def _options_of(group: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from asyncrpc.rref.shared import copy_of
 from asyncrpc.rref.tables import Tables
 from asyncrpc.rref.values import Values, id_of, result_of
 from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
-from asyncrpc.runtime.calls.inbound import MODE_ATTRIBUTE, Mode
+from asyncrpc.runtime.calls.modes import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.extensions import Refused
 from asyncrpc.runtime.forms import ID, TEXT, Form, array, one_of
 from asyncrpc.runtime.ports import PeerLink

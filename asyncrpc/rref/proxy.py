@@ -7,8 +7,9 @@ attribute is named is called, and the owner says if there is none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
+from asyncrpc.errors import UsageError
 from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
 
 if TYPE_CHECKING:
@@ -29,6 +30,14 @@ class _Proxy(Generic[T]):
         self._start_method = start_method
         self._rref = rref
         self._timeout = timeout
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: every other method's name is one of the owner's.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("what calls methods of an RRef stays here; send the RRef")
 
     def _start(self, name: str, args: Any, kwargs: Any) -> Any:
         return self._start_method(self._rref, name, args, kwargs, self._timeout)

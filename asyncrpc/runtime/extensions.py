@@ -7,16 +7,14 @@ know them.  A `Worker` is given its extensions when it is made; `asyncrpc` joins
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from asyncrpc.errors import Outcome
 from asyncrpc.ids import Incarnation, WorkerId
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.options import CallOptions
+from asyncrpc.runtime.options import CallOptions
+from asyncrpc.runtime.ports import PeerLink
 
 OnGradient = Callable[[torch.Tensor], torch.Tensor]
 
@@ -62,13 +60,13 @@ class References(Protocol):
     def lift(self, tree: Any) -> object:
         """Make the reference again."""
 
-    def begin_encode(self, link: Link) -> None:
+    def begin_encode(self, link: PeerLink) -> None:
         """A message to the other end of `link` is about to be encoded."""
 
     def end_encode(self, *, sent: bool) -> Pins | None:
         """It has been; not `sent`: it could not be, and nothing leaves."""
 
-    def begin_decode(self, link: Link) -> None:
+    def begin_decode(self, link: PeerLink) -> None:
         """A message from the other end of `link` is about to be decoded."""
 
     def end_decode(self) -> Any:
@@ -81,7 +79,7 @@ class References(Protocol):
             What it lent, for `settle_loans`; None if nothing.
         """
 
-    def settle_loans(self, link: Link, loans: Any, *, answered: bool) -> list[int]:
+    def settle_loans(self, link: PeerLink, loans: Any, *, answered: bool) -> list[int]:
         """The call that lent them is over, or its result has been handed on.
 
         Args:
@@ -99,7 +97,7 @@ class References(Protocol):
 
     def resolve(
         self,
-        link: Link,
+        link: PeerLink,
         target: list[Any],
         ready: Callable[[Callable[..., Any] | Refused], None],
     ) -> None:
@@ -125,7 +123,7 @@ class References(Protocol):
     def fail(self, rref_id: tuple[int, int], error: BaseException) -> None:
         """The function that makes a value has raised."""
 
-    def expect(self, link: Link, rref_id: tuple[int, int]) -> None:
+    def expect(self, link: PeerLink, rref_id: tuple[int, int]) -> None:
         """A function is about to make this value for the other end of `link`."""
 
 
@@ -134,14 +132,14 @@ class Propagator(Protocol):
 
     key: str  # of its part of a message's meta; one or two letters
 
-    def outgoing(self, link: Link, tensors: list[torch.Tensor]) -> Any:
+    def outgoing(self, link: PeerLink, tensors: list[torch.Tensor]) -> Any:
         """Return what is to travel with a message, None for nothing.
 
         Called in the context of the caller (for a request) or of the function (for a
         response), with the tensors of the message that require grad.
         """
 
-    def incoming(self, link: Link, meta: Any) -> OnGradient | None:
+    def incoming(self, link: PeerLink, meta: Any) -> OnGradient | None:
         """A message brought `meta`; return what makes its tensors differentiable."""
 
     def decoded(self, on_gradient: OnGradient) -> None:
@@ -176,10 +174,10 @@ class Service(Protocol):
 
     name: str
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
         """Answer one message; what this raises is raised at the sender."""
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         """Take one message that wants no answer; in the order of arrival."""
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:

@@ -6,25 +6,29 @@ the parent's, and never be answered.  So a fork ends the child's copy of every w
 and whoever uses one is told.  The parent's are untouched.
 
 `os.fork` is of the process, so who is to be told must be known process-wide: the
-workers, weakly.
+workers, weakly.  Their loops are the parent's, too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import weakref
 from typing import Final, Protocol
-
-FORKED: Final = "forked"  # the state of a worker in a forked child
 
 
 class Forkable(Protocol):
     """What ends in a forked child."""
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """On which it runs."""
+
     def end_in_child(self) -> None:
         """Become unusable, and let go of nothing that the parent uses."""
 
 
+_parents_loops: Final[list[object]] = []  # in a child: for good, as one may close
 _known: Final[weakref.WeakSet[Forkable]] = weakref.WeakSet()
 
 
@@ -38,8 +42,14 @@ def known_workers() -> list[Forkable]:
     return list(_known)
 
 
+def is_parents(loop: object) -> bool:
+    """Say whether a loop is that of a worker of the process this was forked from."""
+    return any(loop is one for one in _parents_loops)
+
+
 def _end_all() -> None:
     for one in known_workers():
+        _parents_loops.append(one.loop)
         one.end_in_child()
 
 

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from asyncrpc.arguments import shown
 from asyncrpc.errors import MalformedError
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 
 # Raises MalformedError, which calls what is wrong by the name that is given.
 Form: TypeAlias = Callable[[str, Any], None]
@@ -211,7 +209,7 @@ class ServiceMethods:
     requests: Methods
     notices: Methods
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
         """Answer one message.
 
         Raises:
@@ -223,11 +221,11 @@ class ServiceMethods:
         except MalformedError as error:
             raise self.requests.blame(link.peer.name, method, error) from error
 
-    def given(self, link: Link, value: Any) -> tuple[Any, ...]:
+    def given(self, link: PeerLink, value: Any) -> tuple[Any, ...]:
         """Return what the handler of a request is given."""
         return link, value
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         """Take one message that wants no answer.
 
         Raises:

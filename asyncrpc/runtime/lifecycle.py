@@ -11,8 +11,8 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from asyncrpc.errors import AlreadyStartedError, NotStartedError, UsageError
-from asyncrpc.runtime.loops import running_loop
+from asyncrpc.errors import AlreadyStartedError, NotStartedError
+from asyncrpc.runtime.loops import check_loop
 
 
 class State(enum.Enum):
@@ -117,25 +117,30 @@ class Lifecycle:
             else f"worker {self.name!r} has not been started; use `async with`"
         )
 
-    def check_on_loop(self, used: str, *, may_be_closed: bool = False) -> None:
+    def check_on_loop(self, used: str) -> None:
         """Raise unless the worker runs, and its event loop is the one that runs here.
 
         Args:
             used: what was called, for the error.
-            may_be_closed: whether it is right after the end, too.
 
         Raises:
             NotStartedError: as for `check_running`.
             UsageError: another event loop runs here, or none.
         """
-        if not may_be_closed:
+        self.check_running()
+        self.check_loop(used)
+
+    def check_loop(self, used: str) -> None:
+        """Raise unless its event loop runs here; the worker may have ended.
+
+        Args:
+            used: what was called, for the error.
+
+        Raises:
+            NotStartedError: it belongs to the process that this one was forked from.
+            UsageError: another event loop runs here, or none.
+        """
+        if self.state is FORKED or self.loop is None:
             self.check_running()
-        running = running_loop()
-        if running is not self.loop:
-            where = "in a thread without one" if running is None else "on another one"
-            raise UsageError(
-                f"{used} must be used on the event loop that worker {self.name!r} was"
-                f" started on, not {where}; there use"
-                " `asyncio.run_coroutine_threadsafe(..., worker.loop)`, or the blocking"
-                " names such as `asyncrpc.rpc_sync`"
-            )
+        assert self.loop is not None  # it has been started
+        check_loop(used, self.loop, f"worker {self.name!r}")

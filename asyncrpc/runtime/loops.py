@@ -48,6 +48,24 @@ def loop_for(used: str) -> asyncio.AbstractEventLoop:
     return found
 
 
+def check_loop(used: str, loop: asyncio.AbstractEventLoop, whose: str) -> None:
+    """Raise UsageError unless a loop is the one that runs in this thread.
+
+    Args:
+        used: what was called, for the error.
+        loop: on which it has to be used.
+        whose: loop it is, as in "that `whose` was started on".
+    """
+    running = running_loop()
+    if running is not loop:
+        where = "in a thread without one" if running is None else "on another one"
+        raise UsageError(
+            f"{used} must be used on the event loop that {whose} was started on, not"
+            f" {where}; there use `asyncio.run_coroutine_threadsafe(..., worker.loop)`,"
+            " or the blocking names such as `asyncrpc.rpc_sync`"
+        )
+
+
 def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     """Run a program's main coroutine and return its result.
 

@@ -135,6 +135,7 @@ class Parts:
         self.thread_states = calls.thread_states
         self.check_running = self.lifecycle.check_running
         self.check_on_loop = self.lifecycle.check_on_loop
+        self.check_loop = self.lifecycle.check_loop
 
     @property
     def rank(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from asyncrpc.clock import Deadline
@@ -92,3 +92,21 @@ class PeerLink(Protocol):
         device_map: DeviceMap | None = None,
     ) -> asyncio.Future[Any]:
         """Send a request to a service of the peer; the future holds its answer."""
+
+
+class MessageSender(Protocol):
+    """What writes messages to a peer."""
+
+    def send(
+        self,
+        kind: int,
+        call_id: int,
+        *,
+        flags: int = 0,
+        aux: int = 0,
+        head: bytes = b"",
+        control: bytes = b"",
+        buffers: Sequence[memoryview] = (),
+        on_sent: Callable[[], None] | None = None,
+    ) -> None:
+        """Write a message; never waits.  On a closed connection it is dropped."""

@@ -57,14 +57,15 @@ def outcome_to(future: asyncio.Future[Any]) -> Done:
     """Return what gives a future of the loop its outcome, unless nobody wants it.
 
     No future takes a StopIteration: it comes as a RuntimeError from it, as it would out
-    of a generator.
+    of a generator; so does a GeneratorExit.  And so does a CancelledError that a job
+    has raised: who awaits the future has not been cancelled, and is not to look as if.
     """
 
     def finish(result: Any, error: BaseException | None) -> None:
         if future.done():
             return
         if error is not None:
-            future.set_exception(settable(error))
+            future.set_exception(uncancelled(settable(error)))
             if issubclass(type(error), ClosedError):  # it may lie of its class
                 future.exception()  # that its worker ends is news to nobody else
         else:
@@ -74,10 +75,27 @@ def outcome_to(future: asyncio.Future[Any]) -> Done:
 
 
 def settable(error: BaseException) -> BaseException:
-    """Return what a future can be told of an error: a StopIteration it refuses."""
-    if not issubclass(type(error), StopIteration):
+    """Return what a future can be told of an error.
+
+    A StopIteration it refuses; by a GeneratorExit the coroutines that await it would be
+    closed, and could not wait for anything while they clean up.
+    """
+    for kind in (StopIteration, GeneratorExit):
+        if issubclass(type(error), kind):
+            told = f"a {kind.__name__} was raised where nothing iterates"
+            return _instead(error, told)
+    return error
+
+
+def uncancelled(error: BaseException) -> BaseException:
+    """Return what is told of an error that a job has raised, which nobody cancelled."""
+    if not issubclass(type(error), asyncio.CancelledError):
         return error
-    told = RuntimeError("a StopIteration was raised where nothing iterates")
+    return _instead(error, "a CancelledError was raised where nothing was cancelled")
+
+
+def _instead(error: BaseException, text: str) -> RuntimeError:
+    told = RuntimeError(text)
     told.__cause__ = error
     return told
 

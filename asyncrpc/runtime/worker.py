@@ -188,7 +188,7 @@ class Worker:
         lifecycle = self.parts.lifecycle
         if not lifecycle.is_running and not lifecycle.is_draining:
             return
-        lifecycle.check_on_loop("Worker.shutdown", may_be_closed=True)
+        lifecycle.check_loop("Worker.shutdown")
         if drain_timeout_s is None:
             drain_timeout_s = self.options.drain_timeout_s
         outcome, ending = None, self.parts.graceful_shutdown

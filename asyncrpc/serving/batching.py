@@ -25,6 +25,8 @@ from asyncrpc.arguments import check_callable, check_count, check_duration
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import NotStartedError, Outcome, RejectedError, UsageError
 from asyncrpc.runtime.calls.context import deadline_var
+from asyncrpc.runtime.loops import loop_for
+from asyncrpc.runtime.threads import settable
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -109,8 +111,12 @@ class Batcher(Generic[A, B]):
         self._is_closing = False
 
     async def __aenter__(self) -> Self:
-        """Be ready for requests on this loop."""
-        self._loop = asyncio.get_running_loop()
+        """Be ready for requests on this loop.
+
+        Raises:
+            UsageError: no event loop runs here.
+        """
+        self._loop = loop_for("a Batcher")
         self._context = contextvars.copy_context()
         return self
 
@@ -171,7 +177,7 @@ class Batcher(Generic[A, B]):
     def _join(self, item: A) -> _Member[A, B]:
         if self._loop is None:
             raise NotStartedError("the Batcher has not been entered; use `async with`")
-        if asyncio.get_running_loop() is not self._loop:
+        if loop_for("a Batcher") is not self._loop:
             raise UsageError("the Batcher was entered on another event loop than this")
         if self._is_closing:
             raise _rejected("the batcher is closed")
@@ -249,7 +255,7 @@ class Batcher(Generic[A, B]):
         except BaseException as error:  # noqa: BLE001  (theirs who asked)
             for member in batch.members:
                 if not member.answer.done():
-                    member.answer.set_exception(error)
+                    member.answer.set_exception(settable(error))
         else:
             for member, answer in zip(batch.members, answers, strict=True):
                 if not member.answer.done():

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 from asyncrpc.rref.values import Value
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.streams import Inflow
+from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.forking import known_workers
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
@@ -59,7 +59,7 @@ def _problem_of_wait(awaited: object, places: list[Place]) -> str:
     if isinstance(awaited, CallFuture | Value):
         return problem_of(awaited, [])
     for place in places:
-        if isinstance(place.owner, Inflow):
+        if isinstance(place.owner, StreamReceiver):
             return _problem_of_stream(place.owner)
     worker = worker_of(places)
     if worker is None:
@@ -130,23 +130,31 @@ def _problem_of_call(call: CallFuture[Any]) -> str:
     if call.begun is not None and not call.begun.done():
         is_owned = any(_has_started(one, call.begun) for one in _open_workers())
         return "" if is_owned else "the worker that was to begin it is closed"
-    if call.link is None:
+    if not isinstance(call.link, Link):
         return "it was never sent"
     return _problem_at(call.link, call)
 
 
-def _problem_of_stream(inflow: Inflow) -> str:
-    if inflow.is_whole:
+def _problem_of_stream(stream: StreamReceiver) -> str:
+    if stream.is_whole:
         return "all of it is here, and nobody was told"
-    return _problem_at(inflow.link, inflow)
+    return _problem_at(stream.link, stream) if isinstance(stream.link, Link) else ""
 
 
-def _problem_at(link: Link, call: CallFuture[Any] | Inflow) -> str:
+def worker_of_link(link: object) -> Worker | None:
+    """Return the worker that one end of a link belongs to."""
+    host = link.host if isinstance(link, Link) else None
+    workers = (one for one in known_workers() if isinstance(one, Worker))
+    return next((one for one in workers if one.parts is host), None)
+
+
+def _problem_at(link: Link, call: CallFuture[Any] | StreamReceiver) -> str:
     """Return why no answer to a call that has been sent will come; empty: it may."""
     if link.is_lost:
         return f"its link is lost: {link.lost_because}"
-    if link.worker.is_closed:
-        return f"worker {link.worker.name!r}, which made it, is closed"
+    maker = worker_of_link(link)
+    if maker is not None and not _is_open(maker):
+        return f"worker {maker.name!r}, which made it, is closed"
     if link.pending.get(call.call_id) is not call:
         return "its link does not know it any more"
     if call.call_id in link.credit.waiting or link.connection.is_broken:
@@ -172,7 +180,8 @@ def _is_life(one: object, incarnation: int) -> bool:
 
 
 def _serves(theirs: Link, ours: Link, call_id: int) -> bool:
-    is_back = theirs.peer.incarnation == ours.worker.incarnation
+    maker = worker_of_link(ours)
+    is_back = maker is not None and theirs.peer.incarnation == maker.incarnation
     return is_back and theirs is not ours and theirs.served.get(call_id) is not None
 
 

@@ -33,9 +33,10 @@ from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.multiprocessing import Processes, launch
 from asyncrpc.multiprocessing.launcher import check_method
 from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
 from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.threads import Done, Job, ThreadPool
 from asyncrpc.testing.network import Network
 from asyncrpc.transport.abc import Connector
@@ -149,10 +150,12 @@ class Cluster:
 
         Raises:
             AsyncRpcError: as `Worker.__aenter__`; those that started are ended.
+            UsageError: no event loop runs here.
 
         Cancellation:
             Those that started are ended.
         """
+        loop_for("a Cluster")
         made = [self._make(name, rank) for rank, name in enumerate(self.names)]
         self.workers = made
         try:
@@ -276,10 +279,12 @@ class ProcessCluster:
 
         Raises:
             RendezvousTimeoutError: a process did not come up in time.
+            UsageError: no event loop runs here.
 
         Cancellation:
             What was started is ended.
         """
+        loop_for("a ProcessCluster")
         async with AsyncExitStack() as stack:
             folder = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrpc-"))
@@ -431,11 +436,11 @@ class _Stopping:
     def __init__(self) -> None:
         self.told = asyncio.Event()
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
         """Nothing here is asked for."""
         raise MalformedError(f"a test's process does not answer {method!r}")
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         """Take the word that the test is over."""
         self.told.set()
 

@@ -22,7 +22,8 @@ from typing import Any, Final, TypeAlias
 from asyncrpc.arguments import wrong
 from asyncrpc.rref.values import Value
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.testing.causes import problem_of, worker_of
+from asyncrpc.runtime.loops import loop_for
+from asyncrpc.testing.causes import problem_of, worker_of, worker_of_link
 from asyncrpc.testing.frames import Place, place_of_callback, places_of
 
 AnyFuture: TypeAlias = "asyncio.Future[Any]"
@@ -72,7 +73,7 @@ async def all_end(within_s: float) -> AsyncIterator[None]:
 
     Raises:
         StillPendingError: some have not ended; it names each.
-        UsageError: `within_s` is no number of seconds.
+        UsageError: `within_s` is no number of seconds, or no event loop runs here.
 
     Cancellation:
         Nothing more is looked at.
@@ -106,7 +107,7 @@ class _Sight:
     """What has been made since, on the loop that runs."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop_for("all_end")
         self._is_first = not gc.get_freeze_count()  # nobody else has frozen anything
         self._before: weakref.WeakSet[AnyFuture] = weakref.WeakSet()
         if self._is_first:
@@ -179,8 +180,8 @@ def _described(one: AnyFuture, places: list[Place]) -> str:
     if isinstance(one, asyncio.Task):
         return f"task {one.get_name()!r} in {where}{_awaited_by(one)}{of}"
     if isinstance(one, CallFuture):
-        maker = "" if one.link is None else f", of worker {one.link.worker.name!r}"
-        return f"{one!r}{maker}"
+        maker = worker_of_link(one.link)
+        return repr(one) if maker is None else f"{one!r}, of worker {maker.name!r}"
     told = f", of which {where} is told" if where else ""
     return f"a {type(one).__name__}{told}{of}"
 

@@ -37,6 +37,7 @@ from asyncrpc.arguments import (
     wrong,
 )
 from asyncrpc.errors import UsageError
+from asyncrpc.runtime.loops import loop_for
 from asyncrpc.testing.passage import Passage
 from asyncrpc.testing.scanner import Conversation, End, Way
 from asyncrpc.transport.address import Address
@@ -241,11 +242,13 @@ class Proxy:
         """Listen, again, at the same address.
 
         Raises:
+            UsageError: no event loop runs here.
             OSError: somebody else has taken it.
 
         Cancellation:
             It does not listen.
         """
+        loop_for("Proxy.accept")
         if self._server is not None:
             return
         if self._where.scheme == "uds":

@@ -71,25 +71,26 @@ class Probe(NamedTuple):
     end: Place | None
 
 
-_CORE: Final = ("asyncrpc.runtime.links.core", "LinkCore")
+_CODEC: Final = ("asyncrpc.runtime.calls.message_codec", "MessageCodec")
 _SOCKET: Final = ("asyncrpc.transport.sockets", "SocketTransport")
 _CONNECTION: Final = ("asyncrpc.runtime.links.connection", "Connection")
-_LINK: Final = ("asyncrpc.runtime.links.link", "Link")
+_ANSWERS: Final = ("asyncrpc.runtime.calls.answers", "AnswerReceiver")
+_REQUESTS: Final = ("asyncrpc.runtime.calls.requests", "RequestDispatcher")
 _FUTURE: Final = ("asyncrpc.runtime.calls.futures", "CallFuture")
 
 CALLER_PROBES: Final = (
-    Probe(*_CORE, "_encode", Place.ENCODE, Place.ENCODED),
+    Probe(*_CODEC, "encode", Place.ENCODE, Place.ENCODED),
     Probe(*_SOCKET, "send", Place.WRITE, Place.WRITTEN),
     Probe(*_CONNECTION, "buffer_updated", Place.ANSWER, None),
-    Probe(*_LINK, "_on_response", Place.ANSWER_MESSAGE, None),
-    Probe(*_CORE, "_decode", Place.ANSWER_DECODE, Place.ANSWER_DECODED),
+    Probe(*_ANSWERS, "on_response", Place.ANSWER_MESSAGE, None),
+    Probe(*_CODEC, "decode", Place.ANSWER_DECODE, Place.ANSWER_DECODED),
     Probe(*_FUTURE, "succeed", None, Place.DONE),
 )
 CALLEE_PROBES: Final = (
     Probe(*_CONNECTION, "buffer_updated", Place.READ, None),
-    Probe(*_LINK, "_on_request", Place.MESSAGE, None),
-    Probe(*_CORE, "_decode", Place.DECODE, Place.DECODED),
-    Probe(*_CORE, "_encode", Place.REPLY, Place.REPLY_ENCODED),
+    Probe(*_REQUESTS, "on_request", Place.MESSAGE, None),
+    Probe(*_CODEC, "decode", Place.DECODE, Place.DECODED),
+    Probe(*_CODEC, "encode", Place.REPLY, Place.REPLY_ENCODED),
     Probe(*_SOCKET, "send", Place.REPLY_WRITE, Place.REPLY_WRITTEN),
 )
 

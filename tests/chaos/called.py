@@ -13,8 +13,8 @@ import torch
 import asyncrpc
 from asyncrpc import AsyncRpcError, MalformedError, RRef, Worker
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.parts import Parts
+from asyncrpc.runtime.ports import PeerLink
 from tests.chaos.log import Log, now_s
 
 
@@ -51,10 +51,10 @@ class Chronicle:
         life = f"{peer.incarnation:016x}"
         self._told.write(word, peer.name, life, f"{now_s():.4f}", why)
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
         raise MalformedError(f"nobody asks the chronicle, not for {method!r} either")
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         raise MalformedError(f"nobody tells the chronicle, not {method!r} either")
 
     async def close(self) -> None:

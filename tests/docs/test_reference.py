@@ -13,7 +13,7 @@ import pytest
 from asyncrpc import errors
 from asyncrpc.autograd import contexts
 from asyncrpc.runtime import threads
-from asyncrpc.runtime.calls import caller, named
+from asyncrpc.runtime.calls import function_names, heads
 from asyncrpc.runtime.options import Options
 from asyncrpc.serde import exceptions, kinds
 from asyncrpc.serde.policy import Limits
@@ -136,8 +136,8 @@ def test_sizes_on_the_wire_are_those_of_the_code() -> None:
 @pytest.mark.parametrize(
     ("what", "number"),
     [
-        ("functions named on one connection", caller.NAMES_MAX),
-        ("functions named on one connection", named.NAMES_MAX),
+        ("functions named on one connection", heads.NAMES_MAX),
+        ("functions named on one connection", function_names.NAMES_MAX),
         ("ended autograd contexts remembered", contexts.ENDED_MAX),
         ("threads of a worker", threads.THREADS_MAX),
         ("path of a Unix socket", uds.PATH_BYTES_MAX),

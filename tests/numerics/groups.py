@@ -17,7 +17,7 @@ from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.optim.service import OptimizerService
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.testing.network import Network
 from tests.numerics.remote import Layer, Scale, Tensors, parameters_there
@@ -144,10 +144,10 @@ class _Watch:
     def __init__(self, lost: asyncio.Event) -> None:
         self._lost = lost
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
         raise MalformedError(method)
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         raise MalformedError(method)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:

@@ -12,7 +12,7 @@ import torch
 import asyncrpc
 from asyncrpc import Worker
 from asyncrpc.autograd import Context, backward, context, get_gradients
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from tests.numerics.keepers import (
     Gate,
     Keepers,
@@ -163,7 +163,7 @@ async def test_a_worker_asks_how_a_pass_has_ended_if_nobody_can_tell_it(
             z = await ask(keepers["a"], "failing", x, ValueError("no"))
             with pytest.raises(asyncrpc.BackwardFailedError):
                 await backward(ctx, [y.sum(), z.sum()], retain_graph=True)
-        passes: Any = c.service("autograd").state(ctx.id).passes  # type: ignore[attr-defined]
+        passes: Any = c.parts.service("autograd").state(ctx.id).passes  # type: ignore[attr-defined]
         await b.shutdown(drain_timeout_s=0)
         async with asyncio.timeout(30):
             found = await ask(keepers["c"], "report")  # which waits for the end
@@ -191,7 +191,7 @@ def ids_of(ctx: Context, worker: Worker, serial: int = 1 << 40) -> list[int]:
     return [*ctx.id, worker.incarnation, serial]
 
 
-async def open_on_b(workers: list[Worker], k: Keepers) -> tuple[Link, torch.Tensor]:
+async def open_on_b(workers: list[Worker], k: Keepers) -> tuple[PeerLink, torch.Tensor]:
     """Bring the context to `b`; return the link there, and what has come from it."""
     y: torch.Tensor = await ask(k["b"], "times", leaf())
     return await workers[0].parts.link_to("b"), y

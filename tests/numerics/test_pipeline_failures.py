@@ -325,7 +325,7 @@ async def test_a_driver_that_is_cancelled_while_it_commits_commits_everywhere() 
             if call.function == "commit":
                 told.set()
 
-        link.start = start  # type: ignore[method-assign]
+        link.start = start
         await told.wait()
         step.cancel()
         with pytest.raises(asyncio.CancelledError):

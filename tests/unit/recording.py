@@ -8,6 +8,7 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 from asyncrpc.clock import Deadline
+from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.membership.members import Member
@@ -65,7 +66,9 @@ class RecordingLinks:
 
     def link_to(self, name: str) -> Awaitable[RecordingLink]:
         async def get() -> RecordingLink:
-            link = self.reachable[name]
+            link = self.reachable.get(name)
+            if link is None:
+                raise UnknownWorkerError(name, self.reachable)
             self.open[link.peer.incarnation] = link
             return link
 

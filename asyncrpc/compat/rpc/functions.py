@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from asyncrpc.runtime.calls import inbound
+from asyncrpc.runtime.calls import modes
 
 __all__ = ["async_execution"]
 
@@ -27,4 +27,4 @@ def async_execution(fn: F) -> F:
 
     Source: torch.distributed.rpc.functions.async_execution.
     """
-    return inbound.async_execution(fn)
+    return modes.async_execution(fn)

@@ -31,7 +31,8 @@ from torch.autograd import profiler_legacy
 from asyncrpc.autograd.modes import steps
 from asyncrpc.clock import wall_ns
 from asyncrpc.errors import MalformedError, RemoteError
-from asyncrpc.runtime.calls.inbound import Mode, as_awaitable, mode_of
+from asyncrpc.runtime.calls.inbound import as_awaitable
+from asyncrpc.runtime.calls.modes import Mode, mode_of
 from asyncrpc.runtime.worker import Worker
 
 REMOTE_OP: Final = "#remote_op: "  # between the call's name and a range's in it

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from asyncrpc.compat.rpc.functions import async_execution
-from asyncrpc.runtime.calls.inbound import Mode, mode_of
+from asyncrpc.runtime.calls.modes import Mode, mode_of
 
 
 def _local_invoke(rref: Any, func_name: str, args: Any, kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The answers to a link's calls: results, errors, items of streams.
+"""The answers to the calls of one link: results, errors, items of streams.
 
 Everything here runs on the event loop, and nothing waits.
 """
@@ -6,7 +6,7 @@ Everything here runs on the event loop, and nothing waits.
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -14,13 +14,20 @@ from asyncrpc.errors import (
     MalformedError,
     Outcome,
     RemoteProtocolError,
-    WorkerLostError,
 )
-from asyncrpc.runtime.calls import streams
+from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.message_codec import (
+    NO_META,
+    MessageCodec,
+    answer_meta,
+    unreadable,
+)
+from asyncrpc.runtime.calls.streams import StreamReceiver
+from asyncrpc.runtime.extensions import References
 from asyncrpc.runtime.forms import ID, Form, each
-from asyncrpc.runtime.links.core import NO_META, LinkCore, unreadable
-from asyncrpc.serde import rebuild_exception
+from asyncrpc.runtime.machine.calls import PendingCalls
+from asyncrpc.serde import Codec, FunctionTable, rebuild_exception
 from asyncrpc.wire.messages import Meta, unpack_head
 
 logger = logging.getLogger("asyncrpc")
@@ -28,8 +35,37 @@ logger = logging.getLogger("asyncrpc")
 _TOKENS: Final[Form] = each(ID)
 
 
+class AnswerHost(Protocol):
+    """What a worker reads answers with.
+
+    Attributes:
+        codec: of all its values.
+        functions: classes of exceptions that may be made again.
+        references: take back what requests lent; None if there are none.
+    """
+
+    codec: Codec
+    functions: FunctionTable
+    references: References | None
+
+
+class CountsReceived(Protocol):
+    """A connection, as far as the message at hand goes."""
+
+    @property
+    def message_bytes_copied(self) -> int:
+        """What of the message at hand was copied on its way in."""
+
+
+class CancelsCalls(Protocol):
+    """What gives calls up."""
+
+    def cancel(self, call: StreamReceiver) -> None:
+        """Tell the callee that nobody waits any more."""
+
+
 def _unreadable_answer(
-    raised: BaseException, call: CallFuture[Any] | streams.Inflow
+    raised: BaseException, call: CallFuture[Any] | StreamReceiver
 ) -> AsyncRpcError:
     """Return the error about an answer that cannot be read: the function has run."""
     error = unreadable(raised)
@@ -39,10 +75,42 @@ def _unreadable_answer(
     return error
 
 
-class Answers(LinkCore):
-    """What the peer answers."""
+class AnswerReceiver:
+    """Takes what the peer answers."""
 
-    def _on_response(
+    def __init__(
+        self,
+        peer: WorkerId,
+        host: AnswerHost,
+        *,
+        connection: CountsReceived,
+        pending: PendingCalls[CallFuture[Any] | StreamReceiver],
+        messages: MessageCodec,
+        calls: CancelsCalls,
+    ) -> None:
+        """Take answers.
+
+        Args:
+            peer: that answers.
+            host: the worker that called.
+            connection: that answers come over.
+            pending: the calls that wait for one.
+            messages: decodes results.
+            calls: gives up a stream that cannot be read on.
+        """
+        self._peer = peer
+        self._functions = host.functions
+        self._codec = host.codec
+        self._references = host.references
+        self._connection = connection
+        self._pending = pending
+        self._messages = messages
+        self._calls = calls
+        # Asked for in every answer.
+        self._decode = messages.decode
+        self._take_over = messages.take_over
+
+    def on_response(
         self,
         _flags: int,
         call_id: int,
@@ -51,18 +119,23 @@ class Answers(LinkCore):
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        meta = self._answer_meta(head)
-        call = self.pending.get(call_id)
+        """Take the result of a call.
+
+        Raises:
+            MalformedError: no such answer can come.
+        """
+        meta = answer_meta(head)
+        call = self._pending.get(call_id)
         if not isinstance(call, CallFuture):
             self._refuse_kind(call, call_id)
             self._discard(control, meta)
             return
-        self.pending.take(call_id)
+        self._pending.take(call_id)
         call.settle()
         self._release_pins(call, meta)
         if buffers:
             stats = call.stats
-            stats.bytes_copied += self.connection.message_bytes_copied
+            stats.bytes_copied += self._connection.message_bytes_copied
             for buffer in buffers:
                 stats.bytes_received += buffer.nbytes
         try:
@@ -77,7 +150,7 @@ class Answers(LinkCore):
             call.destination.deliver(call, value, buffers)
         self._take_over(loans)
 
-    def _on_error(
+    def on_error(
         self,
         _flags: int,
         call_id: int,
@@ -86,20 +159,25 @@ class Answers(LinkCore):
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        call = self.pending.get(call_id)
-        meta = self._answer_meta(head)
+        """Take what a call, or a stream, has failed with.
+
+        Raises:
+            MalformedError: no such answer can come.
+        """
+        call = self._pending.get(call_id)
+        meta = answer_meta(head)
         if aux < 0:
             raise MalformedError(f"an error after {aux} items")
         if call is None:
-            self.pending.take(call_id)  # refuses an answer that the peer made up
+            self._pending.take(call_id)  # refuses an answer that the peer made up
             self._discard(control, meta)
             return
         call.settle()
         self._release_pins(call, meta)
         try:
-            tree = self.codec.decode(control, buffers)
+            tree = self._codec.decode(control, buffers)
             error: AsyncRpcError = rebuild_exception(
-                tree, self.worker.functions, function=call.function, to=call.to
+                tree, self._functions, function=call.function, to=call.to
             )
         except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
             error = _unreadable_answer(raised, call)
@@ -107,13 +185,13 @@ class Answers(LinkCore):
             said = str(meta.get("o", ""))
             error.outcome = Outcome.__members__.get(said, error.outcome)
         if isinstance(call, CallFuture):
-            self.pending.take(call_id)
+            self._pending.take(call_id)
             call.fail(error)
         else:
             call.on_error(error, aux)
             self._end_if_whole(call)
 
-    def _on_stream_item(
+    def on_stream_item(
         self,
         _flags: int,
         call_id: int,
@@ -122,38 +200,48 @@ class Answers(LinkCore):
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        inflow = self.pending.get(call_id)
-        if not isinstance(inflow, streams.Inflow):
-            self._refuse_kind(inflow, call_id)
-            self.give_back(control)  # nobody waits for it any more
+        """Take one item of a stream.
+
+        Raises:
+            MalformedError: no such answer can come.
+        """
+        stream = self._pending.get(call_id)
+        if not isinstance(stream, StreamReceiver):
+            self._refuse_kind(stream, call_id)
+            self._messages.give_back(control)  # nobody waits for it any more
             return
         record = unpack_head(head)
         meta = record[1] if len(record) > 1 and record[1] else NO_META
         serial = record[0] if record and type(record[0]) is int else -1
-        if serial < 0 or inflow.has(serial):
+        if serial < 0 or stream.has(serial):
             raise MalformedError(f"an item of a stream with the number {serial}")
         try:
             value, loans = self._decode(control, buffers, meta)
         except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
-            self.link.cancel(inflow)
-            inflow.on_error(_unreadable_answer(raised, inflow), 0)
+            self._calls.cancel(stream)
+            stream.on_error(_unreadable_answer(raised, stream), 0)
             return
-        inflow.on_item(serial, value)
-        self._end_if_whole(inflow)
+        stream.on_item(serial, value)
+        self._end_if_whole(stream)
         self._take_over(loans)
 
-    def _on_stream_end(
+    def on_stream_end(
         self, _flags: int, call_id: int, aux: int, head: bytes, *_rest: object
     ) -> None:
-        inflow = self.pending.get(call_id)
-        if not isinstance(inflow, streams.Inflow):
-            self._refuse_kind(inflow, call_id)
-            self._take_back(self._answer_meta(head))
+        """A stream has ended, after so many items.
+
+        Raises:
+            MalformedError: no such answer can come.
+        """
+        stream = self._pending.get(call_id)
+        if not isinstance(stream, StreamReceiver):
+            self._refuse_kind(stream, call_id)
+            self._take_back(answer_meta(head))
             return
-        self._check_count(inflow, aux)
-        self._release_pins(inflow, self._answer_meta(head))
-        inflow.on_end(aux)
-        self._end_if_whole(inflow)
+        self._check_count(stream, aux)
+        self._release_pins(stream, answer_meta(head))
+        stream.on_end(aux)
+        self._end_if_whole(stream)
 
     def _refuse_kind(self, call: object, call_id: int) -> None:
         """Refuse an answer that its call cannot have; of one given up, anything.
@@ -161,51 +249,43 @@ class Answers(LinkCore):
         Raises:
             MalformedError: a call has one answer, a stream has items and an end.
         """
-        self.pending.check(call_id)
+        self._pending.check(call_id)
         if call is not None:
             raise MalformedError(f"call {call_id} is answered as another kind of call")
 
-    def _check_count(self, inflow: streams.Inflow, items: int) -> None:
+    def _check_count(self, stream: StreamReceiver, items: int) -> None:
         """Refuse the end of a stream that says less than what has come.
 
         Raises:
             MalformedError: it does.
         """
-        if items < inflow.received:
+        if items < stream.received:
             raise MalformedError(
-                f"a stream of {items} items ends, of which {inflow.received} have come"
+                f"a stream of {items} items ends, of which {stream.received} have come"
             )
 
-    def _end_if_whole(self, inflow: streams.Inflow) -> None:
+    def _end_if_whole(self, stream: StreamReceiver) -> None:
         """Forget a stream once its end and every item are in: the end may overtake."""
-        if inflow.is_whole:
-            self.pending.take(inflow.call_id)
+        if stream.is_whole:
+            self._pending.take(stream.call_id)
 
-    def _release_pins(self, call: CallFuture[Any] | streams.Inflow, meta: Meta) -> None:
+    def _release_pins(self, call: CallFuture[Any] | StreamReceiver, meta: Meta) -> None:
         """The answer is here: the request need not be kept up any more."""
         call.pins = None
         self._take_back(meta)
 
     def _take_back(self, meta: Meta) -> None:
         """Take back the loans of a request; the answer is good if they are not."""
-        references = self.worker.references
+        references = self._references
         if references is None or "l" not in meta:
             return
         try:
             _TOKENS("the loans that an answer returns", meta["l"])
-            references.take_back(self.peer.incarnation, meta["l"])
+            references.take_back(self._peer.incarnation, meta["l"])
         except RemoteProtocolError as error:
-            logger.warning("from worker %r: %s", self.peer.name, error)
+            logger.warning("from worker %r: %s", self._peer.name, error)
 
     def _discard(self, control: bytes, meta: Meta) -> None:
         """Take an answer nobody waits for: what it lends must be given back."""
         self._take_back(meta)
-        self.give_back(control)
-
-    def _lost_error(self, function: str, outcome: Outcome) -> WorkerLostError:
-        return WorkerLostError(
-            f"the worker is gone: {self.lost_because}",
-            function=function,
-            to=self.peer.name,
-            outcome=outcome,
-        )
+        self._messages.give_back(control)

@@ -11,19 +11,30 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from asyncrpc.arguments import check_seconds, wrong
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import NotStartedError
 from asyncrpc.runtime.loops import loop_for
+from asyncrpc.runtime.threads import ThreadPool
 
-if TYPE_CHECKING:
-    from asyncrpc.runtime.calls.inbound import InboundCall
+
+class RunningCall(Protocol):
+    """The call that a function runs for.
+
+    Attributes:
+        is_cancelled: whether the caller no longer wants the result.
+        pool: the threads of the worker that runs it.
+    """
+
+    is_cancelled: bool
+    pool: ThreadPool
+
 
 # A `Worker`: a class that these modules must not know.
 current_worker_var: Final[ContextVar[Any]] = ContextVar("asyncrpc_worker", default=None)
-current_call_var: Final[ContextVar[InboundCall | None]] = ContextVar(
+current_call_var: Final[ContextVar[RunningCall | None]] = ContextVar(
     "asyncrpc_call", default=None
 )
 deadline_var: Final[ContextVar[Deadline | None]] = ContextVar(

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.machine.credit import (
@@ -26,11 +26,9 @@ from asyncrpc.runtime.machine.credit import (
     Want,
     Why,
 )
-from asyncrpc.runtime.payloads.landing import ReceivePool
+from asyncrpc.runtime.machine.link import LinkStatus
+from asyncrpc.runtime.ports import MessageSender
 from asyncrpc.wire.frames import Flags, FrameKind
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
 
 logger = logging.getLogger("asyncrpc")
 
@@ -62,6 +60,26 @@ class CreditStatistics:
     waiting: int
 
 
+class IdleMemory(Protocol):
+    """Memory of received payloads that is kept for the next ones."""
+
+    def allow(self, nbytes: int) -> None:
+        """Keep so many bytes at most."""
+
+
+class CreditedPeer(Protocol):
+    """A peer that is given credit.
+
+    Attributes:
+        name: of the peer.
+    """
+
+    name: str
+
+    def give(self, call_id: int, nbytes: int) -> None:
+        """Tell the peer that it has so much more credit."""
+
+
 class InboundCredit:
     """What one worker takes in of large requests, over all peers.
 
@@ -74,9 +92,9 @@ class InboundCredit:
         name: str,
         loop: asyncio.AbstractEventLoop,
         limit_bytes: int,
-        pool: ReceivePool,
+        pool: IdleMemory,
     ) -> None:
-        self.budget: InboundBudget[Link] = InboundBudget(limit_bytes)
+        self.budget: InboundBudget[CreditedPeer] = InboundBudget(limit_bytes)
         self._name = name
         self._loop = loop
         self._pool = pool
@@ -102,14 +120,14 @@ class InboundCredit:
         rest = budget.limit_bytes - used_bytes
         self._pool.allow(max(rest, budget.limit_bytes // IDLE_PART))
 
-    def give(self, grants: Iterable[Grant[Link]]) -> None:
+    def give(self, grants: Iterable[Grant[CreditedPeer]]) -> None:
         """Send credit; then see when to look again."""
         if self._is_closed:
             return
         for grant in grants:
             if grant.why is not Why.FITS:
                 self._tell(grant)
-            grant.peer.connection.send(_CREDIT, grant.call_id, aux=grant.nbytes)
+            grant.peer.give(grant.call_id, grant.nbytes)
         if self._timer is not None or self.budget.has_waiting:
             self._arm()
 
@@ -152,7 +170,7 @@ class InboundCredit:
             )
         self.give(self.budget.on_time(now_s))
 
-    def _tell(self, grant: Grant[Link]) -> None:
+    def _tell(self, grant: Grant[CreditedPeer]) -> None:
         if grant.why is Why.BEYOND:
             logger.warning(
                 "worker %r: a request of %d bytes from %r goes beyond the limit of %d "
@@ -160,7 +178,7 @@ class InboundCredit:
                 "call has ended here for a second, so one may wait for the other",
                 self._name,
                 grant.nbytes,
-                grant.peer.peer.name,
+                grant.peer.name,
                 self.budget.limit_bytes,
             )
         elif grant.nbytes.bit_length() not in self._told:  # once for each magnitude
@@ -170,7 +188,7 @@ class InboundCredit:
                 "%d (Options.inbound_bytes_max): such ones are taken in one by one",
                 self._name,
                 grant.nbytes,
-                grant.peer.peer.name,
+                grant.peer.name,
                 self.budget.limit_bytes,
             )
 
@@ -211,23 +229,59 @@ class LinkCredit:
     """Large requests between this worker and one peer, in both directions.
 
     Attributes:
+        name: of the peer.
         account: what the peer has of this worker's budget.
+        arriving: bytes of its requests that arrive, by call; always the same object.
         waiting: our requests that wait for the peer's credit.
     """
 
-    __slots__ = ("_inbound", "_link", "account", "waiting")
+    __slots__ = (
+        "_inbound",
+        "_loop",
+        "_send",
+        "_status",
+        "account",
+        "arriving",
+        "name",
+        "waiting",
+    )
 
-    def __init__(self, link: Link, inbound: InboundCredit) -> None:
-        self._link = link
+    def __init__(
+        self,
+        name: str,
+        inbound: InboundCredit,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        connection: MessageSender,
+        status: LinkStatus,
+    ) -> None:
+        """Open the account of a peer; it is welcomed in the loop's next turn.
+
+        Args:
+            name: of the peer.
+            inbound: what the worker takes in, over all peers.
+            loop: of the worker.
+            connection: to the peer.
+            status: of the link; once it is lost, nothing is given.
+        """
+        self.name = name
         self._inbound = inbound
-        self.account: Account[Link] = inbound.budget.open(link)
+        self._loop = loop
+        self._send = connection.send
+        self._status = status
+        self.account: Account[CreditedPeer] = inbound.budget.open(self)
+        self.arriving = self.account.arriving
         self.waiting: WaitingRequests[Callable[[], None]] = WaitingRequests()
         # Not now: where the peer has dialed, our HELLO goes first.
-        link.loop.call_soon(self._welcome)
+        loop.call_soon(self._welcome)
 
     def _welcome(self) -> None:
-        if not self._link.is_lost:
+        if not self._status.is_lost:
             self._inbound.give(self._inbound.budget.welcome(self.account))
+
+    def give(self, call_id: int, nbytes: int) -> None:
+        """Tell the peer that it has so much more credit."""
+        self._send(_CREDIT, call_id, aux=nbytes)
 
     def close(self) -> set[int]:
         """The peer is gone; return our calls that waited for its credit."""
@@ -250,7 +304,7 @@ class LinkCredit:
             return False
         was_asked, wants = self.waiting.withdraw(call_id)
         if was_asked:
-            self._link.connection.send(FrameKind.CANCEL, call_id)
+            self._send(FrameKind.CANCEL, call_id)
         self._ask(wants)
         return True
 
@@ -263,7 +317,7 @@ class LinkCredit:
 
     def _ask(self, wants: list[Want]) -> None:
         for want in wants:
-            self._link.connection.send(
+            self._send(
                 FrameKind.WANT,
                 want.call_id,
                 flags=Flags.NESTED if want.nested else 0,
@@ -338,4 +392,4 @@ class LinkCredit:
             inbound.give(grants)
 
     def _now_s(self) -> float:
-        return self._link.loop.time()
+        return self._loop.time()

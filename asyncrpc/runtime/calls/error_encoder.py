@@ -38,6 +38,10 @@ class ErrorEncoder:
             raised = type(error).__name__
             return undescribed(raised, problem, worker=name, pid=pid)
 
+    def in_words(self, error: BaseException) -> bytes:
+        """Return the control part of an error that holds no tensor."""
+        return self._codec.encode(self.describe(error)).control
+
     def encode(
         self, describe: Callable[[], Any], fetch: Callable[[Encoded], None]
     ) -> Encoded:

@@ -8,18 +8,18 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from asyncrpc.arguments import check_timeout
 from asyncrpc.errors import ClosedError, Outcome, UsageError
 from asyncrpc.runtime.calls.context import current_call_var
+from asyncrpc.runtime.devices.maps import DeviceMap
+from asyncrpc.runtime.forking import is_parents
 from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.options import PLAIN, CallOptions
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.calls.destination import Destination
-    from asyncrpc.runtime.devices.maps import DeviceMap
-    from asyncrpc.runtime.links.link import Link
 
 T = TypeVar("T")
 
@@ -45,6 +45,13 @@ class CallStats:
     bytes_copied: int = 0
 
 
+class CancelsCalls(Protocol):
+    """The link that a call has been sent over."""
+
+    def cancel(self, call: CallFuture[Any]) -> None:
+        """Tell the callee that nobody waits any more."""
+
+
 class CallFuture(asyncio.Future[T], Generic[T]):
     """The result of a call that has been started.
 
@@ -59,7 +66,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     """
 
     # What the runtime keeps of a call in flight; not for others.
-    link: Link | None = None  # once it has been sent
+    link: CancelsCalls | None = None  # once it has been sent
     call_id: int = 0
     request_bytes: int = 0  # of its buffers, if they are many: see `credit`
     timer: asyncio.TimerHandle | None = None
@@ -93,6 +100,9 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         Returns:
             False if the call has ended already.
 
+        Raises:
+            UsageError: it belongs to the process that this one was forked from.
+
         Thread safety: from any thread; from another than the event loop's it is
         cancelled soon.
         """
@@ -100,6 +110,11 @@ class CallFuture(asyncio.Future[T], Generic[T]):
             return False
         loop = self.get_loop()
         if running_loop() is not loop:
+            if is_parents(loop):
+                raise UsageError(
+                    f"the call of {self.function} on {self.to!r} belongs to the process"
+                    " that this one was forked from: it can be cancelled only there"
+                )
             loop.call_soon_threadsafe(self.cancel, msg)
             return True
         if self.begun is not None:

@@ -34,10 +34,10 @@ from typing import (
 
 from asyncrpc.arguments import check_kind, listed
 from asyncrpc.errors import AsyncRpcError, EncodeError, UsageError
+from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
 from asyncrpc.runtime.calls.peer import Peer
-from asyncrpc.runtime.links.core import CommonArguments
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         futures: the call to each peer, by name, in the order of the group.
     """
 
-    def __init__(self, futures: Sequence[CallFuture[T]]) -> None:
+    def __init__(self, worker: Parts, futures: Sequence[CallFuture[T]]) -> None:
+        self._worker = worker
         self.futures: Mapping[str, CallFuture[T]] = MappingProxyType(
             {future.to: future for future in futures}
         )
@@ -107,6 +108,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         return self._all().__await__()
 
     async def _all(self) -> list[T]:
+        self._worker.check_loop("GroupCall")
         try:
             return await asyncio.gather(*self.futures.values())
         except BaseException:
@@ -117,6 +119,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         return self
 
     async def __anext__(self) -> GroupReply[T]:
+        self._worker.check_loop("GroupCall")
         while not self._arrived:
             if not self._missing:
                 raise StopAsyncIteration
@@ -243,7 +246,7 @@ class PeerGroup:
             future.site = site
         deadline = _deadline(worker, self._options.timeout_s)
         _FanOut(worker, target, values, deadline).start(futures)
-        return GroupCall(futures)
+        return GroupCall(worker, futures)
 
     def __len__(self) -> int:
         return len(self.names)

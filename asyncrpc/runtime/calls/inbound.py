@@ -1,12 +1,6 @@
 """One call that a peer has made here: from its decoded request to its answer.
 
-How a function runs is decided once per function (`mode_of`):
-
-    coroutine function        a task on the event loop
-    plain function            a thread of the pool
-    marked `on_loop`          at once, on the event loop
-    marked `async_execution`  a thread; what it returns is awaited
-    (asynchronous) generator  see `streams`
+How a function runs is decided in `modes`.
 """
 
 from __future__ import annotations
@@ -15,128 +9,131 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
-import enum
-import functools
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import torch
 
-from asyncrpc.arguments import set_mark, unwrapped
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
 from asyncrpc.runtime.calls.cheap import is_cheap
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
+from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
-from asyncrpc.runtime.threads import outcome_to
+from asyncrpc.runtime.extensions import Propagator
+from asyncrpc.runtime.ports import Scheduler
+from asyncrpc.runtime.threads import ThreadPool, outcome_to
 
 if TYPE_CHECKING:
     from torch.autograd import profiler
 
-    from asyncrpc.runtime.calls.credit import Claim
-    from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.threads import ThreadPool
-
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-
-MODE_ATTRIBUTE: Final = "__asyncrpc_mode__"
-
-
-class Mode(enum.Enum):
-    """Where a function runs."""
-
-    COROUTINE = "a task on the loop"
-    THREAD = "a thread"
-    ON_LOOP = "at once, on the loop"
-    ASYNC_EXECUTION = "a thread, then its future is awaited"
-    ASYNC_GENERATOR = "a stream, on the loop"
-    GENERATOR = "a stream, in threads"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a call runs."""
-
-    name: str
-    function: Callable[..., Any]
-    mode: Mode
-    is_listed: bool = False  # among those that may be `cheap`
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether it gives many values."""
-        return self.mode is _ASYNC_GENERATOR or self.mode is _GENERATOR
-
 
 # A member of an enum takes 0.1 us to find.
 _COROUTINE: Final = Mode.COROUTINE
 _ON_LOOP: Final = Mode.ON_LOOP
-_ASYNC_GENERATOR: Final = Mode.ASYNC_GENERATOR
-_GENERATOR: Final = Mode.GENERATOR
+_ASYNC_EXECUTION: Final = Mode.ASYNC_EXECUTION
 
 
-def mode_of(function: Callable[..., Any]) -> Mode:
-    """Decide where a function runs."""
-    marked = getattr(function, MODE_ATTRIBUTE, None)
-    if marked is not None and not inspect.isclass(function):
-        return Mode(marked)
-    inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    if not inspect.isroutine(inner) and not inspect.isclass(inner):
-        inner = getattr(inner, "__call__", inner)  # noqa: B004  (an object that is called)
-    if inspect.iscoroutinefunction(inner):
-        return Mode.COROUTINE
-    if inspect.isasyncgenfunction(inner):
-        return Mode.ASYNC_GENERATOR
-    return Mode.GENERATOR if inspect.isgeneratorfunction(inner) else Mode.THREAD
+class ServingOptions(Protocol):
+    """The options of a worker, as far as running functions goes."""
+
+    @property
+    def on_loop_bytes_max(self) -> int:
+        """Arguments up to which torch's own cheap functions run on the loop."""
+
+    @property
+    def stream_items_max(self) -> int:
+        """Items by which a generator may run ahead."""
+
+    @property
+    def stream_bytes_max(self) -> int:
+        """Bytes by which a generator may run ahead."""
 
 
-def on_loop(function: F) -> F:
-    """Mark a plain function to run on the callee's event loop itself.
+class CallHost(Scheduler, Protocol):
+    """What a worker runs the functions of calls with.
 
-    For functions of a few microseconds that never wait: they save a hand-over to a
-    thread and back.  While one runs, the worker does nothing else.
-
-    Example:
-        >>> @asyncrpc.on_loop
-        ... def version() -> int:
-        ...     return 3
+    Attributes:
+        name: of the worker.
+        pool: threads for plain functions.
+        context: that functions begin in.
+        propagators: set what a function sees of its caller's state.
     """
-    set_mark("function", function, MODE_ATTRIBUTE, Mode.ON_LOOP)
-    return function
+
+    name: str
+    pool: ThreadPool
+    context: contextvars.Context
+    propagators: list[Propagator]
+
+    @property
+    def options(self) -> ServingOptions:
+        """The worker's options."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether shutdown has begun."""
+
+    def start_eagerly(
+        self,
+        coroutine: Coroutine[Any, Any, None],
+        context: contextvars.Context,
+        inbound: InboundCall,
+    ) -> None:
+        """Run a call's coroutine as far as it goes without waiting, now."""
+
+    def run_in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `job` in a thread of the pool."""
 
 
-def async_execution(function: F) -> F:
-    """Mark a function whose returned future is the result of the call.
+class AnswersCalls(Protocol):
+    """What sends the answers of calls to their caller."""
 
-    The thread that ran the function is free while the future is pending: so a function
-    may wait for other calls, of this caller or of others, without holding a thread.
-    The future is one of asyncrpc, asyncio, concurrent.futures or torch.futures.  A
-    coroutine function may be marked too; it would run the same without.
+    def answer(self, inbound: InboundCall, value: Any) -> None:
+        """Send a function's result, or keep it where it is to stay."""
 
-    Use it under `@staticmethod` and `@classmethod`:
-    `@classmethod` above, `@async_execution` below.
+    def answer_error(
+        self,
+        inbound: InboundCall,
+        error: BaseException,
+        *,
+        items: int = 0,
+        outcome: Outcome = Outcome.EXECUTED,
+    ) -> None:
+        """Send what a function raised, or keep it for those who ask for the value."""
 
-    Raises:
-        UsageError: it is no function, or a builtin.
-        RemoteError: at the caller, when the function returns no future.
+    def forget(self, inbound: InboundCall) -> None:
+        """Nobody waits for this call any more: no answer."""
 
-    Source: torch.distributed.rpc.functions.async_execution.
-    """
-    inner = unwrapped(function)
-    if not inspect.isfunction(inner) or not inspect.iscoroutinefunction(inner):
-        set_mark("function", function, MODE_ATTRIBUTE, Mode.ASYNC_EXECUTION)
-    return function
+    def send_item(self, inbound: InboundCall, serial: int, value: Any) -> int:
+        """Send one item of a stream; return the bytes of its buffers."""
+
+    def end_stream(self, inbound: InboundCall, items: int) -> None:
+        """Tell the consumer that the generator has returned."""
+
+    async def writable(self) -> None:
+        """Wait until the connection has room."""
+
+
+class HeldCredit(Protocol):
+    """What a call holds of its worker's budget for large requests."""
+
+    def hold(self) -> None:
+        """Something more uses what was received; `let_go` is to follow."""
+
+    def let_go(self) -> None:
+        """It is used no more."""
+
+    def until_sent(self, then: Callable[[], None] | None) -> Callable[[], None]:
+        """Hold until the answer is sent; return what is to be called then."""
 
 
 class InboundCall:
     """One call that is being served.
 
     Attributes:
+        host: runs the function.
+        responder: sends the answer.
         is_cancelled: whether the caller no longer wants the result.
         shown: what a profiler shows of it, until it ends.
         claim: of a large request: what it holds of the worker's inbound bytes.
@@ -148,11 +145,12 @@ class InboundCall:
         "context",
         "credit",
         "deadline",
+        "host",
         "is_cancelled",
-        "link",
         "loans",
         "meta",
         "pool",
+        "responder",
         "rref_id",
         "shown",
         "target",
@@ -161,23 +159,29 @@ class InboundCall:
     )
 
     def __init__(
-        self, link: Link, call_id: int, deadline: Deadline | None, meta: dict[str, Any]
+        self,
+        host: CallHost,
+        responder: AnswersCalls,
+        call_id: int,
+        deadline: Deadline | None,
+        meta: dict[str, Any],
     ) -> None:
-        self.link = link
+        self.host = host
+        self.responder = responder
         self.call_id = call_id
         self.deadline = deadline
         self.meta = meta
         self.rref_id: tuple[int, int] | None = None
         self.loans: Any = None
         self.credit: Any = None
-        self.claim: Claim | None = None
+        self.claim: HeldCredit | None = None
         self.is_cancelled = False
-        self.pool: ThreadPool = link.worker.pool
+        self.pool = host.pool
         self.target: Target | None = None
         self.task: asyncio.Task[None] | None = None
         self.shown: profiler.record_function | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.context: contextvars.Context = link.worker.context.copy()
+        self.context = host.context.copy()
         self.context.run(self._enter)
 
     def _enter(self) -> None:
@@ -186,7 +190,7 @@ class InboundCall:
         if self.deadline is not None:
             deadline_var.set(self.deadline)
         if self.meta:
-            for propagator in self.link.worker.propagators:
+            for propagator in self.host.propagators:
                 if propagator.key in self.meta:
                     propagator.enter(self.meta[propagator.key])
 
@@ -214,25 +218,25 @@ class InboundCall:
         if self.is_cancelled:
             return
         if self.deadline is not None:
-            self.timer = self.link.loop.call_at(self.deadline.at_s, self._expire)
+            self.timer = self.host.loop.call_at(self.deadline.at_s, self._expire)
         mode = target.mode
         if mode is _COROUTINE:
             coroutine = self._await(target.function, args, kwargs)
             if self.claim is not None:
                 coroutine = _holding(self.claim, coroutine)
-            self.link.worker.start_eagerly(coroutine, self.context, self)
+            self.host.start_eagerly(coroutine, self.context, self)
         elif mode is _ON_LOOP or (target.is_listed and self._is_cheap(args, kwargs)):
             self._run_here(target.function, args, kwargs)
         else:
             self.pool.submit(
                 lambda: self._in_thread(target.function, args, kwargs),
-                self._on_thread_done,
+                self._on_future if mode is _ASYNC_EXECUTION else self._on_thread_done,
             )
             if self.claim is not None:
                 self.claim.hold()
 
     def _is_cheap(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
-        bytes_max = self.link.worker.options.on_loop_bytes_max
+        bytes_max = self.host.options.on_loop_bytes_max
         return not kwargs and not self.meta and is_cheap(args, bytes_max)
 
     def cancel(self) -> None:
@@ -244,10 +248,13 @@ class InboundCall:
         if self.task is not None:
             self.task.cancel()
         else:
-            self.link.forget(self)
+            self.responder.forget(self)
 
     def end(self) -> None:
         """The call has been answered, or nobody waits."""
+        # Its context has this call, which so lasts until the garbage collector comes;
+        # the value that a method belongs to, or that `to_here` returns, need not.
+        self.target = None
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -264,12 +271,12 @@ class InboundCall:
     def _start_task(self, coroutine: Any) -> None:
         if self.claim is not None:
             self.claim.hold()
-        self.task = self.link.worker.start_task(coroutine, context=self.context)
+        self.task = self.host.start_task(coroutine, context=self.context)
         self.task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():  # before it began, and so could say it
-            self.link.forget(self)
+            self.responder.forget(self)
         if self.claim is not None:
             self.claim.let_go()
 
@@ -287,9 +294,9 @@ class InboundCall:
         except asyncio.CancelledError as error:
             self.on_cancelled(error)
         except BaseException as error:  # noqa: BLE001  (the caller gets it)
-            self.link.answer_error(self, error)
+            self.responder.answer_error(self, error)
         else:
-            self.link.answer(self, result)
+            self.responder.answer(self, result)
 
     def on_cancelled(self, error: asyncio.CancelledError, *, items: int = 0) -> None:
         """Answer for a task cancelled by its caller, its deadline or itself.
@@ -299,12 +306,14 @@ class InboundCall:
             items: how many items a stream sent before.
         """
         if self.is_cancelled:
-            self.link.forget(self)
-        elif self.link.worker.is_draining:
+            self.responder.forget(self)
+        elif self.host.is_draining:
             gone = WorkerLostError("the worker shut down before the function ended")
-            self.link.answer_error(self, gone, items=items, outcome=Outcome.UNKNOWN)
+            self.responder.answer_error(
+                self, gone, items=items, outcome=Outcome.UNKNOWN
+            )
         else:
-            self.link.answer_error(self, error, items=items)
+            self.responder.answer_error(self, error, items=items)
 
     def _run_here(
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
@@ -312,7 +321,7 @@ class InboundCall:
         try:
             result = self._in_thread(function, args, kwargs)
         except BaseException as error:  # noqa: BLE001  (the caller gets it)
-            self.link.answer_error(self, error)
+            self.responder.answer_error(self, error)
         else:
             self._on_returned(result)
 
@@ -328,15 +337,22 @@ class InboundCall:
             args.clear()
             kwargs.clear()
 
+    def _on_future(self, result: Any, error: BaseException | None) -> None:
+        """Take what a marked function returned; of a call given up, cancel it."""
+        if self.is_cancelled:
+            with contextlib.suppress(Exception):  # its own code may run
+                _cancel(result, self.host.loop)
+        self._on_thread_done(result, error)
+
     def _on_thread_done(self, result: Any, error: BaseException | None) -> None:
         if not self.is_cancelled:
             if error is not None:
-                self.link.answer_error(self, error)
+                self.responder.answer_error(self, error)
             else:
                 try:
                     self._on_returned(result)
                 except BaseException as problem:  # noqa: BLE001  (the result's code)
-                    self.link.answer_error(self, problem)
+                    self.responder.answer_error(self, problem)
         if self.claim is not None:
             self.claim.let_go()
 
@@ -350,24 +366,24 @@ class InboundCall:
         if future is not None:
             self._start_task(self._await(_identity, [future], {}))
         elif is_marked:
-            self.link.answer_error(self, _no_future(result))
+            self.responder.answer_error(self, _no_future(result))
         else:
-            self.link.answer(self, result)
+            self.responder.answer(self, result)
 
     def _expire(self) -> None:
         """The deadline has passed: stop the function; the caller knows already."""
         self.timer = None
         error = DeadlineExceededError(
             function=self.function_name,
-            to=self.link.worker.name,
+            to=self.host.name,
             outcome=Outcome.UNKNOWN,
             timeout_s=self.deadline.allowed_s if self.deadline is not None else 0.0,
         )
-        self.link.answer_error(self, error, outcome=Outcome.UNKNOWN)
+        self.responder.answer_error(self, error, outcome=Outcome.UNKNOWN)
         self.cancel()
 
 
-async def _holding(claim: Claim, coroutine: Coroutine[Any, Any, None]) -> None:
+async def _holding(claim: HeldCredit, coroutine: Coroutine[Any, Any, None]) -> None:
     """Run a function that uses what a claim is held for."""
     claim.hold()
     try:
@@ -378,6 +394,17 @@ async def _holding(claim: Claim, coroutine: Coroutine[Any, Any, None]) -> None:
 
 async def _identity(future: Any) -> Any:
     return await future
+
+
+def _cancel(value: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel a future, or close a coroutine, that nobody is going to await."""
+    kind = type(value)  # what it says of itself may be wrong
+    if issubclass(kind, Coroutine):
+        value.close()
+    elif issubclass(kind, concurrent.futures.Future) or (
+        issubclass(kind, asyncio.Future) and value.get_loop() is loop
+    ):
+        value.cancel()
 
 
 def as_awaitable(value: Any) -> Any:
@@ -406,6 +433,13 @@ def _when_done(future: Any, outcome_of: Callable[[], Any]) -> asyncio.Future[Any
     ours: asyncio.Future[Any] = loop.create_future()
     finish = outcome_to(ours)
 
+    def tell(result: Any, error: BaseException | None) -> None:
+        # Not as of a job: what the function waited for has been cancelled.
+        if issubclass(type(error), asyncio.CancelledError) and not ours.done():
+            ours.set_exception(error)  # type: ignore[arg-type]  # it is none of None
+        else:
+            finish(result, error)
+
     def on_done(_done: Any) -> None:
         result: Any = None
         error: BaseException | None = None
@@ -416,7 +450,7 @@ def _when_done(future: Any, outcome_of: Callable[[], Any]) -> asyncio.Future[Any
         except BaseException as raised:  # noqa: BLE001  (handed on)
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(finish, result, error)
+            loop.call_soon_threadsafe(tell, result, error)
 
     future.add_done_callback(on_done)
     return ours

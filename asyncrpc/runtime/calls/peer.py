@@ -204,12 +204,13 @@ class Peer:
         deadline = effective_deadline(timeout_s, worker.loop.time())
         called = target or "a callable"
         link = await streams.link_by(deadline, worker, self.name, called)
-        inflow = streams.Inflow(link, called, self.name)
+        stream = streams.StreamReceiver(
+            link, called, self.name, items_max=worker.options.stream_items_max
+        )
         items = streams.consume(
-            link,
-            inflow,
+            stream,
             lambda limit: link.start_stream(
-                inflow, target, values, limit, meta, options=self._options
+                stream, target, values, limit, meta, options=self._options
             ),
             deadline,
         )

@@ -12,15 +12,14 @@ Source: torch.distributed.rpc, for the names.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch.autograd import profiler
 
-from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.modes import Mode, Target
 
 _IN_THREADS: Final = frozenset({Mode.THREAD, Mode.ASYNC_EXECUTION})
 
@@ -41,14 +40,21 @@ def show_call(call: CallFuture[Any], kind: str, caller: str) -> None:
     call.add_done_callback(lambda _: shown.__exit__(None, None, None))
 
 
-def show_function(inbound: InboundCall, target: Target) -> Target:
+def show_function(
+    inbound: InboundCall, target: Target, *, caller: str, callee: str
+) -> Target:
     """Show a function that a peer has called; return what is run in its place.
 
     If the profiler sees the thread of the event loop alone, the range is there, also of
     functions that run in others.
+
+    Args:
+        inbound: the call.
+        target: what it runs.
+        caller: name of the peer.
+        callee: name of this worker.
     """
-    link = inbound.link
-    name = f"rpc_run#{target.name}({link.peer.name} -> {link.worker.name})"
+    name = f"rpc_run#{target.name}({caller} -> {callee})"
     sees_loop_only = torch._C._autograd._profiler_enabled()  # noqa: SLF001
     if target.mode in _IN_THREADS and not sees_loop_only:
         return Target(target.name, _shown(target.function, name), target.mode)

@@ -1,60 +1,69 @@
 """Streams: the values of a generator on another worker, one by one, with credit.
 
 The producer runs ahead of its consumer by at most `Options.stream_items_max` items and
-about `stream_bytes_max` bytes; the consumer gives credit as it takes items.  Large
-items may overtake small ones on the wire, so items are numbered and put in order.
+about `stream_bytes_max` bytes; the consumer gives credit as it takes items.  What comes
+in which order, and how far a producer may run ahead, is decided in `machine.streams`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
+from asyncrpc.clock import Deadline
 from asyncrpc.errors import CallError, DeadlineExceededError, Outcome
-from asyncrpc.runtime.calls.inbound import InboundCall, Mode, Target
+from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.modes import Mode, Target
+from asyncrpc.runtime.devices.maps import DeviceMap
+from asyncrpc.runtime.machine.streams import StreamCredit, StreamOrder, StreamState
 
-if TYPE_CHECKING:
-    from asyncrpc.clock import Deadline
-    from asyncrpc.runtime.devices.maps import DeviceMap
-    from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.worker import Worker
+L_co = TypeVar("L_co", covariant=True)
 
 _END: Final = object()
 
 
-class Credit:
-    """How far a producer may run ahead.  One item may always be on its way."""
+class StreamLink(Protocol):
+    """A link, as far as the consumer of a stream needs it."""
+
+    def send_credit(self, call_id: int, items: int) -> None:
+        """Tell a stream's producer that items have been taken."""
+
+    def cancel(self, call: Any) -> None:
+        """Tell the producer that nobody waits any more."""
+
+
+class Links(Protocol[L_co]):
+    """What connects to other workers."""
+
+    async def link_to(self, to: str) -> L_co:
+        """Return the open link to a worker, connecting if need be."""
+
+
+class StreamProducer:
+    """The credit of one stream at its producer."""
 
     def __init__(self, items_max: int, bytes_max: int) -> None:
-        self._items_max = items_max
-        self._bytes_max = bytes_max
-        self._sizes: deque[int] = (
-            deque()
-        )  # of the items not taken yet, the oldest first
-        self._bytes = 0
+        self._credit = StreamCredit(items_max, bytes_max)
         self._room = asyncio.Event()
         self._room.set()
 
     @property
     def outstanding(self) -> int:
         """Items sent and not taken."""
-        return len(self._sizes)
+        return self._credit.outstanding
 
     def spend(self, nbytes: int) -> None:
         """An item of `nbytes` bytes has been sent."""
-        self._sizes.append(nbytes)
-        self._bytes += nbytes
-        if len(self._sizes) >= self._items_max or self._bytes >= self._bytes_max:
+        self._credit.spend(nbytes)
+        if not self._credit.has_room:
             self._room.clear()
 
     def grant(self, items: int) -> None:
         """The consumer has taken `items` more items."""
-        for _ in range(min(items, len(self._sizes))):
-            self._bytes -= self._sizes.popleft()
-        if len(self._sizes) < self._items_max and self._bytes < self._bytes_max:
+        self._credit.grant(items)
+        if self._credit.has_room:
             self._room.set()
 
     async def wait(self) -> None:
@@ -66,41 +75,62 @@ class Credit:
         await self._room.wait()  # a consumer that is lost, or leaves, cancels this
 
 
-class Inflow:
-    """The consumer's end of one stream."""
+class StreamReceiver:
+    """The consumer's end of one stream.
 
-    def __init__(self, link: Link, function: str, to: str) -> None:
+    Attributes:
+        link: it comes over.
+        function: name of the generator.
+        to: name of the producer.
+        call_id: of the call that asked for it.
+        request_bytes: of its buffers, if they are many: see `credit`.
+        pins: what must live until the producer has answered.
+        device_map: of the arguments; items come back by it.
+        outcome_if_lost: what can be said of the generator if the link is lost.
+    """
+
+    outcome_if_lost: Final = Outcome.UNKNOWN
+
+    def __init__(
+        self, link: StreamLink, function: str, to: str, *, items_max: int
+    ) -> None:
+        """Receive a stream.
+
+        Args:
+            link: it comes over.
+            function: name of the generator.
+            to: name of the producer.
+            items_max: how far the producer may run ahead.
+        """
         self.link = link
         self.function = function
         self.to = to
         self.call_id = 0
-        self.request_bytes = 0  # of its buffers, if they are many: see `credit`
+        self.request_bytes = 0
         self.pins: Any = None
-        self.device_map: DeviceMap | None = None  # items come back by it
-        self._items: dict[int, Any] = {}
-        self._next = 0  # serial of the item to be taken next
-        self._end: int | None = None  # how many items there are in all
+        self.device_map: DeviceMap | None = None
+        self._order: StreamOrder[Any] = StreamOrder()
         self._error: BaseException | None = None
         self._arrived = asyncio.Event()
-        self._untold = 0  # items taken that the producer has not been told of
-        self._tell_at = max(1, link.worker.options.stream_items_max // 4)
+        self._unacknowledged = 0  # items taken that the producer has not been told of
+        self._ack_every = max(1, items_max // 4)
 
     def settle(self) -> None:
         """Nothing is kept that an answer would free."""
 
     def on_item(self, serial: int, value: Any) -> None:
         """Take an item off the wire."""
-        self._items[serial] = value
+        self._order.add(serial, value)
         self._arrived.set()
 
     def on_end(self, items: int) -> None:
         """The generator has returned, after so many items."""
-        self._end = items
+        self._order.end = items
         self._arrived.set()
 
     def on_error(self, error: BaseException, items: int) -> None:
         """The stream has failed, after so many items."""
-        self._end = items
+        self._order.end = items
         self._error = error
         self._arrived.set()
 
@@ -111,16 +141,16 @@ class Inflow:
     @property
     def received(self) -> int:
         """How many items have come."""
-        return self._next + len(self._items)
+        return self._order.received
 
     def has(self, serial: int) -> bool:
-        """Say whether an item has come before."""
-        return serial < self._next or serial in self._items
+        """Return whether an item has come before."""
+        return self._order.has(serial)
 
     @property
     def is_whole(self) -> bool:
         """Whether the stream has ended and all its items have arrived."""
-        return self._end is not None and self._next + len(self._items) >= self._end
+        return self._order.state is StreamState.WHOLE
 
     async def take(self) -> Any:
         """Return the next item, or `END`; raise what ended the stream.
@@ -128,40 +158,39 @@ class Inflow:
         Cancellation:
             No item is lost.
         """
-        while self._next not in self._items:
-            if self._end is not None and self._next >= self._end:
+        order = self._order
+        while not order.has_next:
+            if order.is_over:
                 if self._error is not None:
                     raise self._error
                 return _END
             self._arrived.clear()
             await self._arrived.wait()  # the end of the link arrives here, too
-        value = self._items.pop(self._next)
-        self._next += 1
-        self._untold += 1
-        if self._untold >= self._tell_at or not self._items:
-            self.link.send_credit(self.call_id, self._untold)
-            self._untold = 0
+        value = order.take()
+        self._unacknowledged += 1
+        if self._unacknowledged >= self._ack_every or order.is_empty:
+            self.link.send_credit(self.call_id, self._unacknowledged)
+            self._unacknowledged = 0
         return value
 
 
 async def consume(
-    link: Link,
-    inflow: Inflow,
+    stream: StreamReceiver,
     start: Callable[[Deadline | None], None],
     deadline: Deadline | None,
 ) -> AsyncGenerator[Any, None]:
     """Yield the items of a stream; closing this early closes the remote generator."""
     start(deadline)
     try:
-        while (item := await _take_by(inflow, deadline)) is not _END:
+        while (item := await _take_by(stream, deadline)) is not _END:
             yield item
     finally:
-        link.cancel(inflow)  # does nothing if the stream has ended
+        stream.link.cancel(stream)  # does nothing if the stream has ended
 
 
 async def link_by(
-    deadline: Deadline | None, worker: Worker, to: str, function: str
-) -> Link:
+    deadline: Deadline | None, links: Links[L_co], to: str, function: str
+) -> L_co:
     """Return the link that a stream is to come over, before the deadline.
 
     Raises:
@@ -170,7 +199,7 @@ async def link_by(
     """
     try:
         async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
-            return await worker.link_to(to)
+            return await links.link_to(to)
     except TimeoutError as error:
         if deadline is None or isinstance(error, CallError):
             raise
@@ -182,19 +211,19 @@ async def link_by(
         ) from error
 
 
-async def _take_by(inflow: Inflow, deadline: Deadline | None) -> Any:
+async def _take_by(stream: StreamReceiver, deadline: Deadline | None) -> Any:
     """Take the next item, before the deadline."""
     if deadline is None:
-        return await inflow.take()
+        return await stream.take()
     try:
         async with asyncio.timeout_at(deadline.at_s):
-            return await inflow.take()
+            return await stream.take()
     except TimeoutError as error:
         if isinstance(error, CallError):  # the producer's own, or the peer's deadline
             raise
         raise DeadlineExceededError(
-            function=inflow.function,
-            to=inflow.to,
+            function=stream.function,
+            to=stream.to,
             outcome=Outcome.UNKNOWN,
             timeout_s=deadline.allowed_s,
         ) from error
@@ -204,9 +233,9 @@ def serve(
     inbound: InboundCall, target: Target, args: list[Any], kwargs: dict[str, Any]
 ) -> None:
     """Run a generator and send what it yields."""
-    options = inbound.link.worker.options
+    options = inbound.host.options
     inbound.target = target
-    inbound.credit = Credit(options.stream_items_max, options.stream_bytes_max)
+    inbound.credit = StreamProducer(options.stream_items_max, options.stream_bytes_max)
     if target.mode is Mode.ASYNC_GENERATOR:
         source = target.function(*args, **kwargs)
     else:
@@ -216,20 +245,20 @@ def serve(
 
 async def _produce(inbound: InboundCall, source: Any) -> None:
     """Send the items of `source` as credit allows."""
-    link, credit, sent = inbound.link, inbound.credit, 0
+    responder, credit, sent = inbound.responder, inbound.credit, 0
     try:
         async with aclosing(source):
             async for item in source:
                 await credit.wait()
-                await link.connection.writable()
-                credit.spend(link.send_item(inbound, sent, item))
+                await responder.writable()
+                credit.spend(responder.send_item(inbound, sent, item))
                 sent += 1
     except asyncio.CancelledError as error:
         inbound.on_cancelled(error, items=sent)
     except BaseException as error:  # noqa: BLE001  (the consumer gets it)
-        link.answer_error(inbound, error, items=sent)
+        responder.answer_error(inbound, error, items=sent)
     else:
-        link.end_stream(inbound, sent)
+        responder.end_stream(inbound, sent)
 
 
 class _Steps:
@@ -276,7 +305,7 @@ class _Steps:
 
     def _in_thread(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
         context = self._inbound.context.copy()
-        return self._inbound.link.worker.run_in_thread(lambda: context.run(job))
+        return self._inbound.host.run_in_thread(lambda: context.run(job))
 
     def _next(self) -> Any:
         if self._generator is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from asyncrpc.runtime.calls.cheap import is_listed
-from asyncrpc.runtime.calls.inbound import Mode, Target, mode_of
+from asyncrpc.runtime.calls.modes import Mode, Target, mode_of
 from asyncrpc.serde import FunctionTable
 
 KNOWN_MAX: Final = 4096  # programs call tens of functions

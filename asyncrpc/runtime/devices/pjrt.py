@@ -157,6 +157,16 @@ def _master() -> str:
     return str(module("torch_xla._internal.tpu").discover_master_worker_ip())
 
 
+def check_installed() -> None:
+    """Say that there is no torch_xla, without importing it if there is.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if importlib.util.find_spec("torch_xla") is None:
+        module("torch_xla")
+
+
 def module(name: str) -> Any:
     """Return a module of torch_xla.
 

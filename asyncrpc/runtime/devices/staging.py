@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -22,31 +22,58 @@ from asyncrpc.errors import (
     RejectedError,
     UsageError,
 )
-from asyncrpc.runtime.calls.holding import HeldBack, fail_held
+from asyncrpc.runtime.calls.deferred import DeferredMessage
 from asyncrpc.runtime.devices.backends import Backend, backend_of, is_loaded
 from asyncrpc.runtime.devices.names import CPU, DeviceName
 from asyncrpc.runtime.threads import ThreadPool, outcome_to
-from asyncrpc.serde import Copy
+from asyncrpc.serde import Copy, Encoded
 
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.worker import Worker
-    from asyncrpc.serde import Encoded
+T = TypeVar("T")
 
 Placed = dict[int, torch.Tensor]
 Wanted = dict[int, tuple[torch.Tensor, str]]  # in host memory, and where it is to be
 
 
+class DeviceOptions(Protocol):
+    """The options of a worker, as far as devices go."""
+
+    @property
+    def device_names(self) -> tuple[DeviceName, ...] | None:
+        """The devices of the worker; None: those that the process has."""
+
+
+class DeviceHost(Protocol):
+    """The worker that uses devices.
+
+    Attributes:
+        name: of the worker.
+        loop: of the worker.
+        pool: threads for plain functions.
+    """
+
+    name: str
+    loop: asyncio.AbstractEventLoop
+    pool: ThreadPool
+
+    @property
+    def options(self) -> DeviceOptions:
+        """The worker's options."""
+
+    def run_in_thread(
+        self, job: Callable[[], T], pool: ThreadPool | None = None
+    ) -> asyncio.Future[T]:
+        """Run `job` in a thread of a pool, the worker's if None."""
+
+
 class Devices:
     """A `serde.Stager`, and what fills and empties the memory that it names."""
 
-    def __init__(self, worker: Worker) -> None:
-        options = worker.options
-        self._worker = worker
+    def __init__(self, host: DeviceHost) -> None:
+        self._host = host
         self._backends: dict[str, Backend] = {}
         self._pools: dict[str, ThreadPool] = {}
         self._counts: dict[str, int] = {}
-        self._declared = options.device_names
+        self._declared = host.options.device_names
 
     # --- which there are -------------------------------------------------------------
 
@@ -92,7 +119,7 @@ class Devices:
             return CPU
         if not self._is_allowed(device):
             raise UsageError(
-                f"worker {self._worker.name!r} has no device {device}: "
+                f"worker {self._host.name!r} has no device {device}: "
                 f"{self._undeclared(device.type)}"
             )
         backend = self._backend(device.type)
@@ -135,19 +162,19 @@ class Devices:
         if index < count:
             return ""
         return (
-            f"worker {self._worker.name!r} has no device {backend.type}:{index}; it "
+            f"worker {self._host.name!r} has no device {backend.type}:{index}; it "
             f"has {', '.join(self.names)}"
         )
 
     def _pool(self, backend: Backend, index: int) -> ThreadPool:
         """Return the threads of a device."""
-        worker = self._worker
-        if backend.is_exclusive or worker.pool.takes_turns:
-            return worker.pool  # whatever uses the device takes turns there
+        host = self._host
+        if backend.is_exclusive or host.pool.takes_turns:
+            return host.pool  # whatever uses the device takes turns there
         name = f"{backend.type}:{index}"
         pool = self._pools.get(name)
         if pool is None:
-            pool = ThreadPool(f"{worker.name}-{name}", backend.threads, worker.loop)
+            pool = ThreadPool(f"{host.name}-{name}", backend.threads, host.loop)
             self._pools[name] = pool
         return pool
 
@@ -206,7 +233,7 @@ class Devices:
             raise DecodeError(str(error)) from error
         if not self._is_allowed(device):
             raise DecodeError(
-                f"worker {self._worker.name!r} has no device {device}: "
+                f"worker {self._host.name!r} has no device {device}: "
                 f"{self._undeclared(device.type)}"
             )
         backend, index = self._backend(device.type), device.index or 0
@@ -226,7 +253,7 @@ class Devices:
     async def _run(
         self, job: Callable[[], Any], backend: Backend, index: int | None
     ) -> Any:
-        return await self._worker.run_in_thread(job, self._pool(backend, index or 0))
+        return await self._host.run_in_thread(job, self._pool(backend, index or 0))
 
     # --- to the host -----------------------------------------------------------------
 
@@ -236,7 +263,7 @@ class Devices:
         if not self._is_allowed(DeviceName(device.type, device.index)):
             raise EncodeError(
                 f"a tensor on device {str(device)!r} cannot be sent by worker "
-                f"{self._worker.name!r}: {self._undeclared(device.type)}",
+                f"{self._host.name!r}: {self._undeclared(device.type)}",
                 outcome=Outcome.NOT_EXECUTED,
             )
         backend = self._backend(device.type)
@@ -254,14 +281,14 @@ class Devices:
         mine = ", ".join(map(str, self._declared)) or "none"
         return f"its Options.devices are {mine}"
 
-    def fetch(self, link: Link, encoded: Encoded, held: HeldBack) -> None:
+    def fetch(self, encoded: Encoded, message: DeferredMessage) -> None:
         """Fill what a message needs, then let it go."""
 
         def done(error: AsyncRpcError | None) -> None:
             if error is None:
-                held.release()
+                message.release()
             else:
-                fail_held(link, held, error)
+                message.fail(error)
 
         self.fill(encoded.copies, done)
 
@@ -274,7 +301,7 @@ class Devices:
         Cancellation:
             The threads go on.
         """
-        ended = self._worker.loop.create_future()
+        ended = self._host.loop.create_future()
         self.fill(copies, partial(outcome_to(ended), None))
         await ended
 
@@ -351,7 +378,7 @@ class Devices:
         Cancellation:
             The threads go on.
         """
-        ended = self._worker.loop.create_future()
+        ended = self._host.loop.create_future()
         self.place(wanted, outcome_to(ended))
         found: Placed = await ended
         return found
@@ -389,7 +416,7 @@ class Devices:
     ) -> None:
         if not self._is_allowed(device):
             problem = (
-                f"worker {self._worker.name!r} has no device {device}: "
+                f"worker {self._host.name!r} has no device {device}: "
                 f"{self._undeclared(device.type)}; send tensor.cpu(), or map the device"
             )
             together.on_done(None, DecodeError(problem))

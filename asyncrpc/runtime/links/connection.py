@@ -29,7 +29,7 @@ from asyncrpc.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from asyncrpc.runtime.calls.holding import HeldBack
+from asyncrpc.runtime.calls.deferred import DeferredMessage
 from asyncrpc.runtime.links.byte_stream import ByteReader, ByteStream, Poller
 from asyncrpc.runtime.links.disconnected import Discard
 from asyncrpc.runtime.links.hello import HelloSink
@@ -334,7 +334,7 @@ class Connection:
             if on_sent is not None:
                 on_sent()
             return
-        if type(buffers) is HeldBack:
+        if type(buffers) is DeferredMessage:
             self.payloads.hold(
                 buffers,
                 Outgoing(kind, call_id, flags, aux, head, control, on_sent=on_sent),
@@ -404,12 +404,7 @@ class Connection:
             self.payloads.lanes.acknowledge()
 
     def share_memory(self, mover: PayloadRoute, places: Places) -> None:
-        """Let large payloads go through memory that both ends have.
-
-        Args:
-            mover: takes those that are sent.
-            places: finds the buffers of messages that lie in that memory.
-        """
+        """Let `mover` take large payloads, and `places` find those that arrive."""
         self.payloads.mover = mover
         self._frames.places = places
 
@@ -480,10 +475,8 @@ class Connection:
         """
         self.on_broken = on_broken
         self._resumption.next_call_id = next_call_id
-        is_lane = self.ack_through is not self
-        self._resumption.allow(
-            partial(on_broken, self), LANE_ACK_BYTES if is_lane else ACK_BYTES
-        )
+        ack_bytes = ACK_BYTES if self.ack_through is self else LANE_ACK_BYTES
+        self._resumption.allow(partial(on_broken, self), ack_bytes)
 
     def _send_ack(self, received: int) -> None:
         control = self.ack_through

@@ -1,49 +1,242 @@
-"""A link: the calls between this worker and one incarnation of another.
+"""A link: what goes between this worker and one incarnation of another.
 
-It turns calls into frames (`caller`) and frames into calls (`callee`), over whichever
-connection survives.
+It is a router: messages that come over its connection go to the part that takes them,
+and what this worker asks of the peer goes to the part that sends it.  Each part is
+made here, holds no more than it needs, and can be used without a link.
+
+    part           what it does                               made in
+    calls          calls and messages to the peer             `calls.outbound`
+    answers        what the peer answers                      `calls.answers`
+    requests       what the peer asks                         `calls.requests`
+    responder      what this worker answers                   `calls.responder`
+    messages       values in messages                         `calls.message_codec`
+    preparation    messages that are not ready to be read     `calls.preparation`
+    credit         large requests, in both directions         `calls.credit`
+    deferred       messages that are not ready to be sent     `calls.deferred`
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from asyncrpc.errors import MalformedError, Outcome
+from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.callee import CalleeSide
-from asyncrpc.runtime.calls.caller import CallerSide
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.serde import is_unprepared, unreadable
+from asyncrpc.runtime.calls.admission import CallAdmission
+from asyncrpc.runtime.calls.answers import AnswerHost, AnswerReceiver
+from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
+from asyncrpc.runtime.calls.deferred import DeferredMessages
+from asyncrpc.runtime.calls.heads import ReceivedHeads
+from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.message_codec import MessageCodec, SharedPlaces
+from asyncrpc.runtime.calls.modes import Target
+from asyncrpc.runtime.calls.outbound import OutboundCall, OutboundCalls, OutboundHost
+from asyncrpc.runtime.calls.preparation import MessagePreparation
+from asyncrpc.runtime.calls.requests import RequestDispatcher, RequestHost
+from asyncrpc.runtime.calls.responder import Responder, ResponderHost
+from asyncrpc.runtime.devices.staging import Devices
+from asyncrpc.runtime.links.connection import Connection
+from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
+from asyncrpc.runtime.machine.link import LinkStatus
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.payloads.lanes import LaneConnection
+from asyncrpc.runtime.threads import ThreadPool
+from asyncrpc.serde import Encoded, is_unprepared, unreadable
 from asyncrpc.wire.frames import FrameKind
 
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.connection import Connection
-    from asyncrpc.runtime.payloads.lanes import LaneConnection
-    from asyncrpc.runtime.worker import Worker
+
+class SharedRegions(Protocol):
+    """Memory that a worker shares with its peers."""
+
+    def refer(self, link: Link, encoded: Encoded) -> None:
+        """Make sure that a message is read only when the peer has what it refers to."""
 
 
-class Link(CallerSide, CalleeSide):
+class SharedMemory(Protocol):
+    """The memory that a worker and its peers share."""
+
+    @property
+    def leases(self) -> SharedPlaces:
+        """Places of peers that this worker uses."""
+
+    @property
+    def regions(self) -> SharedRegions:
+        """Memory that is referred to in messages."""
+
+    def take_back_from(self, link: Link, location: int) -> None:
+        """A peer uses a place of ours no more."""
+
+
+class LinkHost(AnswerHost, OutboundHost, RequestHost, ResponderHost, Protocol):
+    """What a worker gives the parts of its links.
+
+    Attributes:
+        inbound_credit: what it takes in of large requests, over all peers.
+    """
+
+    inbound_credit: InboundCredit
+    pool: ThreadPool
+
+    @property
+    def options(self) -> Options:
+        """The worker's options."""
+
+    @property
+    def devices(self) -> Devices:
+        """The worker's devices."""
+
+    @property
+    def host_pool(self) -> ThreadPool:
+        """Threads for work on host memory."""
+
+    @property
+    def admission(self) -> CallAdmission:
+        """Limits and counts the calls that are served."""
+
+    @property
+    def memory(self) -> SharedMemory:
+        """What it shares with peers."""
+
+    def target(self, name: str) -> Target:
+        """Return what a peer may call by this name."""
+
+
+class Link:
     """The calls to and from one peer over one connection.
 
     Attributes:
+        peer: who is at the other end.
+        connection: carries the messages.
+        pending: our calls that have not been answered.
+        served: the peer's calls that have not been answered.
+        status: whether calls go both ways, one way, or no more.
         is_proven: whether the connection is known to be open at both ends.
+        credit: large requests, in both directions.
+        calls: calls and messages to the peer.
+        start: see `OutboundCalls`, as of all that follow.
+        start_common: likewise.
+        start_stream: likewise.
+        request_service: likewise.
+        notify: likewise.
+        send_credit: likewise.
+        cancel: likewise.
+        defer: see `DeferredMessages`.
     """
 
-    def __init__(self, worker: Worker, peer: WorkerId, connection: Connection) -> None:
-        super().__init__(worker, peer, connection)
+    def __init__(
+        self, worker: LinkHost, peer: WorkerId, connection: Connection
+    ) -> None:
+        self.host = worker
+        self.peer = peer
+        self.connection = connection
         self.is_proven = True
-        self._handlers: dict[int, Callable[..., None]] = {
-            FrameKind.REQUEST: self._on_request,
-            FrameKind.RESPONSE: self._on_response,
-            FrameKind.ERROR: self._on_error,
-            FrameKind.CANCEL: self._on_cancel,
-            FrameKind.STREAM_ITEM: self._on_stream_item,
-            FrameKind.STREAM_END: self._on_stream_end,
-            FrameKind.STREAM_CREDIT: self._on_stream_credit,
-            FrameKind.SERVICE: self._on_service,
-            FrameKind.NOTICE: self._on_notice,
+        self.status = LinkStatus()
+        self.pending: PendingCalls[OutboundCall] = PendingCalls()
+        self.served: ServedCalls[InboundCall] = ServedCalls()
+        self.heads = ReceivedHeads(worker.target)
+        self.credit = LinkCredit(
+            peer.name,
+            worker.inbound_credit,
+            loop=worker.loop,
+            connection=connection,
+            status=self.status,
+        )
+        self.deferred = DeferredMessages(
+            to=peer.name,
+            connection=connection,
+            pending=self.pending,
+            served=self.served,
+            credit=self.credit,
+            errors=worker.error_encoder,
+        )
+        self.defer = self.deferred.defer
+        self.messages = MessageCodec(
+            self,
+            worker,
+            connection=connection,
+            places=worker.memory.leases,
+            refer=functools.partial(worker.memory.regions.refer, self),
+            devices=worker.devices,
+            deferred=self.deferred,
+        )
+        self.preparation = MessagePreparation(
+            worker,
+            limit=worker.options.inbound_calls_max,
+            connection=connection,
+            pending=self.pending,
+            status=self.status,
+            unread=self.messages,
+            read_head=self.heads.read,
+        )
+        self._join_calls()
+        self._join_requests()
+        self._handlers = self._routes()
+        connection.watch_requests(self.credit.on_begun)
+        connection.stand_in(unreadable)
+
+    def _join_calls(self) -> None:
+        """Make the parts for what this worker asks of the peer."""
+        self.calls = OutboundCalls(
+            self,
+            self.peer,
+            self.host,
+            connection=self.connection,
+            pending=self.pending,
+            status=self.status,
+            credit=self.credit,
+            messages=self.messages,
+        )
+        # As attributes: a call takes one step less to its part.
+        self.start = self.calls.start
+        self.start_common = self.calls.start_common
+        self.start_stream = self.calls.start_stream
+        self.request_service = self.calls.request_service
+        self.notify = self.calls.notify
+        self.send_credit = self.calls.send_credit
+        self.cancel = self.calls.cancel
+        self.answers = AnswerReceiver(
+            self.peer,
+            self.host,
+            connection=self.connection,
+            pending=self.pending,
+            messages=self.messages,
+            calls=self.calls,
+        )
+
+    def _join_requests(self) -> None:
+        """Make the parts for what the peer asks of this worker."""
+        self.responder = Responder(
+            self,
+            self.host,
+            connection=self.connection,
+            served=self.served,
+            messages=self.messages,
+        )
+        self.requests = RequestDispatcher(
+            self,
+            self.host,
+            connection=self.connection,
+            served=self.served,
+            credit=self.credit,
+            messages=self.messages,
+            heads=self.heads,
+            preparation=self.preparation,
+            responder=self.responder,
+        )
+
+    def _routes(self) -> dict[int, Callable[..., None]]:
+        """Return what takes each kind of message."""
+        return {
+            FrameKind.REQUEST: self.requests.on_request,
+            FrameKind.RESPONSE: self.answers.on_response,
+            FrameKind.ERROR: self.answers.on_error,
+            FrameKind.CANCEL: self.requests.on_cancel,
+            FrameKind.STREAM_ITEM: self.answers.on_stream_item,
+            FrameKind.STREAM_END: self.answers.on_stream_end,
+            FrameKind.STREAM_CREDIT: self.requests.on_stream_credit,
+            FrameKind.SERVICE: self.requests.on_service,
+            FrameKind.NOTICE: self.requests.on_notice,
             FrameKind.PING: self._on_ping,
             FrameKind.PONG: self._on_pong,
             FrameKind.GOODBYE: self._on_goodbye,
@@ -55,8 +248,16 @@ class Link(CallerSide, CalleeSide):
             FrameKind.ACK: self._on_ack,
             FrameKind.CLOSE: self._on_close,
         }
-        connection.watch_requests(self.credit.on_begun)
-        connection.stand_in(unreadable)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended."""
+        return self.status.is_lost
+
+    @property
+    def lost_because(self) -> str:
+        """Why the connection has ended; empty unless it has."""
+        return self.status.lost_because
 
     def on_message(  # noqa: PLR0917  (a call per message: no object in between)
         self,
@@ -76,7 +277,7 @@ class Link(CallerSide, CalleeSide):
             if kind == FrameKind.REQUEST:
                 self.credit.on_arrived(call_id, buffers)
             deliver = functools.partial(handler, flags, call_id, aux, head)
-            self.preparing.take(
+            self.preparation.take(
                 kind, call_id, control, buffers, head=head, deliver=deliver
             )
             return
@@ -133,10 +334,10 @@ class Link(CallerSide, CalleeSide):
             self.on_transfer_dropped(*dropped)
 
     def _on_free(self, _flags: int, location: int, *_rest: object) -> None:
-        self.worker.memory.take_back_from(self.link, location)
+        self.host.memory.take_back_from(self, location)
 
     def _on_goodbye(self, *_rest: object) -> None:
-        self.peer_drains = True
+        self.status.on_goodbye()
 
     def say_goodbye(self) -> None:
         """Tell the peer that no further request is sent or accepted."""
@@ -144,19 +345,6 @@ class Link(CallerSide, CalleeSide):
 
     def on_lost(self, reason: str) -> None:
         """The connection has ended: fail what waits, cancel what it runs."""
-        self.lost_because = reason or "the connection was closed"
-        waited = self.credit.close()
-        first_unsent = self.connection.first_unsent
-        for call in self.pending.take_all():
-            call.settle()
-            call.pins = None  # the peer's death settles what it was lent
-            if isinstance(call, CallFuture):
-                outcome = call.outcome_if_lost
-                if call.call_id in waited or call.call_id >= first_unsent:
-                    # It never left this worker.
-                    outcome = Outcome.NOT_EXECUTED
-                call.fail(self._lost_error(call.function, outcome))
-            else:
-                call.on_error(self._lost_error(call.function, Outcome.UNKNOWN), 0)
-        for inbound in self.served:
-            inbound.cancel()
+        self.status.on_lost(reason)
+        self.calls.on_lost(self.credit.close())
+        self.responder.on_lost()

@@ -10,6 +10,7 @@ from typing import Final
 
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import WorkerInfo
+from asyncrpc.runtime.loops import check_loop
 from asyncrpc.runtime.machine.membership import ChangeKind
 
 # Changes that a program has not taken.  More would not help one that is so far behind:
@@ -43,7 +44,8 @@ class MemberChanges(AsyncIterator[MemberChange]):
     does not take them; then they are dropped, and one `"resync"` stands for them all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._waiting: deque[MemberChange] = deque()
         self._news = asyncio.Event()
         self._is_closed = False
@@ -53,7 +55,13 @@ class MemberChanges(AsyncIterator[MemberChange]):
         return self
 
     async def __anext__(self) -> MemberChange:
-        """Wait for the next change; cancelled, it has taken none."""
+        """Wait for the next change; cancelled, it has taken none.
+
+        Raises:
+            UsageError: another task waits for it, or this is not the worker's event
+                loop.
+        """
+        check_loop("Worker.members", self._loop, "the worker")
         if self._is_awaited:
             raise UsageError("two tasks wait for one iterator of members; make two")
         self._is_awaited = True

@@ -272,7 +272,7 @@ class MembershipService(ServiceMethods):
 
     def changes(self) -> MemberChanges:
         """Return the changes from now on."""
-        changes = MemberChanges()
+        changes = MemberChanges(self._scheduler.loop)
         if self._is_closed:
             changes.end()
         else:

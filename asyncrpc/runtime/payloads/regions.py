@@ -45,7 +45,7 @@ from asyncrpc.errors import (
     RejectedError,
 )
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.holding import HeldBack, fail_held, hold
+from asyncrpc.runtime.calls.deferred import DeferredMessage
 from asyncrpc.runtime.forms import (
     BYTES,
     LIST,
@@ -194,6 +194,9 @@ class RegionLink(PeerLink, Protocol):
     def connection(self) -> RegionConnection:
         """Carries the messages."""
 
+    def defer(self, encoded: Encoded) -> DeferredMessage:
+        """Have a message wait for one more thing."""
+
 
 class Regions(ServiceMethods):
     """The regions that one worker knows; a `serde.SharedStorages`."""
@@ -258,7 +261,7 @@ class Regions(ServiceMethods):
         devices = [one.device for one in shared.values() if one.device.type != "cpu"]
         marks = self._host.devices.marks(devices) if devices else []
         if missing or marks:
-            held = hold(encoded)
+            held = link.defer(encoded)
             self._host.start_task(self._confirm(link, missing, marks, held))
 
     def find(self, key: bytes) -> torch.UntypedStorage:
@@ -290,7 +293,7 @@ class Regions(ServiceMethods):
     # --- making sure that a peer has it ----------------------------------------------
 
     async def _confirm(
-        self, link: Any, keys: list[bytes], marks: list[Mark], held: HeldBack
+        self, link: Any, keys: list[bytes], marks: list[Mark], held: DeferredMessage
     ) -> None:
         """Have the peer map regions, then send what was held back for them."""
         self._awaited.update(keys)
@@ -303,7 +306,7 @@ class Regions(ServiceMethods):
                 f"shared memory could not be passed to {link.peer.name!r}: {error}",
                 outcome=Outcome.NOT_EXECUTED,
             )
-            fail_held(link, held, problem)
+            held.fail(problem)
             return
         finally:
             self._awaited -= Counter(keys)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from asyncrpc.runtime.calls.holding import HeldBack
+from asyncrpc.runtime.calls.deferred import DeferredMessage
 from asyncrpc.runtime.payloads.lanes import Lanes
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, Outgoing
 
@@ -51,7 +51,7 @@ class PayloadRoutes:
         self.lanes: Lanes | None = None
         self.in_band = in_band
         self._send = send
-        self._held: list[HeldBack] = []
+        self._held: list[DeferredMessage] = []
 
     def send(self, message: Outgoing, payload_bytes: int) -> None:
         """Send a message by the first way that takes it."""
@@ -62,7 +62,7 @@ class PayloadRoutes:
             return
         self.in_band.send(message)
 
-    def hold(self, held: HeldBack, message: Outgoing) -> None:
+    def hold(self, held: DeferredMessage, message: Outgoing) -> None:
         """Keep a message until what it refers to is at the peer; others pass it by."""
 
         def send() -> None:

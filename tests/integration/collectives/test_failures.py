@@ -19,10 +19,11 @@ from asyncrpc import (
     RankLostError,
     UsageError,
 )
-from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from asyncrpc.testing import Cluster, ProcessCluster, acting_as, all_end
 
 Begin = Callable[[Group], Awaitable[Any]]
 OPTIONS = Options(drain_timeout_s=0.5)
+LIMIT_S = 30.0  # which only a hang takes
 
 
 @pytest.fixture
@@ -39,6 +40,15 @@ async def works(groups: list[Group]) -> None:
     """The next collective can be used."""
     got = await asyncio.gather(*(one.all_reduce(torch.ones(4)) for one in groups))
     assert all((one == len(groups)).all() for one in got)
+
+
+_stays: list[asyncio.Event] = []
+
+
+async def stay() -> None:
+    """Run until the test lets it end."""
+    _stays.append(asyncio.Event())
+    await _stays[-1].wait()
 
 
 class TestMismatch:
@@ -138,6 +148,24 @@ class TestLeaving:
         for _ in range(3):
             await asyncio.gather(*map(last, groups))
             groups = [Group(one.worker) for one in groups]
+
+    async def test_who_shuts_down_fails_it_for_all(self) -> None:
+        async with all_end(LIMIT_S), Cluster(2) as (a, b):
+            staying = asyncio.ensure_future(a.peer("b").call(stay))
+            await a.peer("b").call(len, "ab")  # so the other has arrived
+            groups = [Group(worker) for worker in (a, b)]
+            closing = asyncio.ensure_future(b.shutdown(drain_timeout_s=60.0))
+            await asyncio.sleep(0)
+            await b.peer("a").call(len, "ab")  # it comes after the goodbye
+            found = await outcomes(groups[0].send(torch.ones(1), 1))
+            found += await outcomes(*(one.barrier() for one in groups))
+            _stays.pop().set()
+            await staying
+            await closing
+        # These errors are kept meanwhile, and keep nothing that would wait.
+        for error in found:
+            assert isinstance(error, CollectiveError)
+            assert "shutting down" in str(error)
 
     async def test_a_group_is_open_once(self, groups: list[Group]) -> None:
         worker = groups[0].worker

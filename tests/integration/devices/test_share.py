@@ -199,7 +199,8 @@ async def test_a_worker_that_closes_leaves_it_to_those_who_hold_it() -> None:
         memory = weakref.ref(value.untyped_storage())
         await worker.peer("b").call(keep, value)
         del value
-        worker.parts.memory.regions.loans.close()  # as if the worker closed before `b`
+        loans = worker.parts.memory.regions.loans
+        loans.close()  # as when the worker closes before `b`
         gc.collect()
         assert await worker.peer("b").call(kept_sum) == 1000
         assert memory() is not None

@@ -13,7 +13,8 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         [
             *("Worker.add_service", "Worker.admit", "Worker.begin", "Worker.describe"),
-            *("Worker.check_on_loop", "Worker.check_running", "Worker.end_in_child"),
+            *("Worker.check_loop", "Worker.check_on_loop", "Worker.check_running"),
+            "Worker.end_in_child",
             *("Worker.connect_and_start", "Worker.hello", "Worker.is_known"),
             *("Worker.link_to", "Worker.meta_here", "Worker.mode_of_method"),
             *("Worker.new_call", "Worker.on_loop_thread", "Worker.on_peer_back"),

@@ -1,7 +1,7 @@
 """What can be used wrongly: every public function and method, by its name.
 
 They are found from `__all__`, so that a new one cannot be forgotten: a test asks for
-its `Use`.
+its `Use`.  `CallOptions` is not there: its fields are the arguments of `using`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import asyncrpc
+from asyncrpc.runtime.options import CallOptions
 
 MODULES: Final = (
     "asyncrpc",
@@ -46,6 +47,8 @@ def surface() -> Mapping[str, tuple[str, ...]]:
             shown = f"{prefix}.{name}" if prefix else name
             for use, function in _uses(shown, public):
                 found[use] = _parameters(function)
+    for use, function in _uses("CallOptions", CallOptions):
+        found[use] = _parameters(function)
     return found
 
 

@@ -1,8 +1,8 @@
 """What goes on between two workers while one of them is used wrongly.
 
-Three calls, a stream, a training step and a collective are always under way from `a`
-to `b`.  Each counts its rounds: whoever waits for another round of each knows that all
-of them live.
+Three calls, a stream, a training step and a collective are always under way from a
+worker, mostly `a`, to its peer `b`.  Each counts its rounds: whoever waits for another
+round of each knows that all of them live.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def scale(parameter: asyncrpc.RRef[torch.nn.Parameter], x: torch.Tensor) -> Any:
     return (parameter.local_value() * x).sum()
 
 
-async def reduce_here(number: int) -> float:
+async def reduce_here(number: int, members: list[str]) -> float:
     """Take part in the collective of this number."""
     worker = asyncrpc.current_worker()
     groups: dict[str, Group] = _groups.setdefault(worker.id, {})  # of this life of it
     if GROUP not in groups:
-        groups[GROUP] = Group(worker, ["a", "b"], name=GROUP)
+        groups[GROUP] = Group(worker, members, name=GROUP)
     reduced = await groups[GROUP].all_reduce(torch.full((3,), float(number)))
     return float(reduced[0])
 
@@ -142,15 +142,17 @@ class Traffic:
             assert (await self._optimizer.step(context)).is_applied
 
     async def _reduce(self, number: int) -> None:
+        members = [self._worker.name, self._peer.name]
         here, there = await asyncio.gather(
-            reduce_at(self._worker, number), self._peer.call(reduce_here, number)
+            reduce_at(self._worker, number, members),
+            self._peer.call(reduce_here, number, members),
         )
         assert here == there == 2.0 * number
 
 
-async def reduce_at(worker: Worker, number: int) -> float:
+async def reduce_at(worker: Worker, number: int, members: list[str]) -> float:
     with acting_as(worker):
-        return await reduce_here(number)
+        return await reduce_here(number, members)
 
 
 async def leave_group_of(worker: Worker) -> None:

@@ -11,6 +11,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Worker, autograd
+from asyncrpc.runtime.options import CallOptions
 from tests.integration.misuse.traffic import make_parameter, scale
 from tests.integration.misuse.uses_values import (
     CALLABLES,
@@ -129,6 +130,16 @@ def _using(make: Callable[[World], Any]) -> Use:
     )
 
 
+def _options_of(target: Any) -> Callable[..., Any]:
+    """Return what calls with options; `using` does not have their names."""
+
+    def use(**options: Any) -> Any:
+        return target.using(**options).call(give_back)
+
+    use.__signature__ = inspect.signature(CallOptions)  # type: ignore[attr-defined]
+    return use
+
+
 async def _ended(starting: Any) -> None:
     await (await starting).shutdown()
 
@@ -220,6 +231,18 @@ USES: Final[Mapping[str, Use]] = {
     **value_uses(),
     "Peer.using": _using(lambda world: world.peer.using),
     "PeerGroup.using": _using(lambda world: world.a.group(["b"]).using),
+    "CallOptions": Use(
+        lambda world: _options_of(world.peer),
+        fits={
+            "timeout_s": ANY_SECONDS,
+            # The result does not fit into these, which only its coming shows.
+            "out": {"none", "a tensor", "a tensor of integers", "too many dimensions"},
+            "codec": {"none", "empty text"},
+            "idempotent": {"true"},
+            "device_map": {"none", "a map"},
+        },
+        says={"device_map": r"\bdevice"},
+    ),
     "rpc_async": _named(asyncrpc.rpc_async),
     "remote": _named(asyncrpc.remote),
     "deadline": Use(

@@ -15,7 +15,7 @@ from tests.integration.misuse.uses_training import (
     three,
 )
 from tests.integration.misuse.uses_values import CALLABLES, COUNT, FLAG
-from tests.integration.misuse.using import ANYTHING, Use, nothing
+from tests.integration.misuse.using import ANYTHING, Use
 from tests.integration.misuse.wrong import World
 
 CALLED: Final = CALLABLES | {"a local function", "raises in everything"}
@@ -112,30 +112,27 @@ def _ready(method: str, **about: Any) -> Use:
     def make(world: World) -> Any:
         return getattr(world.kept["model"], method)
 
-    async def rightly(world: World) -> Any:
-        await model(world)
-        use = Use(make, **about)
-        return await use.finished(use.prepared(world)())
-
-    return Use(make, rightly=rightly, **about)
+    return Use(make, ready=model, **about)
 
 
-def _hook(hook: Any, state: Any, **fits: Any) -> Use:
+def _hook(hook: Any, state: Any, *, needs_worker: bool = True, **fits: Any) -> Use:
     first = "_state" if hook is ddp.noop_hook else "state"
     return Use(
         lambda _: hook,
+        needs_worker=needs_worker,
         right={first: state, "bucket": bucket},
         fits={first: set()} | fits,
     )
 
 
 def _of_bucket(method: str) -> Use:
-    return Use(lambda _: getattr(bucket(), method))
+    return Use(lambda _: getattr(bucket(), method), needs_worker=False)
 
 
 def _wrapper(wrap: Any) -> Use:
     return Use(
         lambda _: wrap,
+        needs_worker=False,
         right={"hook": lambda _: ddp.allreduce_hook},
         fits={"hook": CALLED},
     )
@@ -144,19 +141,21 @@ def _wrapper(wrap: Any) -> Use:
 def _saved(of: Any) -> Mapping[str, Use]:
     """Return how the state of a hook's state is saved, by method."""
     return {
-        "state_dict": Use(lambda world: of(world).state_dict),
+        "state_dict": Use(lambda world: of(world).state_dict, needs_worker=False),
         "load_state_dict": Use(
             lambda world: of(world).load_state_dict,
+            needs_worker=False,
             right={"state": lambda world: of(world).state_dict()},
         ),
         "maybe_increase_iter": Use(
-            lambda world: of(world).maybe_increase_iter, right={"bucket": bucket}
+            lambda world: of(world).maybe_increase_iter,
+            needs_worker=False,
+            right={"bucket": bucket},
         ),
     }
 
 
 async def _register(world: World) -> None:
-    await model(world)
     made = ddp.DistributedDataParallel(torch.nn.Linear(3, 1), group(world))
     made.register_comm_hook(None, ddp.allreduce_hook)
     made.close()
@@ -169,7 +168,6 @@ async def _join(world: World) -> None:
 
 async def _consolidated(world: World) -> None:
     await zero(world).consolidate_state_dict(0)
-    zero(world).load_state_dict(zero(world).state_dict())
 
 
 def _averages(of: Any) -> Use:
@@ -183,6 +181,7 @@ def _averages(of: Any) -> Use:
 def _added(of: Any) -> Use:
     return Use(
         lambda world: of(world).add_param_group,
+        needs_worker=False,
         right={"param_group": lambda _: {"params": [parameter()]}},
     )
 
@@ -205,6 +204,7 @@ MODELS: Final[Mapping[str, Use]] = {
     ),
     "ddp.DistributedDataParallel.forward": _ready(
         "forward",
+        needs_worker=False,
         right={"args": lambda _: [three()]},
         fits={"args": ANYTHING, "kwargs": ANYTHING},
     ),
@@ -217,27 +217,37 @@ MODELS: Final[Mapping[str, Use]] = {
             "retain_graph": FLAG,
         },
     ),
-    "ddp.DistributedDataParallel.no_sync": _ready("no_sync"),
+    "ddp.DistributedDataParallel.no_sync": _ready("no_sync", needs_worker=False),
     "ddp.DistributedDataParallel.join": Use(
         lambda world: world.kept["model"].join,
         fits={
             "divide_by_initial_world_size": FLAG,
             "throw_on_early_termination": FLAG,
         },
+        needs_worker=False,
+        ready=model,
         rightly=_join,
     ),
-    "ddp.Join.__aenter__": Use(lambda _: nothing, rightly=_join),
+    "ddp.Join.__aenter__": Use(
+        lambda world: world.kept["model"].join, ready=model, rightly=_join
+    ),
     "ddp.DistributedDataParallel.register_comm_hook": Use(
-        lambda world: world.kept["model"].register_comm_hook,
+        lambda world: (
+            ddp.DistributedDataParallel(
+                torch.nn.Linear(3, 1), group(world)
+            ).register_comm_hook
+        ),
         right={"state": lambda _: None, "hook": lambda _: ddp.allreduce_hook},
         fits={"state": ANYTHING, "hook": CALLED},
+        needs_worker=False,
         rightly=_register,
     ),
-    "ddp.DistributedDataParallel.statistics": _ready("statistics"),
+    "ddp.DistributedDataParallel.statistics": _ready("statistics", needs_worker=False),
     "ddp.DistributedDataParallel.close": Use(
         lambda world: (
             ddp.DistributedDataParallel(torch.nn.Linear(3, 1), group(world)).close
-        )
+        ),
+        needs_worker=False,
     ),
     **{
         f"ddp.GradBucket.{name}": _of_bucket(name)
@@ -245,6 +255,7 @@ MODELS: Final[Mapping[str, Use]] = {
     },
     "ddp.GradBucket.set_buffer": Use(
         lambda _: bucket().set_buffer,
+        needs_worker=False,
         right={"buffer": three},
         fits={"buffer": {"a tensor of integers"}},
     ),
@@ -255,11 +266,13 @@ GROUP: Final = {"none"}
 STATES: Final[Mapping[str, Use]] = {
     "ddp.HookState": Use(
         lambda _: ddp.HookState,
+        needs_worker=False,
         right={"process_group": group},
         fits={"process_group": GROUP},
     ),
     "ddp.PostLocalSGDState": Use(
         lambda _: ddp.PostLocalSGDState,
+        needs_worker=False,
         right={
             "process_group": group,
             "subgroup": group,
@@ -276,6 +289,7 @@ STATES: Final[Mapping[str, Use]] = {
     **{f"ddp.PostLocalSGDState.{one}": use for one, use in _saved(local).items()},
     "ddp.PowerSGDState": Use(
         lambda _: ddp.PowerSGDState,
+        needs_worker=False,
         right={"process_group": group},
         fits={
             "process_group": GROUP,
@@ -291,14 +305,14 @@ STATES: Final[Mapping[str, Use]] = {
         },
     ),
     "ddp.PowerSGDState.compression_stats": Use(
-        lambda world: power(world).compression_stats
+        lambda world: power(world).compression_stats, needs_worker=False
     ),
     "ddp.PowerSGDState.average_errors": Use(lambda world: power(world).average_errors),
     **{f"ddp.PowerSGDState.{one}": use for one, use in _saved(power).items()},
     "ddp.allreduce_hook": _hook(ddp.allreduce_hook, group),
     "ddp.bf16_compress_hook": _hook(ddp.bf16_compress_hook, group),
     "ddp.fp16_compress_hook": _hook(ddp.fp16_compress_hook, group),
-    "ddp.noop_hook": _hook(ddp.noop_hook, group, _state=ANYTHING),
+    "ddp.noop_hook": _hook(ddp.noop_hook, group, needs_worker=False, _state=ANYTHING),
     "ddp.post_localSGD_hook": _hook(ddp.post_localSGD_hook, local),
     "ddp.powerSGD_hook": _hook(ddp.powerSGD_hook, power),
     "ddp.batched_powerSGD_hook": _hook(ddp.batched_powerSGD_hook, power),
@@ -316,7 +330,8 @@ OPTIMIZERS: Final[Mapping[str, Use]] = {
         finish=closed,
     ),
     "ddp.PeriodicModelAverager.close": Use(
-        lambda world: ddp.PeriodicModelAverager(group(world), 2).close
+        lambda world: ddp.PeriodicModelAverager(group(world), 2).close,
+        needs_worker=False,
     ),
     "ddp.PeriodicModelAverager.average_parameters": _averages(periodic),
     "ddp.HierarchicalModelAverager": Use(
@@ -326,25 +341,30 @@ OPTIMIZERS: Final[Mapping[str, Use]] = {
         finish=closed,
     ),
     "ddp.HierarchicalModelAverager.close": Use(
-        lambda world: ddp.HierarchicalModelAverager(group(world), {2: 1}).close
+        lambda world: ddp.HierarchicalModelAverager(group(world), {2: 1}).close,
+        needs_worker=False,
     ),
     "ddp.HierarchicalModelAverager.average_parameters": _averages(hierarchical),
     "ddp.PostLocalSGDOptimizer": Use(
         lambda _: ddp.PostLocalSGDOptimizer,
+        needs_worker=False,
         right={"optim": sgd, "averager": periodic},
     ),
     "ddp.PostLocalSGDOptimizer.step": Use(
         lambda world: post_local(world).step, fits={"closure": CALLED | {"none"}}
     ),
     "ddp.PostLocalSGDOptimizer.zero_grad": Use(
-        lambda world: post_local(world).zero_grad, fits={"set_to_none": FLAG}
+        lambda world: post_local(world).zero_grad,
+        needs_worker=False,
+        fits={"set_to_none": FLAG},
     ),
     "ddp.PostLocalSGDOptimizer.add_param_group": _added(post_local),
     "ddp.PostLocalSGDOptimizer.state_dict": Use(
-        lambda world: post_local(world).state_dict
+        lambda world: post_local(world).state_dict, needs_worker=False
     ),
     "ddp.PostLocalSGDOptimizer.load_state_dict": Use(
         lambda world: post_local(world).load_state_dict,
+        needs_worker=False,
         right={"state_dict": lambda world: post_local(world).state_dict()},
     ),
     "ddp.ZeroRedundancyOptimizer": Use(
@@ -370,17 +390,21 @@ OPTIMIZERS: Final[Mapping[str, Use]] = {
         lambda world: zero(world).consolidate_state_dict
     ),
     "ddp.ZeroRedundancyOptimizer.state_dict": Use(
-        lambda world: zero(world).state_dict, rightly=_consolidated
+        lambda world: zero(world).state_dict, ready=_consolidated, needs_worker=False
     ),
     "ddp.ZeroRedundancyOptimizer.load_state_dict": Use(
-        lambda world: zero(world).load_state_dict, rightly=_consolidated
+        lambda world: zero(world).load_state_dict,
+        ready=_consolidated,
+        needs_worker=False,
+        right={"state_dict": lambda world: zero(world).state_dict()},
     ),
     "ddp.ZeroRedundancyOptimizer.close": Use(
         lambda world: (
             ddp.ZeroRedundancyOptimizer(
                 [parameter()], torch.optim.SGD, group(world), lr=0.1
             ).close
-        )
+        ),
+        needs_worker=False,
     ),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -18,7 +19,12 @@ from asyncrpc.runtime.machine.membership import ChangeKind
 from asyncrpc.runtime.membership.changes import MemberChange
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.misuse import uses_processes, uses_testing
-from tests.integration.misuse.beside import SEQUENCES, in_thread, without_worker
+from tests.integration.misuse.beside import (
+    SEQUENCES,
+    giving,
+    in_thread,
+    without_worker,
+)
 from tests.integration.misuse.uses_values import CALLABLES, FLAG
 from tests.integration.misuse.using import ANYTHING, Use, nothing
 from tests.integration.misuse.wrong import SECONDS, World
@@ -66,7 +72,26 @@ async def _next_change(world: World) -> MemberChange:
 
 
 def _fan_out(world: World) -> asyncrpc.GroupCall[Any]:
-    return world.a.group(["b"]).call(give_back)
+    call = world.a.group(["b"]).call(give_back)
+    for future in call.futures.values():  # whoever cancels does not ask how it ended
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return call
+
+
+async def _first(iterated: Any) -> Any:
+    """Take the first item, if there is one."""
+    return await anext(iterated, None)
+
+
+async def _unless_over(taking: Any) -> Any:
+    """Take an item, if there is one."""
+    with contextlib.suppress(StopAsyncIteration):
+        return await taking
+
+
+async def _reply(world: World) -> None:
+    """Keep the reply of a peer."""
+    world.kept["reply"] = await anext(_fan_out(world))
 
 
 async def _take_part(world: World) -> Any:
@@ -98,9 +123,11 @@ async def _give_back_all(items: list[Any]) -> Any:
     return items
 
 
-async def _batch(world: World) -> Any:
-    async with serving.Batcher(_give_back_all, 1, 0.0) as batched:
-        return await batched(1)
+async def _batcher(world: World) -> None:
+    """Keep a batcher that has been entered; it has nothing to close."""
+    if "batcher" not in world.kept:
+        made = serving.Batcher(_give_back_all, 1, 0.0)
+        world.kept["batcher"] = await made.__aenter__()
 
 
 # --- devices -------------------------------------------------------------------------
@@ -241,14 +268,21 @@ USES: Final[Mapping[str, Use]] = {
     "MemberChanges.__anext__": Use(
         lambda world: world.a.members().__anext__,
         rightly=_next_change,
+        finish=_unless_over,
         needs_worker=False,
     ),
-    "GroupCall.cancel": Use(lambda world: _fan_out(world).cancel, rightly=_cancel),
-    "GroupCall.__anext__": Use(lambda world: _fan_out(world).__anext__),
-    "GroupCall.__aenter__": Use(
-        lambda world: _fan_out(world).__aenter__, rightly=_take_part
+    "GroupCall.cancel": Use(
+        lambda world: _fan_out(world).cancel, rightly=_cancel, needs_worker=False
     ),
-    "GroupReply.result": Use(lambda _: None, rightly=_take_part),  # type: ignore[arg-type,return-value]
+    "GroupCall.__anext__": Use(
+        lambda world: giving(_fan_out(world)), finish=_first, needs_worker=False
+    ),
+    "GroupCall.__aenter__": Use(
+        lambda world: _fan_out(world).__aenter__, rightly=_take_part, needs_worker=False
+    ),
+    "GroupReply.result": Use(
+        lambda world: world.kept["reply"].result, ready=_reply, needs_worker=False
+    ),
     # --- serving
     "serving.worker_context": Use(
         lambda _: serving.worker_context,
@@ -287,15 +321,15 @@ USES: Final[Mapping[str, Use]] = {
         },
     ),
     "serving.Batcher.__aenter__": Use(
-        lambda _: serving.Batcher(_give_back_all, 1, 0.0).__aenter__,
-        rightly=_batch,
+        lambda _: giving(serving.Batcher(_give_back_all, 1, 0.0)),
         needs_worker=False,
     ),
     "serving.Batcher.__call__": Use(
-        lambda _: serving.Batcher(_give_back_all, 1, 0.0),
+        lambda world: world.kept["batcher"],
+        ready=_batcher,
         needs_worker=False,
+        right={"item": lambda _: 1},
         fits={"item": ANYTHING},
-        rightly=_batch,
     ),
     # --- devices
     "devices.DeviceName": Use(

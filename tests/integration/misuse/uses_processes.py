@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from asyncrpc import ProcessFailedError
+from asyncrpc import ProcessFailedError, UsageError
 from asyncrpc.devices import xla
 from asyncrpc.multiprocessing import Processes, Queue, launch, spawn
 from tests.integration.misuse.beside import SEQUENCES, in_thread
@@ -43,7 +43,7 @@ async def _entered(_: World) -> list[int]:
 async def _launch_on_xla(_: World) -> None:
     try:
         await in_thread(xla.launch)(rank_of)
-    except ProcessFailedError as error:
+    except UsageError as error:
         assert "cannot be imported: No module named 'torch_xla'" in str(error)  # noqa: PT017
 
 
@@ -125,7 +125,13 @@ USES: Final[Mapping[str, Use]] = {
         lambda _: in_thread(xla.launch),
         needs_worker=False,
         right={"fn": lambda _: rank_of},
-        fits={**_STARTED, "nprocs": {"none", "an integer"}},
+        # What cannot be pickled is not found where there is no torch_xla.
+        fits={
+            "fn": CALLABLES | {"a local function", "raises in everything"},
+            "args": SEQUENCES,
+            "nprocs": {"none", "an integer"},
+        },
+        says={"args": r"\bargs\b|torch_xla cannot be imported"},
         rightly=_launch_on_xla,
     ),
     "multiprocessing.Processes.wait": Use(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from asyncrpc.testing import Cluster, ProcessCluster, Proxy, acting_as, all_end
 from asyncrpc.testing.proxy import Way
+from tests.integration.misuse.beside import giving
 from tests.integration.misuse.uses_values import FLAG
 from tests.integration.misuse.using import Use, nothing
 from tests.integration.misuse.wrong import SECONDS, World
@@ -19,7 +20,7 @@ _NOBODY: Final = "tcp://127.0.0.1:1"
 
 
 def _process_cluster(_: World | None = None) -> ProcessCluster:
-    return ProcessCluster(["process"])
+    return ProcessCluster(["process"], method="forkserver")
 
 
 def _proxy(_: World | None = None) -> Proxy:
@@ -45,6 +46,17 @@ async def _refused(_: World) -> None:
     async with _proxy() as proxy:
         await proxy.refuse()
         await proxy.accept()
+
+
+def _accepting(_: World) -> Callable[[], Awaitable[None]]:
+    """Return what lets a proxy accept; it refuses then, so that it leaves nothing."""
+    proxy = _proxy()
+
+    async def accept() -> None:
+        await proxy.accept()
+        await proxy.refuse()
+
+    return accept
 
 
 async def _spared(_: World) -> None:
@@ -83,9 +95,7 @@ USES: Final[Mapping[str, Use]] = {
             "options": {"none"},
         },
     ),
-    "testing.Cluster.__aenter__": Use(
-        lambda _: Cluster(1).__aenter__, needs_worker=False
-    ),
+    "testing.Cluster.__aenter__": Use(lambda _: giving(Cluster(1)), needs_worker=False),
     "testing.ProcessCluster": Use(
         lambda _: ProcessCluster,
         needs_worker=False,
@@ -98,17 +108,19 @@ USES: Final[Mapping[str, Use]] = {
         finish=nothing,
     ),
     "testing.ProcessCluster.__aenter__": Use(
-        lambda _: _process_cluster().__aenter__,
+        lambda _: giving(_process_cluster()),
         rightly=_processes,
         needs_worker=False,
     ),
     "testing.ProcessCluster.pid": Use(
         lambda _: _process_cluster().pid,
+        right={"name": lambda _: "process"},
         rightly=_processes,
         needs_worker=False,
     ),
     "testing.ProcessCluster.expect_death": Use(
         lambda _: _process_cluster().expect_death,
+        right={"name": lambda _: "process"},
         rightly=_processes,
         needs_worker=False,
     ),
@@ -125,14 +137,12 @@ USES: Final[Mapping[str, Use]] = {
         right={"target": lambda _: _NOBODY},
     ),
     "testing.Proxy.__aenter__": Use(
-        lambda _: _proxy().__aenter__, rightly=_refused, needs_worker=False
+        lambda _: giving(_proxy()), rightly=_refused, needs_worker=False
     ),
     "testing.Proxy.refuse": Use(
         lambda _: _proxy().refuse, rightly=_refused, needs_worker=False
     ),
-    "testing.Proxy.accept": Use(
-        lambda _: _proxy().accept, rightly=_refused, needs_worker=False
-    ),
+    "testing.Proxy.accept": Use(_accepting, rightly=_refused, needs_worker=False),
     "testing.Proxy.cut": _of_proxy("cut", fits={"reset": FLAG}),
     "testing.Proxy.cut_after": _of_proxy(
         "cut_after",
@@ -140,7 +150,10 @@ USES: Final[Mapping[str, Use]] = {
         fits={"frames": _COUNTS, "nbytes": _COUNTS, "reset": FLAG},
     ),
     "testing.Proxy.spare": Use(
-        lambda _: _proxy().spare, rightly=_spared, needs_worker=False
+        lambda _: _proxy().spare,
+        right={"cut": lambda _: _proxy().cut_after(Way.TO_TARGET)},
+        rightly=_spared,
+        needs_worker=False,
     ),
     "testing.Proxy.partition": _of_proxy("partition"),
     "testing.Proxy.heal": _of_proxy("heal"),

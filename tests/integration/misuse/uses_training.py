@@ -14,6 +14,7 @@ from asyncrpc import Group, autograd, nn
 from asyncrpc.errors import NoGradientPathError, OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import acting_as
+from tests.integration.misuse.beside import in_thread
 from tests.integration.misuse.traffic import make_parameter
 from tests.integration.misuse.uses_values import COUNT, FLAG, SAID, VALUES
 from tests.integration.misuse.using import Arguments, Use, nothing
@@ -57,6 +58,11 @@ def groups(world: World, name: str = "misuse") -> tuple[Group, Group]:
     return found
 
 
+def _own_groups(world: World, method: str) -> tuple[Group, Group]:
+    """Return a group for one collective: what fails in it is nobody else's."""
+    return groups(world, f"misuse of {method}")
+
+
 def _of_group(
     method: str, right: Arguments, fits: Mapping[str, set[str]], **there: Any
 ) -> Use:
@@ -70,14 +76,14 @@ def _of_group(
     """
 
     async def rightly(world: World) -> None:
-        here, other = groups(world)
+        here, other = _own_groups(world, method)
         given = {name: make(world) for name, make in right.items()}
         await asyncio.gather(
             getattr(here, method)(**given), getattr(other, method)(**given | there)
         )
 
     return Use(
-        lambda world: getattr(groups(world)[0], method),
+        lambda world: getattr(_own_groups(world, method)[0], method),
         right=right,
         fits=fits,
         rightly=rightly,
@@ -90,7 +96,7 @@ EACH: Final = {"tensors": lambda _: [torch.ones(3), torch.ones(3)]}
 
 
 async def _empty(world: World) -> None:
-    await asyncio.gather(*(one.empty(3) for one in groups(world)))
+    await asyncio.gather(*(one.empty(3) for one in _own_groups(world, "empty")))
 
 
 async def _send(world: World) -> None:
@@ -147,14 +153,17 @@ COLLECTIVES: Final[Mapping[str, Use]] = {
         lambda world: groups(world)[0].duplicate, fits={"name": NAMES}, finish=closed
     ),
     "Group.refuse": Use(
-        lambda world: groups(world)[0].refuse,
+        lambda world: _own_groups(world, "refuse")[0].refuse,
+        right={"reason": lambda _: "has no time"},
         fits={"reason": NAMES},
         rightly=_refuse,
     ),
-    "Group.close": Use(lambda world: groups(world, "closed")[0].close),
+    "Group.close": Use(
+        lambda world: groups(world, "closed")[0].close, needs_worker=False
+    ),
     "Group.__aenter__": Use(lambda world: groups(world)[0].__aenter__),
     "Group.empty": Use(
-        lambda world: groups(world)[0].empty,
+        lambda world: _own_groups(world, "empty")[0].empty,
         right={"shape": lambda _: (3,)},
         fits={"shape": {"an integer", "an empty list"}},
         rightly=_empty,
@@ -244,15 +253,16 @@ def optimizer(world: World) -> DistributedOptimizer:
 
 
 async def _state(world: World) -> None:
-    one = optimizer(world)
-    await one.load_state_dict(await one.state_dict())
+    """Keep the state of an optimizer."""
+    if "state" not in world.kept:
+        world.kept["state"] = await optimizer(world).state_dict()
 
 
 AUTOGRAD: Final[Mapping[str, Use]] = {
     "autograd.context": Use(lambda _: autograd.context),
     "autograd.Context.__aenter__": Use(lambda _: autograd.context, rightly=_current),
     "autograd.current_context": Use(
-        lambda _: autograd.current_context, rightly=_current
+        lambda _: autograd.current_context, rightly=_current, needs_worker=False
     ),
     "autograd.backward": Use(
         lambda _: in_context(autograd.backward),
@@ -299,7 +309,9 @@ AUTOGRAD: Final[Mapping[str, Use]] = {
         lambda world: optimizer(world).state_dict, fits={"per_owner": FLAG}
     ),
     "optim.DistributedOptimizer.load_state_dict": Use(
-        lambda world: optimizer(world).load_state_dict, rightly=_state
+        lambda world: optimizer(world).load_state_dict,
+        ready=_state,
+        right={"state_dict": lambda world: world.kept["state"]},
     ),
 }
 
@@ -342,13 +354,7 @@ def _in_thread(method: str) -> Use:
     """Return how a method is used that waits for its result."""
 
     def make(world: World) -> Callable[..., Any]:
-        function = getattr(module(world), method)
-
-        @functools.wraps(function)
-        async def run(*args: Any, **kwargs: Any) -> Any:
-            return await asyncio.to_thread(function, *args, **kwargs)
-
-        return run
+        return in_thread(getattr(module(world), method))
 
     return Use(make, right={"args": lambda _: [torch.ones(2, 3)]}, **GIVEN)
 
@@ -438,7 +444,9 @@ MODULES: Final[Mapping[str, Use]] = {
             "kwargs": {"none", "a map"},
         },
     ),
-    "nn.RemoteModule.get_module_rref": _of_module("get_module_rref", finish=nothing),
+    "nn.RemoteModule.get_module_rref": _of_module(
+        "get_module_rref", finish=nothing, needs_worker=False
+    ),
     "nn.RemoteModule.remote_parameters": _of_module(
         "remote_parameters", fits={"recurse": FLAG}
     ),
@@ -479,7 +487,9 @@ MODULES: Final[Mapping[str, Use]] = {
         is_found_there=True,
     ),
     "nn.PipelineReport.timeline": Use(
-        lambda world: report(world).timeline, fits={"columns": {"an integer"}}
+        lambda world: report(world).timeline,
+        needs_worker=False,
+        fits={"columns": {"an integer"}},
     ),
 }
 

@@ -19,6 +19,7 @@ from tests.integration.misuse.wrong import WRONG, World
 HANGS_AFTER_S: Final = 60.0
 
 Arguments = Mapping[str, Callable[[World], Any]]
+Call = Callable[[], Any]
 ANYTHING: Final = frozenset(WRONG)
 
 
@@ -36,6 +37,7 @@ class Use:
         rightly: uses it rightly, where that takes more than `right`.
         is_found_there: whether some mistakes can only be found by a peer, or what is
             right is made there.
+        ready: makes what `make` and `right` need, where that has to be awaited.
         needs_worker: whether it is of no use without a worker that runs.
         finish: what is done with the result; by default it is awaited, iterated over or
             entered, whatever it is made for.
@@ -51,19 +53,24 @@ class Use:
     )
     rightly: Callable[[World], Awaitable[Any]] | None = None
     is_found_there: bool = False
+    ready: Callable[[World], Awaitable[Any]] | None = None
     needs_worker: bool = True
     finish: Callable[[Any], Awaitable[Any]] | None = None
 
-    def prepared(
-        self, world: World, parameter: str = "", kind: str = ""
-    ) -> Callable[[], Any]:
+    async def made_ready(self, world: World) -> Call:
+        """Return what uses it, as `prepared`, when all is there that it needs."""
+        if self.ready is not None:
+            await self.ready(world)
+        return self.prepared(world)
+
+    def prepared(self, world: World, parameter: str = "", kind: str = "") -> Call:
         """Return what uses it: with one argument of a kind of `WRONG`, or none."""
         given = {name: make(world) for name, make in self.right.items()}
         if parameter:
             given[parameter] = WRONG[kind](world)
         return _with_arguments(self.make(world), given, is_wrong=parameter)
 
-    def right_call(self, world: World) -> Callable[[], Any]:
+    def right_call(self, world: World) -> Call:
         """Return what uses it rightly, so that it comes to an end."""
         if self.rightly is not None:
             return functools.partial(self.rightly, world)
@@ -79,6 +86,8 @@ class Use:
         """Use it as the worker `a`, and return what came of it."""
 
         async def attempt() -> Any:
+            if self.ready is not None:
+                await self.ready(world)
             if not parameter:
                 return await self.finished(self.right_call(world)())
             return await self.finished(self.prepared(world, parameter, kind)())

@@ -56,13 +56,21 @@ def tables() -> dict[str, int]:
 def tables_of(worker: Worker, *, served: int = 0) -> dict[str, int]:
     gc.collect()  # an error that was raised may hold a reference
     links = worker.parts.directory.links
+    autograd: Any = worker.parts.service("autograd")
+    optim: Any = worker.parts.service("optim")
+    collectives: Any = worker.parts.service("collectives")
     return {
         "active": worker.parts.active + served,
         "served": sum(len(list(link.served)) for link in links) + served,
         "pending": sum(len(list(link.pending)) for link in links),
         "references": len(worker.rrefs()),
-        "tasks": len(worker.parts._tasks),  # noqa: SLF001  (what is to be checked)
+        "tasks": len(worker.parts.tasks),
         "unfinished": worker.parts.pool.unfinished,
+        "contexts": autograd.open_contexts,
+        "passes": autograd.running_passes,
+        "optimizers": optim.optimizers,
+        "steps": optim.turns,
+        "groups": len(collectives._groups),  # noqa: SLF001  (what is to be checked)
         "inbound bytes": worker.parts.inbound_credit.statistics().held_bytes,
         "resumed": worker.counters.connections_resumed,
         "lost": worker.counters.workers_lost,

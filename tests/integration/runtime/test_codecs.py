@@ -22,7 +22,7 @@ from asyncrpc import (
     UsageError,
     Worker,
 )
-from asyncrpc.runtime.calls import preparing
+from asyncrpc.runtime.calls import preparation
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from asyncrpc.wire.reader import ReaderLimits
@@ -198,14 +198,14 @@ async def test_a_call_cancelled_while_it_is_unpacked_does_not_run(
 ) -> None:
     a, b, c = trio
     begun, go_on = asyncio.Event(), threading.Event()
-    loop, unpacked = asyncio.get_running_loop(), preparing._unpacked  # noqa: SLF001
+    loop, unpacked = asyncio.get_running_loop(), preparation._unpacked  # noqa: SLF001
 
     def slowly(parcel: Any) -> Any:
         loop.call_soon_threadsafe(begun.set)
         go_on.wait(10)
         return unpacked(parcel)
 
-    monkeypatch.setattr(preparing, "_unpacked", slowly)
+    monkeypatch.setattr(preparation, "_unpacked", slowly)
     kept = a.peer("b").remote(remote.Counter)
     lent = a.peer("c").remote(remote.Counter)
     await kept.rpc_async().get()

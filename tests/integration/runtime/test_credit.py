@@ -172,7 +172,7 @@ class TestNested:
             await until(lambda: use_of(b).waiting == 3)
             first = b.parts.inbound_credit.budget._first(nested=True)  # noqa: SLF001
             assert first is not None
-            assert first[0].peer.peer.name == "c"
+            assert first[0].peer.name == "c"
             GATES[gate].set()
             assert await full == BYTES
             assert await nested == BYTES + 1

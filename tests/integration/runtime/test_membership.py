@@ -422,7 +422,7 @@ async def test_the_iteration_ends_with_the_worker(quick: Trio) -> None:
 
 
 async def test_a_change_is_not_lost_with_a_cancelled_wait() -> None:
-    changes = MemberChanges()
+    changes = MemberChanges(asyncio.get_running_loop())
     waiting = asyncio.create_task(anext(changes))
     await asyncio.sleep(0)
     with pytest.raises(UsageError, match="two tasks"):
@@ -435,7 +435,7 @@ async def test_a_change_is_not_lost_with_a_cancelled_wait() -> None:
 
 
 async def test_a_program_that_is_far_behind_is_told_to_look_again() -> None:
-    changes = MemberChanges()
+    changes = MemberChanges(asyncio.get_running_loop())
     for number in range(CHANGES_MAX + 2):
         changes.put(change(f"w{number}"))
     changes.end()

@@ -13,7 +13,7 @@ import pytest
 
 from asyncrpc import JoinRendezvous, MemberChanges, Options, Worker, WorkerLostError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import SimWorker
 from asyncrpc.testing.loop import SimLoop
@@ -55,10 +55,10 @@ class Losses:
         self.reasons: list[str] = []
         worker.parts.add_service(self)
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
         """Nothing is asked."""
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         """Nothing is told."""
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:

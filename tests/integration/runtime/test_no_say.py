@@ -15,6 +15,7 @@ from asyncrpc import AsyncRpcError, Group
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.collectives.service import group_id
 from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.parts import Parts
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime.conftest import Trio
 
@@ -28,7 +29,8 @@ def double(x: torch.Tensor) -> torch.Tensor:
 async def tell(link: Link, service: str, method: str, value: Any) -> None:
     """Send a notice, and wait until it has been taken or dropped."""
     link.notify(service, method, value)
-    assert await link.worker.peer(link.peer.name).call(len, "ab") == 2
+    assert isinstance(link.host, Parts)
+    assert await link.host.peer(link.peer.name).call(len, "ab") == 2
 
 
 @pytest.mark.parametrize("method", ["release", "commit", "abort"])

@@ -20,7 +20,7 @@ import asyncrpc
 from asyncrpc import LocalRendezvous, Options, Worker, WorkerLostError
 from asyncrpc.ids import WorkerId
 from asyncrpc.multiprocessing import launch
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import ends, remote
 from tests.integration.runtime.conftest import Trio
@@ -257,10 +257,10 @@ class Stuck:
         self.name = name
         self._error = error
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
         return None
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         pass
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:

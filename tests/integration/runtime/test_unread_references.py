@@ -186,7 +186,7 @@ async def test_an_item_that_crosses_the_end_of_its_stream(trio: Trio) -> None:
     (serving,) = back.served
     await stream.aclose()  # its CANCEL is on the way when the next item leaves
     with acting_as(b):
-        back.send_item(serving, 1, RRef(Counter(1)))
+        back.responder.send_item(serving, 1, RRef(Counter(1)))
     del first, serving
     await all_freed(*trio)
 

@@ -116,7 +116,7 @@ async def test_an_algorithm_that_asks_on_after_its_end_is_told_so_again() -> Non
         await asyncio.Event().wait()
 
     async with Cluster(1, options=AT_ONCE) as (a,):
-        driving = asyncio.create_task(run_with_callbacks(a, algorithm, evaluate))
+        driving = asyncio.create_task(run_with_callbacks(a.parts, algorithm, evaluate))
         await asked.wait()
         driving.cancel()
         done, _ = await asyncio.wait([driving], timeout=LIMIT_S)

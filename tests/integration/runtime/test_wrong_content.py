@@ -27,6 +27,7 @@ from asyncrpc.autograd import backward, context
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.runtime.forms import ServiceMethods
 from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.parts import Parts
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import pack_head
@@ -120,7 +121,7 @@ def sizes(worker: Worker) -> dict[str, Any]:
         "slabs": len(worker.parts.memory.slabs),
         "served": len(link.served),
         "pending": len(link.pending),
-        "functions": len(link._named._names),
+        "functions": len(link.heads.functions._names),
         "active": worker.parts.active,
     }
 
@@ -176,7 +177,8 @@ async def attacked(wire: Any = "uds") -> AsyncIterator[tuple[Worker, Worker, Lin
 
 def methods_of(worker: Worker) -> Iterable[tuple[str, str, str]]:
     """List service, kind and method of all that a worker can be told."""
-    for name, service in worker.parts._services.items():
+    for service in worker.parts.services:
+        name = service.name
         assert isinstance(service, ServiceMethods), f"{name} declares no methods"
         yield from ((name, "request", method) for method in service.requests)
         yield from ((name, "notice", method) for method in service.notices)
@@ -187,7 +189,7 @@ async def test_every_message_has_an_example() -> None:
     async with Cluster(2) as (a, b):
         known = {(service, method) for service, _, method in methods_of(b)}
         assert known == set(examples(a, b))
-        assert set(b.parts._services) == set(SERVICES)
+        assert {one.name for one in b.parts.services} == set(SERVICES)
 
 
 async def refuse(link: Link, service: Any, method: Any, value: Any) -> str:
@@ -204,7 +206,7 @@ async def refuse(link: Link, service: Any, method: Any, value: Any) -> str:
 
 def tell(link: Link, service: Any, method: Any, value: Any) -> None:
     """Send a notice, which `Link.notify` would not do with tensors."""
-    encoded = link.codec.encode(value)
+    encoded = link.host.codec.encode(value)
     link.connection.send(
         FrameKind.NOTICE,
         0,
@@ -236,7 +238,8 @@ async def tell_wrongly(
     log.clear()
     for value in JUNK:
         tell(link, service, method, value)
-    await link.worker.peer("b").call(len, "a")
+    assert isinstance(link.host, Parts)
+    await link.host.peer("b").call(len, "a")
     refused = log.text.count(f"notice of 'a' could not be taken: {service}.{method}")
     assert refused >= len(JUNK) - 2
     for value in (*spoiled(example), example, example):

@@ -55,10 +55,10 @@ async def pair() -> AsyncIterator[Pair]:
 
 def send_request(link: Link, head: list[Any], value: Any = None) -> CallFuture[Any]:
     """Send a request with a head as it is given; the future holds its answer."""
-    call: CallFuture[Any] = CallFuture(loop=link.loop, function="it", to="b")
+    call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="it", to="b")
     call.call_id = link.pending.open(call)
     call.link = link
-    control = link.codec.encode([[1, 2], {}] if value is None else value).control
+    control = link.host.codec.encode([[1, 2], {}] if value is None else value).control
     link.connection.send(
         FrameKind.REQUEST, call.call_id, aux=-1, head=pack_head(head), control=control
     )
@@ -164,7 +164,7 @@ async def test_a_value_that_is_none_costs_its_message(
         (FrameKind.REQUEST, [NAMED]),
         (FrameKind.SERVICE, ["membership", "find"]),
     ):
-        call: CallFuture[Any] = CallFuture(loop=link.loop, function="it", to="b")
+        call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="it", to="b")
         call.call_id = link.pending.open(call)
         call.link = link
         link.connection.send(
@@ -231,7 +231,7 @@ async def test_what_is_beside_an_answer_is_its_own_matter(
             waiting.call_id,
             aux=1,
             head=pack_head([meta]),
-            control=back.codec.encode(value).control,
+            control=back.host.codec.encode(value).control,
         )
         async with asyncio.timeout(LIMIT_S):
             await asyncio.wait([task])
@@ -347,7 +347,7 @@ async def test_an_answer_that_its_call_cannot_have(
         task = asyncio.ensure_future(anext(stream))
     assert await a.peer("b").call(max, 1, 2) == 2
     (waiting,) = list(link.pending)
-    control = back.codec.encode(None).control
+    control = back.host.codec.encode(None).control
     aux = -1 if kind == FrameKind.ERROR else 0
     back.connection.send(
         kind, waiting.call_id, aux=aux, head=pack_head(head), control=control

@@ -16,7 +16,7 @@ from asyncrpc import Worker
 from asyncrpc.autograd import context
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.extensions import Service
-from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster, acting_as
 from tests.numerics.programs.language import NAMES, Program
 from tests.numerics.programs.stations import Here, Maybe, OneProcess, Report, Station
@@ -56,12 +56,12 @@ class Counting:
         self.service = service
         self.gradients = 0
 
-    async def on_request(self, link: Link, method: str, value: Any) -> Any:
+    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
         if method == "advance":
             self.gradients += len(value[0])  # the gradients, some of them None
         return await self.service.on_request(link, method, value)
 
-    def on_notice(self, link: Link, method: str, value: Any) -> None:
+    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         self.service.on_notice(link, method, value)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:

@@ -320,6 +320,19 @@ async def test_another_life_of_the_owner_is_no_owner() -> None:
     assert parts.lost == [(WorkerId("far", Incarnation(1)), "it has been restarted")]
 
 
+@pytest.mark.parametrize("has_dialed", [True, False])
+async def test_who_cannot_be_dialed_may_have_dialed_itself(*, has_dialed: bool) -> None:
+    parts = Everything()
+    far = RecordingLink(worker("far"))
+    parts.names.note(far.peer)
+    parts.notices.send(far.peer.incarnation, "probe", [3, 4])
+    if has_dialed:  # while nothing answers at its address
+        parts.links.open[far.peer.incarnation] = far
+    await parts.scheduler.settle()
+    assert far.notices == ([("probe", [3, 4])] if has_dialed else [])
+    assert [peer for peer, _ in parts.lost] == ([] if has_dialed else [far.peer])
+
+
 async def test_only_its_owner_speaks_of_a_value() -> None:
     parts = Everything()
     parts.lift(fork(7), parts.peer)

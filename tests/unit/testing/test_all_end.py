@@ -19,7 +19,7 @@ from asyncrpc import Options, UsageError, Worker
 from asyncrpc.optim.turns import TurnQueue
 from asyncrpc.rref.values import Value
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.streams import Credit
+from asyncrpc.runtime.calls.streams import StreamProducer
 from asyncrpc.testing import Cluster, StillPendingError, acting_as, all_end
 
 AT_ONCE = Options(drain_timeout_s=0.0)
@@ -77,7 +77,7 @@ class TestWhatIsStuck:
         await end(waiting)
 
     async def test_one_in_a_generator(self) -> None:
-        credit = Credit(1, 1)
+        credit = StreamProducer(1, 1)
         credit.spend(1)
 
         async def produce() -> AsyncIterator[int]:
@@ -88,7 +88,9 @@ class TestWhatIsStuck:
             async for _ in produce():
                 pass
 
-        with pytest.raises(StillPendingError, match=r"Credit\.wait .*produce .*take"):
+        with pytest.raises(
+            StillPendingError, match=r"StreamProducer\.wait .*produce .*take"
+        ):
             async with all_end(within_s=0.0):
                 taking = asyncio.create_task(take())
                 await asyncio.sleep(0)
@@ -139,7 +141,9 @@ class TestWhatIsStuck:
                     await _begun.wait()
                     _drop(b)
             (wait,) = caught.value.waits
-            assert re.search(r"Inflow\.take .*consume .*Peer\.stream .*take", wait)
+            assert re.search(
+                r"StreamReceiver\.take .*consume .*Peer\.stream .*take", wait
+            )
             assert "'b' does not have it in hand" in wait
             await end(taking)
 

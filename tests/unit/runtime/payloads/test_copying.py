@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from asyncrpc.runtime.payloads.copying import COPY_PIECE_BYTES, Copying, CopyQueue
 from asyncrpc.testing.loop import SimLoop
@@ -27,7 +28,7 @@ class TestQueue:
         targets = [target(), target()]
         for number, place in enumerate(targets):
             copies = [(place, source(number + 1))]
-            queue.add(Copying(copies, lambda number=number: whole.append(number)))
+            queue.add(Copying(copies, partial(whole.append, number)))
         assert targets[0][COPY_PIECE_BYTES - 1] == 1  # the first piece, at once
         assert targets[0][COPY_PIECE_BYTES] == 0
         assert targets[1][0] == 0

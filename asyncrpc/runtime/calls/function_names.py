@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.runtime.calls.inbound import Target
+from asyncrpc.runtime.calls.modes import Target
 
 # Functions one peer may name here: more than any program has, few enough to hold.
 NAMES_MAX: Final = 1 << 16

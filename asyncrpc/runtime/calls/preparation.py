@@ -1,19 +1,20 @@
 """Messages that must be prepared before they are read: unpacked, or put on devices.
 
 Both are done in threads.  To whoever takes messages, such a one is one that arrives a
-little later, as one with a large payload is.  The other direction is in `caller` and
-`callee`: an encoded message is packed in a thread and then sent.
+little later, as one with a large payload is.  The other direction is in `packing` and
+`responder`: an encoded message is packed in a thread and then sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
 from asyncrpc.errors import (
+    AsyncRpcError,
     CallError,
     DecodeError,
     MalformedError,
@@ -21,7 +22,11 @@ from asyncrpc.errors import (
     RemoteProtocolError,
 )
 from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap
+from asyncrpc.runtime.machine.calls import PendingCalls
+from asyncrpc.runtime.machine.link import LinkStatus
 from asyncrpc.serde import (
+    Codec,
     DevicePlacement,
     PackedMessage,
     Staged,
@@ -30,9 +35,7 @@ from asyncrpc.serde import (
     unreadable,
 )
 from asyncrpc.wire.frames import FrameKind
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.links.link import Link
+from asyncrpc.wire.messages import unpack_head
 
 # Packed, or unpacked, on the loop itself: 64 KiB take 20 us by bf16, 80 us by zstd, 160
 # by both int8 and zstd; to go to a thread and back takes as long.
@@ -43,6 +46,61 @@ PACK_HERE_BYTES_MAX: Final = 64 << 10
 UNPACKING_MAX: Final = 64
 
 Deliver = Callable[[bytes, list[memoryview]], None]
+Done = Callable[[Any, BaseException | None], None]
+
+
+class Threads(Protocol):
+    """Threads that run jobs."""
+
+    def submit(self, job: Callable[[], Any], done: Done) -> None:
+        """Run a job, then tell its outcome on the loop.
+
+        Raises:
+            RejectedError: there are no threads any more.
+        """
+
+
+class PutsOnDevices(Protocol):
+    """What puts tensors on devices."""
+
+    def place(
+        self,
+        wanted: dict[int, tuple[torch.Tensor, str]],
+        done: Callable[[dict[int, torch.Tensor], BaseException | None], None],
+    ) -> None:
+        """Put tensors of the host where they are to be, then hand them over."""
+
+
+class PreparationHost(Protocol):
+    """What a worker prepares messages with."""
+
+    codec: Codec
+
+    @property
+    def host_pool(self) -> Threads:
+        """Threads for work on host memory."""
+
+    @property
+    def devices(self) -> PutsOnDevices:
+        """The worker's devices."""
+
+
+class ReceivesMessages(Protocol):
+    """A connection, as far as messages that have arrived go."""
+
+    @property
+    def message_bytes_copied(self) -> int:
+        """What of the message at hand was copied on its way in."""
+
+    def fail(self, error: AsyncRpcError) -> None:
+        """Abort the connection because of `error`."""
+
+
+class Unread(Protocol):
+    """What takes messages that are not read."""
+
+    def give_back(self, control: bytes) -> None:
+        """Take the references of a message that is not read, and give them back."""
 
 
 @dataclass(slots=True)
@@ -58,13 +116,53 @@ class _Arrival:
     control: bytes  # as it arrived
 
 
-class Preparing:
+class MessagePreparation:
     """The messages of one link that are being prepared."""
 
-    __slots__ = ("_cancelled", "_count", "_link", "_requests")
+    __slots__ = (
+        "_cancelled",
+        "_codec",
+        "_connection",
+        "_count",
+        "_host",
+        "_limit",
+        "_pending",
+        "_read_head",
+        "_requests",
+        "_status",
+        "_unread",
+    )
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(
+        self,
+        host: PreparationHost,
+        *,
+        limit: int,
+        connection: ReceivesMessages,
+        pending: PendingCalls[Any],
+        status: LinkStatus,
+        unread: Unread,
+        read_head: Callable[[bytes], object],
+    ) -> None:
+        """Prepare messages.
+
+        Args:
+            host: what they are prepared with.
+            limit: how many may wait for devices.
+            connection: that they come from.
+            pending: the calls that answers are for.
+            status: of the link; once it is lost, nothing is delivered.
+            unread: takes messages that cannot be read.
+            read_head: takes note of what a request names that is not delivered.
+        """
+        self._host = host
+        self._codec = host.codec
+        self._limit = limit
+        self._connection = connection
+        self._pending = pending
+        self._status = status
+        self._unread = unread
+        self._read_head = read_head
         self._count = 0
         self._requests: set[int] = set()
         self._cancelled: set[int] = set()
@@ -100,7 +198,7 @@ class Preparing:
             self._place(arrival, control, buffers)
             return
         try:
-            parcel = self._link.codec.open(control, buffers)
+            parcel = self._codec.open(control, buffers)
         except DecodeError as error:
             self._deliver(arrival, unreadable(error.problem), [])
             return
@@ -126,7 +224,7 @@ class Preparing:
             self._on_unpacked(arrival, *result)
 
         try:
-            self._link.worker.host_pool.submit(lambda: _unpacked(parcel), done)
+            self._host.host_pool.submit(lambda: _unpacked(parcel), done)
         except RejectedError:  # the worker is closing, and has no threads
             return False
         self._note(arrival)
@@ -135,7 +233,7 @@ class Preparing:
     def _note(self, arrival: _Arrival) -> None:
         """A message is in threads from now on."""
         # Later the connection no longer knows what of this message it has copied.
-        arrival.copied_bytes += self._link.connection.message_bytes_copied
+        arrival.copied_bytes += self._connection.message_bytes_copied
         self._count += 1
         if arrival.kind == FrameKind.REQUEST:
             self._requests.add(arrival.call_id)
@@ -143,7 +241,7 @@ class Preparing:
     def _on_unpacked(
         self, arrival: _Arrival, control: bytes, buffers: list[memoryview]
     ) -> None:
-        if is_staged(control) and not self._link.is_lost:
+        if is_staged(control) and not self._status.is_lost:
             self._put(arrival, control, buffers)
         else:
             self._end(arrival, control, buffers)
@@ -156,7 +254,7 @@ class Preparing:
         """Deliver a message, once its tensors are on their devices if it has any."""
         if not is_staged(control):
             self._deliver(arrival, control, buffers)
-        elif self._count >= self._link.worker.options.inbound_calls_max:
+        elif self._count >= self._limit:
             self._deliver(arrival, unreadable("too many messages for devices"), [])
         else:
             self._note(arrival)
@@ -166,10 +264,9 @@ class Preparing:
         self, arrival: _Arrival, control: bytes, buffers: list[memoryview]
     ) -> None:
         """Have the tensors of a message put on devices."""
-        link = self._link
-        limits = link.codec.limits
+        limits = self._codec.limits
         try:
-            device_map = link.device_map_of(arrival.kind, arrival.call_id, arrival.head)
+            device_map = self._device_map_of(arrival)
             landing = DevicePlacement(control, buffers, limits, device_map.target)
         except (DecodeError, MalformedError) as error:
             self._end(arrival, unreadable(str(error)), [])
@@ -181,7 +278,23 @@ class Preparing:
             else:
                 self._end(arrival, control, Staged(buffers, tensors))
 
-        link.worker.devices.place(landing.wanted, done)
+        self._host.devices.place(landing.wanted, done)
+
+    def _device_map_of(self, arrival: _Arrival) -> DeviceMap:
+        """Return where the tensors of a message from the peer are to be.
+
+        Raises:
+            MalformedError: it says so, and what it says is no map.
+        """
+        if arrival.kind in (FrameKind.REQUEST, FrameKind.SERVICE):
+            record = unpack_head(arrival.head)
+            meta = record[-1] if len(record) > 1 else None
+            if type(meta) is dict and DEVICES in meta:
+                return DeviceMap.from_wire(meta[DEVICES])
+            return IDENTITY
+        call = self._pending.get(arrival.call_id)
+        device_map = None if call is None else call.device_map
+        return IDENTITY if device_map is None else device_map.inverse()
 
     # --- handing on ------------------------------------------------------------------
 
@@ -196,28 +309,29 @@ class Preparing:
             self._requests.discard(call_id)
             is_cancelled = call_id in self._cancelled
             self._cancelled.discard(call_id)
-        if self._link.is_lost:
+        if self._status.is_lost:
             return
         try:
             if is_cancelled:
-                self._link.discard_request(arrival.head, control)
+                self._read_head(arrival.head)
+                self._unread.give_back(control)
             else:
                 self._deliver(arrival, control, buffers)
         except RemoteProtocolError as error:
-            self._link.connection.fail(error)
+            self._connection.fail(error)
 
     def _deliver(
         self, arrival: _Arrival, control: bytes, buffers: list[memoryview]
     ) -> None:
         call = None
         if arrival.kind == FrameKind.RESPONSE:
-            call = self._link.pending.get(arrival.call_id)
+            call = self._pending.get(arrival.call_id)
         if isinstance(call, CallFuture):
             received_bytes = sum(buffer.nbytes for buffer in buffers)
             call.stats.bytes_copied += arrival.copied_bytes
             call.stats.bytes_received += arrival.arrived_bytes - received_bytes
         if is_packed(control):  # it says why the message cannot be read
-            self._link.give_back(arrival.control)
+            self._unread.give_back(arrival.control)
         arrival.deliver(control, buffers)
 
 

@@ -1,0 +1,205 @@
+"""Messages that wait: for the peer to have what they refer to, or for their bytes.
+
+A deferred message has been encoded and given to its connection, which keeps it until
+nothing more is awaited.  If what it waits for cannot come, whoever waits for the
+message is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from asyncrpc.errors import AsyncRpcError, CallError
+from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
+from asyncrpc.runtime.ports import MessageSender
+from asyncrpc.serde import Encoded
+from asyncrpc.wire.frames import FrameKind
+
+OnFailed = Callable[["DeferredMessage", AsyncRpcError], None]
+
+
+class DeferredMessage(list[memoryview]):
+    """The buffers of a message that must not be sent yet.
+
+    `Connection.send` takes it for a list of buffers that says when.
+
+    Attributes:
+        key: kind and call of the message, once it has been given to a connection.
+        is_released: whether it may be sent.
+    """
+
+    def __init__(
+        self, buffers: Sequence[memoryview], on_failed: OnFailed | None = None
+    ) -> None:
+        super().__init__(buffers)
+        self.key = (0, 0)
+        self.is_released = False
+        self._awaited = 1
+        self._send: Callable[[], None] | None = None
+        self._on_sent: Callable[[], None] | None = None
+        self._on_failed = on_failed
+
+    def hold(
+        self,
+        key: tuple[int, int],
+        send: Callable[[], None],
+        on_sent: Callable[[], None] | None,
+    ) -> None:
+        """Keep a message.
+
+        Args:
+            key: its kind and call.
+            send: sends it.
+            on_sent: called if it is given up.
+        """
+        self.key, self._send, self._on_sent = key, send, on_sent
+
+    def add_dependency(self) -> None:
+        """Wait for one more thing: `release` is to be called once more."""
+        self._awaited += 1
+
+    def release(self) -> None:
+        """Send it if nothing else is awaited, unless it has been given up."""
+        self._awaited -= 1
+        if self._awaited:
+            return
+        self.is_released = True
+        send, self._send = self._send, None
+        if send is not None:
+            send()
+
+    def fail(self, error: AsyncRpcError) -> None:
+        """What it waits for cannot come: tell whoever waits for it."""
+        if self._on_failed is not None:
+            self._on_failed(self, error)
+
+    def give_up(self) -> bool:
+        """Do not send it; return whether it would have been."""
+        was_held, self._send = self._send is not None, None
+        if was_held and self._on_sent is not None:
+            self._on_sent()
+        return was_held
+
+
+class DropsMessages(MessageSender, Protocol):
+    """A connection, as far as deferred messages go."""
+
+    def drop(self, kind: int, call_id: int) -> bool:
+        """Give up a message that waits or is on its way; return whether it was."""
+
+
+class Call(Protocol):
+    """A call of ours that can fail before it is sent.
+
+    Attributes:
+        call_id: of the call.
+        request_bytes: what it has spent of the peer's credit.
+        function: what is called.
+        pins: what the request relies on.
+    """
+
+    call_id: int
+    request_bytes: int
+    function: str
+    pins: Any
+
+    def settle(self) -> None:
+        """Let go of what was kept for the call in flight."""
+
+    def fail(self, error: BaseException) -> None:
+        """It has failed."""
+
+
+class Served(Protocol):
+    """A call of the peer, as far as a failing answer concerns it."""
+
+    def cancel(self) -> None:
+        """It cannot go on."""
+
+
+class WithdrawsRequests(Protocol):
+    """Large requests that wait for the peer's credit."""
+
+    def withdraw(self, call_id: int) -> bool:
+        """Do not send a request that waits; return whether there was one."""
+
+
+class DeferredMessages:
+    """The messages of one link that wait: made here, and failed here."""
+
+    def __init__(
+        self,
+        *,
+        to: str,
+        connection: DropsMessages,
+        pending: PendingCalls[Any],
+        served: ServedCalls[Any],
+        credit: WithdrawsRequests,
+        errors: ErrorEncoder,
+    ) -> None:
+        """Join what a message that fails is taken out of.
+
+        Args:
+            to: name of the peer.
+            connection: keeps messages that wait.
+            pending: calls of ours: each a `Call`.
+            served: calls of the peer: each a `Served`.
+            credit: keeps requests that wait for credit as well.
+            errors: encodes what the peer is told.
+        """
+        self._to = to
+        self._connection = connection
+        self._pending: PendingCalls[Call] = pending
+        self._served: ServedCalls[Served] = served
+        self._credit = credit
+        self._errors = errors
+
+    def defer(self, encoded: Encoded) -> DeferredMessage:
+        """Have a message wait for one more thing, and return it."""
+        buffers = encoded.buffers
+        if isinstance(buffers, DeferredMessage):
+            buffers.add_dependency()
+            return buffers
+        message = encoded.buffers = DeferredMessage(buffers, self._fail)
+        return message
+
+    def _fail(self, message: DeferredMessage, error: AsyncRpcError) -> None:
+        """Give up a message that can never be sent, and tell whoever waits for it."""
+        kind, call_id = message.key
+        if self._connection.drop(kind, call_id):  # unless the caller has given it up
+            if kind == FrameKind.REQUEST:
+                self._return_credit(call_id)
+            self._tell(kind, call_id, error)
+        elif kind == FrameKind.REQUEST and self._credit.withdraw(call_id):
+            self._tell(kind, call_id, error)
+
+    def _return_credit(self, call_id: int) -> None:
+        """Nothing of a request will be sent: give back the credit that it has taken."""
+        call = self._pending.get(call_id)
+        if call is not None and call.request_bytes:
+            self._connection.send(FrameKind.CANCEL, call_id, aux=call.request_bytes)
+
+    def _tell(self, kind: int, call_id: int, error: AsyncRpcError) -> None:
+        """Tell whoever waits for a message, or for its answer, that it was not sent."""
+        if kind not in (FrameKind.REQUEST, FrameKind.SERVICE):
+            served = self._served.get(call_id)
+            if served is not None:  # a stream: it cannot go on without this item
+                served.cancel()
+            control = self._errors.in_words(error)
+            self._connection.send(FrameKind.ERROR, call_id, control=control)
+            return
+        call = self._pending.get(call_id)
+        if call is None:  # given up meanwhile
+            return
+        self._pending.take(call_id)
+        call.settle()
+        if call.pins is not None:
+            call.pins.undo()
+        if isinstance(error, CallError):
+            error.to = self._to
+            if isinstance(call, CallFuture):
+                error.function = call.function
+        call.fail(error)

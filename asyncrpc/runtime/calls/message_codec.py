@@ -1,0 +1,324 @@
+"""Values in the messages of one link: encoded and decoded, with all that takes part.
+
+Here references and propagators (`extensions`) take part in every message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    CallError,
+    DecodeError,
+    EncodeError,
+    Outcome,
+    RemoteProtocolError,
+)
+from asyncrpc.runtime.calls.common_arguments import CommonArguments
+from asyncrpc.runtime.calls.deferred import DeferredMessage
+from asyncrpc.runtime.devices.maps import DeviceMap
+from asyncrpc.runtime.extensions import OnGradient, Pins, Propagator, References
+from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.serde import (
+    UNREAD,
+    Codec,
+    Compression,
+    Encoded,
+    is_staged,
+    references_in,
+    stage,
+    words_of,
+)
+from asyncrpc.wire.messages import Meta, unpack_head
+
+NO_META: Final[dict[str, Any]] = {}
+CODEC: Final = "c"  # in the meta of a request: the codec that the caller uses and wants
+
+
+class MessageParts(Protocol):
+    """What a worker's messages are made of.
+
+    Attributes:
+        loop: of the worker.
+        codec: of all its values.
+        references: count what is referred to; None if there are none.
+        propagators: add what travels beside the values.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    codec: Codec
+    references: References | None
+    propagators: list[Propagator]
+
+
+class DeviceCopies(Protocol):
+    """Copies from devices into the host memory of messages."""
+
+    def fetch(self, encoded: Encoded, message: DeferredMessage) -> None:
+        """Fill what a message needs, then let it go."""
+
+
+class SharedPlaces(Protocol):
+    """Memory of peers that this worker uses no more.
+
+    Attributes:
+        dead: places that have not been given back yet.
+    """
+
+    @property
+    def dead(self) -> deque[Any]:
+        """Places that have not been given back yet; always the same object."""
+
+    def give_back(self) -> None:
+        """Tell the peers which places are free again."""
+
+
+class CountsCopies(Protocol):
+    """What counts the bytes that were copied together for a connection."""
+
+    bytes_gathered: int
+
+
+class DefersMessages(Protocol):
+    """What makes deferred messages."""
+
+    def defer(self, encoded: Encoded) -> DeferredMessage:
+        """Have a message wait for one more thing."""
+
+
+def unreadable(error: BaseException) -> AsyncRpcError:
+    """Return the error about a message whose content could not be read.
+
+    The message is at fault, and no other: it is answered, and the connection stays.
+    """
+    if isinstance(error, AsyncRpcError) and not isinstance(error, RemoteProtocolError):
+        return error
+    problem = f"what arrived cannot be read: {words_of(error)}"
+    found = DecodeError(problem, outcome=Outcome.NOT_EXECUTED)
+    found.__cause__ = error
+    return found
+
+
+def unsendable(error: BaseException) -> AsyncRpcError:
+    """Return the error about what a function gave, and could not be encoded."""
+    if not isinstance(error, AsyncRpcError):
+        problem = f"cannot be sent: {words_of(error)}"
+        unsendable = EncodeError(problem, outcome=Outcome.EXECUTED)
+        unsendable.__cause__ = error
+        return unsendable
+    if isinstance(error, CallError):
+        error.outcome = Outcome.EXECUTED
+    return error
+
+
+def may_be_overtaken(encoded: Encoded) -> bool:
+    """Return whether a message waits for memory or devices, here or at the peer."""
+    return bool(encoded.shared or encoded.copies or is_staged(encoded.control))
+
+
+def answer_meta(head: bytes) -> Meta:
+    """Return what travels beside an answer."""
+    record = unpack_head(head) if head else []
+    meta = record[0] if record else None
+    return meta if type(meta) is dict else NO_META
+
+
+class MessageCodec:
+    """Encodes and decodes the values of the messages of one link."""
+
+    def __init__(
+        self,
+        link: PeerLink,
+        parts: MessageParts,
+        *,
+        connection: CountsCopies,
+        places: SharedPlaces,
+        refer: Callable[[Encoded], None],
+        devices: DeviceCopies,
+        deferred: DefersMessages,
+    ) -> None:
+        """Join what takes part in messages.
+
+        Args:
+            link: whose messages these are; references and propagators are told.
+            parts: what messages are made of.
+            connection: counts what was copied together.
+            places: are given back before a message is written.
+            refer: has the peer map the shared memory that a message refers to.
+            devices: fill what a message needs of them.
+            deferred: makes the messages that wait for that.
+        """
+        self._link = link
+        self._loop = parts.loop
+        self._codec = parts.codec
+        self._references = parts.references
+        self._propagators = parts.propagators
+        self._connection = connection
+        self._dead = places.dead
+        self._give_back_places = places.give_back
+        self._refer_to = refer
+        self._devices = devices
+        self._deferred = deferred
+
+    # --- out -------------------------------------------------------------------------
+
+    def encode(
+        self,
+        value: Any,
+        meta: dict[str, Any] | None = None,
+        labels: Sequence[str] = (),
+        compression: Compression | None = None,
+        device_map: DeviceMap | None = None,
+    ) -> tuple[Encoded, Pins | None, dict[str, Any] | None]:
+        """Encode a value for the peer; let references and propagators take part.
+
+        With a codec, what is returned has still to be packed.  A device map matters
+        only if tensors of the host's memory go to devices by it.
+        """
+        if self._dead:  # before the message, whose sender may need the room
+            self._give_back_places()
+        references = self._references
+        quick = self._codec.encode_quickly(value) if compression is None else None
+        if quick is not None:
+            encoded, pins = quick, None
+        elif references is None:
+            encoded, pins = self._encode_values(value, labels, compression), None
+        else:
+            references.begin_encode(self._link)
+            sent = False
+            try:
+                encoded = self._encode_values(value, labels, compression)
+                sent = True
+            finally:
+                pins = references.end_encode(sent=sent)
+        if encoded.shared:
+            self._refer(encoded, pins)
+        if device_map is not None and device_map.takes_host:
+            stage(encoded)
+        if encoded.copies and compression is None:
+            self.fetch(encoded)
+        if encoded.bytes_copied:
+            self._connection.bytes_gathered += encoded.bytes_copied
+        return encoded, pins, self._propagate(encoded, meta)
+
+    def _refer(self, encoded: Encoded, pins: Pins | None) -> None:
+        """Have the peer map the memory that a message refers to before it reads it."""
+        try:
+            self._refer_to(encoded)
+        except AsyncRpcError:
+            if pins is not None:
+                pins.undo()
+            raise
+
+    def fetch(self, encoded: Encoded) -> None:
+        """Send a message only when its bytes have come from the devices."""
+        self._devices.fetch(encoded, self._deferred.defer(encoded))
+
+    def _encode_values(
+        self, value: Any, labels: Sequence[str], compression: Compression | None
+    ) -> Encoded:
+        if compression is None:
+            return self._codec.encode(value, labels=labels)
+        return self._codec.encode_for(compression, value, labels=labels)
+
+    def encode_common(
+        self,
+        common: CommonArguments,
+        labels: Sequence[str],
+        meta: dict[str, Any] | None = None,
+        compression: Compression | None = None,
+        device_map: DeviceMap | None = None,
+    ) -> tuple[Encoded, Pins | None, dict[str, Any] | None]:
+        """Encode for one of several peers, or take what was encoded for another.
+
+        References are counted per receiver: with one in it, nothing is in common.
+        """
+        if device_map is not None and device_map.takes_host:
+            value = list(common.value)
+            return self.encode(value, meta, labels, compression, device_map)
+        codec = "" if compression is None else compression.name
+        encoded = common.encodings.get(codec)
+        if encoded is not None:  # what was gathered is counted where it was done
+            meta = self._propagate(encoded, meta)
+            return replace(encoded, bytes_copied=0), None, meta
+        value = list(common.value)
+        encoded, pins, meta = self.encode(value, meta, labels, compression)
+        if pins is None and not encoded.shared and not encoded.copies:
+            common.encodings[codec] = encoded
+        return encoded, pins, meta
+
+    def _propagate(
+        self, encoded: Encoded, meta: dict[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Let propagators take part in a message; return its meta."""
+        for propagator in self._propagators:
+            part = propagator.outgoing(self._link, encoded.gradient_tensors)
+            if part is not None:
+                meta = meta or {}
+                meta[propagator.key] = part
+        return meta
+
+    # --- in --------------------------------------------------------------------------
+
+    def decode(
+        self, control: bytes, buffers: list[memoryview], meta: Meta
+    ) -> tuple[Any, Any]:
+        """Return a value and what it lent."""
+        on_gradient: OnGradient | None = None
+        if meta:
+            for propagator in self._propagators:
+                if propagator.key in meta:
+                    found = propagator.incoming(self._link, meta[propagator.key])
+                    on_gradient = found or on_gradient
+        value, loans = self._codec.decode_quickly(control, buffers, on_gradient), None
+        if value is UNREAD:
+            value, loans = self._decode_slowly(control, buffers, on_gradient)
+        if on_gradient is not None:
+            for propagator in self._propagators:
+                propagator.decoded(on_gradient)
+        return value, loans
+
+    def _decode_slowly(
+        self, control: bytes, buffers: list[memoryview], on_gradient: OnGradient | None
+    ) -> tuple[Any, Any]:
+        references = self._references
+        if references is None:
+            return self._codec.decode(control, buffers, on_gradient=on_gradient), None
+        references.begin_decode(self._link)
+        try:
+            value = self._codec.decode(control, buffers, on_gradient=on_gradient)
+        except BaseException:
+            self._settle_unread(references, control, references.lifted)
+            raise
+        return value, references.end_decode()
+
+    def give_back(self, control: bytes) -> None:
+        """Take the references of a message that is not read, and give them back.
+
+        Whoever sent it counts them as arrived: see `References`.
+        """
+        references = self._references
+        if references is not None:
+            references.begin_decode(self._link)
+            self._settle_unread(references, control, 0)
+
+    def _settle_unread(self, references: References, control: bytes, read: int) -> None:
+        """Take those that have not been read, then give back all of the message."""
+        for tree in references_in(control)[read:]:
+            with suppress(AsyncRpcError):
+                references.lift(tree)
+        loans = references.end_decode()
+        if loans is not None:  # when what was read of the message is dead
+            self._loop.call_soon(self.take_over, loans)
+
+    def take_over(self, loans: Any) -> None:
+        """Give back what a result lent, or register it; both go as notices."""
+        references = self._references
+        if loans is not None and references is not None:
+            references.settle_loans(self._link, loans, answered=False)

@@ -1,0 +1,109 @@
+"""What a call runs, and where: decided once per function.
+
+coroutine function        a task on the event loop
+plain function            a thread of the pool
+marked `on_loop`          at once, on the event loop
+marked `async_execution`  a thread; what it returns is awaited
+(asynchronous) generator  see `streams`
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from asyncrpc.arguments import set_mark, unwrapped
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MODE_ATTRIBUTE: Final = "__asyncrpc_mode__"
+
+
+class Mode(enum.Enum):
+    """Where a function runs."""
+
+    COROUTINE = "a task on the loop"
+    THREAD = "a thread"
+    ON_LOOP = "at once, on the loop"
+    ASYNC_EXECUTION = "a thread, then its future is awaited"
+    ASYNC_GENERATOR = "a stream, on the loop"
+    GENERATOR = "a stream, in threads"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a call runs."""
+
+    name: str
+    function: Callable[..., Any]
+    mode: Mode
+    is_listed: bool = False  # among those that may be `cheap`
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it gives many values."""
+        return self.mode is _ASYNC_GENERATOR or self.mode is _GENERATOR
+
+
+# A member of an enum takes 0.1 us to find.
+_ASYNC_GENERATOR: Final = Mode.ASYNC_GENERATOR
+_GENERATOR: Final = Mode.GENERATOR
+
+
+def mode_of(function: Callable[..., Any]) -> Mode:
+    """Decide where a function runs."""
+    marked = getattr(function, MODE_ATTRIBUTE, None)
+    if marked is not None and not inspect.isclass(function):
+        return Mode(marked)
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if not inspect.isroutine(inner) and not inspect.isclass(inner):
+        inner = getattr(inner, "__call__", inner)  # noqa: B004  (an object that is called)
+    if inspect.iscoroutinefunction(inner):
+        return Mode.COROUTINE
+    if inspect.isasyncgenfunction(inner):
+        return Mode.ASYNC_GENERATOR
+    return Mode.GENERATOR if inspect.isgeneratorfunction(inner) else Mode.THREAD
+
+
+def on_loop(function: F) -> F:
+    """Mark a plain function to run on the callee's event loop itself.
+
+    For functions of a few microseconds that never wait: they save a hand-over to a
+    thread and back.  While one runs, the worker does nothing else.
+
+    Example:
+        >>> @asyncrpc.on_loop
+        ... def version() -> int:
+        ...     return 3
+    """
+    set_mark("function", function, MODE_ATTRIBUTE, Mode.ON_LOOP)
+    return function
+
+
+def async_execution(function: F) -> F:
+    """Mark a function whose returned future is the result of the call.
+
+    The thread that ran the function is free while the future is pending: so a function
+    may wait for other calls, of this caller or of others, without holding a thread.
+    The future is one of asyncrpc, asyncio, concurrent.futures or torch.futures.  A
+    coroutine function may be marked too; it would run the same without.
+
+    Use it under `@staticmethod` and `@classmethod`:
+    `@classmethod` above, `@async_execution` below.
+
+    Raises:
+        UsageError: it is no function, or a builtin.
+        RemoteError: at the caller, when the function returns no future.
+
+    Source: torch.distributed.rpc.functions.async_execution.
+    """
+    inner = unwrapped(function)
+    if not inspect.isfunction(inner) or not inspect.iscoroutinefunction(inner):
+        set_mark("function", function, MODE_ATTRIBUTE, Mode.ASYNC_EXECUTION)
+    return function

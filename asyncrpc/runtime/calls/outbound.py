@@ -1,0 +1,584 @@
+"""The calls of this worker to one peer; their answers are taken in `answers`.
+
+Everything here runs on the event loop, and nothing waits: who does, waits for a future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from asyncrpc.clock import NO_LIMIT_NS, Deadline
+from asyncrpc.errors import (
+    AsyncRpcError,
+    DeadlineExceededError,
+    Outcome,
+    RejectedError,
+    WorkerLostError,
+)
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.calls.common_arguments import CommonArguments
+from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
+from asyncrpc.runtime.calls.deferred import DeferredMessage
+from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.heads import SentHeads
+from asyncrpc.runtime.calls.message_codec import (
+    CODEC,
+    NO_META,
+    MessageCodec,
+    may_be_overtaken,
+)
+from asyncrpc.runtime.calls.packing import PackingHost, RequestPacking, never_sent
+from asyncrpc.runtime.calls.streams import StreamReceiver
+from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
+from asyncrpc.runtime.machine.calls import PendingCalls
+from asyncrpc.runtime.machine.credit import WaitingRequests
+from asyncrpc.runtime.machine.link import LinkState, LinkStatus
+from asyncrpc.runtime.options import PLAIN, CallOptions
+from asyncrpc.runtime.ports import MessageSender
+from asyncrpc.serde import Codec, Compression, Encoded, compression_named
+from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind, prefix
+from asyncrpc.wire.messages import Meta, pack_head
+
+# Members of an enum take 0.1 us to find.
+_REQUEST: Final = int(FrameKind.REQUEST)
+_OPEN: Final = LinkState.OPEN
+
+_LABELS: Final = ("args", "kwargs")  # how errors name the parts of a request
+
+OutboundCall = CallFuture[Any] | StreamReceiver
+
+
+class CallOptionsOfPeers(Protocol):
+    """What calls to a peer have that name no options of their own."""
+
+    def compression_to(self, peer: str) -> Compression | None:
+        """Return the codec of calls to a peer."""
+
+    def device_map_to(self, peer: str) -> DeviceMap | None:
+        """Return the device map of calls to a peer."""
+
+
+class OutboundHost(PackingHost, Protocol):
+    """What a worker's calls need of it."""
+
+    codec: Codec
+
+    @property
+    def options(self) -> CallOptionsOfPeers:
+        """The worker's options."""
+
+
+class OutboundConnection(MessageSender, Protocol):
+    """A connection, as far as calls go."""
+
+    @property
+    def first_unsent(self) -> int:
+        """While it is broken, the first call that cannot have left."""
+
+    def join(self, part: bytes) -> None:
+        """Write a message that can wait for the next one."""
+
+    def push(self, part: bytes) -> None:
+        """Write a message now, with all that waits."""
+
+    def drop(self, kind: int, call_id: int) -> bool:
+        """Give up sending a message; return whether the peer never reads it."""
+
+    def claim(self, call_id: int, memory: memoryview) -> None:
+        """Let the response of a call land in memory of the caller."""
+
+    def release_claim(self, call_id: int) -> None:
+        """End a claim: from now on nothing is written to its memory."""
+
+
+class CallCredit(Protocol):
+    """The peer's credit for large requests.
+
+    Attributes:
+        waiting: requests that wait for it.
+    """
+
+    waiting: WaitingRequests[Callable[[], None]]
+
+    def wait(self, call_id: int, nbytes: int, send: Callable[[], None]) -> None:
+        """Keep a request until the peer has room for it; then `send` it."""
+
+    def withdraw(self, call_id: int) -> bool:
+        """Do not send a request that waits; return whether there was one."""
+
+
+class CallLink(Protocol):
+    """What a call keeps of its link once it has been sent."""
+
+    def cancel(self, call: OutboundCall) -> None:
+        """Tell the callee that nobody waits any more."""
+
+
+class OutboundCalls:
+    """The calls of this worker to one peer."""
+
+    def __init__(
+        self,
+        link: CallLink,
+        peer: WorkerId,
+        host: OutboundHost,
+        *,
+        connection: OutboundConnection,
+        pending: PendingCalls[OutboundCall],
+        status: LinkStatus,
+        credit: CallCredit,
+        messages: MessageCodec,
+    ) -> None:
+        """Make calls over a connection.
+
+        Args:
+            link: what calls keep of it, to be cancelled by.
+            peer: who is called.
+            host: the worker that calls.
+            connection: carries the calls.
+            pending: those that have been sent and not answered.
+            status: of the link.
+            credit: of the peer, for large requests.
+            messages: encodes arguments.
+        """
+        self._link = link
+        self._to = peer.name
+        self._loop = host.loop
+        self._connection = connection
+        self._pending = pending
+        self._status = status
+        self._credit = credit
+        self._messages = messages
+        self._heads = SentHeads()
+        self._packing = RequestPacking(host)
+        self._codec = host.codec
+        self._compression = host.options.compression_to(peer.name)
+        self._device_map = host.options.device_map_to(peer.name)
+        self._is_plain = self._compression is None and self._device_map is None
+        # Asked for in every call.
+        self._encode = messages.encode
+        self._open = pending.open
+        self._send = connection.send
+        self._head_of = self._heads.known
+
+    def start(
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        value: tuple[list[Any], dict[str, Any]],
+        *,
+        deadline: Deadline | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        """Send a call; its future completes when the answer comes.
+
+        Args:
+            call: the future; its `function` and `to` are set.
+            target: name of a function; None if the callable is the first argument; a
+                list for what an extension resolves.
+            value: arguments and keyword arguments.
+            deadline: when the caller stops waiting, and the callee working.
+            meta: what travels beside the arguments.
+
+        Raises:
+            EncodeError: an argument cannot travel.  Nothing was sent.
+            DeadlineExceededError: the deadline has passed.  Nothing was sent.
+            RejectedError: the peer is shutting down.  Nothing was sent.
+        """
+        budget_ns = self._budget_ns(call.function, deadline)
+        if call.options is not PLAIN or not self._is_plain:
+            meta = self._map_devices(call, call.options, meta)
+            compression = self._compression_of(call)
+            if compression is not None:
+                self._pack_and_send(call, target, value, deadline, meta, compression)
+                return
+        encoded, call.pins, meta = self._encode(
+            list(value), meta, _LABELS, None, call.device_map
+        )
+        self._send_request(call, target, encoded, budget_ns, deadline, meta)
+
+    def start_common(
+        self,
+        call: CallFuture[Any],
+        target: str | None,
+        common: CommonArguments,
+        *,
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        """Send a call whose arguments go to other peers, too; else as `start`."""
+        budget_ns = self._budget_ns(call.function, deadline)
+        meta = self._map_devices(call, call.options, meta)
+        compression = self._compression_of(call)
+        if compression is not None:
+            self._pack_and_send(call, target, common, deadline, meta, compression)
+            return
+        encoded, call.pins, meta = self._messages.encode_common(
+            common, _LABELS, meta, None, call.device_map
+        )
+        self._send_request(call, target, encoded, budget_ns, deadline, meta)
+
+    def _map_devices(
+        self,
+        call: OutboundCall,
+        options: CallOptions,
+        meta: dict[str, Any] | None,
+    ) -> dict[str, Any] | None:
+        """Note the device map of a call, if it has one, and say it in its meta."""
+        device_map = self._device_map
+        if options.device_map is not None:
+            device_map = DeviceMap.parse(options.device_map)
+        if device_map is None:
+            return meta
+        call.device_map = device_map
+        return {**(meta or NO_META), DEVICES: device_map.wire}
+
+    def _compression_of(self, call: CallFuture[Any]) -> Compression | None:
+        codec = call.options.codec
+        return self._compression if codec is None else compression_named(codec)
+
+    def _pack_and_send(  # noqa: PLR0917
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        value: tuple[list[Any], dict[str, Any]] | CommonArguments,
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+        compression: Compression,
+    ) -> None:
+        """Encode a call's arguments, apply a codec, and send them."""
+        meta = {**(meta or NO_META), CODEC: compression.name}
+        common = value if isinstance(value, CommonArguments) else CommonArguments(value)
+        encoded, call.pins, meta = self._messages.encode_common(
+            common, _LABELS, meta, compression, call.device_map
+        )
+
+        def send(packed: Encoded) -> None:
+            budget_ns = self._budget_ns(call.function, deadline)
+            self._send_request(call, target, packed, budget_ns, deadline, meta)
+
+        self._packing.pack(
+            call,
+            encoded,
+            common,
+            codec=compression.name,
+            send=send,
+            deadline=deadline,
+        )
+
+    def _send_request(  # noqa: PLR0917
+        self,
+        call: CallFuture[Any],
+        target: str | list[Any] | None,
+        encoded: Encoded,
+        budget_ns: int,
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        """Open a call whose arguments have been encoded, and write its request."""
+        call_id = call.call_id = self._open(call)
+        call.link = self._link
+        bytes_sent = 0
+        if encoded.buffers:
+            stats = call.stats
+            stats.bytes_copied += encoded.bytes_copied
+            for buffer in encoded.buffers:
+                stats.bytes_sent += buffer.nbytes
+            bytes_sent = stats.bytes_sent
+        if call.destination is not None:
+            call.destination.claim(self._connection, call_id)
+        if deadline is not None:
+            self._watch(call, deadline, meta)
+        if bytes_sent > FREE_BYTES_MAX:
+            call.request_bytes = bytes_sent
+            if not self._credit.waiting.spend(bytes_sent):
+                self._await_credit(call, target, encoded, deadline, meta)
+                return
+        try:
+            self._send(
+                _REQUEST,
+                call_id,
+                aux=budget_ns,
+                head=self._head_of(target, meta)
+                or self._introduction(target, meta, encoded),
+                control=encoded.control,
+                buffers=encoded.buffers,
+                on_sent=None if call.pins is None else call.pins.on_sent,
+            )
+        except BaseException:
+            self._unsend(call, target)
+            raise
+
+    def _unsend(self, call: OutboundCall, target: str | list[Any] | None) -> None:
+        """Forget a call whose request could not be written."""
+        self._pending.take(call.call_id)
+        call.settle()
+        if call.pins is not None:
+            call.pins.undo()
+            call.pins = None
+        self._heads.forget(target)
+
+    def _await_credit(
+        self,
+        call: OutboundCall,
+        target: str | list[Any] | None,
+        encoded: Encoded,
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        """Keep a large request back until the peer has room for it."""
+        deferred = encoded.buffers if type(encoded.buffers) is DeferredMessage else None
+        if deferred is not None:
+            deferred.key = (_REQUEST, call.call_id)
+
+        def send() -> None:
+            if deferred is not None and deferred.is_released:
+                encoded.buffers = list(deferred)
+            try:
+                self._send_with_credit(call, target, encoded, deadline, meta)
+            except BaseException as error:  # noqa: BLE001  (it is the call's)
+                self._return_credit(call)
+                self._unsend(call, target)
+                call.fail(error)
+
+        self._credit.wait(call.call_id, call.request_bytes, send)
+
+    def _send_with_credit(
+        self,
+        call: OutboundCall,
+        target: str | list[Any] | None,
+        encoded: Encoded,
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        """Write a request for which there is credit."""
+        is_stream = isinstance(call, StreamReceiver)
+        self._send(
+            _REQUEST,
+            call.call_id,
+            flags=Flags.STREAM if is_stream else 0,
+            aux=NO_LIMIT_NS
+            if deadline is None
+            else deadline.budget_ns(self._loop.time()),
+            head=self._head_of(target, meta)
+            or self._introduction(target, meta, encoded),
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if call.pins is None else call.pins.on_sent,
+        )
+
+    def request_service(
+        self,
+        service: str,
+        method: str,
+        value: Any,
+        *,
+        deadline: Deadline | None = None,
+        device_map: DeviceMap | None = None,
+    ) -> CallFuture[Any]:
+        """Send a message to a part of the peer; the future holds its answer.
+
+        Its tensors go where `device_map` says, and those of the answer by its inverse.
+
+        Raises:
+            EncodeError: the value cannot travel.  Nothing was sent.
+            DeadlineExceededError: the deadline has passed.  Nothing was sent.
+            RejectedError: the peer is shutting down.  Nothing was sent.
+        """
+        name = f"{service}.{method}"
+        if self._status.is_lost:
+            call = self._service_call(name)
+            call.fail(self._lost_error(name, Outcome.NOT_EXECUTED))
+            return call
+        budget_ns = self._budget_ns(name, deadline)
+        encoded, pins, _ = self._encode(value, None, device_map=device_map)
+        head: list[Any] = [service, method]
+        if device_map is not None:
+            head.append({DEVICES: device_map.wire})
+        # Not before: one that is refused would wait for ever.
+        call = self._service_call(name)
+        call.device_map, call.pins = device_map, pins
+        call.call_id = self._open(call)
+        call.link = self._link
+        if deadline is not None:
+            call.allowed_s = deadline.allowed_s
+            call.timer = self._loop.call_at(deadline.at_s, self.expire, call)
+        self._send(
+            FrameKind.SERVICE,
+            call.call_id,
+            aux=budget_ns,
+            head=pack_head(head),
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if pins is None else pins.on_sent,
+        )
+        return call
+
+    def _service_call(self, name: str) -> CallFuture[Any]:
+        return CallFuture(loop=self._loop, function=name, to=self._to)
+
+    def notify(
+        self, service: str, method: str, value: Any, *, at_once: bool = False
+    ) -> None:
+        """Send a message to a part of the peer that wants no answer.
+
+        It goes with the next message, or in the loop's next turn.
+
+        Args:
+            service: the part.
+            method: the message's name.
+            value: plain (numbers, text, lists): no tensors, no references.
+            at_once: it goes now: a peer sleeps for it, and the loop may compute next.
+        """
+        control = self._codec.encode(value).control
+        head = pack_head([service, method])
+        write = self._connection.push if at_once else self._connection.join
+        write(prefix(FrameKind.NOTICE, 0, head=head, control=control))
+
+    def start_stream(
+        self,
+        stream: StreamReceiver,
+        target: str | None,
+        value: tuple[list[Any], dict[str, Any]],
+        deadline: Deadline | None,
+        meta: dict[str, Any] | None = None,
+        *,
+        options: CallOptions,
+    ) -> None:
+        """Ask for a stream; its items arrive in `stream`.
+
+        Raises:
+            EncodeError: an argument cannot travel.  Nothing was sent.
+        """
+        meta = self._map_devices(stream, options, meta)
+        encoded, stream.pins, meta = self._encode(
+            list(value), meta, _LABELS, None, stream.device_map
+        )
+        stream.call_id = self._open(stream)
+        nbytes = sum(one.nbytes for one in encoded.buffers)
+        if nbytes > FREE_BYTES_MAX:
+            stream.request_bytes = nbytes
+            if not self._credit.waiting.spend(nbytes):
+                self._await_credit(stream, target, encoded, deadline, meta)
+                return
+        try:
+            self._send_with_credit(stream, target, encoded, deadline, meta)
+        except BaseException:
+            self._unsend(stream, target)
+            raise
+
+    def send_credit(self, call_id: int, items: int) -> None:
+        """Tell a stream's producer that items have been taken."""
+        self._send(FrameKind.STREAM_CREDIT, call_id, aux=items)
+
+    def cancel(self, call: OutboundCall) -> None:
+        """Tell the callee that nobody waits any more; nothing if it has ended."""
+        if self._pending.get(call.call_id) is not call:
+            return
+        self._pending.take(call.call_id)
+        call.settle()
+        if call.request_bytes and self._credit.withdraw(call.call_id):
+            if call.pins is not None:
+                call.pins.undo()
+            return
+        never_read = self._connection.drop(_REQUEST, call.call_id)
+        if never_read and call.pins is not None:
+            call.pins.undo()
+        unsent_bytes = call.request_bytes if never_read else 0
+        self._send(FrameKind.CANCEL, call.call_id, aux=unsent_bytes)
+
+    def _return_credit(self, call: OutboundCall) -> None:
+        """Give back the credit of a request of which nothing was or will be sent."""
+        self._send(FrameKind.CANCEL, call.call_id, aux=call.request_bytes)
+
+    def _budget_ns(self, function: str, deadline: Deadline | None) -> int:
+        if self._status.state is not _OPEN:
+            raise self._refusal(function)
+        if deadline is None:
+            return NO_LIMIT_NS
+        budget_ns = deadline.budget_ns(self._loop.time())
+        if not budget_ns:
+            raise never_sent(function, self._to, deadline.allowed_s)
+        return budget_ns
+
+    def _refusal(self, function: str) -> AsyncRpcError:
+        """Return why no call can be sent any more."""
+        if self._status.is_lost:
+            return self._lost_error(function, Outcome.NOT_EXECUTED)
+        return RejectedError(
+            "the worker is shutting down",
+            function=function,
+            to=self._to,
+            outcome=Outcome.NOT_EXECUTED,
+        )
+
+    def _lost_error(self, function: str, outcome: Outcome) -> WorkerLostError:
+        return WorkerLostError(
+            f"the worker is gone: {self._status.lost_because}",
+            function=function,
+            to=self._to,
+            outcome=outcome,
+        )
+
+    def _watch(
+        self, call: CallFuture[Any], deadline: Deadline, meta: Meta | None
+    ) -> None:
+        """Fail the call at its deadline; of a remote(), the owner fails the value."""
+        call.allowed_s = deadline.allowed_s
+        if not meta or "r" not in meta:
+            call.timer = self._loop.call_at(deadline.at_s, self.expire, call)
+
+    def expire(self, call: CallFuture[Any]) -> None:
+        """The deadline of a call has passed: fail it, and tell the callee."""
+        call.timer = None
+        has_waited = call.call_id in self._credit.waiting
+        self.cancel(call)
+        if has_waited:
+            error = never_sent(call.function, call.to, call.allowed_s)
+            error.add_note(
+                f"its {call.request_bytes} bytes waited for room at {call.to!r}, which "
+                "takes in no more at once than its Options.inbound_bytes_max"
+            )
+            call.fail(error)
+            return
+        call.fail(
+            DeadlineExceededError(
+                function=call.function,
+                to=call.to,
+                outcome=Outcome.UNKNOWN,
+                timeout_s=call.allowed_s,
+            )
+        )
+
+    def on_lost(self, waited: set[int]) -> None:
+        """The connection has ended: fail every call.
+
+        Args:
+            waited: those that waited for credit, and so never left this worker.
+        """
+        first_unsent = self._connection.first_unsent
+        for call in self._pending.take_all():
+            call.settle()
+            call.pins = None  # the peer's death settles what it was lent
+            outcome = call.outcome_if_lost
+            if call.call_id in waited or call.call_id >= first_unsent:
+                outcome = Outcome.NOT_EXECUTED
+            call.fail(self._lost_error(call.function, outcome))
+
+    def _introduction(
+        self, target: str | list[Any] | None, meta: Meta | None, encoded: Encoded
+    ) -> bytes:
+        """Return the head of the first request for a function.
+
+        Only a request that nothing can overtake gives its function a number: one with
+        a deferred payload, or a codec, may come last, or be given up.
+        """
+        assert type(target) is str  # all others are known
+        return self._heads.introduce(
+            target,
+            meta,
+            may_come_late=may_be_overtaken(encoded)
+            or encoded.payload_bytes > INLINE_BYTES_MAX
+            or bool(meta and CODEC in meta),
+        )

@@ -1,0 +1,352 @@
+"""Answers that go out: results, errors, and the items of streams.
+
+An `InboundCall` brings what its function returned, or raised.  Everything runs on the
+event loop, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    CallError,
+    Outcome,
+    RejectedError,
+    RRefDeletedError,
+)
+from asyncrpc.runtime.calls.error_encoder import ErrorEncoder, holds_device_tensor
+from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.message_codec import CODEC, MessageCodec, unsendable
+from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX, Threads
+from asyncrpc.runtime.extensions import Pins, References
+from asyncrpc.runtime.machine.calls import ServedCalls
+from asyncrpc.runtime.ports import MessageSender, PeerLink
+from asyncrpc.runtime.threads import ThreadPool
+from asyncrpc.serde import Copy, Encoded, compression_for_answer
+from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.messages import pack_head
+
+_RESPONSE: Final = int(FrameKind.RESPONSE)  # an enum's member takes 0.1 us to find
+
+
+class FillsCopies(Protocol):
+    """Devices, as far as results that are sent from them go."""
+
+    def fill(
+        self, copies: Iterable[Copy], done: Callable[[AsyncRpcError | None], None]
+    ) -> None:
+        """Copy tensors to the host, then say so, or what went wrong."""
+
+
+class CountsServed(Protocol):
+    """What counts the calls that a worker serves.
+
+    Attributes:
+        active: how many there are now, by all links.
+    """
+
+    active: int
+
+    def on_served(self) -> None:
+        """A call has been answered, or nobody waits for it."""
+
+
+class ResponderHost(Protocol):
+    """What a worker answers calls with.
+
+    Attributes:
+        name: of the worker.
+        pool: threads that may touch devices.
+        references: keep results that stay here; None if there are none.
+        error_encoder: describes what functions raise.
+        on_raised: is told what functions raise, if anybody wants to know.
+    """
+
+    name: str
+    pool: ThreadPool
+    references: References | None
+    error_encoder: ErrorEncoder
+    on_raised: Callable[[BaseException], None] | None
+
+    @property
+    def host_pool(self) -> Threads:
+        """Threads for work on host memory."""
+
+    @property
+    def devices(self) -> FillsCopies:
+        """The worker's devices."""
+
+    @property
+    def admission(self) -> CountsServed:
+        """Counts the calls that are served."""
+
+
+class AnswersOver(MessageSender, Protocol):
+    """A connection, as far as answers go."""
+
+    async def writable(self) -> None:
+        """Wait until the transport has room."""
+
+
+class Responder:
+    """Sends what the calls of one peer end with."""
+
+    def __init__(
+        self,
+        link: PeerLink,
+        host: ResponderHost,
+        *,
+        connection: AnswersOver,
+        served: ServedCalls[InboundCall],
+        messages: MessageCodec,
+    ) -> None:
+        """Answer calls.
+
+        Args:
+            link: to the peer; references are told.
+            host: the worker that answers.
+            connection: that answers go over.
+            served: calls that run here.
+            messages: encodes results.
+        """
+        self._link = link
+        self._host = host
+        self._served = served
+        self._messages = messages
+        self._references = host.references
+        self._errors = host.error_encoder
+        self.writable = connection.writable
+        # Asked for in every answer.
+        self._encode = messages.encode
+        self._send = connection.send
+        self._admission = host.admission
+        self._on_served = host.admission.on_served
+
+    def begin(self, inbound: InboundCall) -> None:
+        """A call is served from now on.
+
+        Raises:
+            MalformedError: the peer uses an id twice.
+        """
+        self._served.begin(inbound.call_id, inbound)
+        self._admission.active += 1
+
+    def on_lost(self) -> None:
+        """The connection has ended: cancel what runs for the peer."""
+        for inbound in self._served:
+            inbound.cancel()
+
+    def answer(self, inbound: InboundCall, value: Any) -> None:
+        """Send a function's result, or keep it where it is to stay."""
+        if self._served.get(inbound.call_id) is not inbound:
+            return  # cancelled, expired or lost meanwhile
+        references = self._references
+        if inbound.rref_id is not None and references is not None:
+            references.fulfil(inbound.rref_id, value)
+            value = None
+        compression = None
+        try:
+            encode = self._encode_back(inbound)
+            if CODEC in inbound.meta:
+                compression = compression_for_answer(inbound.meta[CODEC])
+                encode = functools.partial(encode, compression=compression)
+            encoded, pins, meta = inbound.in_context(encode, value)
+        except BaseException as error:  # noqa: BLE001  (the result's own code runs)
+            self.answer_error(inbound, unsendable(error))
+            return
+        if compression is None:
+            self._send_answer(inbound, _RESPONSE, encoded, meta, pins)
+        else:
+            self._pack_answer(inbound, encoded, meta, pins)
+
+    def _encode_back(self, inbound: InboundCall) -> Callable[..., Any]:
+        """Return what encodes a result, or an item, for the devices of its caller."""
+        device_map = inbound.device_map_back if inbound.meta else None
+        if device_map is None:
+            return self._encode
+        return functools.partial(self._encode, device_map=device_map)
+
+    def _pack_answer(
+        self,
+        inbound: InboundCall,
+        encoded: Encoded,
+        meta: dict[str, Any] | None,
+        pins: Pins | None,
+    ) -> None:
+        """Apply the caller's codec to a result, in a thread, and send it."""
+        inbound.task = None  # it ends now; a cancel need not wait for it
+
+        def finish(packed: Encoded | None, error: BaseException | None) -> None:
+            if packed is not None and self._served.get(inbound.call_id) is inbound:
+                self._send_answer(inbound, _RESPONSE, packed, meta, pins)
+                return
+            if pins is not None:
+                pins.undo()
+            if error is not None:
+                self.answer_error(inbound, error)
+
+        def pack(error: BaseException | None = None) -> None:
+            if error is not None:
+                finish(None, error)
+                return
+            if encoded.payload_bytes > PACK_HERE_BYTES_MAX:
+                with contextlib.suppress(RejectedError):  # closing: no threads
+                    self._host.host_pool.submit(encoded.pack, finish)
+                    return
+            finish(encoded.pack(), None)
+
+        if encoded.copies:
+            self._host.devices.fill(encoded.copies, pack)
+        else:
+            pack()
+
+    def answer_error(
+        self,
+        inbound: InboundCall,
+        error: BaseException,
+        *,
+        items: int = 0,
+        outcome: Outcome = Outcome.EXECUTED,
+    ) -> None:
+        """Send what a function raised, or keep it for those who ask for the value.
+
+        Args:
+            inbound: the call.
+            error: what was raised.
+            items: how many items a stream sent before.
+            outcome: whether the function ran; it has not if this worker refuses it.
+        """
+        if self._served.get(inbound.call_id) is not inbound:
+            return
+        references = self._references
+        if outcome is Outcome.EXECUTED and self._host.on_raised is not None:
+            self._host.on_raised(error)
+        if inbound.rref_id is not None and references is not None:
+            # The value failed, which those are told who ask for it; the call did not.
+            references.fail(inbound.rref_id, error)
+            inbound.rref_id = None
+            self.answer(inbound, None)
+            return
+        if issubclass(type(error), CallError) and not error.function:  # type: ignore[attr-defined]
+            error.function, error.to = inbound.function_name, self._host.name  # type: ignore[attr-defined]
+        describe = functools.partial(self._errors.describe, error)
+        if not self._host.pool.takes_turns or not holds_device_tensor(error):
+            self._send_error(inbound, describe, items, outcome)
+            return
+
+        def on_described(tree: Any, problem: BaseException | None) -> None:
+            if self._served.get(inbound.call_id) is inbound:
+                described = describe if problem is not None else (lambda: tree)
+                self._send_error(inbound, described, items, outcome)
+
+        inbound.task = None  # it ends now; a cancel need not wait for it
+        self._host.pool.submit(describe, on_described)  # its text shows the tensor
+
+    def _send_error(
+        self,
+        inbound: InboundCall,
+        describe: Callable[[], Any],
+        items: int,
+        outcome: Outcome,
+    ) -> None:
+        encoded = self._errors.encode(describe, self._messages.fetch)
+        meta = None if outcome is Outcome.EXECUTED else {"o": outcome.name}
+        self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items)
+
+    def forget(self, inbound: InboundCall) -> None:
+        """Nobody waits for this call any more: no answer."""
+        if self._served.get(inbound.call_id) is inbound:
+            self._give_up_value(inbound)
+            self._end_served(inbound)
+            self._settle_loans(inbound, answered=False)
+
+    def _give_up_value(self, inbound: InboundCall) -> None:
+        """Tell those who wait for the value of a remote() that it will never come.
+
+        Its creator is gone; others may have been lent the reference.
+        """
+        references = self._references
+        if inbound.rref_id is not None and references is not None:
+            name = self._link.peer.name
+            gone = f"the value was never made: its creator {name!r} was lost meanwhile"
+            references.fail(inbound.rref_id, RRefDeletedError(gone))
+            inbound.rref_id = None
+
+    def send_item(self, inbound: InboundCall, serial: int, value: Any) -> int:
+        """Send one item of a stream; return the bytes of its buffers.
+
+        Raises:
+            EncodeError: the item cannot travel.
+        """
+        encode = self._encode_back(inbound)
+        try:
+            encoded, pins, meta = inbound.in_context(encode, value)
+        except BaseException as error:
+            raise unsendable(error) from error
+        self._send(
+            FrameKind.STREAM_ITEM,
+            inbound.call_id,
+            head=pack_head([serial, meta]),
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=None if pins is None else pins.on_sent,
+        )
+        return sum(buffer.nbytes for buffer in encoded.buffers)
+
+    def end_stream(self, inbound: InboundCall, items: int) -> None:
+        """Tell the consumer that the generator has returned."""
+        if self._served.get(inbound.call_id) is inbound:
+            self._end_served(inbound)
+            returned = self._settle_loans(inbound, answered=True)
+            self._send(
+                FrameKind.STREAM_END,
+                inbound.call_id,
+                aux=items,
+                head=pack_head([{"l": returned}]) if returned else b"",
+            )
+
+    def _send_answer(  # noqa: PLR0917
+        self,
+        inbound: InboundCall,
+        kind: int,
+        encoded: Encoded,
+        meta: dict[str, Any] | None,
+        pins: Pins | None,
+        aux: int = 0,
+    ) -> None:
+        on_sent = None if pins is None else pins.on_sent
+        if inbound.claim is not None and encoded.buffers:
+            on_sent = inbound.claim.until_sent(on_sent)
+        self._end_served(inbound)
+        if inbound.loans is not None:
+            returned = self._settle_loans(inbound, answered=True)
+            if returned:
+                meta = meta or {}
+                meta["l"] = returned
+        self._send(
+            kind,
+            inbound.call_id,
+            aux=aux,
+            # With a head it arrives even if the call is cancelled meanwhile, and so do
+            # the references in it, which the caller then gives back.
+            head=pack_head([meta]) if meta or pins is not None else b"",
+            control=encoded.control,
+            buffers=encoded.buffers,
+            on_sent=on_sent,
+        )
+
+    def _end_served(self, inbound: InboundCall) -> None:
+        inbound.end()
+        self._served.end(inbound.call_id)
+        self._on_served()
+
+    def _settle_loans(self, inbound: InboundCall, *, answered: bool) -> list[int]:
+        loans, inbound.loans = inbound.loans, None
+        references = self._references
+        if loans is None or references is None:
+            return []
+        return references.settle_loans(self._link, loans, answered=answered)

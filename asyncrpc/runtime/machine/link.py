@@ -1,0 +1,74 @@
+"""The life of a link: whether calls go both ways, one way, or no more.
+
+    state      event      then
+    OPEN       GOODBYE    DRAINING    the peer takes no further calls
+    OPEN       LOST       LOST        the connection has ended for good
+    DRAINING   LOST       LOST
+
+Nothing leads back: a worker that drains ends, and a connection that comes later has a
+link of its own.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+
+class LinkState(enum.Enum):
+    """How far the life of a link has come."""
+
+    OPEN = "calls go both ways"
+    DRAINING = "the peer takes no further calls"
+    LOST = "the connection has ended"
+
+
+class LinkEvent(enum.Enum):
+    """What changes the state of a link."""
+
+    GOODBYE = "the peer shuts down"
+    LOST = "the connection has ended for good"
+
+
+TRANSITIONS: Final[Mapping[tuple[LinkState, LinkEvent], LinkState]] = MappingProxyType(
+    {
+        (LinkState.OPEN, LinkEvent.GOODBYE): LinkState.DRAINING,
+        (LinkState.OPEN, LinkEvent.LOST): LinkState.LOST,
+        (LinkState.DRAINING, LinkEvent.GOODBYE): LinkState.DRAINING,
+        (LinkState.DRAINING, LinkEvent.LOST): LinkState.LOST,
+        (LinkState.LOST, LinkEvent.GOODBYE): LinkState.LOST,
+        (LinkState.LOST, LinkEvent.LOST): LinkState.LOST,
+    }
+)
+
+
+class LinkStatus:
+    """The state of one link, and why it was lost.
+
+    Attributes:
+        state: how far its life has come.
+        lost_because: why the connection has ended; empty unless it has.
+    """
+
+    __slots__ = ("lost_because", "state")
+
+    def __init__(self) -> None:
+        self.state = LinkState.OPEN
+        self.lost_because = ""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended."""
+        return self.state is LinkState.LOST
+
+    def on_goodbye(self) -> None:
+        """The peer shuts down: it takes no further calls."""
+        self.state = TRANSITIONS[self.state, LinkEvent.GOODBYE]
+
+    def on_lost(self, reason: str) -> None:
+        """The connection has ended; the first reason counts."""
+        if not self.is_lost:
+            self.lost_because = reason or "the connection was closed"
+        self.state = TRANSITIONS[self.state, LinkEvent.LOST]

@@ -1,0 +1,436 @@
+"""What the parts of a link are given in their tests: nothing runs, all is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrpc.clock import Deadline
+from asyncrpc.errors import AsyncRpcError, MalformedError, RejectedError
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.calls.answers import AnswerReceiver
+from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
+from asyncrpc.runtime.calls.deferred import DeferredMessage, DeferredMessages
+from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
+from asyncrpc.runtime.calls.heads import ReceivedHeads
+from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.message_codec import MessageCodec
+from asyncrpc.runtime.calls.modes import Mode, Target, mode_of
+from asyncrpc.runtime.calls.outbound import OutboundCall, OutboundCalls
+from asyncrpc.runtime.calls.preparation import MessagePreparation
+from asyncrpc.runtime.calls.requests import RequestDispatcher
+from asyncrpc.runtime.calls.responder import Responder
+from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
+from asyncrpc.runtime.machine.link import LinkStatus
+from asyncrpc.runtime.options import Options
+from asyncrpc.serde import Codec, Copy, Encoded, FunctionTable, Policy
+from asyncrpc.wire.frames import Outgoing
+
+NEVER = 1 << 64
+PEER = WorkerId("b", Incarnation(7))
+
+
+class Timer:
+    """A timer that only its test lets expire."""
+
+    def __init__(self, at_s: float, act: Callable[[], None]) -> None:
+        self.at_s = at_s
+        self.act = act
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class FakeLoop(asyncio.AbstractEventLoop):
+    """A loop that runs nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.timers: list[Timer] = []
+        self.soon: deque[Callable[[], None]] = deque()
+
+    def time(self) -> float:
+        return self.now_s
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """A call that fails, and that a test does not look at, is no error here."""
+
+    def call_at(  # type: ignore[override]  # nothing here is given a context
+        self, when: float, callback: Any, *args: Any, **_more: Any
+    ) -> Any:
+        timer = Timer(when, lambda: callback(*args))
+        self.timers.append(timer)
+        return timer
+
+    def call_soon(  # type: ignore[override]  # likewise
+        self, callback: Any, *args: Any, **_more: Any
+    ) -> Any:
+        self.soon.append(lambda: callback(*args))
+        return None
+
+    def run_soon(self) -> None:
+        """Run what is to run in the next turns."""
+        while self.soon:
+            self.soon.popleft()()
+
+
+class FakeConnection:
+    """A connection that writes down what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Outgoing] = []
+        self.pushed: list[bytes] = []
+        self.joined: list[bytes] = []
+        self.unread: set[tuple[int, int]] = set()  # what `drop` still finds
+        self.arriving: dict[tuple[int, int], bytes] = {}
+        self.failed: AsyncRpcError | None = None
+        self.refuses: BaseException | None = None
+        self.first_unsent = NEVER
+        self.bytes_gathered = 0
+        self.message_bytes_copied = 0
+        self.lanes = None
+
+    def send(self, kind: int, call_id: int, **more: Any) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.sent.append(Outgoing(kind, call_id, **more))
+
+    def push(self, part: bytes) -> None:
+        self.pushed.append(part)
+
+    def join(self, part: bytes) -> None:
+        self.joined.append(part)
+
+    def drop(self, kind: int, call_id: int) -> bool:
+        key = (kind, call_id)
+        was_there = key in self.unread
+        self.unread.discard(key)
+        return was_there
+
+    def forget_transfer(self, kind: int, call_id: int) -> bytes | None:
+        return self.arriving.pop((kind, call_id), None)
+
+    def claim(self, call_id: int, memory: memoryview) -> None: ...
+
+    def release_claim(self, call_id: int) -> None: ...
+
+    def fail(self, error: AsyncRpcError) -> None:
+        self.failed = error
+
+    async def writable(self) -> None: ...
+
+    @property
+    def last(self) -> Outgoing:
+        return self.sent[-1]
+
+
+class FakeThreads:
+    """Threads that run a job when they are told to."""
+
+    takes_turns = False
+
+    def __init__(self) -> None:
+        self.jobs: deque[tuple[Callable[[], Any], Callable[..., None]]] = deque()
+        self.are_closed = False
+
+    def submit(self, job: Callable[[], Any], done: Callable[..., None]) -> None:
+        if self.are_closed:
+            raise RejectedError("no threads")
+        self.jobs.append((job, done))
+
+    def run(self) -> None:
+        while self.jobs:
+            job, done = self.jobs.popleft()
+            try:
+                result = job()
+            except BaseException as error:  # noqa: BLE001  (as the pool does)
+                done(None, error)
+            else:
+                done(result, None)
+
+
+class FakeDevices:
+    """Devices whose copies end when they are told to."""
+
+    def __init__(self) -> None:
+        self.fetching: list[DeferredMessage] = []
+
+    def fetch(self, encoded: Encoded, message: DeferredMessage) -> None:
+        self.fetching.append(message)
+
+    async def fetched(self, copies: Sequence[Copy]) -> None: ...
+
+    def fill(self, copies: Iterable[Copy], done: Callable[[Any], None]) -> None:
+        done(None)
+
+    def place(self, wanted: Any, done: Callable[..., None]) -> None:
+        done({index: tensor for index, (tensor, _) in wanted.items()}, None)
+
+
+class FakeService:
+    """A service that keeps what it is told."""
+
+    name = "kept"
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    async def on_request(self, link: Any, method: str, value: Any) -> Any:
+        return [method, value]
+
+    def on_notice(self, link: Any, method: str, value: Any) -> None:
+        if method == "wrong":
+            raise MalformedError("it is wrong")
+        self.told.append((method, value))
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class FakeAdmission:
+    """Admits all calls, or refuses them."""
+
+    def __init__(self) -> None:
+        self.active = 0
+        self.refusal: AsyncRpcError | None = None
+
+    def admit(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
+    def on_served(self) -> None:
+        self.active -= 1
+
+
+@dataclass
+class FakeHost:
+    """A worker, as far as the parts of its links see it."""
+
+    name: str = "a"
+    options: Options = field(default_factory=Options)
+    loop: Any = field(default_factory=FakeLoop)
+    references: Any = None
+    is_draining: bool = False
+    beginning: int = 0
+    inbound_bytes_max: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        self.functions = FunctionTable(Policy.TRUSTED)
+        self.codec = Codec(self.functions)
+        self.propagators: list[Any] = []
+        self.thread_states: list[Any] = []
+        self.on_raised: Callable[[BaseException], None] | None = None
+        self.error_encoder = ErrorEncoder(self.codec, worker=self.name, pid=1)
+        self.pool: Any = FakeThreads()
+        self.host_pool = self.pool
+        self.devices: Any = FakeDevices()
+        self.context = contextvars.Context()
+        self.kept = FakeService()
+        self.admission = FakeAdmission()
+        self.tasks: list[Coroutine[Any, Any, Any]] = []
+        self.inbound_credit = InboundCredit(
+            self.name, self.loop, self.inbound_bytes_max, self
+        )
+        self.dead: deque[Any] = deque()
+
+    def allow(self, nbytes: int) -> None: ...
+
+    def give_back(self) -> None:
+        self.dead.clear()
+
+    def target(self, name: str) -> Target:
+        function = self.functions.resolve(name)
+        mode = mode_of(function)
+        # What would run in a thread runs at once: no test here is about that.
+        return Target(name, function, Mode.ON_LOOP if mode is Mode.THREAD else mode)
+
+    def mode_of_method(self, method: Callable[..., Any]) -> Mode:
+        return Mode.ON_LOOP
+
+    def service(self, name: Any) -> Any:
+        if name != "kept":
+            raise MalformedError(f"there is no service {name!r:.80}")
+        return self.kept
+
+    def start_task(self, coroutine: Any, *, context: Any = None) -> Any:
+        self.tasks.append(coroutine)
+        return FakeTask()
+
+    def start_eagerly(self, coroutine: Any, context: Any, inbound: Any) -> None:
+        """Run a coroutine to where it first waits."""
+        try:
+            context.run(coroutine.send, None)
+        except StopIteration:
+            return
+        inbound.task = FakeTask()
+        self.tasks.append(coroutine)
+
+    def run_in_thread(self, job: Callable[[], Any], pool: Any = None) -> Any:
+        future: asyncio.Future[Any] = asyncio.Future(loop=self.loop)
+        self.pool.submit(job, lambda result, _error: future.set_result(result))
+        return future
+
+    def run_on_host(self, job: Callable[[], Any]) -> Any:
+        return self.run_in_thread(job)
+
+
+class FakeTask:
+    """A task that a test lets go on, or not."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def add_done_callback(self, callback: Any) -> None: ...
+
+    def done(self) -> bool:
+        return False
+
+
+class LinkParts:
+    """The parts of a link, made one by one over a connection that is none."""
+
+    def __init__(self, host: FakeHost | None = None) -> None:
+        self.host = host or FakeHost()
+        self.connection = FakeConnection()
+        self.peer = PEER
+        self.status = LinkStatus()
+        self.pending: PendingCalls[OutboundCall] = PendingCalls()
+        self.served: ServedCalls[InboundCall] = ServedCalls()
+        self.heads = ReceivedHeads(self.host.target)
+        self.credit = LinkCredit(
+            PEER.name,
+            self.host.inbound_credit,
+            loop=self.host.loop,
+            connection=self.connection,
+            status=self.status,
+        )
+        self.deferred = DeferredMessages(
+            to=PEER.name,
+            connection=self.connection,
+            pending=self.pending,
+            served=self.served,
+            credit=self.credit,
+            errors=self.host.error_encoder,
+        )
+        self.referred: list[Encoded] = []
+        self.messages = MessageCodec(
+            self,
+            self.host,
+            connection=self.connection,
+            places=self.host,
+            refer=self.referred.append,
+            devices=self.host.devices,
+            deferred=self.deferred,
+        )
+        self.preparation = MessagePreparation(
+            self.host,
+            limit=2,
+            connection=self.connection,
+            pending=self.pending,
+            status=self.status,
+            unread=self.messages,
+            read_head=self.heads.read,
+        )
+        self.calls = OutboundCalls(
+            self,
+            PEER,
+            self.host,
+            connection=self.connection,
+            pending=self.pending,
+            status=self.status,
+            credit=self.credit,
+            messages=self.messages,
+        )
+        self.answers = AnswerReceiver(
+            PEER,
+            self.host,
+            connection=self.connection,
+            pending=self.pending,
+            messages=self.messages,
+            calls=self.calls,
+        )
+        self.responder = Responder(
+            self,
+            self.host,
+            connection=self.connection,
+            served=self.served,
+            messages=self.messages,
+        )
+        self.requests = RequestDispatcher(
+            self,
+            self.host,
+            connection=self.connection,
+            served=self.served,
+            credit=self.credit,
+            messages=self.messages,
+            heads=self.heads,
+            preparation=self.preparation,
+            responder=self.responder,
+        )
+
+    @property
+    def is_lost(self) -> bool:
+        return self.status.is_lost
+
+    def cancel(self, call: OutboundCall) -> None:
+        self.calls.cancel(call)
+
+    def send_credit(self, call_id: int, items: int) -> None:
+        self.calls.send_credit(call_id, items)
+
+    def notify(
+        self, service: str, method: str, value: Any, *, at_once: bool = False
+    ) -> None:
+        self.calls.notify(service, method, value, at_once=at_once)
+
+    def request_service(
+        self,
+        service: str,
+        method: str,
+        value: Any,
+        *,
+        deadline: Deadline | None = None,
+        device_map: Any = None,
+    ) -> asyncio.Future[Any]:
+        return self.calls.request_service(
+            service, method, value, deadline=deadline, device_map=device_map
+        )
+
+    def value_of(self, message: Outgoing) -> Any:
+        """Return the value that a message was sent with."""
+        return self.host.codec.decode(message.control, list(message.buffers))
+
+    def control(self, value: Any) -> bytes:
+        """Return the control part of a message with a value."""
+        return self.host.codec.encode(value).control
+
+
+class Pins:
+    """What a message relies on; counts what becomes of it."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def on_sent(self) -> None:
+        self.events.append("sent")
+
+    def undo(self) -> None:
+        self.events.append("undone")

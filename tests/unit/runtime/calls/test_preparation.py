@@ -1,0 +1,123 @@
+"""Messages that are packed: delivered once they are unpacked, or why they cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.runtime.calls.preparation import UNPACKING_MAX
+from asyncrpc.serde import compression_named, is_packed
+from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.messages import pack_head
+from tests.unit.runtime.calls.fakes import LinkParts
+
+SMALL, LARGE = 1 << 10, 64 << 10  # elements; the second is unpacked in a thread
+
+
+class Box:
+    """Takes what is delivered."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[bytes, list[memoryview]]] = []
+
+    def deliver(self, control: bytes, buffers: list[memoryview]) -> None:
+        self.messages.append((control, buffers))
+
+
+def take(
+    link: LinkParts, size: int, box: Box, *, call_id: int = 1, spoil: bool = False
+) -> None:
+    compression = compression_named("bf16")
+    assert compression is not None
+    packed = link.host.codec.encode_for(compression, [torch.zeros(size)]).pack()
+    buffers = [memoryview(bytes(one)) for one in packed.buffers]
+    if spoil:
+        buffers = [one[:-2] for one in buffers]
+    link.preparation.take(
+        FrameKind.REQUEST,
+        call_id,
+        packed.control,
+        buffers,
+        head=pack_head([[4, "m:f"], None]),
+        deliver=box.deliver,
+    )
+
+
+def value_in(link: LinkParts, box: Box) -> Any:
+    ((control, buffers),) = box.messages
+    return link.host.codec.decode(control, buffers)
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_it_is_delivered_unpacked(link: LinkParts, size: int) -> None:
+    box = Box()
+    take(link, size, box)
+    assert bool(box.messages) == (size == SMALL)
+    link.host.pool.run()
+    (tensor,) = value_in(link, box)
+    assert torch.equal(tensor, torch.zeros(size))
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_one_that_cannot_be_unpacked_says_why(link: LinkParts, size: int) -> None:
+    box = Box()
+    take(link, size, box, spoil=True)
+    link.host.pool.run()
+    ((control, buffers),) = box.messages
+    assert is_packed(control)
+    assert buffers == []
+
+
+def test_a_request_that_is_cancelled_meanwhile(link: LinkParts) -> None:
+    """It is not delivered, but its function has been named."""
+    box = Box()
+    take(link, LARGE, box)
+    assert link.preparation.cancel(1)
+    link.host.pool.run()
+    assert box.messages == []
+    assert link.heads.functions.name_of(4) == "f"
+
+
+def test_one_that_is_delivered_cannot_be_cancelled_any_more(link: LinkParts) -> None:
+    box = Box()
+    take(link, LARGE, box)
+    link.host.pool.run()
+    assert not link.preparation.cancel(1)
+    assert len(box.messages) == 1
+
+
+def test_over_a_link_that_is_lost_nothing_is_delivered(link: LinkParts) -> None:
+    box = Box()
+    take(link, LARGE, box)
+    link.status.on_lost("a cable")
+    link.host.pool.run()
+    assert box.messages == []
+
+
+def test_a_peer_cannot_pile_them_up(link: LinkParts) -> None:
+    box = Box()
+    for call_id in range(UNPACKING_MAX + 1):
+        take(link, LARGE, box, call_id=call_id)
+    assert len(box.messages) == 1  # unpacked here, while nothing is read
+    link.host.pool.run()
+    assert len(box.messages) == UNPACKING_MAX + 1
+
+
+def test_without_threads_it_is_unpacked_here(link: LinkParts) -> None:
+    box = Box()
+    link.host.pool.are_closed = True
+    take(link, LARGE, box)
+    assert len(box.messages) == 1
+
+
+def test_one_that_should_not_have_come_ends_the_connection(link: LinkParts) -> None:
+    class Refusing(Box):
+        def deliver(self, control: bytes, buffers: list[memoryview]) -> None:
+            raise MalformedError("no such call")
+
+    take(link, LARGE, Refusing())
+    link.host.pool.run()
+    assert isinstance(link.connection.failed, MalformedError)
