@@ -69,7 +69,7 @@ async def killed(worker: Worker) -> AsyncIterator[None]:
     """End a worker's connections without a word, as the death of its process does."""
     # No part of it may notice, so this goes behind its back.
     inner: Any = worker
-    for listener in inner._listeners:  # noqa: SLF001
+    for listener in inner.parts.listeners:
         await listener.close()
     worker.parts.sidecar.close()  # its process is that of the test, which runs
     inner.parts.membership._is_closed = True  # noqa: SLF001
