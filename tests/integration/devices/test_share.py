@@ -109,7 +109,7 @@ async def test_what_one_process_writes_the_other_sees(a: Any) -> None:
     if TYPE == "cuda":
         torch.cuda.synchronize()
     assert await there.call(kept_sum) == 1020
-    call = worker.start_call("b", add_in_place, (value, 1.0))
+    call = worker.parts.start_call("b", add_in_place, (value, 1.0))
     await call
     assert call.stats.bytes_sent < 200
     assert call.stats.bytes_copied == 0
@@ -120,13 +120,13 @@ async def test_it_lives_as_long_as_another_process_holds_it(a: Any) -> None:
     worker, _ = a
     value = asyncrpc.share(made(torch.ones(1000)))
     memory = weakref.ref(value.untyped_storage())
-    lent = worker.memory.regions.loans
+    lent = worker.parts.memory.regions.loans
     await worker.peer("b").call(keep, value)
     await worker.peer("c").call(keep, value)
     assert len(lent) == 2
     del value
     gc.collect()
-    await until(lambda: not len(worker.memory.regions))
+    await until(lambda: not len(worker.parts.memory.regions))
     assert memory() is not None
     assert await worker.peer("b").call(kept_sum) == 1000
     mine = await worker.peer("b").call(back)  # it is the worker's own again
@@ -152,7 +152,7 @@ async def test_who_is_killed_holds_nothing_and_who_is_cut_off_does(
     worker, cluster = a
     value = asyncrpc.share(made(torch.ones(1000)))
     memory = weakref.ref(value.untyped_storage())
-    lent = worker.memory.regions.loans
+    lent = worker.parts.memory.regions.loans
     await worker.peer("b").call(keep, value)
     del value
     assert len(lent) == 1
@@ -165,7 +165,7 @@ async def test_who_is_killed_holds_nothing_and_who_is_cut_off_does(
     else:
         with pytest.raises(asyncrpc.AsyncRpcError):
             await worker.peer("b").call(close_its_connections)
-        await until(lambda: not len(worker.memory.regions))
+        await until(lambda: not len(worker.parts.memory.regions))
         assert len(lent) == 1
         assert memory() is not None
 
@@ -223,7 +223,7 @@ async def test_a_peer_without_the_device_refuses_it(a: Any) -> None:
     value = asyncrpc.share(made(torch.ones(10)))
     with pytest.raises(EncodeError, match="nowhere:0"):
         await _sent_as(worker, value, "nowhere:0")
-    await until(lambda: not len(worker.memory.regions.loans))
+    await until(lambda: not len(worker.parts.memory.regions.loans))
     assert await worker.peer("b").call(os.getpid)
 
 
