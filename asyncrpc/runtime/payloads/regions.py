@@ -293,7 +293,11 @@ class Regions(ServiceMethods):
     # --- making sure that a peer has it ----------------------------------------------
 
     async def _confirm(
-        self, link: Any, keys: list[bytes], marks: list[Mark], held: DeferredMessage
+        self,
+        link: PeerLink,
+        keys: list[bytes],
+        marks: list[Mark],
+        held: DeferredMessage,
     ) -> None:
         """Have the peer map regions, then send what was held back for them."""
         self._awaited.update(keys)
