@@ -12,8 +12,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from asyncrpc.errors import UsageError
 from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.runtime.calls.admission import CallAdmission
 from asyncrpc.runtime.calls.context import current_worker_var
@@ -195,6 +196,14 @@ class Parts:
 
     def peer(self, to: str | int) -> Peer:
         return Peer(self, self.directory.find(to).member.name)
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled, as part of a `Peer` or a `Worker`.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("a Worker stays in its process; send its name")
 
     # --- starting --------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import torch
 import asyncrpc
 from asyncrpc import Group, Worker
 from asyncrpc.autograd import context
+from asyncrpc.runtime.loops import running_loop
 from asyncrpc.testing import acting_as
 from tests.integration.runtime import remote
 
@@ -74,10 +75,21 @@ def autograd_context() -> Any:
 
 
 def group() -> Any:
-    with acting_as(_me()):
-        made = Group(_me(), ["b"], name="returned")
-    _me().loop.call_soon_threadsafe(made.close)
-    return made
+    """Return a group, which is made and closed on the worker's loop."""
+    made: concurrent.futures.Future[Group] = concurrent.futures.Future()
+    me = _me()
+
+    def make() -> None:
+        with acting_as(me):
+            found = Group(me, ["b"], name="returned")
+        me.loop.call_soon(found.close)
+        made.set_result(found)
+
+    if running_loop() is me.loop:
+        make()
+    else:
+        me.loop.call_soon_threadsafe(make)
+    return made.result()
 
 
 def proxy() -> Any:

@@ -240,7 +240,7 @@ async def main():
         for one in workers:
             group.create_task(one.__aenter__())
     try:
-        call = workers[0].start_call("b", remote.sleep_long)
+        call = workers[0].parts.start_call("b", remote.sleep_long)
         print("ready", flush=True)
         await call
     finally:
