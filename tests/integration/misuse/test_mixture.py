@@ -338,7 +338,7 @@ class Mixture(RuleBasedStateMachine):
     def send_a_reference_of_another(self, counter: Any, data: st.DataObject) -> None:
         rref, _ = counter
         caller, peer = self.two(data)
-        if caller is rref._service.worker:  # noqa: SLF001  (whose handle it is)
+        if caller.parts.references is rref._service:  # noqa: SLF001  (whose handle it is)
             return
         self.run(
             self.refused(EncodeError, r"args\[0\]", lambda: peer.call(bounce, rref))

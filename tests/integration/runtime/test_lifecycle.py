@@ -283,7 +283,7 @@ PROGRAMS = {
     "in a thread": ALONE.format("await w.peer('w').call(block)"),
     "in threads that wait": ALONE.format("await w.peer('w').call(chain)"),
     "in its drain": ALONE.format(
-        "w.start_call('w', stay).add_done_callback(lambda f: f.exception()); "
+        "w.parts.start_call('w', stay).add_done_callback(lambda f: f.exception()); "
         "await asyncio.sleep(0.1)"
     ),
     "in the rendezvous": f"""
@@ -376,7 +376,7 @@ class Last:
 
 async def main():
     async with asyncrpc.Worker("w", rank=0, rendezvous=Here(1)) as w:
-        w.add_service(Last())
+        w.parts.services.add(Last())
         await stay()
 asyncrpc.run(main())
 """
