@@ -42,10 +42,10 @@ def names_of(worker: Parts, members: Sequence[str | int] | None) -> tuple[str, .
         UnknownWorkerError: there is no such worker.
     """
     if members is None:
-        if worker.world_size <= 0:
+        if worker.identity.world_size <= 0:
             problem = "is in no group of a fixed size: say who the members are"
             raise UsageError(f"worker {worker.name!r} {problem}")
-        members = range(worker.world_size)
+        members = range(worker.identity.world_size)
     check_sequence("members", members, "names or ranks of workers in a list")
     for index, member in enumerate(members):
         check_kind(f"members[{index}]", member, (str, int), "the name or rank of one")

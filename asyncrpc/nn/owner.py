@@ -20,7 +20,7 @@ from asyncrpc.autograd.service import AutogradService
 from asyncrpc.errors import Outcome, RejectedError, UsageError
 from asyncrpc.nn import interface as interfaces
 from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.calls.context import current_parts
+from asyncrpc.runtime.worker import current_parts
 
 T = TypeVar("T")
 

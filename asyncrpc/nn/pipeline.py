@@ -45,7 +45,7 @@ from asyncrpc.nn.stage_run import StageAnswer
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.optim.step import check_clipping
 from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.calls.context import current_parts
+from asyncrpc.runtime.worker import current_parts
 
 StageModule: TypeAlias = RemoteModule | RRef[Any] | nn.Module
 LossFunction: TypeAlias = Callable[[Any, Any], torch.Tensor]

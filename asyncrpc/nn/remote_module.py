@@ -33,8 +33,8 @@ from asyncrpc.nn import owner
 from asyncrpc.nn.placement import Placement
 from asyncrpc.nn.ports import ModuleWorker
 from asyncrpc.rref.handle import RRef, service_of
-from asyncrpc.runtime.calls.context import current_parts
 from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
+from asyncrpc.runtime.worker import current_parts
 
 T = TypeVar("T")
 

@@ -35,7 +35,7 @@ from asyncrpc.nn.schedules import (
 )
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.shared import copy_of
-from asyncrpc.runtime.calls.context import current_parts
+from asyncrpc.runtime.worker import current_parts
 
 T = TypeVar("T")
 

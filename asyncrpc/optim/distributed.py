@@ -40,7 +40,7 @@ from asyncrpc.optim.groups import Parameters, group_of, groups_of, owners_of
 from asyncrpc.optim.owners import Owners
 from asyncrpc.optim.per_owner import PerOwnerOptimizer
 from asyncrpc.optim.step import Closure, StepOptions, StepResult
-from asyncrpc.runtime.calls.context import current_parts
+from asyncrpc.runtime.worker import current_parts
 
 
 class DistributedOptimizer:

@@ -16,9 +16,9 @@ from asyncrpc.errors import UsageError
 from asyncrpc.ids import RRefId, WorkerId, WorkerInfo
 from asyncrpc.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
 from asyncrpc.rref.shared import Shared
-from asyncrpc.runtime.calls.context import current_parts
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.options import UNSET, check_call_timeout
+from asyncrpc.runtime.worker import current_parts
 
 T = TypeVar("T")
 

@@ -52,6 +52,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
 }
 
 _USABLE: Final = frozenset({STARTING, RUNNING, DRAINING})
+_DRAINING: Final = frozenset({DRAINING, CLOSED})
 
 
 class Lifecycle:
@@ -60,15 +61,17 @@ class Lifecycle:
     Attributes:
         state: where it is now.
         is_usable: whether it may make calls; functions in flight may, while it drains.
+        is_draining: whether shutdown has begun.
         loop: the event loop that it was started on; None before.
     """
 
-    __slots__ = ("is_usable", "loop", "name", "state")
+    __slots__ = ("is_draining", "is_usable", "loop", "name", "state")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.state = NEW
         self.is_usable = False
+        self.is_draining = False
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def advance(self, event: Event) -> None:
@@ -84,17 +87,14 @@ class Lifecycle:
             )
         assert following is not None, f"{event} while {self.state}"
         self.state = following
-        self.is_usable = following in _USABLE  # asked in every call: no look-up then
+        # Asked in every call, at either end: no look-up then.
+        self.is_usable = following in _USABLE
+        self.is_draining = following in _DRAINING
 
     @property
     def is_running(self) -> bool:
         """Whether it has been started, and shutdown has not begun."""
         return self.state is RUNNING
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether shutdown has begun."""
-        return self.state is DRAINING or self.state is CLOSED
 
     def check_running(self) -> None:
         """Raise if the worker does not run.

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from asyncrpc.errors import UsageError
-from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
+from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.admission import CallAdmission
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.credit import InboundCredit
@@ -39,7 +39,7 @@ from asyncrpc.runtime.links.sidecar import Sidecar
 from asyncrpc.runtime.membership.barrier import Barrier
 from asyncrpc.runtime.membership.graceful_shutdown import GracefulShutdown
 from asyncrpc.runtime.membership.meetings import MeetingService
-from asyncrpc.runtime.membership.rendezvous import Member, Rendezvous
+from asyncrpc.runtime.membership.rendezvous import Rendezvous
 from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.landing import ReceivePool
@@ -124,55 +124,27 @@ class Parts:
         self.target = self.targets.target
         self.mode_of_method = self.targets.mode_of_method
         self.service, self.add_service = services.named, services.add
-        self.on_peer_lost = services.on_peer_lost
-        self.on_peer_back = services.on_peer_back
         self.link_to = calls.link_to
         self.describe, self.meta_here = calls.describe, calls.meta_here
         self.new_call, self.begin, self.is_known = (
             *(calls.new_call, calls.begin, calls.is_known),
         )
         self.start_call, self.start_remote = calls.start_call, calls.start_remote
-        self.connect_and_start = calls.connect_and_start
         self.thread_states = calls.thread_states
         self.check_running = self.lifecycle.check_running
         self.check_on_loop = self.lifecycle.check_on_loop
-        self.check_loop = self.lifecycle.check_loop
 
     @property
     def rank(self) -> int:
         return self.identity.rank
-
-    @rank.setter
-    def rank(self, rank: int) -> None:
-        self.identity.rank = rank
-
-    @property
-    def pid(self) -> int:
-        return self.identity.pid
-
-    @property
-    def world_size(self) -> int:
-        return self.identity.world_size
-
-    @property
-    def incarnation(self) -> Incarnation:
-        return self.identity.incarnation
 
     @property
     def id(self) -> WorkerId:
         return self.identity.id
 
     @property
-    def member(self) -> Member:
-        return self.identity.member
-
-    @property
     def active(self) -> int:
         return self.admission.active
-
-    @active.setter
-    def active(self, count: int) -> None:
-        self.admission.active = count
 
     @property
     def beginning(self) -> int:
@@ -189,10 +161,6 @@ class Parts:
     @property
     def is_closed(self) -> bool:
         return not self.lifecycle.is_usable
-
-    @property
-    def known_members(self) -> list[WorkerInfo]:
-        return self.membership.known
 
     def peer(self, to: str | int) -> Peer:
         return Peer(self, self.directory.find(to).member.name)
@@ -289,7 +257,9 @@ class Parts:
         limits = Limits(unpacked_bytes_max=unpacked_bytes_max)
         self.codec = Codec(self.functions, self.references, limits, self.devices)
         self.codec.shared = self.memory.regions
-        self.error_encoder = ErrorEncoder(self.codec, worker=self.name, pid=self.pid)
+        self.error_encoder = ErrorEncoder(
+            self.codec, worker=self.name, pid=self.identity.pid
+        )
 
     async def enter(self) -> None:
         """Listen, and meet the others.
@@ -309,7 +279,7 @@ class Parts:
     def serve(self) -> None:
         """Answer those who have dialed meanwhile, and everyone from now on."""
         # Its own calls need no way around, and a NAT may not lead back in.
-        self.directory.add([replace(self.member, addresses=self.listening)])
+        self.directory.add([replace(self.identity.member, addresses=self.listening)])
         self.directory.serve()
         self.membership.start()
 

@@ -21,9 +21,8 @@ from asyncrpc.arguments import (
     check_timeout,
     sizes_of,
 )
-from asyncrpc.errors import UsageError
+from asyncrpc.errors import NotStartedError, UsageError
 from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
-from asyncrpc.runtime.calls import context
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.group import PeerGroup, group_of
 from asyncrpc.runtime.calls.peer import Peer
@@ -50,8 +49,22 @@ def current_worker() -> Worker:
     Raises:
         NotStartedError: there is none: enter a `Worker`, or call `init_rpc`.
     """
-    worker: Worker = context.current_worker()
+    worker: Worker | None = current_worker_var.get()
+    if worker is None or worker.is_closed:
+        raise NotStartedError(
+            "there is no running worker here; use `async with asyncrpc.Worker(...)` or "
+            "`await asyncrpc.init_rpc(...)` first"
+        )
     return worker
+
+
+def current_parts() -> Parts:
+    """Return the parts of the worker of this task or thread.
+
+    Raises:
+        NotStartedError: as for `current_worker`.
+    """
+    return current_worker().parts
 
 
 class Worker:

@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 
 from asyncrpc.arguments import check_seconds, wrong
 from asyncrpc.clock import Deadline
-from asyncrpc.errors import NotStartedError
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.threads import ThreadPool
 
@@ -43,30 +42,6 @@ deadline_var: Final[ContextVar[Deadline | None]] = ContextVar(
 
 
 _GRACE_S: Final = 0.005
-
-
-def current_worker() -> Any:
-    """Return the `Worker` of this task or thread; `asyncrpc.current_worker` is typed.
-
-    Raises:
-        NotStartedError: there is none: enter a `Worker`, or call `init_rpc`.
-    """
-    worker = current_worker_var.get()
-    if worker is None or worker.is_closed:
-        raise NotStartedError(
-            "there is no running worker here; use `async with asyncrpc.Worker(...)` or "
-            "`await asyncrpc.init_rpc(...)` first"
-        )
-    return worker
-
-
-def current_parts() -> Any:
-    """Return the `Parts` of the worker of this task or thread.
-
-    Raises:
-        NotStartedError: as for `current_worker`.
-    """
-    return current_worker().parts
 
 
 def cancelled() -> bool:

@@ -108,7 +108,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         return self._all().__await__()
 
     async def _all(self) -> list[T]:
-        self._worker.check_loop("GroupCall")
+        self._worker.lifecycle.check_loop("GroupCall")
         try:
             return await asyncio.gather(*self.futures.values())
         except BaseException:
@@ -119,7 +119,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         return self
 
     async def __anext__(self) -> GroupReply[T]:
-        self._worker.check_loop("GroupCall")
+        self._worker.lifecycle.check_loop("GroupCall")
         while not self._arrived:
             if not self._missing:
                 raise StopAsyncIteration
@@ -333,7 +333,7 @@ class _FanOut:
         )
 
     async def _connect(self, future: CallFuture[Any], dials: asyncio.Semaphore) -> None:
-        await self._worker.connect_and_start(
+        await self._worker.calls.connect_and_start(
             future,
             lambda link: self._start_on(link, future),
             deadline=self._deadline,

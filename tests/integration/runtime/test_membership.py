@@ -365,7 +365,9 @@ async def test_a_call_goes_where_the_worker_is_now(quick: Trio) -> None:
     await a.peer("b").call(remote.add, 1)
     a.parts.membership.gossip.pass_on = lambda *_: None  # type: ignore[method-assign]
     async with killed(c), joining("c", b):
-        stale = replace(c.parts.member, addresses=("uds:///nobody/listens/here",))
+        stale = replace(
+            c.parts.identity.member, addresses=("uds:///nobody/listens/here",)
+        )
         a.parts.directory.add([stale])
         assert await a.peer("c").call(remote.add, 1) == 2
 
