@@ -42,7 +42,7 @@ from asyncrpc.runtime.membership.meetings import MeetingService
 from asyncrpc.runtime.membership.rendezvous import Rendezvous
 from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.payloads.landing import ReceivePool
+from asyncrpc.runtime.payloads.receive_pool import ReceivePool
 from asyncrpc.runtime.payloads.sharing import Sharing
 from asyncrpc.runtime.services import Services
 from asyncrpc.runtime.socket_directory import SocketDirectory
@@ -130,7 +130,7 @@ class Parts:
             *(calls.new_call, calls.begin, calls.is_known),
         )
         self.start_call, self.start_remote = calls.start_call, calls.start_remote
-        self.thread_states = calls.thread_states
+        self.thread_states, self.unsent = calls.thread_states, calls.unsent
         self.check_running = self.lifecycle.check_running
         self.check_on_loop = self.lifecycle.check_on_loop
 
@@ -145,14 +145,6 @@ class Parts:
     @property
     def active(self) -> int:
         return self.admission.active
-
-    @property
-    def beginning(self) -> int:
-        return self.calls.beginning
-
-    @beginning.setter
-    def beginning(self, count: int) -> None:
-        self.calls.beginning = count
 
     @property
     def is_draining(self) -> bool:
@@ -213,7 +205,7 @@ class Parts:
         self.barriers = Barrier(identity, tasks, peers, self.check_running)
         self.meetings = MeetingService(identity, tasks, peers)
         self.graceful_shutdown = GracefulShutdown(
-            identity, tasks, peers, lambda: bool(self.active or self.beginning)
+            identity, tasks, peers, lambda: bool(self.active or self.unsent.count)
         )
         self.memory = Sharing(self)
         self.membership = MembershipService(

@@ -28,8 +28,9 @@ from asyncrpc.runtime.calls.message_codec import (
     MessageCodec,
     may_be_overtaken,
 )
-from asyncrpc.runtime.calls.packing import PackingHost, RequestPacking, never_sent
+from asyncrpc.runtime.calls.packing import PackingHost, RequestPacking
 from asyncrpc.runtime.calls.streams import StreamReceiver
+from asyncrpc.runtime.calls.unsent import never_sent
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.machine.calls import PendingCalls
 from asyncrpc.runtime.machine.credit import WaitingRequests

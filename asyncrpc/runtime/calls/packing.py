@@ -11,16 +11,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from asyncrpc.clock import Deadline
-from asyncrpc.errors import (
-    AsyncRpcError,
-    CallError,
-    DeadlineExceededError,
-    Outcome,
-    WorkerLostError,
-)
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX
+from asyncrpc.runtime.calls.unsent import UnsentCalls
 from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.serde import Copy, Encoded
 
@@ -33,13 +27,11 @@ class FetchesCopies(Protocol):
 
 
 class PackingHost(Scheduler, Protocol):
-    """What a worker packs requests with.
+    """What a worker packs requests with."""
 
-    Attributes:
-        beginning: calls that have been started and have no link yet.
-    """
-
-    beginning: int
+    @property
+    def unsent(self) -> UnsentCalls:
+        """Counts the calls that wait."""
 
     @property
     def devices(self) -> FetchesCopies:
@@ -97,29 +89,17 @@ class RequestPacking:
         deadline: Deadline | None,
     ) -> None:
         """Pack a call's arguments, then send it; whatever goes wrong, it fails."""
-        self._host.beginning += 1
         try:
-            async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
-                if encoded.copies:
-                    await self._host.devices.fetched(encoded.copies)
-                packed = await pack()
-            call.begun = None
-            if not call.done():
-                send(packed)
-        except AsyncRpcError as error:
-            if isinstance(error, CallError):
-                error.function, error.to = call.function, call.to
-            call.fail(error)
-        except TimeoutError:
-            allowed_s = 0.0 if deadline is None else deadline.allowed_s
-            call.fail(never_sent(call.function, call.to, allowed_s))
-        except asyncio.CancelledError:
-            call.fail(_cut_off(call))
-            raise
-        except Exception as error:  # noqa: BLE001  (no memory, say; the caller's)
-            call.fail(error)
+            async with self._host.unsent.waiting(call, deadline, "the call was sent"):
+                end_s = None if deadline is None else deadline.at_s
+                async with asyncio.timeout_at(end_s):
+                    if encoded.copies:
+                        await self._host.devices.fetched(encoded.copies)
+                    packed = await pack()
+                call.begun = None
+                if not call.done():
+                    send(packed)
         finally:
-            self._host.beginning -= 1
             if call.link is None:
                 undo_pins(call)
 
@@ -129,19 +109,3 @@ def undo_pins(call: CallFuture[Any]) -> None:
     if call.pins is not None:
         call.pins.undo()
         call.pins = None
-
-
-def never_sent(function: str, to: str, allowed_s: float) -> DeadlineExceededError:
-    """Return the error about a call whose deadline passed before it was sent."""
-    return DeadlineExceededError(
-        function=function, to=to, outcome=Outcome.NOT_EXECUTED, timeout_s=allowed_s
-    )
-
-
-def _cut_off(call: CallFuture[Any]) -> WorkerLostError:
-    return WorkerLostError(
-        "this worker was shut down before the call was sent",
-        function=call.function,
-        to=call.to,
-        outcome=Outcome.NOT_EXECUTED,
-    )

@@ -17,17 +17,14 @@ from torch.autograd import profiler
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import (
-    AsyncRpcError,
-    DeadlineExceededError,
-    Outcome,
     UsageError,
-    WorkerLostError,
 )
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
 from asyncrpc.runtime.calls.destination import Destination
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
 from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
+from asyncrpc.runtime.calls.unsent import UnsentCalls
 from asyncrpc.runtime.extensions import References, ThreadState
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.loops import running_loop
@@ -70,7 +67,7 @@ class CallStarter:
     """Starts the calls of one worker.
 
     Attributes:
-        beginning: calls that have been started and have no link yet.
+        unsent: calls that have been started and wait.
         shows_calls: to a profiler; a facade does it in its callers' threads.
         references: makes what `remote` returns; None: there are no references.
         thread_states: what travels with a call because of the thread that makes it.
@@ -88,7 +85,7 @@ class CallStarter:
         self.options = options
         self.references: References | None = None
         self.thread_states: list[ThreadState] = []
-        self.beginning = 0
+        self.unsent = UnsentCalls()
         self.shows_calls = True
         # Functions' names, as they are sent.
         self._known: dict[Callable[..., Any], tuple[str | None, str]] = {}
@@ -343,8 +340,7 @@ class CallStarter:
             deadline: for the connection, too.
             turn: held while connecting.
         """
-        self.beginning += 1
-        try:
+        async with self.unsent.waiting(call, deadline, "it had a connection"):
             async with (
                 asyncio.timeout_at(None if deadline is None else deadline.at_s),
                 turn,
@@ -353,19 +349,6 @@ class CallStarter:
             call.begun = None
             if not call.done():
                 start(link)
-        except AsyncRpcError as error:
-            # Without its traceback: this frame keeps the call, and what it is for.
-            call.fail(_named(error, call).with_traceback(None))
-        except TimeoutError:
-            allowed_s = 0.0 if deadline is None else deadline.allowed_s
-            call.fail(_never_sent(call, allowed_s))
-        except asyncio.CancelledError:
-            call.fail(_cut_off(call))  # unless it was the caller who gave up
-            raise
-        except Exception as error:  # noqa: BLE001  (a value's own code; the caller's)
-            call.fail(error)
-        finally:
-            self.beginning -= 1
 
     def meta_here(self) -> dict[str, Any]:
         """Return what travels with a call because this thread makes it."""
@@ -400,28 +383,3 @@ class CallStarter:
         else:
             (target, _), values = self._describe_anew(function, args, named)
         return self.references.start_remote(to, target, values, options=options)
-
-
-def _named(error: AsyncRpcError, call: CallFuture[Any]) -> AsyncRpcError:
-    """Say in an error which call it befell."""
-    if hasattr(error, "function") and hasattr(error, "to"):
-        error.function, error.to = call.function, call.to
-    return error
-
-
-def _cut_off(call: CallFuture[Any]) -> AsyncRpcError:
-    return WorkerLostError(
-        "this worker was shut down before it had a connection",
-        function=call.function,
-        to=call.to,
-        outcome=Outcome.NOT_EXECUTED,
-    )
-
-
-def _never_sent(call: CallFuture[Any], allowed_s: float) -> AsyncRpcError:
-    return DeadlineExceededError(
-        function=call.function,
-        to=call.to,
-        outcome=Outcome.NOT_EXECUTED,
-        timeout_s=allowed_s,
-    )

@@ -36,8 +36,8 @@ from asyncrpc.runtime.links.hello import HelloSink
 from asyncrpc.runtime.links.resumption import Resumption
 from asyncrpc.runtime.payloads.in_band import InBandPayloads
 from asyncrpc.runtime.payloads.incoming import IncomingPayloads
-from asyncrpc.runtime.payloads.landing import fresh
 from asyncrpc.runtime.payloads.lanes import Lanes
+from asyncrpc.runtime.payloads.receive_pool import fresh
 from asyncrpc.runtime.payloads.routes import PayloadRoute, PayloadRoutes
 from asyncrpc.transport.abc import PeerCredentials, Transport
 from asyncrpc.transport.address import Address

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from asyncrpc.runtime.payloads.landing import zeros
+from asyncrpc.runtime.payloads.receive_pool import zeros
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.reader import FrameReader, MessageSink, ReaderLimits
 

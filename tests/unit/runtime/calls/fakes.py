@@ -24,6 +24,7 @@ from asyncrpc.runtime.calls.outbound import OutboundCall, OutboundCalls
 from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.requests import RequestDispatcher
 from asyncrpc.runtime.calls.responder import Responder
+from asyncrpc.runtime.calls.unsent import UnsentCalls
 from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.runtime.machine.link import LinkStatus
 from asyncrpc.runtime.options import Options
@@ -226,7 +227,7 @@ class FakeHost:
     loop: Any = field(default_factory=FakeLoop)
     references: Any = None
     is_draining: bool = False
-    beginning: int = 0
+    unsent: UnsentCalls = field(default_factory=UnsentCalls)
     inbound_bytes_max: int = 64 << 20
 
     def __post_init__(self) -> None:

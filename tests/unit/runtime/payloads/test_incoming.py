@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncrpc.runtime.payloads.incoming import IncomingPayloads
-from asyncrpc.runtime.payloads.landing import fresh
+from asyncrpc.runtime.payloads.receive_pool import fresh
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.reader import ReaderLimits
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from asyncrpc import Options, UsageError
-from asyncrpc.runtime.payloads import landing
-from asyncrpc.runtime.payloads.landing import POOLED_BYTES_MIN, ReceivePool
+from asyncrpc.runtime.payloads import receive_pool
+from asyncrpc.runtime.payloads.receive_pool import POOLED_BYTES_MIN, ReceivePool
 from asyncrpc.testing.loop import SimLoop
 
 MIB = 1 << 20
@@ -133,11 +133,11 @@ class TestTime:
         pool = pool_of()
         early, late = pool.make(MIB), pool.make(2 * MIB)
         del early
-        await asyncio.sleep(landing.IDLE_S / 2)
+        await asyncio.sleep(receive_pool.IDLE_S / 2)
         del late
-        await asyncio.sleep(landing.IDLE_S * 0.75)
+        await asyncio.sleep(receive_pool.IDLE_S * 0.75)
         assert pool.idle_bytes == 2 * MIB
-        await asyncio.sleep(landing.IDLE_S / 2)
+        await asyncio.sleep(receive_pool.IDLE_S / 2)
         assert pool.idle_bytes == 0
 
     async def test_no_timer_runs_for_an_empty_pool(self) -> None:
@@ -147,16 +147,16 @@ class TestTime:
         del view
         await asyncio.sleep(0)
         assert pool._timer is not None  # noqa: SLF001
-        await asyncio.sleep(2 * landing.IDLE_S)
+        await asyncio.sleep(2 * receive_pool.IDLE_S)
         assert pool._timer is None  # noqa: SLF001
 
     async def test_memory_in_use_again_is_not_freed_by_the_timer(self) -> None:
         pool = pool_of()
         view = pool.make(MIB)
         del view
-        await asyncio.sleep(landing.IDLE_S / 2)
+        await asyncio.sleep(receive_pool.IDLE_S / 2)
         view = pool.make(MIB)
         view[:] = b"x" * MIB
-        await asyncio.sleep(2 * landing.IDLE_S)
+        await asyncio.sleep(2 * receive_pool.IDLE_S)
         assert pool.idle_bytes == 0
         assert bytes(view) == b"x" * MIB
