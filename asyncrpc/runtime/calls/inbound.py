@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import torch
@@ -268,11 +269,12 @@ class InboundCall:
         """Run the coroutine that sends a stream's items, in this call's context."""
         self._start_task(coroutine)
 
-    def _start_task(self, coroutine: Any) -> None:
+    def _start_task(self, coroutine: Any) -> asyncio.Task[None]:
         if self.claim is not None:
             self.claim.hold()
-        self.task = self.host.start_task(coroutine, context=self.context)
-        self.task.add_done_callback(self._on_task_done)
+        task = self.task = self.host.start_task(coroutine, context=self.context)
+        task.add_done_callback(self._on_task_done)
+        return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():  # before it began, and so could say it
@@ -364,7 +366,8 @@ class InboundCall:
         if future is None and issubclass(type(result), Coroutine):
             future = result
         if future is not None:
-            self._start_task(self._await(_identity, [future], {}))
+            task = self._start_task(self._await(_identity, [future], {}))
+            task.add_done_callback(partial(_cancel_unawaited, future, self.host.loop))
         elif is_marked:
             self.responder.answer_error(self, _no_future(result))
         else:
@@ -405,6 +408,15 @@ def _cancel(value: Any, loop: asyncio.AbstractEventLoop) -> None:
         issubclass(kind, asyncio.Future) and value.get_loop() is loop
     ):
         value.cancel()
+
+
+def _cancel_unawaited(
+    future: Any, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]
+) -> None:
+    """Cancel a future whose task was cancelled before it began to await it."""
+    if task.cancelled():
+        with contextlib.suppress(Exception):  # its own code may run
+            _cancel(future, loop)
 
 
 def as_awaitable(value: Any) -> Any:

@@ -1,0 +1,63 @@
+"""A call that is given up lets go of the future that its function has returned."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.modes import Mode, Target
+from asyncrpc.runtime.tasks import Tasks
+
+
+class Host(Tasks):
+    """A worker, as far as one call goes."""
+
+    name = "b"
+    is_draining = False
+
+    def __init__(self) -> None:
+        super().__init__(asyncio.get_running_loop())
+        self.context = contextvars.Context()
+        self.pool: Any = SimpleNamespace(submit=self._submit)
+        self.propagators: list[Any] = []
+        self.options: Any = None
+        self.ended: Any = None
+
+    def _submit(self, job: Any, done: Any) -> None:
+        self.ended = lambda: done(job(), None)  # as when a thread has ended
+
+
+class Responder:
+    """Takes note of calls of which nobody wants an answer."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[InboundCall] = []
+
+    def forget(self, inbound: InboundCall) -> None:
+        self.forgotten.append(inbound)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+async def test_a_future_is_cancelled_however_early_its_call_is_given_up(
+    steps: int,
+) -> None:
+    """Also between the end of the function and the first step of what awaits it."""
+    host, responder = Host(), Responder()
+    returned: asyncio.Future[None] = host.loop.create_future()
+    inbound = InboundCall(host, responder, 1, None, {})  # type: ignore[arg-type]
+    target = Target("give", lambda: returned, Mode.ASYNC_EXECUTION)
+    inbound.run(target, [], {})
+    host.ended()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    inbound.cancel()
+    await asyncio.wait([returned], timeout=60.0)
+    assert returned.cancelled()
+    assert inbound.task is not None
+    await asyncio.wait([inbound.task], timeout=60.0)
+    assert responder.forgotten == [inbound]
