@@ -75,13 +75,13 @@ from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.records import RRefRecord
 from asyncrpc.runtime.calls.context import cancelled, deadline
 from asyncrpc.runtime.calls.futures import CallFuture, CallStats
-from asyncrpc.runtime.calls.group import GroupCall, GroupReply, PeerGroup
-from asyncrpc.runtime.calls.peer import Peer
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.loops import run
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
 from asyncrpc.runtime.membership.rendezvous import JoinRendezvous, LocalRendezvous
 from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.peers.group import GroupCall, GroupReply, PeerGroup
+from asyncrpc.runtime.peers.peer import Peer
 from asyncrpc.runtime.worker import current_worker
 from asyncrpc.serde import Policy, expose, share
 from asyncrpc.transport.tls import Tls

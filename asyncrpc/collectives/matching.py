@@ -35,7 +35,7 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.parts import Parts

@@ -18,7 +18,7 @@ from asyncrpc.collectives.matching import Run
 from asyncrpc.collectives.messages import MessagePath, play
 from asyncrpc.collectives.reductions import Reduction
 from asyncrpc.collectives.shared import SharedPath, shared_bytes
-from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.transport.address import Address
 
 _WORD_BYTES: Final = 8

@@ -18,7 +18,7 @@ from asyncrpc.rref.pins import MessagePins
 from asyncrpc.rref.shared import Shared, SharedById
 from asyncrpc.rref.tables import Tables
 from asyncrpc.rref.values import Values
-from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.ports import PeerLink
 
 FORK, LOAN, HOME = 0, 1, 2  # from its owner; from another holder; to this worker itself

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.options import UNSET
 from asyncrpc.runtime.ports import PeerLink
 

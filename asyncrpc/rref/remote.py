@@ -30,7 +30,7 @@ from asyncrpc.rref.tables import Tables
 from asyncrpc.rref.values import Values, result_of
 from asyncrpc.runtime.calls.destination import Destination, put
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, options_within
 from asyncrpc.runtime.ports import PeerLink
 

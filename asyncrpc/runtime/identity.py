@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Callable
 
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.links.host import HOST_ID
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.host import HOST_ID
+from asyncrpc.runtime.members import Member
 from asyncrpc.wire.messages import Hello
 
 

@@ -20,8 +20,6 @@ from asyncrpc.runtime.calls.admission import CallAdmission
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.calls.credit import InboundCredit
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
-from asyncrpc.runtime.calls.peer import Peer
-from asyncrpc.runtime.calls.starter import CallStarter
 from asyncrpc.runtime.calls.targets import Targets
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.devices.backends import Turning, backend_of
@@ -44,6 +42,8 @@ from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.receive_pool import ReceivePool
 from asyncrpc.runtime.payloads.sharing import Sharing
+from asyncrpc.runtime.peers.peer import Peer
+from asyncrpc.runtime.peers.starter import CallStarter
 from asyncrpc.runtime.services import Services
 from asyncrpc.runtime.socket_directory import SocketDirectory
 from asyncrpc.runtime.spinning import spinner_for

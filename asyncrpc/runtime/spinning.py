@@ -1,6 +1,6 @@
 """Polling: keeps an event loop awake while an answer is about to come.
 
-What decides is in `machine.spin`.  To poll is to have one callback call itself again:
+What decides is in `runtime.spin`.  To poll is to have one callback call itself again:
 the loop then looks at its sockets and never sleeps.  Everything else on the loop has
 its turn in between.  While a function runs in a thread of this worker there is no
 polling: the thread needs the interpreter's lock again and again, and the loop would
@@ -14,7 +14,7 @@ import os
 from typing import Final
 
 from asyncrpc.clock import now_s
-from asyncrpc.runtime.machine.spin import Spin
+from asyncrpc.runtime.spin import Spin
 from asyncrpc.runtime.threads import ThreadPool
 
 # How long it polls at most after a write: the steps of a training loop wait for up to

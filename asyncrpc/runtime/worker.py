@@ -24,8 +24,6 @@ from asyncrpc.arguments import (
 from asyncrpc.errors import NotStartedError, UsageError
 from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.calls.group import PeerGroup, group_of
-from asyncrpc.runtime.calls.peer import Peer
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.forking import end_in_forked_children
 from asyncrpc.runtime.identity import WorkerIdentity
@@ -36,6 +34,8 @@ from asyncrpc.runtime.membership.rendezvous import Rendezvous, open_rendezvous
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.payloads.placing import empty
+from asyncrpc.runtime.peers.group import PeerGroup, group_of
+from asyncrpc.runtime.peers.peer import Peer
 from asyncrpc.runtime.teardown import Teardown, report
 from asyncrpc.serde import Policy
 from asyncrpc.transport.abc import Connector

@@ -8,7 +8,7 @@ import msgpack
 
 from asyncrpc.errors import AsyncRpcError, LocalProtocolError, RemoteProtocolError
 from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.members import Member
 from asyncrpc.transport.address import Address
 from asyncrpc.wire.messages import Hello, unpack_head
 from tests.fuzz.choices import Choices

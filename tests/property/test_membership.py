@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 )
 
 from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.machine.membership import (
+from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.membership.machine.membership import (
     Announce,
     Answer,
     Contest,
@@ -30,7 +31,6 @@ from asyncrpc.runtime.machine.membership import (
     Status,
     Warn,
 )
-from asyncrpc.runtime.membership.members import Member
 
 NAMES = [f"w{number}" for number in range(6)]
 ROUNDS = 12 * len(NAMES)  # of comparing; far more than any run needs

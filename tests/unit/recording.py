@@ -11,7 +11,7 @@ from asyncrpc.clock import Deadline
 from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.devices.maps import DeviceMap
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.members import Member
 
 T = TypeVar("T")
 

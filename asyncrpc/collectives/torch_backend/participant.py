@@ -21,9 +21,9 @@ from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.collectives.torch_backend.work import CollectiveWork, destroyed
 from asyncrpc.errors import ClosedError, UsageError
 from asyncrpc.runtime.eager import eager_task
+from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.hosting import LoopThread
-from asyncrpc.runtime.links.host import HOST_ID
-from asyncrpc.runtime.membership.members import Member, Rendezvous
+from asyncrpc.runtime.members import Member, Rendezvous
 from asyncrpc.runtime.membership.stores import StoreRendezvous
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.parts import Parts

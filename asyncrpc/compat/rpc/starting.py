@@ -33,7 +33,7 @@ from asyncrpc.compat.rpc.rref import RRef
 from asyncrpc.compat.rpc.turns import turn_at
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.runtime.hosting import LoopThread
-from asyncrpc.runtime.membership.members import Member, Rendezvous, RunningGroup
+from asyncrpc.runtime.members import Member, Rendezvous, RunningGroup
 from asyncrpc.runtime.membership.stores import StoreRendezvous
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.parts import Parts

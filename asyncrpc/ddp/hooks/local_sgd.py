@@ -22,7 +22,7 @@ from asyncrpc.ddp.given import check_bucket, check_group, check_hook, check_stat
 from asyncrpc.ddp.hooks.plain import average
 from asyncrpc.ddp.hooks.states import HookState
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.runtime.host import HOST_ID
 
 logger = logging.getLogger("asyncrpc")
 

@@ -17,6 +17,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.machine.calls import PendingCalls
 from asyncrpc.runtime.calls.message_codec import (
     NO_META,
     MessageCodec,
@@ -26,7 +27,6 @@ from asyncrpc.runtime.calls.message_codec import (
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.extensions import References
 from asyncrpc.runtime.forms import ID, Form, each
-from asyncrpc.runtime.machine.calls import PendingCalls
 from asyncrpc.serde import Codec, FunctionTable, rebuild_exception
 from asyncrpc.wire.messages import Meta, unpack_head
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from asyncrpc.runtime.calls.context import current_call_var
-from asyncrpc.runtime.machine.credit import (
+from asyncrpc.runtime.calls.machine.credit import (
     STALLED_AFTER_S,
     Account,
     Grant,
@@ -26,7 +26,7 @@ from asyncrpc.runtime.machine.credit import (
     Want,
     Why,
 )
-from asyncrpc.runtime.machine.link import LinkStatus
+from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.ports import MessageSender
 from asyncrpc.wire.frames import Flags, FrameKind
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from asyncrpc.errors import AsyncRpcError, CallError
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
+from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.runtime.ports import MessageSender
 from asyncrpc.serde import Encoded
 from asyncrpc.wire.frames import FrameKind

@@ -22,6 +22,9 @@ from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.deferred import DeferredMessage
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.heads import SentHeads
+from asyncrpc.runtime.calls.machine.calls import PendingCalls
+from asyncrpc.runtime.calls.machine.credit import WaitingRequests
+from asyncrpc.runtime.calls.machine.link import LinkState, LinkStatus
 from asyncrpc.runtime.calls.message_codec import (
     CODEC,
     NO_META,
@@ -32,9 +35,6 @@ from asyncrpc.runtime.calls.packing import PackingHost, RequestPacking
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.calls.unsent import never_sent
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
-from asyncrpc.runtime.machine.calls import PendingCalls
-from asyncrpc.runtime.machine.credit import WaitingRequests
-from asyncrpc.runtime.machine.link import LinkState, LinkStatus
 from asyncrpc.runtime.options import PLAIN, CallOptions
 from asyncrpc.runtime.ports import MessageSender
 from asyncrpc.serde import Codec, Compression, Encoded, compression_named

@@ -22,9 +22,9 @@ from asyncrpc.errors import (
     RemoteProtocolError,
 )
 from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.machine.calls import PendingCalls
+from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.devices.maps import DEVICES, IDENTITY, DeviceMap
-from asyncrpc.runtime.machine.calls import PendingCalls
-from asyncrpc.runtime.machine.link import LinkStatus
 from asyncrpc.serde import (
     Codec,
     DevicePlacement,

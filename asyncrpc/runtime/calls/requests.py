@@ -27,6 +27,7 @@ from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.function_names import name_of_value
 from asyncrpc.runtime.calls.heads import ReceivedHeads
 from asyncrpc.runtime.calls.inbound import CallHost, HeldCredit, InboundCall
+from asyncrpc.runtime.calls.machine.calls import ServedCalls
 from asyncrpc.runtime.calls.message_codec import (
     CODEC,
     NO_META,
@@ -40,7 +41,6 @@ from asyncrpc.runtime.calls.responder import Responder
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.extensions import References, Refused, Service, ThreadState
 from asyncrpc.runtime.forms import ID, TEXT, Form, array
-from asyncrpc.runtime.machine.calls import ServedCalls
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.serde import FunctionTable, text_of
 from asyncrpc.wire.frames import Flags, FrameKind

@@ -20,10 +20,10 @@ from asyncrpc.errors import (
 )
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder, holds_device_tensor
 from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.machine.calls import ServedCalls
 from asyncrpc.runtime.calls.message_codec import CODEC, MessageCodec, unsendable
 from asyncrpc.runtime.calls.preparation import PACK_HERE_BYTES_MAX, Threads
 from asyncrpc.runtime.extensions import Pins, References
-from asyncrpc.runtime.machine.calls import ServedCalls
 from asyncrpc.runtime.ports import MessageSender, PeerLink
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.serde import Copy, Encoded, compression_for_answer

@@ -15,9 +15,13 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import CallError, DeadlineExceededError, Outcome
 from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.machine.streams import (
+    StreamCredit,
+    StreamOrder,
+    StreamState,
+)
 from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.devices.maps import DeviceMap
-from asyncrpc.runtime.machine.streams import StreamCredit, StreamOrder, StreamState
 
 L_co = TypeVar("L_co", covariant=True)
 

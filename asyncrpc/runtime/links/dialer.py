@@ -19,6 +19,8 @@ from asyncrpc.errors import (
 )
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.links.entry import Entry
+from asyncrpc.runtime.links.machine.dialing import DialAttempts, DialEvent, DialState
+from asyncrpc.runtime.links.machine.pool import DUPLICATE
 from asyncrpc.runtime.links.ports import (
     DirectoryLink,
     Group,
@@ -26,8 +28,6 @@ from asyncrpc.runtime.links.ports import (
     LinkConnection,
 )
 from asyncrpc.runtime.links.routes import Routes
-from asyncrpc.runtime.machine.dialing import DialAttempts, DialEvent, DialState
-from asyncrpc.runtime.machine.pool import DUPLICATE
 from asyncrpc.runtime.ports import Identity
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello

@@ -32,7 +32,9 @@ from asyncrpc.runtime.links.admission import Admission
 from asyncrpc.runtime.links.connections import Connections
 from asyncrpc.runtime.links.dialer import Dialer
 from asyncrpc.runtime.links.entry import Entry, FirstMessage
+from asyncrpc.runtime.links.lane_dialer import LaneDialer
 from asyncrpc.runtime.links.liveness import Liveness, ShowsWorker
+from asyncrpc.runtime.links.machine.pool import DUPLICATE
 from asyncrpc.runtime.links.ports import (
     SILENT,
     DirectoryLink,
@@ -43,10 +45,8 @@ from asyncrpc.runtime.links.ports import (
 )
 from asyncrpc.runtime.links.reconnector import Reconnector
 from asyncrpc.runtime.links.routes import Routes
-from asyncrpc.runtime.machine.pool import DUPLICATE
-from asyncrpc.runtime.membership.members import Member, member_of
+from asyncrpc.runtime.members import Member, member_of
 from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.payloads.lane_dialer import LaneDialer
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.transport.abc import Connector
 from asyncrpc.wire.handshake import Role

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Generic, TypeVar
 
+from asyncrpc.runtime.links.machine.pool import PeerConnection
 from asyncrpc.runtime.links.ports import DirectoryLink, LinkConnection
-from asyncrpc.runtime.machine.pool import PeerConnection
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.members import Member
 
 LinkT = TypeVar("LinkT", bound=DirectoryLink)
 

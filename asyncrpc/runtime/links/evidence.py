@@ -15,7 +15,7 @@ from typing import Final
 
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.links.heartbeat import find_here, now_ns
-from asyncrpc.runtime.machine.detector import Evidence
+from asyncrpc.runtime.links.machine.detector import Evidence
 from asyncrpc.transport.address import Address
 from asyncrpc.watch import pulse, query
 from asyncrpc.wire.messages import Hello

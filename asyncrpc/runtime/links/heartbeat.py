@@ -18,7 +18,7 @@ from typing import Final
 
 from asyncrpc.clock import NS_PER_S, Clock
 from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.watch import pulse
 from asyncrpc.wire.messages import Hello
 

@@ -29,6 +29,8 @@ from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
 from asyncrpc.runtime.calls.deferred import DeferredMessages
 from asyncrpc.runtime.calls.heads import ReceivedHeads
 from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
+from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.calls.message_codec import MessageCodec, SharedPlaces
 from asyncrpc.runtime.calls.modes import Target
 from asyncrpc.runtime.calls.outbound import OutboundCall, OutboundCalls, OutboundHost
@@ -37,8 +39,6 @@ from asyncrpc.runtime.calls.requests import RequestDispatcher, RequestHost
 from asyncrpc.runtime.calls.responder import Responder, ResponderHost
 from asyncrpc.runtime.devices.staging import Devices
 from asyncrpc.runtime.links.connection import Connection
-from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
-from asyncrpc.runtime.machine.link import LinkStatus
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.lanes import LaneConnection
 from asyncrpc.runtime.threads import ThreadPool

@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 from asyncrpc.errors import ConnectionLostError
 from asyncrpc.runtime.links.evidence import evidence_of
+from asyncrpc.runtime.links.machine.detector import Action, Detector, Evidence, Verdict
 from asyncrpc.runtime.links.ports import LinkConnection, ResumableConnection
-from asyncrpc.runtime.machine.detector import Action, Detector, Evidence, Verdict
 from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import Hello

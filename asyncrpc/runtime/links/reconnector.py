@@ -22,15 +22,8 @@ from asyncrpc.errors import (
 )
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.links.disconnected import Discard
-from asyncrpc.runtime.links.ports import (
-    SILENT,
-    Handshakes,
-    LinkConnection,
-    ResumableConnection,
-)
-from asyncrpc.runtime.links.routes import Routes
-from asyncrpc.runtime.machine.detector import Evidence
-from asyncrpc.runtime.machine.reconnect import (
+from asyncrpc.runtime.links.machine.detector import Evidence
+from asyncrpc.runtime.links.machine.reconnect import (
     ADVICE,
     NO_SUCH,
     SUPERSEDED,
@@ -41,7 +34,14 @@ from asyncrpc.runtime.machine.reconnect import (
     answer_limit_s,
     reason_of_verdict,
 )
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.links.ports import (
+    SILENT,
+    Handshakes,
+    LinkConnection,
+    ResumableConnection,
+)
+from asyncrpc.runtime.links.routes import Routes
+from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.transport.address import Address
 from asyncrpc.wire.handshake import Role

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from asyncrpc.runtime.links.host import HOST_ID
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.host import HOST_ID
+from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.options import Options
 from asyncrpc.transport.abc import Connector, StreamHandler
 from asyncrpc.transport.address import Address

@@ -11,7 +11,7 @@ from typing import Final
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import WorkerInfo
 from asyncrpc.runtime.loops import check_loop
-from asyncrpc.runtime.machine.membership import ChangeKind
+from asyncrpc.runtime.membership.machine.membership import ChangeKind
 
 # Changes that a program has not taken.  More would not help one that is so far behind:
 # it has to look at the whole list again.

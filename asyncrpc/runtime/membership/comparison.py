@@ -20,14 +20,14 @@ from typing import Any, Final, Protocol
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.runtime.forms import ID, Form, anything, each
-from asyncrpc.runtime.machine.membership import (
+from asyncrpc.runtime.membership.gossip import FOR_YOU, SERVICE
+from asyncrpc.runtime.membership.machine.membership import (
     SUCCEEDED,
     Effect,
     Membership,
     Record,
 )
-from asyncrpc.runtime.machine.ring import CIRCLE, place_of
-from asyncrpc.runtime.membership.gossip import FOR_YOU, SERVICE
+from asyncrpc.runtime.membership.machine.ring import CIRCLE, place_of
 from asyncrpc.runtime.membership.ports import MemberLink, Peers
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Identity, Scheduler

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from asyncrpc.errors import TransportError
-from asyncrpc.runtime.machine.membership import Record
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.membership.machine.membership import Record
 from asyncrpc.runtime.membership.ports import MemberLink
 from asyncrpc.runtime.ports import Identity, Scheduler
 

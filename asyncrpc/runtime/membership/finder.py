@@ -12,9 +12,9 @@ from typing import Final, TypeAlias
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import UnknownWorkerError
-from asyncrpc.runtime.machine.membership import Membership, Record
-from asyncrpc.runtime.machine.ring import place_of
 from asyncrpc.runtime.membership.gossip import FOR_YOU, SERVICE
+from asyncrpc.runtime.membership.machine.membership import Membership, Record
+from asyncrpc.runtime.membership.machine.ring import place_of
 from asyncrpc.runtime.membership.ports import MemberLink, Peers
 from asyncrpc.runtime.ports import Identity, Scheduler
 

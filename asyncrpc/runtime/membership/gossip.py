@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.runtime.machine.membership import Membership, Record
-from asyncrpc.runtime.machine.ring import CIRCLE, place_of
+from asyncrpc.runtime.membership.machine.membership import Membership, Record
+from asyncrpc.runtime.membership.machine.ring import CIRCLE, place_of
 from asyncrpc.runtime.membership.ports import Peers
 from asyncrpc.runtime.ports import Scheduler
 

@@ -28,17 +28,17 @@ from asyncrpc.runtime.links.ports import (
     HandshakeConnection,
     LinkConnection,
 )
-from asyncrpc.runtime.machine.membership import (
+from asyncrpc.runtime.members import (
+    UNKNOWN_INCARNATION,
+    Member,
+    member_of,
+)
+from asyncrpc.runtime.membership.gossip import SERVICE
+from asyncrpc.runtime.membership.machine.membership import (
     MEMBERS_MAX,
     Effect,
     Membership,
     Record,
-)
-from asyncrpc.runtime.membership.gossip import SERVICE
-from asyncrpc.runtime.membership.members import (
-    UNKNOWN_INCARNATION,
-    Member,
-    member_of,
 )
 from asyncrpc.runtime.membership.ports import JoiningPeers, Peers
 from asyncrpc.runtime.ports import Identity, Scheduler

@@ -12,7 +12,7 @@ from asyncrpc.errors import AsyncRpcError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.links.ports import Handshakes
 from asyncrpc.runtime.links.routes import Routes
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.wire.messages import Hello
 

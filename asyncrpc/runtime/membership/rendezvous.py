@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 from asyncrpc.arguments import check_count, check_texts, wrong
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices import pjrt
-from asyncrpc.runtime.membership.members import (
+from asyncrpc.runtime.members import (
     UNKNOWN_INCARNATION,
     Member,
     Rendezvous,

@@ -41,21 +41,14 @@ from asyncrpc.runtime.forms import (
     whole,
 )
 from asyncrpc.runtime.links.ports import HandshakeConnection
-from asyncrpc.runtime.machine.membership import (
-    BUCKETS,
-    TOMBSTONE_S,
-    TOMBSTONES_MAX,
-    Announce,
-    Answer,
-    Changed,
-    ChangeKind,
-    Contest,
-    Effect,
-    Membership,
-    Record,
-    Warn,
+from asyncrpc.runtime.members import (
+    UNKNOWN_INCARNATION,
+    Member,
+    Rendezvous,
+    Republishing,
+    RunningGroup,
+    member_of,
 )
-from asyncrpc.runtime.machine.ring import CIRCLE, place_of
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
 from asyncrpc.runtime.membership.comparison import Comparison
 from asyncrpc.runtime.membership.displacement import Displacement
@@ -69,14 +62,21 @@ from asyncrpc.runtime.membership.gossip import (
     pack,
 )
 from asyncrpc.runtime.membership.joining import JoinAdmission, Joiner, JoinTimes
-from asyncrpc.runtime.membership.members import (
-    UNKNOWN_INCARNATION,
-    Member,
-    Rendezvous,
-    Republishing,
-    RunningGroup,
-    member_of,
+from asyncrpc.runtime.membership.machine.membership import (
+    BUCKETS,
+    TOMBSTONE_S,
+    TOMBSTONES_MAX,
+    Announce,
+    Answer,
+    Changed,
+    ChangeKind,
+    Contest,
+    Effect,
+    Membership,
+    Record,
+    Warn,
 )
+from asyncrpc.runtime.membership.machine.ring import CIRCLE, place_of
 from asyncrpc.runtime.membership.ports import JoiningPeers, MemberLink, OnPeerLost
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Identity, Scheduler

@@ -24,7 +24,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from asyncrpc.clock import Clock
 from asyncrpc.errors import RendezvousTimeoutError, UsageError
-from asyncrpc.runtime.membership.members import Member, RunningGroup, missing_error
+from asyncrpc.runtime.members import Member, RunningGroup, missing_error
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -27,13 +27,13 @@ from asyncrpc.errors import (
     MalformedError,
     RemoteProtocolError,
 )
-from asyncrpc.runtime.machine.lanes import (
+from asyncrpc.runtime.options import LANES_MAX
+from asyncrpc.runtime.payloads.machine.lanes import (
     TRANSITIONS,
     LanesEvent,
     LanesState,
     TurnRation,
 )
-from asyncrpc.runtime.options import LANES_MAX
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.wire.frames import FrameKind, Outgoing
 from asyncrpc.wire.transfers import Arrivals, Departure, Departures, LaneReader

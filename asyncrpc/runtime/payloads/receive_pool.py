@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from asyncrpc.runtime.machine.blocks import IdleBlocks, size_class
+from asyncrpc.runtime.payloads.machine.blocks import IdleBlocks, size_class
 from asyncrpc.serde.outbox import view_memory
 
 # Below it the C library reuses memory by itself.  Writing 16 MiB: 15 GB/s into kept

@@ -15,8 +15,8 @@ from aiohttp import web
 import asyncrpc
 from asyncrpc import Group, LocalRendezvous, Tls, WorkerInfo, devices, serving
 from asyncrpc.devices import DeviceName, xla
-from asyncrpc.runtime.machine.membership import ChangeKind
 from asyncrpc.runtime.membership.changes import MemberChange
+from asyncrpc.runtime.membership.machine.membership import ChangeKind
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.misuse import uses_processes, uses_testing
 from tests.integration.misuse.beside import (

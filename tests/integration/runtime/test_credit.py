@@ -20,8 +20,8 @@ from asyncrpc.errors import (
     RemoteError,
 )
 from asyncrpc.runtime.calls.credit import CreditStatistics
+from asyncrpc.runtime.calls.machine import credit as machine
 from asyncrpc.runtime.links.link import Link
-from asyncrpc.runtime.machine import credit as machine
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import Wires
 from tests.integration.runtime import remote

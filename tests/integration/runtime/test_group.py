@@ -22,7 +22,7 @@ from asyncrpc import (
     Worker,
     WorkerLostError,
 )
-from asyncrpc.runtime.calls import group as group_module
+from asyncrpc.runtime.peers import group as group_module
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from asyncrpc.testing.cluster import Wires
 from tests.integration.runtime import remote

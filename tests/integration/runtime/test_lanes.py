@@ -14,12 +14,12 @@ import torch
 
 from asyncrpc import Options, Worker, WorkerLostError
 from asyncrpc.errors import ConnectError, UsageError
+from asyncrpc.runtime.host import HOST_ID
+from asyncrpc.runtime.links import lane_dialer
 from asyncrpc.runtime.links.connection import Connection
-from asyncrpc.runtime.links.host import HOST_ID
 from asyncrpc.runtime.links.ports import SILENT
-from asyncrpc.runtime.machine.lanes import LanesState
-from asyncrpc.runtime.payloads import lane_dialer
 from asyncrpc.runtime.payloads.lanes import Lane, Lanes
+from asyncrpc.runtime.payloads.machine.lanes import LanesState
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
 from asyncrpc.testing.loop import SimLoop

@@ -25,8 +25,8 @@ from asyncrpc import (
     WorkerInfo,
     WorkerLostError,
 )
-from asyncrpc.runtime.machine.membership import ChangeKind
 from asyncrpc.runtime.membership.changes import CHANGES_MAX
+from asyncrpc.runtime.membership.machine.membership import ChangeKind
 from asyncrpc.testing import Cluster
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio

@@ -26,8 +26,8 @@ import pytest
 from asyncrpc import LocalRendezvous, Options, UsageError, Worker
 from asyncrpc.runtime.links.evidence import evidence_of
 from asyncrpc.runtime.links.heartbeat import PulseAddress
+from asyncrpc.runtime.links.machine.detector import Evidence
 from asyncrpc.runtime.links.sidecar_process import PACKAGE, PROGRAM
-from asyncrpc.runtime.machine.detector import Evidence
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.watch import pulse, query
 from asyncrpc.watch.process import CONNECTIONS_MAX

@@ -23,7 +23,7 @@ from asyncrpc.collectives.torch_backend.participant import check_reach
 from asyncrpc.errors import RendezvousTimeoutError
 from asyncrpc.ids import Incarnation
 from asyncrpc.multiprocessing import launch
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.members import Member
 from tests.integration.collectives.torch_backend.processes import run_ranks, start
 
 PROGRAM = """

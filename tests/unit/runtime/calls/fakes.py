@@ -18,6 +18,8 @@ from asyncrpc.runtime.calls.deferred import DeferredMessage, DeferredMessages
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.heads import ReceivedHeads
 from asyncrpc.runtime.calls.inbound import InboundCall
+from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
+from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.calls.message_codec import MessageCodec
 from asyncrpc.runtime.calls.modes import Mode, Target, mode_of
 from asyncrpc.runtime.calls.outbound import OutboundCall, OutboundCalls
@@ -25,8 +27,6 @@ from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.requests import RequestDispatcher
 from asyncrpc.runtime.calls.responder import Responder
 from asyncrpc.runtime.calls.unsent import UnsentCalls
-from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
-from asyncrpc.runtime.machine.link import LinkStatus
 from asyncrpc.runtime.options import Options
 from asyncrpc.serde import Codec, Copy, Encoded, FunctionTable, Policy
 from asyncrpc.wire.frames import Outgoing

@@ -16,8 +16,8 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.machine.credit import WINDOW
 from asyncrpc.runtime.calls.streams import StreamReceiver
-from asyncrpc.runtime.machine.credit import WINDOW
 from asyncrpc.runtime.options import PLAIN
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.messages import unpack_head

@@ -22,7 +22,7 @@ from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
 from asyncrpc.runtime.links.directory import Directory
 from asyncrpc.runtime.links.entry import Entry
 from asyncrpc.runtime.links.ports import HandshakeConnection
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.payloads.receive_pool import fresh
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrpc.errors import ClosedError, Outcome, WorkerLostError
 from asyncrpc.runtime.links.entry import FirstMessage
-from asyncrpc.runtime.machine.dialing import PAUSES_AFTER_BREAK_S
+from asyncrpc.runtime.links.machine.dialing import PAUSES_AFTER_BREAK_S
 from asyncrpc.testing.network import Network
 from tests.unit.runtime.links.directories import (
     OPTIONS,

@@ -9,8 +9,8 @@ import pytest
 
 from asyncrpc.errors import MalformedError, WorkerLostError
 from asyncrpc.runtime.calls.futures import CallFuture
+from asyncrpc.runtime.calls.machine.link import LinkState
 from asyncrpc.runtime.links.link import Link
-from asyncrpc.runtime.machine.link import LinkState
 from asyncrpc.wire.frames import FrameKind
 from tests.unit.runtime.calls.fakes import PEER, FakeConnection, FakeHost
 

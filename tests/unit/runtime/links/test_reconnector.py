@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.runtime.machine.detector import Evidence
-from asyncrpc.runtime.machine.reconnect import NO_SUCH
+from asyncrpc.runtime.links.machine.detector import Evidence
+from asyncrpc.runtime.links.machine.reconnect import NO_SUCH
 from asyncrpc.testing.network import Network
 from tests.unit.runtime.links.directories import (
     OPTIONS,

@@ -8,9 +8,9 @@ import pytest
 
 from asyncrpc import Options
 from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.links.routes import Routes, default_addresses, open_connectors
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.members import Member
 from asyncrpc.testing.network import Network
 
 ADDRESSES = ("tcp://10.0.0.7:1", "tcp://127.0.0.1:2", "uds:///run/b", "mem://b")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.members import Member
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.wire.messages import Hello
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from asyncrpc.errors import UnknownWorkerError
-from asyncrpc.runtime.machine.membership import Membership, Record
 from asyncrpc.runtime.membership.finder import ASKED_MAX, REFRESH_S, Finder
+from asyncrpc.runtime.membership.machine.membership import Membership, Record
 from asyncrpc.runtime.membership.ports import MemberLink
 from tests.unit.runtime.membership.peers import Company, run
 

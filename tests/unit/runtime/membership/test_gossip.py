@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from asyncrpc.errors import WorkerLostError
-from asyncrpc.runtime.machine.membership import Membership, Record
-from asyncrpc.runtime.machine.ring import place_of
 from asyncrpc.runtime.membership.gossip import BATCH_S, SERVICE, Gossip
+from asyncrpc.runtime.membership.machine.membership import Membership, Record
+from asyncrpc.runtime.membership.machine.ring import place_of
 from tests.unit.runtime.membership.peers import Company, run
 
 

@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from asyncrpc.errors import ConnectError, MalformedError
 from asyncrpc.runtime.links.connection import Connection
-from asyncrpc.runtime.machine.lanes import LanesState
 from asyncrpc.runtime.payloads.lanes import Lanes
+from asyncrpc.runtime.payloads.machine.lanes import LanesState
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.wire.frames import LANE_CHUNK_BYTES, FrameKind
 from asyncrpc.wire.handshake import Role

@@ -37,8 +37,8 @@ from asyncrpc.errors import AsyncRpcError, EncodeError, UsageError
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.calls.futures import CallFuture, call_site
-from asyncrpc.runtime.calls.peer import Peer
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
+from asyncrpc.runtime.peers.peer import Peer
 
 if TYPE_CHECKING:
     from asyncrpc.clock import Deadline

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.runtime.machine.detector import (
+from asyncrpc.runtime.links.machine.detector import (
     TICKS,
     Action,
     Detector,

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from asyncrpc.runtime.machine.link import (
+from asyncrpc.runtime.calls.machine.link import (
     TRANSITIONS,
     LinkEvent,
     LinkState,

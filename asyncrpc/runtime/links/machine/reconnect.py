@@ -24,7 +24,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from asyncrpc.runtime.machine.detector import Evidence
+from asyncrpc.runtime.links.machine.detector import Evidence
 
 # Between two attempts: doubled from the first to the last.
 FIRST_PAUSE_S: Final = 0.01

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrpc.runtime.machine.spin import PAUSE_MAX_S, PAUSE_S, STOLEN_S, Spin
+from asyncrpc.runtime.spin import PAUSE_MAX_S, PAUSE_S, STOLEN_S, Spin
 
 LIMIT_S = 200e-6
 LOOK_S = 2e-6

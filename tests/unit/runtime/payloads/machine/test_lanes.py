@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrpc.runtime.machine.lanes import (
+from asyncrpc.runtime.payloads.machine.lanes import (
     QUIET_TURN_BYTES,
     QUIET_TURNS,
     TRANSITIONS,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.runtime.machine.credit import (
+from asyncrpc.runtime.calls.machine.credit import (
     BEYOND_AFTER_S,
     PASSED_MAX,
     STALLED_AFTER_S,

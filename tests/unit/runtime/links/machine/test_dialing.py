@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from asyncrpc.runtime.machine.dialing import (
+from asyncrpc.runtime.links.machine.dialing import (
     ATTEMPTS_MAX,
     FINAL,
     PAUSES_AFTER_BREAK_S,

@@ -10,8 +10,9 @@ import pytest
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.machine import membership
-from asyncrpc.runtime.machine.membership import (
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
+from asyncrpc.runtime.membership.machine import membership
+from asyncrpc.runtime.membership.machine.membership import (
     BUCKETS,
     TOMBSTONE_S,
     Announce,
@@ -25,8 +26,7 @@ from asyncrpc.runtime.machine.membership import (
     Status,
     Warn,
 )
-from asyncrpc.runtime.machine.ring import place_of
-from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION, Member
+from asyncrpc.runtime.membership.machine.ring import place_of
 
 ALIVE, LOST, LEFT = Status
 JOINED = ChangeKind.JOINED

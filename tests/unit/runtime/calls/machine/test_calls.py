@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.runtime.machine.calls import PendingCalls, ServedCalls
+from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
 
 
 class TestPendingCalls:

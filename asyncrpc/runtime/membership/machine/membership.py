@@ -29,8 +29,8 @@ from typing import Any, Final, TypeAlias
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.machine.ring import BITS, CIRCLE, Ring, place_of
-from asyncrpc.runtime.membership.members import UNKNOWN_INCARNATION, Member
+from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
+from asyncrpc.runtime.membership.machine.ring import BITS, CIRCLE, Ring, place_of
 
 MEMBERS_MAX: Final = 65_536  # names, dead ones included; more are not taken in
 TOMBSTONES_MAX: Final = 4_096  # records of the dead; then the oldest is forgotten

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from asyncrpc.runtime.machine.pool import DUPLICATE, PeerConnection, PeerState
+from asyncrpc.runtime.links.machine.pool import DUPLICATE, PeerConnection, PeerState
 
 INCARNATIONS = {"smaller": 1, "larger": 2}
 OTHER = {"smaller": "larger", "larger": "smaller"}

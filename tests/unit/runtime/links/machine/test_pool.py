@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrpc.runtime.machine.pool import PeerConnection, PeerState
-from tests.unit.runtime.machine.dial_world import World
+from asyncrpc.runtime.links.machine.pool import PeerConnection, PeerState
+from tests.unit.runtime.links.machine.dial_world import World
 
 BOTH = {"smaller": 1, "larger": 1}
 

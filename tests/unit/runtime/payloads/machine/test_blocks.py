@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.runtime.machine.blocks import IdleBlocks, size_class
+from asyncrpc.runtime.payloads.machine.blocks import IdleBlocks, size_class
 
 MIB = 1 << 20
 

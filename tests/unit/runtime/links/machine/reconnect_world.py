@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from asyncrpc.runtime.machine.reconnect import (
+from asyncrpc.runtime.links.machine.reconnect import (
     Answer,
     Reconnect,
     ReconnectEvent,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrpc.runtime.machine.detector import Evidence
-from asyncrpc.runtime.machine.reconnect import (
+from asyncrpc.runtime.links.machine.detector import Evidence
+from asyncrpc.runtime.links.machine.reconnect import (
     ADVICE,
     ANSWER_S,
     ATTEMPTS_MAX,
@@ -26,7 +26,7 @@ from asyncrpc.runtime.machine.reconnect import (
     answer_limit_s,
     reason_of_verdict,
 )
-from tests.unit.runtime.machine.reconnect_world import End, World
+from tests.unit.runtime.links.machine.reconnect_world import End, World
 
 WHOLE, BROKEN = ReconnectState.WHOLE, ReconnectState.BROKEN
 CLAIMED, ENDED = ReconnectState.CLAIMED, ReconnectState.ENDED

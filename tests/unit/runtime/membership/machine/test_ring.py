@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from asyncrpc.runtime.machine.ring import CIRCLE, Ring, place_of
+from asyncrpc.runtime.membership.machine.ring import CIRCLE, Ring, place_of
 
 SIZES = (1, 2, 3, 5, 16, 64, 256, 1000)
 

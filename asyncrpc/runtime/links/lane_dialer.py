@@ -10,7 +10,7 @@ import asyncio
 from functools import partial
 
 from asyncrpc.errors import ConnectError
-from asyncrpc.runtime.links.host import HOST_ID
+from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.links.ports import (
     SILENT,
     Handshakes,
@@ -18,7 +18,7 @@ from asyncrpc.runtime.links.ports import (
     PayloadLanes,
 )
 from asyncrpc.runtime.links.routes import Routes
-from asyncrpc.runtime.membership.members import Member
+from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.options import LANES_MAX
 from asyncrpc.runtime.payloads.lanes import Lanes
 from asyncrpc.runtime.ports import Identity, Scheduler

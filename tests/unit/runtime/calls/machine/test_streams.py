@@ -6,7 +6,11 @@ from itertools import permutations, product
 
 import pytest
 
-from asyncrpc.runtime.machine.streams import StreamCredit, StreamOrder, StreamState
+from asyncrpc.runtime.calls.machine.streams import (
+    StreamCredit,
+    StreamOrder,
+    StreamState,
+)
 
 END = -1
 

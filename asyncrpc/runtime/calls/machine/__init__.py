@@ -1,0 +1,1 @@
+"""What the machines of calls decide: whose answer, how much room, what order."""

@@ -1,0 +1,1 @@
+"""What the machines of links decide: who dials, who is alive, what survives."""

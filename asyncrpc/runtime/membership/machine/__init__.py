@@ -1,0 +1,1 @@
+"""What the machines of membership decide: who is a member, who tells whom."""
