@@ -71,6 +71,13 @@ class DeferredMessage(list[memoryview]):
         if send is not None:
             send()
 
+    def on_filled(self, error: AsyncRpcError | None) -> None:
+        """Its bytes have left their devices, or cannot: None is no error."""
+        if error is None:
+            self.release()
+        else:
+            self.fail(error)
+
     def fail(self, error: AsyncRpcError) -> None:
         """What it waits for cannot come: tell whoever waits for it."""
         if self._on_failed is not None:

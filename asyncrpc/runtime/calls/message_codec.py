@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -29,6 +29,7 @@ from asyncrpc.serde import (
     UNREAD,
     Codec,
     Compression,
+    Copy,
     Encoded,
     is_staged,
     references_in,
@@ -60,8 +61,12 @@ class MessageParts(Protocol):
 class DeviceCopies(Protocol):
     """Copies from devices into the host memory of messages."""
 
-    def fetch(self, encoded: Encoded, message: DeferredMessage) -> None:
-        """Fill what a message needs, then let it go."""
+    def fill(
+        self,
+        copies: Iterable[Copy],
+        done: Callable[[AsyncRpcError | None], None],
+    ) -> None:
+        """Copy tensors to the host, then say so, or what went wrong."""
 
 
 class SharedPlaces(Protocol):
@@ -218,7 +223,7 @@ class MessageCodec:
 
     def fetch(self, encoded: Encoded) -> None:
         """Send a message only when its bytes have come from the devices."""
-        self._devices.fetch(encoded, self._deferred.defer(encoded))
+        self._devices.fill(encoded.copies, self._deferred.defer(encoded).on_filled)
 
     def _encode_values(
         self, value: Any, labels: Sequence[str], compression: Compression | None

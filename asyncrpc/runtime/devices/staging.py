@@ -22,11 +22,10 @@ from asyncrpc.errors import (
     RejectedError,
     UsageError,
 )
-from asyncrpc.runtime.calls.deferred import DeferredMessage
 from asyncrpc.runtime.devices.backends import Backend, backend_of, is_loaded
 from asyncrpc.runtime.devices.names import CPU, DeviceName
 from asyncrpc.runtime.threads import ThreadPool, outcome_to
-from asyncrpc.serde import Copy, Encoded
+from asyncrpc.serde import Copy
 
 T = TypeVar("T")
 
@@ -280,17 +279,6 @@ class Devices:
             return f'a worker that uses it has Options(devices=("{type_}",))'
         mine = ", ".join(map(str, self._declared)) or "none"
         return f"its Options.devices are {mine}"
-
-    def fetch(self, encoded: Encoded, message: DeferredMessage) -> None:
-        """Fill what a message needs, then let it go."""
-
-        def done(error: AsyncRpcError | None) -> None:
-            if error is None:
-                message.release()
-            else:
-                message.fail(error)
-
-        self.fill(encoded.copies, done)
 
     async def fetched(self, copies: Sequence[Copy]) -> None:
         """Wait until host memory has been filled.

@@ -14,7 +14,7 @@ from asyncrpc.errors import AsyncRpcError, MalformedError, RejectedError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.calls.answers import AnswerReceiver
 from asyncrpc.runtime.calls.credit import InboundCredit, LinkCredit
-from asyncrpc.runtime.calls.deferred import DeferredMessage, DeferredMessages
+from asyncrpc.runtime.calls.deferred import DeferredMessages
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.heads import ReceivedHeads
 from asyncrpc.runtime.calls.inbound import InboundCall
@@ -166,12 +166,6 @@ class FakeThreads:
 
 class FakeDevices:
     """Devices whose copies end when they are told to."""
-
-    def __init__(self) -> None:
-        self.fetching: list[DeferredMessage] = []
-
-    def fetch(self, encoded: Encoded, message: DeferredMessage) -> None:
-        self.fetching.append(message)
 
     async def fetched(self, copies: Sequence[Copy]) -> None: ...
 
