@@ -86,6 +86,7 @@ class FrameKind(enum.IntEnum):
     CLOSE = 20  # the last frame of a side that ends in order; control: why, for people
     CREDIT = 21  # aux: bytes that may be sent, by the request call_id, or with 0 by any
     WANT = 22  # aux: bytes of the request call_id, which waits for credit
+    LANE_BROKEN = 23  # call_id: a lane to dial again; aux: attempts taken so far
 
 
 class Flags(enum.IntFlag):

@@ -146,6 +146,7 @@ class Directory(Generic[LinkT]):
             self.routes,
             self.connections,
             wanted=options.bulk_lanes,
+            redial=self.reconnector.on_peer_broken,
         )
 
     def begin(self, group: Group, *on_link: Callable[[LinkT], None]) -> None:

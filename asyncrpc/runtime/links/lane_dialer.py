@@ -7,6 +7,7 @@ connection that it belongs to, by a number that only its two ends have seen.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from asyncrpc.errors import ConnectError
@@ -38,6 +39,7 @@ class LaneDialer:
         handshakes: Handshakes,
         *,
         wanted: int | None,
+        redial: Callable[[LinkConnection, int], None],
     ) -> None:
         """Prepare.
 
@@ -47,12 +49,14 @@ class LaneDialer:
             routes: the ways to peers.
             handshakes: makes connections.
             wanted: how many lanes a link has; None: as many as suit the transport.
+            redial: opens a lane anew that has broken at the peer.
         """
         self._identity = identity
         self._scheduler = scheduler
         self._routes = routes
         self._handshakes = handshakes
         self._wanted = wanted
+        self._redial = redial
 
     def prepare(self, control: LinkConnection, member: Member) -> None:
         """Let a connection have lanes, once a large payload needs them."""
@@ -70,6 +74,7 @@ class LaneDialer:
             wanted=self._wanted,
             is_on_host=control.peer is not None and control.peer.host_id == HOST_ID,
             dial=partial(self._dial_all, member, control) if dialed else None,
+            redial=self._redial,
             start_task=self._scheduler.start_task,
         )
 

@@ -243,6 +243,7 @@ class Link:
             FrameKind.FREE: self._on_free,
             FrameKind.LANES: self._on_lanes,
             FrameKind.LANE_DROP: self._on_lane_drop,
+            FrameKind.LANE_BROKEN: self._on_lane_broken,
             FrameKind.CREDIT: self.credit.on_credit,
             FrameKind.WANT: self.credit.on_want,
             FrameKind.ACK: self._on_ack,
@@ -332,6 +333,10 @@ class Link:
         dropped = lanes.arrivals.drop(serial, aux) if lanes is not None else None
         if dropped is not None:
             self.on_transfer_dropped(*dropped)
+
+    def _on_lane_broken(self, _flags: int, lane: int, aux: int, *_: object) -> None:
+        if self.connection.lanes is not None:
+            self.connection.lanes.on_peer_broken(lane, aux)
 
     def _on_free(self, _flags: int, location: int, *_rest: object) -> None:
         self.host.memory.take_back_from(self, location)

@@ -44,6 +44,7 @@ from asyncrpc.runtime.links.routes import Routes
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.transport.address import Address
+from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
 
@@ -179,7 +180,10 @@ class Reconnector:
 
     async def _reconnect(self, broken: Broken, error: TransportError | None) -> None:
         """Have a broken connection resumed, or end it."""
-        connection = broken.connection
+        connection, control = broken.connection, broken.connection.ack_through
+        if connection is not control and connection.role is Role.ACCEPTOR:
+            taken = broken.machine.attempt
+            control.send(FrameKind.LANE_BROKEN, connection.token, aux=taken)
         attempts: set[asyncio.Task[str]] = set()
         try:
             reason = await self._until_settled(broken, attempts)
@@ -224,6 +228,19 @@ class Reconnector:
         is_excused = control.is_broken or self._judge.is_silent(control)
         now_s = self._scheduler.loop.time()
         return broken.machine.on_pause_over(now_s, is_excused=is_excused)
+
+    def on_peer_broken(self, connection: ResumableConnection, attempt: int) -> None:
+        """A lane that this worker dials has broken at the peer: dial it again.
+
+        Nothing is written to an idle lane, so here there may be no sign of it.
+
+        Args:
+            connection: the lane.
+            attempt: the last one that the peer had taken when it broke; an earlier one
+                than the last one here means that it has been resumed since.
+        """
+        if attempt >= self._of(connection).machine.attempt:
+            connection.break_off("it has broken at the peer")
 
     def try_another_way(self, connection: ResumableConnection) -> None:
         """Dial again although a connection is not broken: nothing comes over it.

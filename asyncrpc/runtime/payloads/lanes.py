@@ -235,6 +235,7 @@ class Lanes:
         wanted: int | None,
         is_on_host: bool,
         dial: Callable[[int], Coroutine[Any, Any, None]] | None,
+        redial: Callable[[Any, int], None],
         start_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         """Prepare the lanes of a link; none is opened yet.
@@ -246,6 +247,8 @@ class Lanes:
             wanted: how many lanes; None: as many as suit the transport.
             is_on_host: whether the peer is on this host.
             dial: opens so many lanes; None at the side that was dialed.
+            redial: opens a lane anew that has broken at the peer, which has taken so
+                many attempts to do so before.
             start_task: runs what dials.
         """
         if wanted is None:
@@ -259,6 +262,7 @@ class Lanes:
         self._loop = loop
         self._wanted = wanted
         self._dial = dial
+        self._redial = redial
         self._start_task = start_task
         self._departures = Departures()
         self._waiting: list[Outgoing] = []  # for the first lane
@@ -499,6 +503,18 @@ class Lanes:
             if lane.connection.token == token:
                 return lane.connection
         return None
+
+    def on_peer_broken(self, token: int, attempt: int) -> None:
+        """A lane has broken at the peer, which cannot dial it; it may look whole here.
+
+        Raises:
+            MalformedError: the peer has dialed it, and so dials it again.
+        """
+        if self._dial is None:
+            raise MalformedError("the side that dials is to dial a lane again")
+        connection = self.connection_of(token)
+        if connection is not None:
+            self._redial(connection, attempt)
 
     def acknowledge(self) -> None:
         """Tell the peer what has been read, so that it lets go of a payload."""

@@ -298,6 +298,7 @@ FRAMES: dict[str, dict[str, Any]] = {
     "a credit of a stream": {"kind": FrameKind.STREAM_CREDIT, "aux": -1},
     "more read than was sent": {"kind": FrameKind.ACK, "call_id": 0, "aux": 1 << 60},
     "lanes without end": {"kind": FrameKind.LANES, "aux": 1 << 20},
+    "a lane to dial again": {"kind": FrameKind.LANE_BROKEN, "call_id": 5},
     "what was never lent": {"kind": FrameKind.FREE, "call_id": 1 << 50},
     "a drop of nothing": {"kind": FrameKind.DROP, "flags": FrameKind.REQUEST},
     "a deferred nothing": {"kind": FrameKind.REQUEST, "flags": Flags.DEFERRED},

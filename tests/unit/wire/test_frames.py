@@ -75,5 +75,6 @@ def test_numbers_on_the_wire_do_not_change() -> None:
         "CLOSE",
         "CREDIT",
         "WANT",
+        "LANE_BROKEN",
     ]
-    assert [kind.value for kind in FrameKind] == list(range(1, 23))
+    assert [kind.value for kind in FrameKind] == list(range(1, 24))

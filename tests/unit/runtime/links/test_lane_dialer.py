@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -35,10 +36,14 @@ def send_large(host: Host, to: str, number: int) -> None:
     host.link_to(to).connection.send(FrameKind.REQUEST, number, buffers=buffers)
 
 
-def lanes(host: Host, to: str) -> int:
+def lanes_of(host: Host, to: str) -> list[Any]:
     found = host.link_to(to).connection.lanes
     assert found is not None
-    return len(found.lanes)
+    return [lane.connection for lane in found.lanes]
+
+
+def lanes(host: Host, to: str) -> int:
+    return len(lanes_of(host, to))
 
 
 @pytest.mark.parametrize("dialer", [True, False])
@@ -100,6 +105,59 @@ def test_a_lane_that_breaks_is_resumed() -> None:
         send_large(a, "b", 2)
         await until(lambda: b.arrived("a") == [1, 2])
         assert a.lost == b.lost == []
+        await closed(a, b)
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_lane_that_breaks_only_where_it_cannot_be_dialed_is_resumed(
+    seed: int,
+) -> None:
+    """Its dialer writes nothing to it, and so has no sign of its end."""
+
+    async def main() -> None:
+        network = Network(seed)
+        a, b = await hosts(network, "a", "b", options=LANES)
+        await a.directory.open_link("b")
+        await until(lambda: b.directory.link_to("a") is not None)
+        send_large(a, "b", 1)
+        await until(lambda: b.arrived("a") == [1])
+        await until(lambda: lanes(a, "b") == lanes(b, "a") == 2)
+        network.between("a", "b").partition()
+        for lane in lanes_of(b, "a"):
+            lane.break_off("only here")
+        await asyncio.sleep(0.1)
+        network.between("a", "b").heal()
+        await until(lambda: b.counters.connections_resumed >= 2)
+        await asyncio.sleep(2 * OPTIONS.lost_after_s)
+        assert b.counters.connections_resumed == 2  # and it stays
+        send_large(b, "a", 2)
+        await until(lambda: a.arrived("b") == [2])
+        assert a.lost == b.lost == []
+        await closed(a, b)
+
+    run(main())
+
+
+def test_a_lane_that_has_been_resumed_since_is_left_alone() -> None:
+    async def main() -> None:
+        network = Network(1)
+        a, b = await hosts(network, "a", "b", options=LANES)
+        await a.directory.open_link("b")
+        await until(lambda: b.directory.link_to("a") is not None)
+        send_large(a, "b", 1)
+        await until(lambda: lanes(a, "b") == lanes(b, "a") == 2)
+        lane = lanes_of(b, "a")[0]
+        lane.break_off("at both ends")
+        await until(lambda: b.counters.connections_resumed >= 1)
+        await until(lambda: a.counters.connections_resumed >= 1)
+        counted = a.counters.connections_resumed
+        b.link_to("a").connection.send(FrameKind.LANE_BROKEN, lane.token, aux=0)
+        b.link_to("a").send(3)
+        await until(lambda: 3 in a.arrived("b"))
+        assert a.counters.connections_resumed == counted
+        assert not lane.is_broken
         await closed(a, b)
 
     run(main())

@@ -38,6 +38,7 @@ class Laned(Both):
         self.asked = 0
         self.dialing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.lines: list[Line] = []
+        self.redialed: list[tuple[Connection, int]] = []
 
     def prepare(self) -> None:
         for side in (self.a, self.b):
@@ -51,12 +52,16 @@ class Laned(Both):
             wanted=2,
             is_on_host=False,
             dial=self._dial if side is self.a else None,
+            redial=self._redial,
             start_task=asyncio.create_task,
         )
 
     async def _dial(self, count: int) -> None:
         self.asked = count
         await self.dialing
+
+    def _redial(self, lane: Connection, attempt: int) -> None:
+        self.redialed.append((lane, attempt))
 
     def open_lane(self) -> Connection:
         """Open one lane at both ends; return the dialer's."""
