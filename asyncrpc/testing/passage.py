@@ -160,7 +160,8 @@ class Passage:
     def _reset(self) -> None:
         for _, writer in self._streams:
             sock = writer.get_extra_info("socket")
-            with contextlib.suppress(OSError):  # it is closed already
+            # Closed already, it has no descriptor any more, which uvloop's says so.
+            with contextlib.suppress(OSError, ValueError):
                 if sock is not None and sock.family != socket.AF_UNIX:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 

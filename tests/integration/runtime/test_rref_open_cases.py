@@ -361,6 +361,8 @@ from asyncrpc.testing import Cluster
 from tests.integration.runtime.rref_parts import Counter
 
 async def main():
+    # On a busy machine any callback is slow, which development mode would tell of.
+    asyncio.get_running_loop().slow_callback_duration = 600.0
     async with Cluster(2) as (a, b):
         early, late = [a.peer("b").remote(Counter) for _ in range(2)]
         await asyncio.gather(early, late)
