@@ -160,7 +160,7 @@ class Passage:
     def _reset(self) -> None:
         for _, writer in self._streams:
             sock = writer.get_extra_info("socket")
-            # Closed already, it has no descriptor any more, which uvloop's says so.
+            # One that is closed has no descriptor: uvloop's socket raises ValueError.
             with contextlib.suppress(OSError, ValueError):
                 if sock is not None and sock.family != socket.AF_UNIX:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
