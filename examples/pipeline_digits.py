@@ -29,7 +29,7 @@ from torch.nn import functional
 
 import asyncrpc
 from asyncrpc.multiprocessing import launch
-from asyncrpc.nn import Kind, Pipeline, PipelineReport, RemoteModule
+from asyncrpc.nn import ActionKind, Pipeline, PipelineReport, RemoteModule
 from asyncrpc.optim import DistributedOptimizer
 
 NAMES = ("trainer", "stage0", "stage1")  # by rank
@@ -117,12 +117,12 @@ class Trained:
                 for span in stage.spans
                 if span.action.kind is kind
             )
-            for kind in (Kind.FORWARD, Kind.BACKWARD)
+            for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
         }
         return (
             f"A step in {1e3 * self.report.duration_s:.0f} ms; forward passes (a, b, "
-            f"...) take {took_ms[Kind.FORWARD]:.1f} ms, backward passes (A, B, ...) "
-            f"{took_ms[Kind.BACKWARD]:.1f} ms:"
+            f"...) take {took_ms[ActionKind.FORWARD]:.1f} ms, backward passes (A, B, "
+            f"...) {took_ms[ActionKind.BACKWARD]:.1f} ms:"
         )
 
 

@@ -20,7 +20,7 @@ import pytest_asyncio
 import uvloop
 
 from asyncrpc.multiprocessing.store import serve_store
-from asyncrpc.testing.leaks import Snapshot, running_tasks
+from asyncrpc.testing.leaks import ResourceSnapshot, running_tasks
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 LOOPS: Mapping[str, LoopFactory] = {
@@ -76,7 +76,7 @@ def nothing_left_behind() -> Iterator[None]:
 
     This comes before the loop's own fixture, so it looks when the loop is closed.
     """
-    before = Snapshot.take()
+    before = ResourceSnapshot.take()
     yield
     leaks = before.compare(grace_s=0)
     if leaks:

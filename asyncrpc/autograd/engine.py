@@ -77,7 +77,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SegmentRun:
     """A segment that is to run, with all that enters it.
 
     Attributes:
@@ -185,7 +185,7 @@ def prepare(
     region: Region,
     flow: Flow,
     keeping: Keeping,
-) -> Run:
+) -> SegmentRun:
     """Gather what a segment needs to run.
 
     Args:
@@ -201,11 +201,11 @@ def prepare(
     if segment.is_whole:
         entering, flow.entering = flow.entering, {}
         whole = region.parameters, region.received
-        return Run(segment, region.nodes, entering, *whole, flow, keeping)
+        return SegmentRun(segment, region.nodes, entering, *whole, flow, keeping)
     here = set(segment.nodes)
     keys = [key for key in flow.entering if key[0] in here]
     entering = {key: flow.entering.pop(key) for key in keys}
-    return Run(
+    return SegmentRun(
         segment, segment.nodes, entering, *leaves_of(segment.nodes), flow, keeping
     )
 
@@ -218,7 +218,7 @@ class Engine:
         # takes it again.
         self.lock = threading.RLock()
 
-    def run(self, run: Run) -> Leaving:
+    def run(self, run: SegmentRun) -> Leaving:
         """Run a segment; return the gradients of received tensors that have one.
 
         Raises:
@@ -233,7 +233,7 @@ class Engine:
             raise RuntimeError(words_of(error)) from error
 
     @staticmethod
-    def _run(run: Run) -> Leaving:
+    def _run(run: SegmentRun) -> Leaving:
         # Of an earlier segment, too: torch's DistributedDataParallel reduces gradients
         # when it has all of a bucket, and then changes them where they are.
         with gradients_set_aside(run.parameters, run.flow.staged) as gathered:
@@ -246,7 +246,7 @@ class Engine:
         return {one: found for one, found in caught if found is not None}
 
 
-def _run(run: Run) -> None:
+def _run(run: SegmentRun) -> None:
     segment, keeping = run.segment, run.keeping
     edges = [GradientEdge(node, number) for node, number in run.entering]
     ends = () if segment.is_rest else segment.ends  # all of the graph, or up to these

@@ -82,7 +82,7 @@ def modes_here() -> Modes:
     )
 
 
-class Place:
+class FunctionModes:
     """Where a function runs: a context in which the thread has the function's modes.
 
     Entered for each step, in whatever thread that is.  What a step leaves changed is
@@ -142,7 +142,7 @@ def surrounded(function: Callable[..., Any], modes: Modes) -> Callable[..., Any]
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        place = Place(modes)
+        place = FunctionModes(modes)
         with place:
             result = function(*args, **kwargs)
         if isinstance(result, Coroutine):
@@ -154,7 +154,7 @@ def surrounded(function: Callable[..., Any], modes: Modes) -> Callable[..., Any]
     return run
 
 
-async def _run(coroutine: Coroutine[Any, Any, Any], place: Place) -> Any:
+async def _run(coroutine: Coroutine[Any, Any, Any], place: FunctionModes) -> Any:
     return await steps(coroutine, place)
 
 
@@ -189,7 +189,7 @@ def steps(
 
 
 async def _items_later(
-    source: AsyncGenerator[Any, Any], place: Place
+    source: AsyncGenerator[Any, Any], place: FunctionModes
 ) -> AsyncIterator[Any]:
     try:
         while True:
@@ -202,7 +202,7 @@ async def _items_later(
         await steps(source.aclose(), place)
 
 
-def _items(source: Generator[Any, Any, Any], place: Place) -> Iterator[Any]:
+def _items(source: Generator[Any, Any, Any], place: FunctionModes) -> Iterator[Any]:
     try:
         while True:
             with place:

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from functools import partial
 
-from asyncrpc.autograd.engine import Engine, Leaving, Run, prepare
+from asyncrpc.autograd.engine import Engine, Leaving, SegmentRun, prepare
 from asyncrpc.autograd.functions import leaves_of
 from asyncrpc.autograd.inline import Runner
 from asyncrpc.autograd.placing import on_devices_of
@@ -104,7 +104,7 @@ class PassWork:
         self._requests.send(one, [], run.received, leaving)
         return True
 
-    async def _run(self, run: Run) -> Leaving:
+    async def _run(self, run: SegmentRun) -> Leaving:
         """Run a segment: in a thread, or at once if its like is always short."""
         kind, job = run.kind, partial(self._engine.run, run)
         if self._runner.may_run_here(kind):

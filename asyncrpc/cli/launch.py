@@ -33,7 +33,7 @@ from asyncrpc.multiprocessing.supervisor import (
     Event,
     Exited,
     Kill,
-    Phase,
+    LaunchPhase,
     Reason,
     StopRequested,
     Supervisor,
@@ -93,7 +93,7 @@ async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
         for secret in (inherited.get(SECRET_VARIABLE) or new_secret(),)
         for rank in range(command.nprocs)
     ]
-    return await _Run(command).until_ended(environments)
+    return await _LaunchRun(command).until_ended(environments)
 
 
 def _environment(
@@ -113,7 +113,7 @@ def _environment(
     }
 
 
-class _Run:
+class _LaunchRun:
     """One run: feeds the supervisor, and carries out what it decides."""
 
     def __init__(self, command: Command) -> None:
@@ -135,7 +135,7 @@ class _Run:
                     for rank, environment in enumerate(environments):
                         await self._start(rank, environment)
                         tasks.create_task(self._wait_for(rank))
-                    while self._supervisor.phase is not Phase.DONE:
+                    while self._supervisor.phase is not LaunchPhase.DONE:
                         await self._step()
             await self._drain_pipes()
         finally:

@@ -14,12 +14,12 @@ import torch
 from asyncrpc.arguments import check_kind
 from asyncrpc.collectives import given
 from asyncrpc.collectives import tensors as shapes
-from asyncrpc.collectives.machine.operations import Descriptor, Failure
-from asyncrpc.collectives.matching import Run
+from asyncrpc.collectives.machine.operations import CollectiveFailure, Descriptor
+from asyncrpc.collectives.matching import CollectiveRun
 from asyncrpc.collectives.path import Path, open_path
 from asyncrpc.collectives.reductions import reduction_for
 from asyncrpc.collectives.service import CollectivesService
-from asyncrpc.collectives.tensors import Hosted, Parts
+from asyncrpc.collectives.tensors import Hosted, RankTensors
 from asyncrpc.collectives.words import SERVICE
 from asyncrpc.errors import CollectiveError, GroupChangedError, UsageError
 from asyncrpc.runtime.worker import Worker
@@ -435,7 +435,7 @@ class Group:
         Cancellation:
             It fails for all ranks; the next one can be used.
         """
-        parts = Parts(tensors, "reduce_scatter", self.size)
+        parts = RankTensors(tensors, "reduce_scatter", self.size)
         devices, dtype = self.parts.devices, parts.like.dtype
         by = reduction_for(op, dtype)
         if len(parts.dtypes) > 1:
@@ -467,7 +467,10 @@ class Group:
         Cancellation:
             It fails for all ranks; the next one can be used.
         """
-        devices, parts = self.parts.devices, Parts(tensors, "all_to_all", self.size)
+        devices, parts = (
+            self.parts.devices,
+            RankTensors(tensors, "all_to_all", self.size),
+        )
         descriptor = Descriptor("all_to_all", dtype=str(parts.like.dtype))
         async with self._run(descriptor) as (run, path):
             mine = [shapes.copy(one) for one in await parts.on_host(devices)]
@@ -555,7 +558,9 @@ class Group:
         ]
 
     @asynccontextmanager
-    async def _run(self, descriptor: Descriptor) -> AsyncIterator[tuple[Run, Path]]:
+    async def _run(
+        self, descriptor: Descriptor
+    ) -> AsyncIterator[tuple[CollectiveRun, Path]]:
         """Run one collective: number it, watch it, and fail it for all if it fails."""
         self.parts.check_on_loop(f"Group.{descriptor.operation}")
         opening = self._start_opening()
@@ -585,13 +590,13 @@ class Group:
             self._opening.add_done_callback(lambda it: it.cancelled() or it.exception())
         return self._opening
 
-    async def _open(self, run: Run) -> Path:
+    async def _open(self, run: CollectiveRun) -> Path:
         """Agree with the others on the way that all collectives take."""
         try:
             return await open_path(run)
         except BaseException as error:
             # Some may have agreed: those cannot be made to ask again.
-            failure = Failure(GroupChangedError.code, str(error), ())
+            failure = CollectiveFailure(GroupChangedError.code, str(error), ())
             self._matching.lose(run.operation.failure or failure)
             raise
         finally:

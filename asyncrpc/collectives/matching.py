@@ -15,12 +15,12 @@ import msgpack
 import torch
 
 from asyncrpc.collectives.machine.operations import (
+    CollectiveFailure,
     Descriptor,
-    Failure,
+    MessageKey,
     Mismatch,
     Operation,
     Operations,
-    Place,
 )
 from asyncrpc.collectives.points import Points
 from asyncrpc.collectives.words import SERVICE, error_of, failure_in, words_for
@@ -48,11 +48,11 @@ ANSWER_S: Final = 2.0  # for the others to say how far they are, at a timeout
 
 
 @dataclass(slots=True)
-class Arrival:
+class ReceivedTensors:
     """Tensors from another rank, and what answers it once they are taken."""
 
     tensors: Sequence[torch.Tensor]
-    taken: asyncio.Future[Failure | None]
+    taken: asyncio.Future[CollectiveFailure | None]
 
 
 class Matching:
@@ -65,10 +65,10 @@ class Matching:
         self.members: Sequence[str] = ()  # not known before the group is made here
         self.rank = -1
         self.lives: Mapping[str, Incarnation | None] = {}  # of members, as then known
-        self.operations: Operations[Arrival] = Operations()
-        self.lost: Failure | None = None
+        self.operations: Operations[ReceivedTensors] = Operations()
+        self.lost: CollectiveFailure | None = None
         self._ended = 0  # collectives before this number do not need who is lost
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, CollectiveRun] = {}
         self.points = Points(self)
         self._heard: dict[str, int | None] = {}  # who spoke before, as which rank
 
@@ -79,7 +79,7 @@ class Matching:
             if spoken is None or (spoken < len(members) and members[spoken] == name):
                 continue
             problem = f"worker {name!r} is not rank {spoken} of {label}"
-            failure = Failure(GroupChangedError.code, problem, (name,))
+            failure = CollectiveFailure(GroupChangedError.code, problem, (name,))
             for arrival in self.operations.drop(spoken):
                 if not arrival.taken.done():
                     arrival.taken.set_result(failure)
@@ -124,7 +124,7 @@ class Matching:
 
     # --- beginning and ending --------------------------------------------------------
 
-    def begin(self, descriptor: Descriptor, timeout_s: float | None) -> Run:
+    def begin(self, descriptor: Descriptor, timeout_s: float | None) -> CollectiveRun:
         """Begin the next collective.
 
         Raises:
@@ -139,7 +139,7 @@ class Matching:
         if operation.failure is not None:
             self.operations.end(operation)
             raise error_of(operation.failure)
-        run = Run(self, operation)
+        run = CollectiveRun(self, operation)
         self.runs[operation.number] = run
         run.watch(timeout_s)
         return run
@@ -157,11 +157,11 @@ class Matching:
         who = self.name_of(self.rank)
         problem = f"collective {number} of {self.label} has failed: {who} {reason}"
         names = (self.members[self.rank],)
-        self.fail(number, Failure(CollectiveError.code, problem, names))
+        self.fail(number, CollectiveFailure(CollectiveError.code, problem, names))
         operation, _ = self.operations.begin(Descriptor("refuse"))
         self.operations.end(operation)
 
-    def end(self, run: Run) -> None:
+    def end(self, run: CollectiveRun) -> None:
         """A collective has ended here, well or not."""
         self.operations.end(run.operation)
         self.runs.pop(run.number, None)
@@ -171,10 +171,10 @@ class Matching:
     async def on_block(
         self,
         number: int,
-        place: Place,
+        place: MessageKey,
         descriptor: Descriptor | None,
         tensors: list[torch.Tensor],
-    ) -> Failure | None:
+    ) -> CollectiveFailure | None:
         """Take in a message, and say when it has been taken; or why it is not."""
         failure = self._lost_for(number) or self.operations.failure_of(number)
         if failure is None and self.operations.is_over(number):
@@ -184,7 +184,7 @@ class Matching:
             failure = self.operations.failure_of(number)
         if failure is not None:
             return failure
-        arrival = Arrival(tensors, self.worker.loop.create_future())
+        arrival = ReceivedTensors(tensors, self.worker.loop.create_future())
         operation = self.operations.arrive(number, place, arrival)
         if operation is not None:
             self.runs[number].on_arrival(place)
@@ -192,11 +192,11 @@ class Matching:
 
     def _too_late(
         self, number: int, rank: int, descriptor: Descriptor | None
-    ) -> Failure:
+    ) -> CollectiveFailure:
         """Return why nothing is taken from a rank for a collective that is over."""
         theirs, ours = self.name_of(rank), self.name_of(self.rank)
         what = "" if descriptor is None else f", and began {descriptor}"
-        return Failure(
+        return CollectiveFailure(
             CollectiveError.code,
             f"the ranks do not agree on collective {number} of {self.label}: it is "
             f"over at {ours}, which has begun {self.operations.begun}, and {theirs} "
@@ -216,7 +216,7 @@ class Matching:
         theirs, ours = self.name_of(mismatch.rank), self.name_of(self.rank)
         self.fail(
             number,
-            Failure(
+            CollectiveFailure(
                 CollectiveError.code,
                 f"the ranks do not agree on collective {number} of {self.label}: "
                 f"{theirs} began {mismatch.theirs}, {ours} began {mismatch.ours}; all "
@@ -227,7 +227,9 @@ class Matching:
 
     # --- failing ---------------------------------------------------------------------
 
-    def fail(self, number: int, failure: Failure, *, tell: bool = True) -> None:
+    def fail(
+        self, number: int, failure: CollectiveFailure, *, tell: bool = True
+    ) -> None:
         """Let a collective fail, here and at all others."""
         for arrival in self.operations.fail(number, failure):
             if not arrival.taken.done():
@@ -238,13 +240,15 @@ class Matching:
         if tell:
             self.tell("failed", [number, words_for(failure)])
 
-    def on_failed(self, number: int, failure: Failure) -> None:
+    def on_failed(self, number: int, failure: CollectiveFailure) -> None:
         """Another rank says that a collective has failed."""
         operations = self.operations
         if not operations.is_over(number) and operations.failure_of(number) is None:
             self.fail(number, failure, tell=False)
 
-    def lose(self, failure: Failure, *, ended: int = 0, tell: bool = True) -> None:
+    def lose(
+        self, failure: CollectiveFailure, *, ended: int = 0, tell: bool = True
+    ) -> None:
         """Let everything fail, now and later: a rank is gone.
 
         Args:
@@ -262,14 +266,14 @@ class Matching:
         if tell:
             self.tell("lost", [words_for(failure)])
 
-    def _lost_for(self, number: int) -> Failure | None:
+    def _lost_for(self, number: int) -> CollectiveFailure | None:
         """Say whether a collective fails because a rank is gone."""
         return self.lost if number >= self._ended else None
 
     def leave(self) -> None:
         """This rank is the one that goes: tell the others which ones it has ended."""
         who = self.name_of(self.rank)
-        failure = Failure(
+        failure = CollectiveFailure(
             GroupChangedError.code,
             f"{who} has closed {self.label}",
             (self.members[self.rank],),
@@ -286,7 +290,7 @@ class Matching:
                 f"{who} of {self.label} is lost: {reason}; make a group of those who "
                 "are left"
             )
-            self.lose(Failure(RankLostError.code, problem, (name,)))
+            self.lose(CollectiveFailure(RankLostError.code, problem, (name,)))
 
     def tell(self, method: str, words: list[Any]) -> None:
         """Say something to every other rank, also to those never spoken to."""
@@ -323,7 +327,7 @@ class Matching:
 
     # --- who is late -----------------------------------------------------------------
 
-    async def give_up(self, run: Run, timeout_s: float) -> None:
+    async def give_up(self, run: CollectiveRun, timeout_s: float) -> None:
         """Let a collective fail that has taken too long; find out whose fault it is."""
         others = [rank for rank in range(len(self.members)) if rank != self.rank]
         begun = await asyncio.gather(*(self._begun_by(rank) for rank in others))
@@ -341,7 +345,7 @@ class Matching:
         )
         self.fail(
             run.number,
-            Failure(
+            CollectiveFailure(
                 CollectiveTimeoutError.code,
                 f"{operation} {run.number} of {self.label} has taken more than "
                 f"{timeout_s:g} s: {what}",
@@ -381,10 +385,12 @@ class Matching:
             raise error_of(self.lost) from error
 
 
-class Run:
+class CollectiveRun:
     """One collective under way: its messages to and from other ranks."""
 
-    def __init__(self, matching: Matching, operation: Operation[Arrival]) -> None:
+    def __init__(
+        self, matching: Matching, operation: Operation[ReceivedTensors]
+    ) -> None:
         self.matching = matching
         self.operation = operation
         self.number = operation.number
@@ -393,7 +399,7 @@ class Run:
         self._sent = [0] * len(matching.members)
         self._taken = [0] * len(matching.members)
         self._unanswered = 0
-        self._waits_for: Place | None = None
+        self._waits_for: MessageKey | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -423,7 +429,7 @@ class Run:
 
     async def take(self, rank: int) -> Sequence[torch.Tensor]:
         """Return the next tensors from a rank, which are the taker's from now on."""
-        place = Place(rank, self._taken[rank])
+        place = MessageKey(rank, self._taken[rank])
         self._taken[rank] += 1
         arrived = self.operation.arrived
         while place not in arrived:
@@ -442,7 +448,7 @@ class Run:
     def refuse(self, rank: int, problem: str) -> CollectiveError:
         """Let the collective fail for what a rank has sent; return what to raise."""
         matching = self.matching
-        failure = Failure(
+        failure = CollectiveFailure(
             CollectiveError.code,
             f"{self.operation.descriptor.operation} {self.number} of {matching.label} "
             f"has failed: {matching.name_of(rank)} sent {problem}",
@@ -461,7 +467,9 @@ class Run:
                 f"{matching.label} has failed: {who} {what}"
             )
             names = (matching.members[matching.rank],)
-            matching.fail(self.number, Failure(CollectiveError.code, problem, names))
+            matching.fail(
+                self.number, CollectiveFailure(CollectiveError.code, problem, names)
+            )
         assert self.operation.failure is not None
         return error_of(self.operation.failure)
 
@@ -515,7 +523,7 @@ class Run:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def on_arrival(self, place: Place) -> None:
+    def on_arrival(self, place: MessageKey) -> None:
         """A message has come."""
         if place == self._waits_for:
             self.wake()
@@ -525,7 +533,7 @@ class Run:
         if answer.cancelled():
             return
         error = answer.exception()
-        failure: Failure | None = None
+        failure: CollectiveFailure | None = None
         if error is None:
             try:
                 failure = failure_in(answer.result())
@@ -550,7 +558,7 @@ class Run:
             f"{self.operation.descriptor.operation} {self.number} of "
             f"{matching.label}: {error}"
         )
-        failure = Failure(CollectiveError.code, problem, (name,))
+        failure = CollectiveFailure(CollectiveError.code, problem, (name,))
         matching.fail(self.number, failure)
 
     # --- time ------------------------------------------------------------------------

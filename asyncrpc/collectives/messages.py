@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 
 from asyncrpc.collectives.machine import schedules
-from asyncrpc.collectives.machine.schedules import Kind, Schedule
-from asyncrpc.collectives.matching import Run
+from asyncrpc.collectives.machine.schedules import Schedule, StepKind
+from asyncrpc.collectives.matching import CollectiveRun
 from asyncrpc.collectives.reductions import Reduction
 from asyncrpc.collectives.tensors import split, text
 
@@ -34,15 +34,17 @@ class MessagePath:
         self._rank = rank
         self._size = size
 
-    async def empty(self, run: Run, nbytes: int) -> torch.Tensor:
+    async def empty(self, run: CollectiveRun, nbytes: int) -> torch.Tensor:
         """Return memory of this rank: uint8, (nbytes,)."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    async def barrier(self, run: Run) -> None:
+    async def barrier(self, run: CollectiveRun) -> None:
         """Wait for all."""
         await play(run, schedules.barrier(self._rank, self._size), [], [])
 
-    async def all_reduce(self, run: Run, flat: torch.Tensor, by: Reduction) -> None:
+    async def all_reduce(
+        self, run: CollectiveRun, flat: torch.Tensor, by: Reduction
+    ) -> None:
         """Reduce a flat tensor in place, at all ranks."""
         rank, size = self._rank, self._size
         if is_large(flat):
@@ -59,7 +61,7 @@ class MessagePath:
         await play(run, schedules.tree_broadcast(rank, size, 0), [flat])
 
     async def reduce(
-        self, run: Run, flat: torch.Tensor, by: Reduction, root: int
+        self, run: CollectiveRun, flat: torch.Tensor, by: Reduction, root: int
     ) -> None:
         """Reduce a flat tensor in place at `root`; elsewhere it stays as it is."""
         rank, size = self._rank, self._size
@@ -74,7 +76,7 @@ class MessagePath:
             by.finish(flat, size)
 
     async def reduce_scatter(
-        self, run: Run, parts: list[torch.Tensor], by: Reduction
+        self, run: CollectiveRun, parts: list[torch.Tensor], by: Reduction
     ) -> torch.Tensor:
         """Return part `rank` of the flat parts, reduced over all ranks."""
         rank, size = self._rank, self._size
@@ -85,7 +87,9 @@ class MessagePath:
         by.finish(parts[rank], size)
         return parts[rank]
 
-    async def broadcast(self, run: Run, flat: torch.Tensor, root: int) -> None:
+    async def broadcast(
+        self, run: CollectiveRun, flat: torch.Tensor, root: int
+    ) -> None:
         """Fill a flat tensor with that of `root`."""
         rank, size = self._rank, self._size
         if is_large(flat):
@@ -94,19 +98,24 @@ class MessagePath:
         else:
             await play(run, schedules.tree_broadcast(rank, size, root), [flat])
 
-    async def all_gather(self, run: Run, mine: torch.Tensor) -> list[torch.Tensor]:
+    async def all_gather(
+        self, run: CollectiveRun, mine: torch.Tensor
+    ) -> list[torch.Tensor]:
         """Return the tensors of all ranks, whose shapes may differ."""
         return await self._gather(run, mine, schedules.tree_all_gather)
 
     async def gather(
-        self, run: Run, mine: torch.Tensor, root: int
+        self, run: CollectiveRun, mine: torch.Tensor, root: int
     ) -> list[torch.Tensor]:
         """Return the tensors of all ranks at `root`; elsewhere what came this way."""
         plan = functools.partial(schedules.star_gather, root=root)
         return await self._gather(run, mine, plan)
 
     async def _gather(
-        self, run: Run, mine: torch.Tensor, plan: Callable[[int, int], Schedule]
+        self,
+        run: CollectiveRun,
+        mine: torch.Tensor,
+        plan: Callable[[int, int], Schedule],
     ) -> list[torch.Tensor]:
         # One plan for all sizes: those of other ranks are not known here.
         found = [mine] * self._size
@@ -114,7 +123,7 @@ class MessagePath:
         return found
 
     async def scatter(
-        self, run: Run, parts: list[torch.Tensor] | None, root: int
+        self, run: CollectiveRun, parts: list[torch.Tensor] | None, root: int
     ) -> torch.Tensor:
         """Return this rank's part of what `root` gives."""
         found = parts or [torch.empty(0)] * self._size
@@ -123,7 +132,7 @@ class MessagePath:
         return found[self._rank]
 
     async def all_to_all(
-        self, run: Run, parts: list[torch.Tensor]
+        self, run: CollectiveRun, parts: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Return the part for this rank of every rank."""
         found = list(parts)
@@ -133,7 +142,7 @@ class MessagePath:
 
 
 async def play(
-    run: Run,
+    run: CollectiveRun,
     plan: Schedule,
     blocks: list[torch.Tensor],
     into: list[torch.Tensor] | None = None,
@@ -159,7 +168,7 @@ async def play(
     """
     kept = blocks if into is None else into
     for step in plan:
-        if step.kind is Kind.SEND:
+        if step.kind is StepKind.SEND:
             await run.send(step.peer, [blocks[block] for block in step.blocks])
             continue
         came = await run.take(step.peer)
@@ -175,7 +184,7 @@ async def play(
                 raise run.refuse(
                     step.peer, f"{text(tensor)}, where {text(kept[block])} belongs"
                 )
-            if step.kind is Kind.KEEP:
+            if step.kind is StepKind.KEEP:
                 await aside(run, kept[block].copy_, tensor)
             else:
                 assert by is not None
@@ -185,7 +194,7 @@ async def play(
         await run.settle()
 
 
-async def aside(run: Run, job: Callable[..., object], *tensors: Any) -> None:
+async def aside(run: CollectiveRun, job: Callable[..., object], *tensors: Any) -> None:
     """Do something with tensors, in a thread if it takes long."""
     if tensors[0].nbytes < IN_THREAD_BYTES_MIN:
         job(*tensors)

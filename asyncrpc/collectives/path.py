@@ -14,7 +14,7 @@ import torch
 
 from asyncrpc.collectives import board
 from asyncrpc.collectives.machine import schedules
-from asyncrpc.collectives.matching import Run
+from asyncrpc.collectives.matching import CollectiveRun
 from asyncrpc.collectives.messages import MessagePath, play
 from asyncrpc.collectives.reductions import Reduction
 from asyncrpc.collectives.shared import SharedPath, shared_bytes
@@ -27,48 +27,54 @@ _WORD_BYTES: Final = 8
 class Path(Protocol):
     """The collectives of one group, on tensors that are contiguous and checked."""
 
-    async def empty(self, run: Run, nbytes: int) -> torch.Tensor:
+    async def empty(self, run: CollectiveRun, nbytes: int) -> torch.Tensor:
         """Return memory where collectives are fastest: uint8, (nbytes,)."""
 
-    async def barrier(self, run: Run) -> None:
+    async def barrier(self, run: CollectiveRun) -> None:
         """Wait for all."""
 
-    async def all_reduce(self, run: Run, flat: torch.Tensor, by: Reduction) -> None:
+    async def all_reduce(
+        self, run: CollectiveRun, flat: torch.Tensor, by: Reduction
+    ) -> None:
         """Reduce a flat tensor in place, at all ranks."""
 
     async def reduce(
-        self, run: Run, flat: torch.Tensor, by: Reduction, root: int
+        self, run: CollectiveRun, flat: torch.Tensor, by: Reduction, root: int
     ) -> None:
         """Reduce a flat tensor in place at `root`; elsewhere it stays as it is."""
 
     async def reduce_scatter(
-        self, run: Run, parts: list[torch.Tensor], by: Reduction
+        self, run: CollectiveRun, parts: list[torch.Tensor], by: Reduction
     ) -> torch.Tensor:
         """Return part `rank` of the flat parts, reduced over all ranks."""
 
-    async def broadcast(self, run: Run, flat: torch.Tensor, root: int) -> None:
+    async def broadcast(
+        self, run: CollectiveRun, flat: torch.Tensor, root: int
+    ) -> None:
         """Fill a flat tensor with that of `root`."""
 
-    async def all_gather(self, run: Run, mine: torch.Tensor) -> list[torch.Tensor]:
+    async def all_gather(
+        self, run: CollectiveRun, mine: torch.Tensor
+    ) -> list[torch.Tensor]:
         """Return the tensors of all ranks, whose shapes may differ."""
 
     async def gather(
-        self, run: Run, mine: torch.Tensor, root: int
+        self, run: CollectiveRun, mine: torch.Tensor, root: int
     ) -> list[torch.Tensor]:
         """Return the tensors of all ranks at `root`; elsewhere anything."""
 
     async def scatter(
-        self, run: Run, parts: list[torch.Tensor] | None, root: int
+        self, run: CollectiveRun, parts: list[torch.Tensor] | None, root: int
     ) -> torch.Tensor:
         """Return this rank's part of what `root` gives."""
 
     async def all_to_all(
-        self, run: Run, parts: list[torch.Tensor]
+        self, run: CollectiveRun, parts: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Return the part for this rank of every rank."""
 
 
-async def open_path(run: Run) -> Path:
+async def open_path(run: CollectiveRun) -> Path:
     """Agree with all ranks on the way.
 
     Args:
@@ -94,7 +100,7 @@ async def open_path(run: Run) -> Path:
     return SharedPath(board.Board(found[0], rank, size), rank)
 
 
-def _is_willing(run: Run) -> bool:
+def _is_willing(run: CollectiveRun) -> bool:
     """Say whether this rank may share memory at all, and can be given it."""
     worker = run.matching.worker
     if worker.options.shared_memory_bytes <= 0 or not board.is_supported:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from asyncrpc.collectives.machine.operations import Failure
+from asyncrpc.collectives.machine.operations import CollectiveFailure
 from asyncrpc.collectives.words import SERVICE, error_of, failure_in
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -34,11 +34,11 @@ class _Come:
     rank: int
     tag: int
     tensor: torch.Tensor
-    taken: asyncio.Future[Failure | None]
+    taken: asyncio.Future[CollectiveFailure | None]
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _PendingReceive:
     """A receiver of a tensor that has not come yet."""
 
     rank: int | None
@@ -55,7 +55,7 @@ class Points:
     def __init__(self, matching: Matching) -> None:
         self._matching = matching
         self._come: deque[_Come] = deque()
-        self._wanted: deque[_Wanted] = deque()
+        self._wanted: deque[_PendingReceive] = deque()
 
     async def send(
         self, tensor: torch.Tensor, to: int, tag: int, timeout_s: float | None
@@ -90,7 +90,7 @@ class Points:
     ) -> torch.Tensor:
         """Return the next tensor of a sender and tag."""
         self._check()
-        wanted = _Wanted(from_, tag, self._matching.worker.loop.create_future())
+        wanted = _PendingReceive(from_, tag, self._matching.worker.loop.create_future())
         for come in self._come:
             is_given_up = come.taken.done()  # its sender has; it is about to go
             if not is_given_up and wanted.fits(come.rank, come.tag):
@@ -109,7 +109,7 @@ class Points:
 
     async def on_point(
         self, rank: int, tag: int, tensor: torch.Tensor
-    ) -> Failure | None:
+    ) -> CollectiveFailure | None:
         """Take in a tensor; say when it has been taken, or why it never will."""
         if self._matching.lost is not None:
             return self._matching.lost
@@ -124,7 +124,7 @@ class Points:
                 f"{self._matching.name_of(self._matching.rank)} has {WAITING_MAX} "
                 "tensors that nobody has taken there, and takes no more"
             )
-            return Failure(CollectiveError.code, problem, ())
+            return CollectiveFailure(CollectiveError.code, problem, ())
         come = _Come(rank, tag, tensor, self._matching.worker.loop.create_future())
         self._come.append(come)
         try:
@@ -133,13 +133,13 @@ class Points:
             if come in self._come:  # the sender has given it up
                 self._come.remove(come)
 
-    def drop(self, rank: int, failure: Failure) -> None:
+    def drop(self, rank: int, failure: CollectiveFailure) -> None:
         """Refuse what has come from a rank."""
         for come in self._come:
             if come.rank == rank and not come.taken.done():
                 come.taken.set_result(failure)
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: CollectiveFailure) -> None:
         """Let everything fail: the group has."""
         for wanted in self._wanted:
             if not wanted.got.done():

@@ -7,7 +7,11 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncrpc.collectives.machine.operations import Descriptor, Failure, Place
+from asyncrpc.collectives.machine.operations import (
+    CollectiveFailure,
+    Descriptor,
+    MessageKey,
+)
 from asyncrpc.collectives.matching import Matching
 from asyncrpc.collectives.words import SERVICE, required_failure, words_for
 from asyncrpc.errors import (
@@ -162,7 +166,7 @@ class CollectivesService(ServiceMethods):
             return words_for(refusal)
         described = None if descriptor is None else Descriptor.read(descriptor)
         matching = self._speaking(link, group, rank)
-        place = Place(rank, turn)
+        place = MessageKey(rank, turn)
         return words_for(await matching.on_block(number, place, described, tensors))
 
     async def _on_point(self, link: PeerLink, value: list[Any]) -> Any:
@@ -172,13 +176,13 @@ class CollectivesService(ServiceMethods):
         matching = self._speaking(link, group, rank)
         return words_for(await matching.points.on_point(rank, tag, tensor))
 
-    def _refusal(self, group: int) -> Failure | None:
+    def _refusal(self, group: int) -> CollectiveFailure | None:
         """Say why nothing is taken for a group that was closed here."""
         closed = self._closed.get(group)
         if closed is None:
             return None
         problem = f"{closed} is closed at worker {self.worker.name!r}"
-        return Failure(GroupChangedError.code, problem, (self.worker.name,))
+        return CollectiveFailure(GroupChangedError.code, problem, (self.worker.name,))
 
     def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
         """Take the word of another rank about a collective."""

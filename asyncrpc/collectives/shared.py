@@ -33,7 +33,7 @@ import torch
 
 from asyncrpc.collectives.board import BEGUN, PUBLISHED, Board
 from asyncrpc.collectives.machine.operations import Descriptor, Mismatch
-from asyncrpc.collectives.matching import Run
+from asyncrpc.collectives.matching import CollectiveRun
 from asyncrpc.collectives.messages import MessagePath
 from asyncrpc.collectives.reductions import Reduction
 from asyncrpc.collectives.tensors import split
@@ -83,7 +83,7 @@ class SharedPath:
         self._memory = GroupMemory()
         self._views: dict[tuple[torch.dtype, int], list[list[Any]]] = {}
 
-    async def empty(self, run: Run, nbytes: int) -> torch.Tensor:
+    async def empty(self, run: CollectiveRun, nbytes: int) -> torch.Tensor:
         """Return memory of this rank that all ranks see: uint8, (nbytes,)."""
         mine = torch.empty(nbytes, dtype=torch.uint8) if nbytes == 0 else None
         if mine is None:
@@ -94,12 +94,14 @@ class SharedPath:
 
     # --- collectives -----------------------------------------------------------------
 
-    async def barrier(self, run: Run) -> None:
+    async def barrier(self, run: CollectiveRun) -> None:
         """Wait for all."""
         async with self._passing(run):
             await self._publish(run, b"")
 
-    async def all_reduce(self, run: Run, flat: torch.Tensor, by: Reduction) -> None:
+    async def all_reduce(
+        self, run: CollectiveRun, flat: torch.Tensor, by: Reduction
+    ) -> None:
         """Reduce a flat tensor in place, at all ranks."""
         async with self._passing(run):
             if flat.nbytes <= self._board.slot_bytes:
@@ -133,7 +135,7 @@ class SharedPath:
             await self._in_thread(run, job)
 
     async def reduce(
-        self, run: Run, flat: torch.Tensor, by: Reduction, root: int
+        self, run: CollectiveRun, flat: torch.Tensor, by: Reduction, root: int
     ) -> None:
         """Reduce a flat tensor in place at `root`; elsewhere it stays as it is."""
         is_root = self._rank == root
@@ -150,7 +152,7 @@ class SharedPath:
             await self._combine(run, by, shares, result, [root])
 
     async def reduce_scatter(
-        self, run: Run, parts: list[torch.Tensor], by: Reduction
+        self, run: CollectiveRun, parts: list[torch.Tensor], by: Reduction
     ) -> torch.Tensor:
         """Return part `rank` of the flat parts, reduced over all ranks."""
         mine = parts[self._rank]
@@ -168,7 +170,9 @@ class SharedPath:
             by.finish(result, self._size)
         return result
 
-    async def broadcast(self, run: Run, flat: torch.Tensor, root: int) -> None:
+    async def broadcast(
+        self, run: CollectiveRun, flat: torch.Tensor, root: int
+    ) -> None:
         """Fill a flat tensor with that of `root`."""
         is_root = self._rank == root
         async with self._passing(run):
@@ -178,14 +182,16 @@ class SharedPath:
             else:
                 await self._move(run, [], [(root, 0, flat)], found)
 
-    async def all_gather(self, run: Run, mine: torch.Tensor) -> list[torch.Tensor]:
+    async def all_gather(
+        self, run: CollectiveRun, mine: torch.Tensor
+    ) -> list[torch.Tensor]:
         """Return the tensors of all ranks, whose shapes may differ."""
         async with self._passing(run):
             found = await self._publish_parts(run, [mine])
             return await self._collect(run, found, [(0, mine, self._others)], 0)
 
     async def gather(
-        self, run: Run, mine: torch.Tensor, root: int
+        self, run: CollectiveRun, mine: torch.Tensor, root: int
     ) -> list[torch.Tensor]:
         """Return the tensors of all ranks at `root`; elsewhere nothing."""
         async with self._passing(run):
@@ -196,7 +202,7 @@ class SharedPath:
         return []
 
     async def scatter(
-        self, run: Run, parts: list[torch.Tensor] | None, root: int
+        self, run: CollectiveRun, parts: list[torch.Tensor] | None, root: int
     ) -> torch.Tensor:
         """Return this rank's part of what `root` gives."""
         async with self._passing(run):
@@ -210,7 +216,7 @@ class SharedPath:
         return result
 
     async def all_to_all(
-        self, run: Run, parts: list[torch.Tensor]
+        self, run: CollectiveRun, parts: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Return the part for this rank of every rank."""
         async with self._passing(run):
@@ -223,7 +229,7 @@ class SharedPath:
 
     async def _collect(
         self,
-        run: Run,
+        run: CollectiveRun,
         found: list[list[Part]],
         gives: Sequence[_Giving],
         index: int,
@@ -240,7 +246,9 @@ class SharedPath:
 
     # --- what is small ---------------------------------------------------------------
 
-    def _reduce_slots(self, run: Run, flat: torch.Tensor, by: Reduction) -> None:
+    def _reduce_slots(
+        self, run: CollectiveRun, flat: torch.Tensor, by: Reduction
+    ) -> None:
         """Reduce what is in all slots into `flat`."""
         _combine(by, self._slots_like(flat, by)[run.number % 2], flat)
         by.finish(flat, self._size)
@@ -263,7 +271,7 @@ class SharedPath:
             ]
         return views
 
-    def _in_slot(self, run: Run, rank: int, part: Part) -> torch.Tensor:
+    def _in_slot(self, run: CollectiveRun, rank: int, part: Part) -> torch.Tensor:
         slot = self._board.slot(run.number, rank)
         return slot[part.at : part.at + part.nbytes]
 
@@ -271,7 +279,7 @@ class SharedPath:
 
     async def _combine(
         self,
-        run: Run,
+        run: CollectiveRun,
         by: Reduction,
         shares: Sequence[torch.Tensor],
         result: torch.Tensor,
@@ -291,7 +299,7 @@ class SharedPath:
 
     async def _move(
         self,
-        run: Run,
+        run: CollectiveRun,
         gives: Iterable[_Giving],
         takes: Iterable[tuple[int, int, torch.Tensor]],
         found: Sequence[Sequence[Part]],
@@ -325,7 +333,7 @@ class SharedPath:
             )
             await self._in_thread(run, job)
 
-    async def _in_thread(self, run: Run, job: Callable[[], None]) -> None:
+    async def _in_thread(self, run: CollectiveRun, job: Callable[[], None]) -> None:
         """Run `job` in a thread; when this returns or raises, it has ended.
 
         Raises:
@@ -349,14 +357,14 @@ class SharedPath:
     # --- publishing ------------------------------------------------------------------
 
     async def _publish_in_slot(
-        self, run: Run, flat: torch.Tensor, by: Reduction
+        self, run: CollectiveRun, flat: torch.Tensor, by: Reduction
     ) -> None:
         slot = self._slots_like(flat, by)[run.number % 2][self._rank]
         copy_for(by)(slot, by.piece(flat))
         await self._publish(run, b"")
 
     async def _publish_parts(
-        self, run: Run, tensors: Sequence[torch.Tensor]
+        self, run: CollectiveRun, tensors: Sequence[torch.Tensor]
     ) -> list[list[Part]]:
         """Publish tensors; return those of all ranks."""
         fits = _span(tensors) <= self._board.slot_bytes
@@ -372,7 +380,7 @@ class SharedPath:
         bodies = await self._publish(run, msgpack.packb(parts))
         return [[Part(*part) for part in msgpack.unpackb(body)] for body in bodies]
 
-    async def _publish(self, run: Run, body: bytes) -> list[memoryview]:
+    async def _publish(self, run: CollectiveRun, body: bytes) -> list[memoryview]:
         """Write our note, wait for all, and return what the notes of all say.
 
         Raises:
@@ -391,7 +399,7 @@ class SharedPath:
             bodies.append(note[len(text) :])
         return bodies
 
-    def _disagree(self, run: Run, rank: int, note: memoryview) -> None:
+    def _disagree(self, run: CollectiveRun, rank: int, note: memoryview) -> None:
         """Fail, for a rank is at another collective.
 
         Raises:
@@ -408,7 +416,7 @@ class SharedPath:
     # --- one collective after the other ----------------------------------------------
 
     @asynccontextmanager
-    async def _passing(self, run: Run) -> AsyncIterator[None]:
+    async def _passing(self, run: CollectiveRun) -> AsyncIterator[None]:
         """Let a collective pass when those before it have."""
         async with self._lane:
             try:
@@ -421,11 +429,11 @@ class SharedPath:
                 self._board.fail(run.number)
                 raise
 
-    def _post(self, run: Run, stage: int) -> None:
+    def _post(self, run: CollectiveRun, stage: int) -> None:
         for rank in self._board.post(run.number, stage):
             run.matching.wake(rank)
 
-    async def _reach(self, run: Run, number: int, stage: int) -> None:
+    async def _reach(self, run: CollectiveRun, number: int, stage: int) -> None:
         """Wait until every rank has come to a stage."""
         board = self._board
         if number < 0 or board.look(number, stage):

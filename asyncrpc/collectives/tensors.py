@@ -117,7 +117,7 @@ def cut(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
     return [tensor[part * length : (part + 1) * length] for part in range(count)]
 
 
-class Parts:
+class RankTensors:
     """Tensors that are one for each rank, or one that is cut into them.
 
     Attributes:

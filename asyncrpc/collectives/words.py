@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from asyncrpc.collectives.machine.operations import Failure
+from asyncrpc.collectives.machine.operations import CollectiveFailure
 from asyncrpc.errors import (
     CollectiveError,
     CollectiveTimeoutError,
@@ -26,13 +26,13 @@ _ERRORS: Final[dict[str, type[CollectiveError]]] = {
 }
 
 
-def error_of(failure: Failure) -> CollectiveError:
+def error_of(failure: CollectiveFailure) -> CollectiveError:
     """Return what a failure raises."""
     cls = _ERRORS.get(failure.code, CollectiveError)
     return cls(failure.problem, ranks=failure.ranks)
 
 
-def failure_in(words: Any) -> Failure | None:
+def failure_in(words: Any) -> CollectiveFailure | None:
     """Read a failure, or None, from an answer.
 
     Raises:
@@ -41,7 +41,7 @@ def failure_in(words: Any) -> Failure | None:
     return None if words is None else required_failure(words)
 
 
-def required_failure(words: Any) -> Failure:
+def required_failure(words: Any) -> CollectiveFailure:
     """Read a failure.
 
     Raises:
@@ -49,11 +49,11 @@ def required_failure(words: Any) -> Failure:
     """
     match words:
         case [str(code), str(problem), [*ranks]]:
-            return Failure(code, problem, tuple(map(str, ranks)))
+            return CollectiveFailure(code, problem, tuple(map(str, ranks)))
     raise MalformedError(f"a failure of a collective: {words!r}")
 
 
-def words_for(failure: Failure | None) -> list[Any] | None:
+def words_for(failure: CollectiveFailure | None) -> list[Any] | None:
     """Return what `failure_in` reads."""
     if failure is None:
         return None

@@ -120,7 +120,7 @@ class JoinedState(ContextState):
     __slots__ = ()
 
 
-class Arriving:
+class ReceivedMessage:
     """What the tensors of a message go through, until all are there.
 
     Attributes:
@@ -233,11 +233,11 @@ class RememberingAutograd(AutogradService):
         def joined(node: Node) -> None:
             self._received.setdefault(context_id, {})[message] = node
 
-        return Arriving(receive, joined)
+        return ReceivedMessage(receive, joined)
 
     def decoded(self, on_gradient: OnGradient) -> None:
         """Join the tensors of a message."""
-        if isinstance(on_gradient, Arriving):
+        if isinstance(on_gradient, ReceivedMessage):
             on_gradient.finish()
 
     def received(self, context_id: ContextId) -> dict[tuple[str, int], Node]:

@@ -26,7 +26,7 @@ from asyncrpc.arguments import (
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.exchange import Exchange, Hook
 from asyncrpc.ddp.given import check_group, check_roots
-from asyncrpc.ddp.gradients import GradientOptions, Gradients, Learned
+from asyncrpc.ddp.gradients import GradientOptions, Gradients, ParameterInfo
 from asyncrpc.ddp.initial import broadcast, verify
 from asyncrpc.ddp.joining import Join
 from asyncrpc.ddp.reducer import Reducer
@@ -411,7 +411,7 @@ def _tensors_of(
 
 def _learned(
     module: nn.Module, parameters: dict[str, nn.Parameter]
-) -> Sequence[Learned]:
+) -> Sequence[ParameterInfo]:
     """Return the parameters that get gradients."""
     sparse = {
         id(one.weight)
@@ -419,7 +419,7 @@ def _learned(
         if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse
     }
     learned = [
-        Learned(name, parameter, id(parameter) in sparse)
+        ParameterInfo(name, parameter, id(parameter) in sparse)
         for name, parameter in parameters.items()
         if parameter.requires_grad
     ]

@@ -23,8 +23,8 @@ import torch
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.bucket import GradBucket
 from asyncrpc.ddp.hooks.states import bound
-from asyncrpc.ddp.own_group import OwnGroup
-from asyncrpc.ddp.passes import Backward, Terms
+from asyncrpc.ddp.own_group import RecreatableGroup
+from asyncrpc.ddp.passes import Backward, PassConfig
 from asyncrpc.ddp.threads import run_beside
 from asyncrpc.errors import CollectiveError, UsageError
 from asyncrpc.serde import text_of, words_of
@@ -71,7 +71,7 @@ class Exchange:
         self.divides_by_all = True
         self._nbytes = nbytes
         self._memory: torch.Tensor | None = None
-        self._own = OwnGroup(base)
+        self._own = RecreatableGroup(base)
         self.group = self._own.enter()
 
     @property
@@ -87,13 +87,13 @@ class Exchange:
     # --- meeting the other ranks -----------------------------------------------------
 
     @property
-    def terms(self) -> Terms | None:
+    def terms(self) -> PassConfig | None:
         """The terms of the next pass; None: the others have to be asked for them."""
         if self._memory is None or self.join is not None:
             return None
         return self._terms(self._memory, range(self.group.size))
 
-    async def enter(self) -> Terms:
+    async def enter(self) -> PassConfig:
         """Agree with the others on the terms of the next pass.
 
         Raises:
@@ -115,11 +115,11 @@ class Exchange:
             raise
         return self._terms(self._memory, present)
 
-    def _terms(self, memory: torch.Tensor, present: Sequence[int]) -> Terms:
+    def _terms(self, memory: torch.Tensor, present: Sequence[int]) -> PassConfig:
         ranks = self.group.size if self.divides_by_all else max(1, len(present))
         scale = 1 / ranks if self.hook is None else 1.0
         is_alone = self.group.size == 1 and self.hook is None
-        return Terms(memory, scale, present, is_alone)
+        return PassConfig(memory, scale, present, is_alone)
 
     def leave(self) -> None:
         """Give up the group and the memory; the next `enter` makes others."""

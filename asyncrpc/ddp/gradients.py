@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import torch
 
 from asyncrpc.ddp.buckets import Buckets, bytes_for
-from asyncrpc.ddp.machine import Item, Readiness, assign
-from asyncrpc.ddp.passes import Backward, Terms
+from asyncrpc.ddp.machine import ParameterSpec, Readiness, assign
+from asyncrpc.ddp.passes import Backward, PassConfig
 from asyncrpc.errors import UsageError
 
 _MIB: Final = 1 << 20
@@ -32,7 +32,7 @@ class GradientOptions(NamedTuple):
     static_graph: bool
 
 
-class Learned(NamedTuple):
+class ParameterInfo(NamedTuple):
     """A parameter whose gradient is reduced.
 
     Attributes:
@@ -56,13 +56,17 @@ class Gradients:
         is_ordered: whether the buckets follow the order in which gradients come.
     """
 
-    def __init__(self, learned: Sequence[Learned], options: GradientOptions) -> None:
+    def __init__(
+        self, learned: Sequence[ParameterInfo], options: GradientOptions
+    ) -> None:
         self.learned = learned
         self._options = options
         self._parameters = [one.parameter for one in learned]
         self._sparse = [one.is_sparse for one in learned]
         self._items = [
-            Item(parameter.nbytes, (parameter.dtype, parameter.device), is_sparse)
+            ParameterSpec(
+                parameter.nbytes, (parameter.dtype, parameter.device), is_sparse
+            )
             for _, parameter, is_sparse in learned
         ]
         self.nbytes = bytes_for(self._parameters, self._sparse)
@@ -250,7 +254,7 @@ class Gradients:
         }
 
 
-def _fetch(grad: torch.Tensor, view: torch.Tensor, terms: Terms) -> None:
+def _fetch(grad: torch.Tensor, view: torch.Tensor, terms: PassConfig) -> None:
     """Copy a gradient of a device into its bucket, if there is anybody to reduce it.
 
     With one rank ResNet50 on XLA was 5.7 % behind torch_xla's own step with it (102 MB

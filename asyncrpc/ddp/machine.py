@@ -16,7 +16,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 
-class Item(NamedTuple):
+class ParameterSpec(NamedTuple):
     """What has to be known of a parameter to find its bucket.
 
     Attributes:
@@ -31,7 +31,7 @@ class Item(NamedTuple):
 
 
 def assign(
-    items: Sequence[Item],
+    items: Sequence[ParameterSpec],
     order: Sequence[int],
     *,
     first_cap_bytes: int,

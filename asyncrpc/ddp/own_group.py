@@ -21,15 +21,15 @@ from asyncrpc.serde import words_of
 _OPEN: Final = 2  # groups: the home, and the one in use
 
 
-class OwnGroup:
+class RecreatableGroup:
     """Ranks of a group, whose collectives do not meet those of others."""
 
     def __init__(self, base: Group, ranks: Sequence[int] | None = None) -> None:
         """Prepare it; nothing is sent.
 
         Args:
-            base: what the ranks are of.  All of them have to make their `OwnGroup`s of
-                it in the same order.
+            base: the group that the ranks belong to.  All of its ranks must make their
+                `RecreatableGroup`s in the same order.
             ranks: those that take part, this one among them; None: all.
         """
         # Nothing is ever sent in this one: names of those that are used begin with its.

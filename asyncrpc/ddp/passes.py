@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncrpc.runtime.parts import Parts
 
 
-class Terms(NamedTuple):
+class PassConfig(NamedTuple):
     """What the ranks have agreed on for a pass.
 
     Attributes:
@@ -71,7 +71,7 @@ class Backward:
         worker: Parts,
         buckets: Buckets,
         readiness: Readiness,
-        terms: Terms,
+        terms: PassConfig,
         *,
         is_plain: bool,
     ) -> None:

@@ -24,7 +24,7 @@ from torch.autograd import Variable
 from asyncrpc.ddp.exchange import Exchange
 from asyncrpc.ddp.gradients import Gradients
 from asyncrpc.ddp.machine import Readiness
-from asyncrpc.ddp.passes import Backward, Terms
+from asyncrpc.ddp.passes import Backward, PassConfig
 from asyncrpc.ddp.threads import to_its_end
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.calls.futures import refuse_on_loop
@@ -163,7 +163,7 @@ class Reducer:
         current = self._begin(terms, is_plain=True)
         # Called by this thread when autograd has ended; torch's own DDP is called so.
         # If autograd raises, it is dropped, uncalled.
-        ending = _Ending(self, current)
+        ending = _PassEnd(self, current)
         weakref.finalize(ending, _abandon, weakref.ref(self), current)
         Variable._execution_engine.queue_callback(ending.run)  # noqa: SLF001
         return current
@@ -187,12 +187,12 @@ class Reducer:
 
     # --- one pass --------------------------------------------------------------------
 
-    def _begin(self, terms: Terms, *, is_plain: bool) -> Backward:
+    def _begin(self, terms: PassConfig, *, is_plain: bool) -> Backward:
         current = self._prepare(terms, is_plain=is_plain)
         self.exchange.start(current)
         return current
 
-    def _prepare(self, terms: Terms, *, is_plain: bool) -> Backward:
+    def _prepare(self, terms: PassConfig, *, is_plain: bool) -> Backward:
         gradients = self._gradients
         buckets = gradients.cut(terms.memory)
         current = Backward(
@@ -293,7 +293,7 @@ class Reducer:
 
     # --- without data ----------------------------------------------------------------
 
-    async def shadow(self, terms: Terms) -> None:
+    async def shadow(self, terms: PassConfig) -> None:
         """Take part in a pass of others, with zeros.
 
         Raises:
@@ -321,7 +321,7 @@ class Reducer:
             gradients.learn_order(current.order, terms.memory)
 
 
-class _Ending:
+class _PassEnd:
     """What autograd calls at the end of a pass."""
 
     def __init__(self, reducer: Reducer, current: Backward) -> None:

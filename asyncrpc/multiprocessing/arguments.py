@@ -52,7 +52,7 @@ def _pickled(value: Any, name: str = "args", advice: str = "") -> bytes:
     """Return the pickle of what goes to a new process."""
     file = io.BytesIO()
     with refusing(f"{name} cannot be sent to a new process{advice}"):
-        _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+        _GradientPickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
 
 
@@ -72,7 +72,7 @@ def refusing(problem: str) -> Iterator[None]:
         raise UsageError(f"{problem}: {error}") from error
 
 
-class _Pickler(ForkingPickler):
+class _GradientPickler(ForkingPickler):
     """Takes gradients along."""
 
     def reducer_override(self, value: Any) -> Any:

@@ -140,7 +140,7 @@ class _Sources:
         return False
 
 
-class _Pickler(pickle.Pickler):
+class _TensorlessPickler(pickle.Pickler):
     """Leaves the memory of tensors out."""
 
     def __init__(self, file: io.BytesIO, sources: _Sources) -> None:
@@ -191,7 +191,7 @@ class _Pickler(pickle.Pickler):
         return _assembled, (entry, parts, _flags_of(tensor), tensor.grad)
 
 
-class Parcel:
+class PackedItem:
     """An item that is packed and not put yet."""
 
     def __init__(self, value: object, channel: Channel, known: Known) -> None:
@@ -204,7 +204,7 @@ class Parcel:
         self._channel = channel
         sources, file = _Sources(channel), io.BytesIO()
         with refusing("the item cannot be put into a queue"):
-            _Pickler(file, sources).dump(value)
+            _TensorlessPickler(file, sources).dump(value)
         self._pickle = file.getvalue()
         self._sources = sources.found
         self._holds: list[Hold] | None = None

@@ -44,7 +44,7 @@ from asyncrpc.multiprocessing.supervisor import (
     Exited,
     Failed,
     Kill,
-    Phase,
+    LaunchPhase,
     Reason,
     StopRequested,
     Supervisor,
@@ -279,7 +279,7 @@ class Processes(Generic[T]):
 
     def _watch(self) -> None:
         try:
-            while self._supervisor.phase is not Phase.DONE:
+            while self._supervisor.phase is not LaunchPhase.DONE:
                 self._step()
             results = self._collect()
         except BaseException as error:  # noqa: BLE001  goes to whoever waits

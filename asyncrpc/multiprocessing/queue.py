@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 from asyncrpc.arguments import check_count, check_timeout
 from asyncrpc.clock import Clock, Deadline
 from asyncrpc.errors import UsageError
-from asyncrpc.multiprocessing.packing import Known, Parcel, unpack
+from asyncrpc.multiprocessing.packing import Known, PackedItem, unpack
 from asyncrpc.multiprocessing.processes import refuse_on_loop
 from asyncrpc.shm.channel import ITEMS_POLL_S, ROOM_POLL_S, Channel, Ends
 
@@ -127,7 +127,7 @@ class Queue(Generic[T]):
         """
         refuse_on_loop("Queue.put", "await Queue.put_async() or Queue.put_nowait()")
         deadline = self._deadline(timeout_s)
-        parcel = Parcel(item, self._channel, self._known)
+        parcel = PackedItem(item, self._channel, self._known)
         while not parcel.advance():
             left_s = self._left_s(deadline)
             if left_s <= 0:
@@ -144,7 +144,7 @@ class Queue(Generic[T]):
             queue.Full: there is no room; nothing was put.
             UsageError: see `put`.
         """
-        if not Parcel(item, self._channel, self._known).advance():
+        if not PackedItem(item, self._channel, self._known).advance():
             raise Full
 
     async def put_async(self, item: T) -> None:
@@ -163,7 +163,7 @@ class Queue(Generic[T]):
         Cancellation:
             Nothing was put.
         """
-        parcel = Parcel(item, self._channel, self._known)
+        parcel = PackedItem(item, self._channel, self._known)
         await asyncio.sleep(0)  # always a cancellation point
         while not parcel.advance():
             await _wait_async(self._channel.ends.room, ROOM_POLL_S)

@@ -32,7 +32,7 @@ from asyncrpc.errors import LocalProtocolError
 GRACE_S: Final = 2.0  # seconds from SIGTERM to SIGKILL: time to run `finally` blocks
 
 
-class Phase(enum.Enum):
+class LaunchPhase(enum.Enum):
     RUNNING = "running"
     STOPPING = "stopping"  # the rest have been asked to end
     KILLING = "killing"  # the grace is over: SIGKILL was sent
@@ -125,7 +125,7 @@ class Supervisor:
     def __init__(
         self, nprocs: int, *, grace_s: float = GRACE_S, stop_at_s: float | None = None
     ) -> None:
-        self.phase = Phase.RUNNING
+        self.phase = LaunchPhase.RUNNING
         self.reason: Reason | None = None
         self.unfinished: tuple[int, ...] = ()  # who still ran when the end was ordered
         self.alive = set(range(nprocs))
@@ -145,11 +145,11 @@ class Supervisor:
     def wakes_at_s(self) -> float | None:
         """When an `Elapsed` is due; None if never."""
         match self.phase:
-            case Phase.RUNNING:
+            case LaunchPhase.RUNNING:
                 return self._stop_at_s
-            case Phase.STOPPING:
+            case LaunchPhase.STOPPING:
                 return self._kill_at_s
-            case Phase.KILLING | Phase.DONE:
+            case LaunchPhase.KILLING | LaunchPhase.DONE:
                 return None
 
     def advance(self, event: Event) -> list[Effect]:
@@ -175,7 +175,7 @@ class Supervisor:
                 return self._on_elapsed(at_s)
 
     def _on_failed(self, rank: int, raised_at_s: float, at_s: float) -> list[Effect]:
-        if self.phase is Phase.RUNNING or raised_at_s <= self._ordered_at_s:
+        if self.phase is LaunchPhase.RUNNING or raised_at_s <= self._ordered_at_s:
             candidate = _Candidate(is_exception=True, at_s=raised_at_s, rank=rank)
             self._candidates.setdefault(rank, candidate)
         return self._stop(Reason.FAILURE, at_s, self._grace_s)
@@ -190,23 +190,23 @@ class Supervisor:
                 )
             effects = self._stop(Reason.FAILURE, at_s, self._grace_s)
         if not self.alive:
-            self.phase = Phase.DONE
+            self.phase = LaunchPhase.DONE
         return effects
 
     def _is_own_failure(self, exit_code: int, at_s: float) -> bool:
         """Tell whether this end is a cause, or only what our signals did."""
-        if self.phase is Phase.RUNNING:
+        if self.phase is LaunchPhase.RUNNING:
             return True
         if self.reason is not Reason.FAILURE:
             return False
         # SIGTERM can make a process crash in its own way, and exit with any code; it
         # cannot make one die of SIGKILL.  What was seen in the same instant as the
         # first failure was not caused by what we sent after it.
-        by_kill = exit_code == -signal.SIGKILL and self.phase is Phase.STOPPING
+        by_kill = exit_code == -signal.SIGKILL and self.phase is LaunchPhase.STOPPING
         return by_kill or (exit_code < 0 and at_s <= self._ordered_at_s)
 
     def _on_stop_requested(self, at_s: float, grace_s: float) -> list[Effect]:
-        if self.phase is not Phase.STOPPING:
+        if self.phase is not LaunchPhase.STOPPING:
             return self._stop(Reason.REQUEST, at_s, grace_s)
         assert self._kill_at_s is not None
         self._kill_at_s = min(self._kill_at_s, at_s + grace_s)  # impatience is heard
@@ -216,15 +216,15 @@ class Supervisor:
         wakes_at_s = self.wakes_at_s
         if wakes_at_s is None or at_s < wakes_at_s:
             return []
-        if self.phase is Phase.RUNNING:
+        if self.phase is LaunchPhase.RUNNING:
             return self._stop(Reason.TIMEOUT, at_s, self._grace_s)
-        self.phase = Phase.KILLING
+        self.phase = LaunchPhase.KILLING
         return [Kill(_in_order(self.alive))]
 
     def _stop(self, reason: Reason, at_s: float, grace_s: float) -> list[Effect]:
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not LaunchPhase.RUNNING:
             return []
-        self.phase = Phase.STOPPING
+        self.phase = LaunchPhase.STOPPING
         self.reason = reason
         self.unfinished = _in_order(self.alive)
         self._ordered_at_s = at_s

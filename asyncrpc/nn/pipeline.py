@@ -39,7 +39,13 @@ from asyncrpc.nn.microbatches import join, rows_of, sizes, split
 from asyncrpc.nn.pipeline_report import PipelineReport, StageReport
 from asyncrpc.nn.pipeline_step import PipelineStep, together
 from asyncrpc.nn.remote_module import RemoteModule
-from asyncrpc.nn.schedules import INFERENCE, Action, Kind, Span, check_schedule
+from asyncrpc.nn.schedules import (
+    INFERENCE,
+    ActionKind,
+    ActionSpan,
+    StageAction,
+    check_schedule,
+)
 from asyncrpc.nn.stage import Stage
 from asyncrpc.nn.stage_run import StageAnswer
 from asyncrpc.optim import DistributedOptimizer
@@ -372,7 +378,7 @@ class Pipeline:
             StageReport(
                 worker,
                 tuple(
-                    Span(Action(Kind(kind), chunk), start_s, end_s)
+                    ActionSpan(StageAction(ActionKind(kind), chunk), start_s, end_s)
                     for kind, chunk, start_s, end_s in answer.spans
                 ),
                 answer.held_most,

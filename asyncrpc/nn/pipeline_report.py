@@ -8,9 +8,9 @@ from statistics import fmean
 
 from asyncrpc.arguments import check_count, wrong
 from asyncrpc.nn.schedules import (
-    Action,
-    Kind,
-    Span,
+    ActionKind,
+    ActionSpan,
+    StageAction,
     bubble,
     idle_part,
     simulate,
@@ -34,7 +34,7 @@ class StageReport:
     """
 
     worker: str
-    spans: Sequence[Span]
+    spans: Sequence[ActionSpan]
     held_max: int
 
     @property
@@ -134,7 +134,7 @@ class PipelineReport:
         )
 
 
-def _letter(spans: Sequence[Span], from_s: float, width_s: float) -> str:
+def _letter(spans: Sequence[ActionSpan], from_s: float, width_s: float) -> str:
     """Return what took most of the time between `from_s` and `width_s` later."""
     took = {
         one.action: shared_s
@@ -144,6 +144,6 @@ def _letter(spans: Sequence[Span], from_s: float, width_s: float) -> str:
     idle_s = width_s - sum(took.values())
     if not took or idle_s > max(took.values()):
         return IDLE
-    action: Action = max(took, key=lambda one: took[one])
+    action: StageAction = max(took, key=lambda one: took[one])
     letter = LETTERS[action.chunk % len(LETTERS)]
-    return letter if action.kind is Kind.FORWARD else letter.upper()
+    return letter if action.kind is ActionKind.FORWARD else letter.upper()

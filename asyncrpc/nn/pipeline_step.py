@@ -54,7 +54,7 @@ class PipelineStep:
         """Carry it out.
 
         Args:
-            plans: for each stage the first fields of its `Plan`.
+            plans: for each stage the first fields of its `StepPlan`.
             aim: the others, of the last stage of a training.
 
         Raises:

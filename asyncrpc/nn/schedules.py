@@ -32,7 +32,7 @@ from asyncrpc.errors import LocalProtocolError
 OUTPUTS_AHEAD: Final = 2
 
 
-class Kind(enum.Enum):
+class ActionKind(enum.Enum):
     """What a stage does with one micro-batch."""
 
     FORWARD = "forward"
@@ -40,15 +40,15 @@ class Kind(enum.Enum):
     RELEASE = "release"  # of an inference: the next stage has taken the output
 
 
-class Action(NamedTuple):
+class StageAction(NamedTuple):
     """One thing that a stage does."""
 
-    kind: Kind
+    kind: ActionKind
     chunk: int
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StagePosition:
     """Where a stage is in its pipeline.
 
     Attributes:
@@ -68,24 +68,26 @@ class Place:
         return f"stage {self.index} of {self.stages}"
 
 
-def _all(_place: Place, chunks: int) -> int:
+def _all(_place: StagePosition, chunks: int) -> int:
     return chunks
 
 
-def _to_the_last(place: Place, chunks: int) -> int:
+def _to_the_last(place: StagePosition, chunks: int) -> int:
     return min(place.stages - place.index, chunks)
 
 
-def _two(_place: Place, chunks: int) -> int:
+def _two(_place: StagePosition, chunks: int) -> int:
     return min(OUTPUTS_AHEAD, chunks)
 
 
 INFERENCE: Final = "inference"
 # How many micro-batches a stage may hold, and what lets go of one.
-_SCHEDULES: Final[Mapping[str, tuple[Callable[[Place, int], int], Kind]]] = {
-    "gpipe": (_all, Kind.BACKWARD),
-    "1f1b": (_to_the_last, Kind.BACKWARD),
-    INFERENCE: (_two, Kind.RELEASE),
+_SCHEDULES: Final[
+    Mapping[str, tuple[Callable[[StagePosition, int], int], ActionKind]]
+] = {
+    "gpipe": (_all, ActionKind.BACKWARD),
+    "1f1b": (_to_the_last, ActionKind.BACKWARD),
+    INFERENCE: (_two, ActionKind.RELEASE),
 }
 TRAINING: Final = tuple(name for name in _SCHEDULES if name != INFERENCE)
 
@@ -100,21 +102,23 @@ def check_schedule(name: str, chunks: int) -> None:
     check_count("chunks", chunks, at_least=1)
 
 
-def held_max(schedule: str, place: Place, chunks: int) -> int:
+def held_max(schedule: str, place: StagePosition, chunks: int) -> int:
     """Return how many micro-batches a stage may hold at once."""
     limit, _ = _SCHEDULES[schedule]
     return limit(place, chunks)
 
 
-def actions(schedule: str, place: Place, chunks: int) -> tuple[Action, ...]:
+def actions(
+    schedule: str, place: StagePosition, chunks: int
+) -> tuple[StageAction, ...]:
     """Return what a stage does, in order."""
     limit, after = _SCHEDULES[schedule]
     ahead = limit(place, chunks)
-    order = [Action(Kind.FORWARD, chunk) for chunk in range(ahead)]
+    order = [StageAction(ActionKind.FORWARD, chunk) for chunk in range(ahead)]
     for chunk in range(chunks):
-        order.append(Action(after, chunk))
+        order.append(StageAction(after, chunk))
         if chunk + ahead < chunks:
-            order.append(Action(Kind.FORWARD, chunk + ahead))
+            order.append(StageAction(ActionKind.FORWARD, chunk + ahead))
     return tuple(order)
 
 
@@ -156,9 +160,9 @@ TRANSITIONS: Final[Mapping[ChunkState, Mapping[ChunkEvent, ChunkState]]] = {
     ChunkState.DONE: {},
 }
 _NEEDED: Final = {
-    Kind.FORWARD: ChunkState.ARRIVED,
-    Kind.BACKWARD: ChunkState.ANSWERED,
-    Kind.RELEASE: ChunkState.ANSWERED,
+    ActionKind.FORWARD: ChunkState.ARRIVED,
+    ActionKind.BACKWARD: ChunkState.ANSWERED,
+    ActionKind.RELEASE: ChunkState.ANSWERED,
 }
 
 
@@ -170,7 +174,7 @@ class StageMachine:
         held_most: the most that there were.
     """
 
-    def __init__(self, schedule: str, place: Place, chunks: int) -> None:
+    def __init__(self, schedule: str, place: StagePosition, chunks: int) -> None:
         self._actions = actions(schedule, place, chunks)
         self._bound = held_max(schedule, place, chunks)
         self._next = 0
@@ -188,7 +192,7 @@ class StageMachine:
         return self._states[chunk]
 
     @property
-    def due(self) -> Action | None:
+    def due(self) -> StageAction | None:
         """The next action; None if what it needs is not here, or all has run."""
         if self.is_done:
             return None
@@ -208,7 +212,7 @@ class StageMachine:
             )
         self._advance(chunk, ChunkEvent.INPUT)
 
-    def begin(self, action: Action) -> None:
+    def begin(self, action: StageAction) -> None:
         """An action is about to run; from its forward pass on a micro-batch is held.
 
         Raises:
@@ -216,18 +220,18 @@ class StageMachine:
         """
         if action != self.due:
             raise LocalProtocolError(f"{action} is not due")
-        if action.kind is Kind.FORWARD:
+        if action.kind is ActionKind.FORWARD:
             self.held += 1
             self.held_most = max(self.held_most, self.held)
             assert self.held <= self._bound, "a schedule keeps its own bound"
 
-    def end(self, action: Action) -> None:
+    def end(self, action: StageAction) -> None:
         """An action has run.
 
         Raises:
             LocalProtocolError: it was not due.
         """
-        if action.kind is Kind.FORWARD:
+        if action.kind is ActionKind.FORWARD:
             self._advance(action.chunk, ChunkEvent.FORWARD)
         else:
             self._advance(action.chunk, ChunkEvent.END)
@@ -256,7 +260,7 @@ class StageMachine:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ActionSpan:
     """One action and when it ran.
 
     Attributes:
@@ -265,7 +269,7 @@ class Span:
         end_s: likewise.
     """
 
-    action: Action
+    action: StageAction
     start_s: float
     end_s: float
 
@@ -275,12 +279,12 @@ class Span:
         return self.end_s - self.start_s
 
 
-Seconds = Callable[[int, Action], float]
+Seconds = Callable[[int, StageAction], float]
 
 
 def simulate(
     schedule: str, stages: int, chunks: int, seconds: Seconds
-) -> list[list[Span]]:
+) -> list[list[ActionSpan]]:
     """Return when each stage would do what, if values took no time to travel.
 
     Args:
@@ -289,9 +293,11 @@ def simulate(
         chunks: micro-batches.
         seconds: how long an action takes at a stage.
     """
-    orders = [actions(schedule, Place(k, stages), chunks) for k in range(stages)]
-    ends: dict[tuple[int, Action], float] = {}
-    spans: list[list[Span]] = [[] for _ in range(stages)]
+    orders = [
+        actions(schedule, StagePosition(k, stages), chunks) for k in range(stages)
+    ]
+    ends: dict[tuple[int, StageAction], float] = {}
+    spans: list[list[ActionSpan]] = [[] for _ in range(stages)]
     while sum(map(len, spans)) < sum(map(len, orders)):
         before = len(ends)
         for stage, order in enumerate(orders):
@@ -303,9 +309,9 @@ def simulate(
 
 def _run_ready(
     stage: int,
-    order: Sequence[Action],
-    spans: list[Span],
-    ends: dict[tuple[int, Action], float],
+    order: Sequence[StageAction],
+    spans: list[ActionSpan],
+    ends: dict[tuple[int, StageAction], float],
     given: tuple[int, Seconds],
 ) -> None:
     """Run the actions of one stage as far as those of the others let it."""
@@ -318,20 +324,22 @@ def _run_ready(
         free_s = spans[-1].end_s if spans else 0.0
         start_s = max(free_s, 0.0 if needed is None else ends[needed])
         end_s = start_s + seconds(stage, action)
-        spans.append(Span(action, start_s, end_s))
+        spans.append(ActionSpan(action, start_s, end_s))
         ends[stage, action] = end_s
 
 
-def _needed(stage: int, action: Action, stages: int) -> tuple[int, Action] | None:
+def _needed(
+    stage: int, action: StageAction, stages: int
+) -> tuple[int, StageAction] | None:
     """Return what another stage must have done before an action may run."""
-    if action.kind is Kind.FORWARD:
+    if action.kind is ActionKind.FORWARD:
         return (stage - 1, action) if stage else None
     if stage < stages - 1:
         return stage + 1, action
-    return stage, Action(Kind.FORWARD, action.chunk)
+    return stage, StageAction(ActionKind.FORWARD, action.chunk)
 
 
-def step_s(spans: Sequence[Sequence[Span]]) -> float:
+def step_s(spans: Sequence[Sequence[ActionSpan]]) -> float:
     """Return the seconds from the first action of any stage to the end of the last."""
     every = [one for stage in spans for one in stage]
     if not every:
@@ -339,7 +347,7 @@ def step_s(spans: Sequence[Sequence[Span]]) -> float:
     return max(one.end_s for one in every) - min(one.start_s for one in every)
 
 
-def idle_part(spans: Sequence[Span], whole_s: float) -> float:
+def idle_part(spans: Sequence[ActionSpan], whole_s: float) -> float:
     """Return which part of `whole_s` seconds a stage did nothing."""
     if not whole_s:
         return 0.0

@@ -37,8 +37,8 @@ import torch
 from torch import nn
 
 from asyncrpc.errors import AutogradError, UsageError
-from asyncrpc.nn.schedules import Place
-from asyncrpc.nn.stage_run import Plan, StageRun
+from asyncrpc.nn.schedules import StagePosition
+from asyncrpc.nn.stage_run import StageRun, StepPlan
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.shared import copy_of
 
@@ -66,7 +66,7 @@ class Stage:
         """
         self._module = module
         self._device = device
-        self._place = Place(*place)
+        self._place = StagePosition(*place)
         self._following = following
         self._runs: dict[int, StageRun] = {}
         self._ended: dict[int, BaseException] = {}
@@ -85,13 +85,13 @@ class Stage:
         """Do this stage's part of a step; of a training, until it is committed.
 
         Args:
-            plan: the first fields of a `Plan`.
+            plan: the first fields of a `StepPlan`.
             aim: the others, of the last stage; by name, for errors.
 
         Returns:
             The fields of a `StageAnswer`.
         """
-        given = Plan(*plan, **aim)
+        given = StepPlan(*plan, **aim)
         step = given.number
         reason: BaseException = AutogradError(f"step {step} is over at {self._place}")
         run: StageRun | None = None

@@ -20,18 +20,17 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from asyncrpc.autograd import current_context
-from asyncrpc.autograd.modes import Place as ModesPlace
-from asyncrpc.autograd.modes import modes_here
+from asyncrpc.autograd.modes import FunctionModes, modes_here
 from asyncrpc.clock import now_s
 from asyncrpc.errors import LocalProtocolError, Outcome, RejectedError, UsageError
 from asyncrpc.nn.graphs import Caught, Gradients, backward, enter
 from asyncrpc.nn.schedules import (
     INFERENCE,
     OUTPUTS_AHEAD,
-    Action,
-    Kind,
-    Place,
+    ActionKind,
+    StageAction,
     StageMachine,
+    StagePosition,
 )
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.shared import copy_of
@@ -56,7 +55,7 @@ class StageAnswer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """What a step is to do.
 
     Attributes:
@@ -105,8 +104,8 @@ class StageRun:
 
     def __init__(
         self,
-        plan: Plan,
-        place: Place,
+        plan: StepPlan,
+        place: StagePosition,
         module: nn.Module,
         device: torch.device,
         following: RRef[Any] | None,
@@ -296,17 +295,17 @@ class StageRun:
             return self._outputs
         return torch.stack(self._losses).sum()
 
-    async def _do(self, action: Action) -> None:
+    async def _do(self, action: StageAction) -> None:
         """Run one action."""
         kind, chunk = action
         try:
-            if kind is Kind.FORWARD:
+            if kind is ActionKind.FORWARD:
                 _settle(self._inputs_used.pop(chunk), None)
                 sent = await self._in_thread(self._forward, action)
                 self.machine.end(action)
                 self._hand_on(chunk, sent)
             else:
-                if kind is Kind.BACKWARD:
+                if kind is ActionKind.BACKWARD:
                     await self._in_thread(self._backward, action)
                 self._end(action)
         except Exception as error:
@@ -339,7 +338,7 @@ class StageRun:
                 self._asking.add(asking)
                 asking.add_done_callback(partial(self._on_gradients, chunk))
 
-    def _end(self, action: Action) -> None:
+    def _end(self, action: StageAction) -> None:
         """Let go of a micro-batch, and send its gradients back."""
         held = self._held.pop(action.chunk)
         self.machine.end(action)
@@ -349,7 +348,7 @@ class StageRun:
 
     # --- in threads ------------------------------------------------------------------
 
-    async def _in_thread(self, job: Callable[[int], T], action: Action) -> T:
+    async def _in_thread(self, job: Callable[[int], T], action: StageAction) -> T:
         """Run a job in a thread, in this call's worker and context; note the time."""
         context = contextvars.copy_context()
 
@@ -377,7 +376,7 @@ class StageRun:
         """Compute an output; return it as it travels, and what needs a gradient."""
         value, needs = self._inputs.pop(chunk)
         held = self._held[chunk] = _Held()
-        with ModesPlace(self._modes), torch.set_grad_enabled(self._plan.with_graph):
+        with FunctionModes(self._modes), torch.set_grad_enabled(self._plan.with_graph):
             if self._plan.is_training:
                 value = _entered(value, needs, held.caught)
             output = self._call(value)

@@ -41,7 +41,7 @@ class CallbackThreads(Protocol):
         """Run `job` in a thread; called on the loop."""
 
 
-class _Event(enum.Enum):
+class _ThreadEvent(enum.Enum):
     """What the thread has done."""
 
     ASKED = "asked"
@@ -65,7 +65,7 @@ async def run_with_callbacks(
         The algorithm is ended by an error of its `ask`, and waited for.
     """
     # Bounded by the thread, which asks one question at a time.
-    events: asyncio.Queue[_Event] = asyncio.Queue()
+    events: asyncio.Queue[_ThreadEvent] = asyncio.Queue()
     answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
     is_abandoned = threading.Event()
 
@@ -73,7 +73,7 @@ async def run_with_callbacks(
         refuse_on_loop("a closure", "in a simulation, step without one")
         if is_abandoned.is_set():  # the algorithm has caught that, and goes on
             raise _AbandonedError
-        threads.loop.call_soon_threadsafe(events.put_nowait, _Event.ASKED)
+        threads.loop.call_soon_threadsafe(events.put_nowait, _ThreadEvent.ASKED)
         with threads.pool.blocked():
             value, error = answers.get()
         if error is not None:
@@ -82,10 +82,10 @@ async def run_with_callbacks(
 
     context = contextvars.copy_context()
     work = threads.run_in_thread(lambda: context.run(algorithm, ask))
-    work.add_done_callback(lambda _: events.put_nowait(_Event.ENDED))
+    work.add_done_callback(lambda _: events.put_nowait(_ThreadEvent.ENDED))
     try:
         # The thread asks or ends; a job that its pool has dropped ends, too.
-        while await events.get() is _Event.ASKED:
+        while await events.get() is _ThreadEvent.ASKED:
             try:
                 answers.put((await evaluate(), None))
             except Exception as error:  # noqa: BLE001  (the thread raises it)

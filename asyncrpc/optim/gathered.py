@@ -115,7 +115,7 @@ class GatheredOptimizer:
         optimizer = self.options
         assert optimizer is not None  # made
         async with self._one_at_a_time:
-            run = _Run(self, closure, how)
+            run = _StepRun(self, closure, how)
             owners = sorted(self._owners.listed)
             snapshot: Snapshot | None = None
             try:
@@ -241,7 +241,7 @@ class _ExitsError(Exception):
 
 
 @dataclass(slots=True)
-class _Run:
+class _StepRun:
     """The evaluations of one step."""
 
     of: GatheredOptimizer

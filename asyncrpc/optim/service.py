@@ -60,7 +60,7 @@ Key = tuple[int, int]  # who made it, and its number there: nobody else can name
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _UndoableStep:
     """A change that has been made here and may have to be undone."""
 
     turn: int
@@ -113,7 +113,7 @@ class OptimizerService(ServiceMethods):
         self._functions = functions
         self._autograd = autograd
         self._optimizers: dict[Key, LocalParameters] = {}
-        self._kept: dict[Key, _Kept] = {}
+        self._kept: dict[Key, _UndoableStep] = {}
         self._turns = TurnQueue()
         self._runner = Runner(threads, autograd.engine.lock)
         self._serial = 0
@@ -350,17 +350,17 @@ class OptimizerService(ServiceMethods):
         except BaseException:
             self._turns.end(turn)
             raise
-        self._kept[key] = _Kept(turn, local, snapshot)
+        self._kept[key] = _UndoableStep(turn, local, snapshot)
 
     def _unwanted(
         self, turn: int, local: LocalParameters, work: asyncio.Future[Snapshot]
     ) -> None:
         if work.exception() is None:
-            self._put_back(_Kept(turn, local, work.result()))
+            self._put_back(_UndoableStep(turn, local, work.result()))
         else:
             self._turns.end(turn)
 
-    def _put_back(self, kept: _Kept) -> asyncio.Future[None]:
+    def _put_back(self, kept: _UndoableStep) -> asyncio.Future[None]:
         return self._in_turn(
             kept.turn, partial(kept.local.locked, kept.snapshot.restore)
         )

@@ -21,7 +21,7 @@ SERVICE: Final = "rref"
 BATCH_MAX: Final = 4096
 
 
-class _Batch:
+class _NoticeBatch:
     """What is to be given back to one worker."""
 
     __slots__ = ("releases", "tokens")
@@ -60,7 +60,7 @@ class Notices:
         self._links = links
         self._name_of = name_of
         self._on_unreachable = on_unreachable
-        self._batches: dict[Incarnation, _Batch] = {}
+        self._batches: dict[Incarnation, _NoticeBatch] = {}
         self._is_due = False
         # Messages to workers that are being connected to; bounded by what is held of
         # them: one question and one answer for each reference, and the batches.
@@ -81,10 +81,10 @@ class Notices:
         if len(tokens) >= BATCH_MAX:
             self._send_batch(to)
 
-    def _batch(self, to: Incarnation) -> _Batch:
+    def _batch(self, to: Incarnation) -> _NoticeBatch:
         batch = self._batches.get(to)
         if batch is None:
-            batch = self._batches[to] = _Batch()
+            batch = self._batches[to] = _NoticeBatch()
             if not self._is_due:
                 self._is_due = True
                 self._scheduler.loop.call_soon(self.flush)

@@ -24,7 +24,7 @@ from asyncrpc.rref.tables import Tables
 from asyncrpc.rref.values import Values, id_of, result_of
 from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
 from asyncrpc.runtime.calls.modes import MODE_ATTRIBUTE, Mode
-from asyncrpc.runtime.extensions import Refused
+from asyncrpc.runtime.extensions import RefusedFunction
 from asyncrpc.runtime.forms import ID, TEXT, Form, array, one_of
 from asyncrpc.runtime.ports import PeerLink
 
@@ -33,7 +33,7 @@ _METHOD: Final[Form] = array(
 )
 
 
-class _Returned:
+class _LocalValue:
     """A function that gives a value which is here."""
 
     __qualname__ = "to_here"  # what it is called by
@@ -46,7 +46,7 @@ class _Returned:
         return self._value
 
 
-setattr(_Returned, MODE_ATTRIBUTE, Mode.ON_LOOP)
+setattr(_LocalValue, MODE_ATTRIBUTE, Mode.ON_LOOP)
 
 
 class OwnedValues:
@@ -107,7 +107,7 @@ class OwnedValues:
         self,
         link: PeerLink,
         target: list[Any],
-        ready: Callable[[Callable[..., Any] | Refused], None],
+        ready: Callable[[Callable[..., Any] | RefusedFunction], None],
     ) -> None:
         """Call `ready` with a method of a value that is here, once it is made."""
         _ = link  # whoever knows a value's number may call it
@@ -129,7 +129,7 @@ class OwnedValues:
                 try:
                     found = self._method(done, target[3])
                 except BaseException as error:  # noqa: BLE001  (the value's own code)
-                    found = Refused(error, Outcome.EXECUTED)
+                    found = RefusedFunction(error, Outcome.EXECUTED)
                 ready(found)
             finally:
                 self._carry_out(self._owner.unpin(rref_id))
@@ -141,18 +141,18 @@ class OwnedValues:
 
     def _method(
         self, done: asyncio.Future[Any], name: str
-    ) -> Callable[..., Any] | Refused:
+    ) -> Callable[..., Any] | RefusedFunction:
         """Return what to call, or why there is nothing."""
         failure = done.exception()
         if failure is not None:
-            return Refused(copy_of(failure), _outcome_of(failure, name))
+            return RefusedFunction(copy_of(failure), _outcome_of(failure, name))
         value = done.result()
         if not name:
-            return _Returned(value)
+            return _LocalValue(value)
         # Before it is looked up: not even a property runs on the word of a peer.
         if not self._functions.is_allowed_method(type(value), name):
             kind = type(value).__qualname__
-            return Refused(
+            return RefusedFunction(
                 RejectedError(
                     f"{kind}.{name} is not exposed here; mark {kind} with "
                     "@asyncrpc.expose, or list it in Options.allow",
@@ -162,7 +162,7 @@ class OwnedValues:
         try:
             method: Callable[..., Any] = getattr(value, name)
         except AttributeError as error:
-            return Refused(error)
+            return RefusedFunction(error)
         return method
 
     def local_value(self, handle: RRef[Any]) -> Any:

@@ -21,7 +21,7 @@ T = TypeVar("T")  # of the referenced object
 Start = Callable[[Any, str, Any, Any, Any], Any]
 
 
-class _Proxy(Generic[T]):
+class _MethodProxy(Generic[T]):
     """The methods of one referenced object."""
 
     __slots__ = ("_rref", "_start_method", "_timeout")
@@ -43,7 +43,7 @@ class _Proxy(Generic[T]):
         return self._start_method(self._rref, name, args, kwargs, self._timeout)
 
 
-class AsyncProxy(_Proxy[T]):
+class AsyncProxy(_MethodProxy[T]):
     """From `RRef.rpc_async`: methods return futures."""
 
     __slots__ = ()
@@ -57,7 +57,7 @@ class AsyncProxy(_Proxy[T]):
         return call
 
 
-class BlockingProxy(_Proxy[T]):
+class BlockingProxy(_MethodProxy[T]):
     """From `RRef.rpc_sync`: methods block the calling thread."""
 
     __slots__ = ()
@@ -74,7 +74,7 @@ class BlockingProxy(_Proxy[T]):
         return self._start(name, args, kwargs).wait()
 
 
-class RemoteProxy(_Proxy[T]):
+class RemoteProxy(_MethodProxy[T]):
     """From `RRef.remote`: methods return references to their results."""
 
     __slots__ = ()

@@ -58,7 +58,7 @@ class ReferenceWorker(Scheduler, Calls, Links, Protocol):
         """What peers may call."""
 
 
-class _Counted(TypedDict):
+class _CountingParts(TypedDict):
     """The parts that count, which codec and calls have in common."""
 
     tables: Tables
@@ -119,7 +119,7 @@ class RRefService(ServiceMethods):
         self._incoming = incoming = IncomingNotices(
             tables, names, notices, shared, handles.settle
         )
-        counted: _Counted = {
+        counted: _CountingParts = {
             "tables": tables,
             "handles": handles,
             "shared": shared,

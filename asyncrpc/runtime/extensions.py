@@ -29,7 +29,7 @@ class Pins(Protocol):
         """The message was never sent whole: nobody has read it."""
 
 
-class Refused(NamedTuple):
+class RefusedFunction(NamedTuple):
     """In place of a function that cannot be run.
 
     Attributes:
@@ -99,7 +99,7 @@ class References(Protocol):
         self,
         link: PeerLink,
         target: list[Any],
-        ready: Callable[[Callable[..., Any] | Refused], None],
+        ready: Callable[[Callable[..., Any] | RefusedFunction], None],
     ) -> None:
         """Call `ready` with the function that `target` names, now or later.
 

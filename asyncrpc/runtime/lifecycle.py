@@ -15,7 +15,7 @@ from asyncrpc.errors import AlreadyStartedError, NotStartedError
 from asyncrpc.runtime.loops import check_loop
 
 
-class State(enum.Enum):
+class WorkerState(enum.Enum):
     """Where a worker is in its life."""
 
     NEW = "new"
@@ -36,9 +36,9 @@ class Event(enum.Enum):
     FORK = "fork"
 
 
-NEW, STARTING, RUNNING, DRAINING, CLOSED, FORKED = State
+NEW, STARTING, RUNNING, DRAINING, CLOSED, FORKED = WorkerState
 
-TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
+TRANSITIONS: Final[Mapping[WorkerState, Mapping[Event, WorkerState]]] = {
     NEW: {Event.START: STARTING},
     STARTING: {
         Event.STARTED: RUNNING,

@@ -22,9 +22,9 @@ from asyncrpc.runtime.calls.credit import InboundCredit
 from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.targets import Targets
 from asyncrpc.runtime.counters import Counters
-from asyncrpc.runtime.devices.backends import Turning, backend_of
+from asyncrpc.runtime.devices.backends import DeviceLockHooks, backend_of
 from asyncrpc.runtime.devices.staging import Devices
-from asyncrpc.runtime.devices.turns import Turn
+from asyncrpc.runtime.devices.turns import DeviceLock
 from asyncrpc.runtime.extensions import Propagator, References
 from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.runtime.lifecycle import Lifecycle
@@ -283,13 +283,13 @@ class Parts:
         takes_turns = options.takes_turns
         if takes_turns is None:
             takes_turns = bool(exclusive)
-        turning = Turning(exclusive)
+        turning = DeviceLockHooks(exclusive)
         return ThreadPool(
             self.name,
             options.threads,
             self.loop,
             # Of more than those: a turn that is asked for is one at all devices.
-            turn=Turn(() if options.takes_turns else exclusive)
+            turn=DeviceLock(() if options.takes_turns else exclusive)
             if takes_turns
             else None,
             begin=turning.begin if exclusive else None,

@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 
 from asyncrpc.errors import DecodeError
 from asyncrpc.serde.kinds import ENTRY_ARRAY, NO_BUFFER
-from asyncrpc.serde.outbox import Outbox
+from asyncrpc.serde.outbox import OutgoingBuffers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -56,7 +56,7 @@ def read_dtype(description: Any) -> np.dtype[Any]:
     return dtype
 
 
-def write_array(array: Array, outbox: Outbox) -> list[Any] | None:
+def write_array(array: Array, outbox: OutgoingBuffers) -> list[Any] | None:
     """Return the entry of an array, or None if its dtype cannot be described."""
     description = describe_dtype(array.dtype)
     if description is None:

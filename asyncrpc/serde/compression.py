@@ -126,7 +126,7 @@ class _TensorLocation(NamedTuple):
     offset: int
 
 
-class Plan:
+class CompressionPlan:
     """Which buffers of a message are to be cast, and how all are to be packed."""
 
     def __init__(
@@ -283,7 +283,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def pack(
-    plan: Plan, control: bytes, buffers: Sequence[memoryview]
+    plan: CompressionPlan, control: bytes, buffers: Sequence[memoryview]
 ) -> tuple[bytes, list[memoryview], int]:
     """Pack the buffers of a message, in any thread.
 

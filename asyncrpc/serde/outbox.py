@@ -20,7 +20,7 @@ def view_memory(owner: object, address: int, size_bytes: int) -> memoryview:
     return memoryview(block).cast("B")[:size_bytes]
 
 
-class Outbox:
+class OutgoingBuffers:
     """Buffers in the order they will be sent.
 
     Attributes:

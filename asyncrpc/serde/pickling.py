@@ -24,7 +24,7 @@ import torch
 from asyncrpc.errors import DecodeError
 from asyncrpc.serde.exceptions import words_of
 from asyncrpc.serde.naming import resolve_global
-from asyncrpc.serde.outbox import Outbox
+from asyncrpc.serde.outbox import OutgoingBuffers
 from asyncrpc.serde.unsendable import Unsendable
 
 # Shorter buffers are cheaper inside the pickle than as a buffer of the message.
@@ -85,7 +85,7 @@ class _Unpickler(pickle.Unpickler):  # noqa: S301 - policy TRUSTED only
         return resolve_global(module, name, super().find_class)
 
 
-def dump(value: Any, outbox: Outbox, refer: Refer) -> tuple[bytes, list[int]]:
+def dump(value: Any, outbox: OutgoingBuffers, refer: Refer) -> tuple[bytes, list[int]]:
     """Pickle a value.
 
     Args:

@@ -31,7 +31,7 @@ from asyncrpc.serde.kinds import (
     NEGATIVE,
     NO_BUFFER,
 )
-from asyncrpc.serde.outbox import Outbox, view_memory
+from asyncrpc.serde.outbox import OutgoingBuffers, view_memory
 from asyncrpc.serde.spans import Span, clusters, reach, span_of
 from asyncrpc.serde.unsendable import Unsendable
 
@@ -80,10 +80,10 @@ class TensorWriter:
 
     __slots__ = ("_outbox", "_pending", "_stager")
 
-    def __init__(self, outbox: Outbox, stager: Stager) -> None:
+    def __init__(self, outbox: OutgoingBuffers, stager: Stager) -> None:
         self._outbox = outbox
         self._stager = stager
-        self._pending: list[_Item] = []
+        self._pending: list[_OutgoingTensor] = []
 
     def add(self, index: int, tensor: torch.Tensor, flags: int) -> None:
         """Note a strided, unquantized tensor, whose entry will be at `index`.
@@ -98,14 +98,14 @@ class TensorWriter:
                 f" {tensor.untyped_storage().nbytes()}; send it before its memory is"
                 " freed",
             )
-        self._pending.append(_Item(index, tensor, flags))
+        self._pending.append(_OutgoingTensor(index, tensor, flags))
 
     def finish(self, table: list[Any]) -> None:
         """Write the entries of all tensors noted."""
         pending, self._pending = self._pending, []
         if len(pending) == 1:
             return self._place_alone(table, pending[0])
-        storages: dict[int, list[_Item]] = {}
+        storages: dict[int, list[_OutgoingTensor]] = {}
         for item in pending:
             if item.tensor.is_cpu and item.tensor.nbytes:
                 key = item.tensor.untyped_storage()._cdata  # noqa: SLF001
@@ -118,7 +118,7 @@ class TensorWriter:
 
     # --- one tensor in its own buffer ------------------------------------------------
 
-    def _place_alone(self, table: list[Any], item: _Item) -> None:
+    def _place_alone(self, table: list[Any], item: _OutgoingTensor) -> None:
         tensor = item.tensor
         if not tensor.is_cpu:
             return self._place_foreign(table, item)
@@ -132,7 +132,7 @@ class TensorWriter:
             self._place_view(table, item)
         return None
 
-    def _place_foreign(self, table: list[Any], item: _Item) -> None:
+    def _place_foreign(self, table: list[Any], item: _OutgoingTensor) -> None:
         """Write a tensor of another device; one of `meta` has no bytes at all."""
         tensor = item.tensor
         if tensor.is_meta:
@@ -150,7 +150,7 @@ class TensorWriter:
             entry += [0, None]
         entry.append(device)
 
-    def _place_view(self, table: list[Any], item: _Item) -> None:
+    def _place_view(self, table: list[Any], item: _OutgoingTensor) -> None:
         span = item.span()
         if span.goes_raw():
             self._place_shared(table, [item], span)
@@ -173,7 +173,7 @@ class TensorWriter:
 
     # --- several tensors of one storage ----------------------------------------------
 
-    def _place_storage(self, table: list[Any], items: list[_Item]) -> None:
+    def _place_storage(self, table: list[Any], items: list[_OutgoingTensor]) -> None:
         if len(items) == 1:
             return self._place_alone(table, items[0])
         for union, members in clusters([item.span() for item in items]):
@@ -187,7 +187,9 @@ class TensorWriter:
                     self._place_alone(table, item)
         return None
 
-    def _place_cluster(self, table: list[Any], items: list[_Item], union: Span) -> None:
+    def _place_cluster(
+        self, table: list[Any], items: list[_OutgoingTensor], union: Span
+    ) -> None:
         first = items[0]
         if not union.goes_raw() and all(item.lies_like(first) for item in items):
             gathered = self._gather(first.tensor)
@@ -196,7 +198,9 @@ class TensorWriter:
             union = first.span()
         self._place_shared(table, items, union)
 
-    def _place_shared(self, table: list[Any], items: list[_Item], union: Span) -> None:
+    def _place_shared(
+        self, table: list[Any], items: list[_OutgoingTensor], union: Span
+    ) -> None:
         """Send `union` as it lies; each item says where in it its elements are."""
         # Views of several dtypes: each offset must stay a multiple of its item's size.
         start = union.start
@@ -210,7 +214,7 @@ class TensorWriter:
             entry = self._entry(item, buffer)
             table[item.index] = [*entry, offset, list(tensor.stride())]
 
-    def _entry(self, item: _Item, buffer: int) -> Entry:
+    def _entry(self, item: _OutgoingTensor, buffer: int) -> Entry:
         tensor, flags = item.tensor, item.flags
         if tensor.is_neg():
             flags |= NEGATIVE
@@ -219,7 +223,7 @@ class TensorWriter:
         return [ENTRY_TENSOR, flags, NAMES[tensor.dtype], list(tensor.shape), buffer]
 
 
-class _Item:
+class _OutgoingTensor:
     """A tensor on its way out, the index of its entry, and its flags."""
 
     __slots__ = ("flags", "index", "tensor")
@@ -234,7 +238,7 @@ class _Item:
         offset = int(tensor.storage_offset())
         return span_of(tensor.shape, tensor.stride(), offset, tensor.itemsize)
 
-    def lies_like(self, other: _Item) -> bool:
+    def lies_like(self, other: _OutgoingTensor) -> bool:
         mine, its = self.tensor, other.tensor
         return (
             mine.dtype == its.dtype
@@ -258,7 +262,7 @@ def has_its_memory(tensor: torch.Tensor) -> bool:
     return stop * tensor.itemsize <= tensor.untyped_storage().nbytes()
 
 
-def _overlap(items: Sequence[_Item], union: Span) -> bool:
+def _overlap(items: Sequence[_OutgoingTensor], union: Span) -> bool:
     """Tell whether two of the views share an element; if in doubt, they do."""
     item_bytes = items[0].tensor.itemsize
     elements = (union.stop - union.start) // item_bytes

@@ -33,7 +33,7 @@ _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 class Unpacked(Encoded):
     """A value whose codec has still to be applied: `pack` is for a thread."""
 
-    plan: packing.Plan
+    plan: packing.CompressionPlan
     value: Any
     labels: Sequence[str]
 
@@ -135,7 +135,7 @@ class Codec:
                 copies=outbox.copies,
             )
         try:
-            plan = packing.Plan(compression, encoder.table, encoder.objects)
+            plan = packing.CompressionPlan(compression, encoder.table, encoder.objects)
             self._check_packed(value, sum(view.nbytes for view in outbox.buffers))
         except Unsendable as error:
             raise _at_its_path(error, value, labels) from error

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
 from asyncrpc.errors import UsageError
-from asyncrpc.shm.machine.ring import Item, Ring
+from asyncrpc.shm.machine.ring import QueueItem, QueueRing
 from asyncrpc.shm.machine.shelf import (
     DIRTY,
     MEMBERS_MAX,
@@ -43,7 +43,7 @@ from asyncrpc.shm.machine.shelf import (
     Shelf,
 )
 from asyncrpc.shm.mutex import RobustMutex
-from asyncrpc.shm.passing import Passage, close_all, new_pair
+from asyncrpc.shm.passing import DescriptorPassage, close_all, new_pair
 from asyncrpc.shm.slab import Slab, is_supported
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Hold:
         return self.channel.slab.view(self, start, nbytes)
 
 
-class _Watch(weakref.ref[Hold]):
+class _HoldWatch(weakref.ref[Hold]):
     """Remembers which block it was, and tells when the hold is gone."""
 
     block = NONE  # if a signal's exception struck while it was made
@@ -144,7 +144,7 @@ class Channel:
         self.ends = ends
         layout = Layout(ends.limit_bytes, ends.items_max)
         with contextlib.ExitStack() as undo:
-            self._passage = Passage(ends.passage)
+            self._passage = DescriptorPassage(ends.passage)
             for one in (ends.items, ends.room, *ends.passage):
                 undo.callback(os.close, one)
             self.slab = Slab(ends.memory, layout.size_bytes)
@@ -161,12 +161,12 @@ class Channel:
         control = memory[: layout.control_bytes]
         self.layout = layout
         self._shelf = Shelf(layout, control, self.slab.discard)
-        self._ring = Ring(layout, memory, self._shelf)
+        self._ring = QueueRing(layout, memory, self._shelf)
         self._words = memory[: layout.entries_at].cast("Q")
         self._mutex = RobustMutex(self.slab.address + _LOCK_AT)
         self._turn = threading.RLock()  # its owner may release it, and nobody else
         self._owner = 0  # the thread that has it
-        self._holders: dict[int, set[_Watch]] = {}  # of each block that is held
+        self._holders: dict[int, set[_HoldWatch]] = {}  # of each block that is held
         self._dropped: deque[weakref.ref[Hold]] = deque()
         self._is_unsure = False  # an exception struck while we changed something
         self._is_closed = False
@@ -433,7 +433,7 @@ class Channel:
         # The callback that comes last is made first.  The other has no line of Python
         # in it, so an exception from a signal cannot strike before it has noted it.
         told = weakref.ref(hold, self._on_dropped)
-        watch = _Watch(hold, self._dropped.append)
+        watch = _HoldWatch(hold, self._dropped.append)
         watch.block, watch.told = block, told
         self._holders.setdefault(block, set()).add(watch)
         return hold
@@ -453,7 +453,7 @@ class Channel:
                 if not self._turn.acquire(blocking=False):
                     return
                 while self._dropped:
-                    self._let_go(cast("_Watch", self._dropped[0]))
+                    self._let_go(cast("_HoldWatch", self._dropped[0]))
                     self._dropped.popleft()
             finally:
                 # Not by `with`, whose `suppress` would be Python to be struck in.
@@ -464,7 +464,7 @@ class Channel:
         if self._words[STARVING]:
             self._feed()
 
-    def _let_go(self, watch: _Watch) -> None:
+    def _let_go(self, watch: _HoldWatch) -> None:
         """Take back a hold; twice is once, so that it can be struck anywhere."""
         if watch.block == NONE:
             return  # the row is written anew by who comes next
@@ -493,7 +493,7 @@ class Channel:
         self.slab.close_descriptor()  # its mapping is enough
 
 
-def _body_of(item: Item, holds: Sequence[Hold]) -> bytes | memoryview:
+def _body_of(item: QueueItem, holds: Sequence[Hold]) -> bytes | memoryview:
     if item.body is not None:
         return item.body
     return holds[-1].view(item.body_at, item.body_bytes)

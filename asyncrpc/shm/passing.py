@@ -29,7 +29,7 @@ _BUFFER_BYTES: Final = 1 << 20  # as much of it as the host allows
 _NO_ROOM: Final = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
 
 
-class Passage:
+class DescriptorPassage:
     """The two ends, as one process has them."""
 
     __slots__ = ("_receiving", "_sending")

@@ -33,12 +33,12 @@ from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.forking import known_workers
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.worker import Worker
-from asyncrpc.testing.frames import Place
+from asyncrpc.testing.frames import SuspendedLine
 
 AnyFuture: TypeAlias = "asyncio.Future[Any]"
 
 
-def problem_of(one: AnyFuture, places: list[Place]) -> str:
+def problem_of(one: AnyFuture, places: list[SuspendedLine]) -> str:
     """Return why nothing will end a future that is pending; empty: something will.
 
     Args:
@@ -54,7 +54,7 @@ def problem_of(one: AnyFuture, places: list[Place]) -> str:
     return _problem_of_wait(getattr(one, "_fut_waiter", None), places)
 
 
-def _problem_of_wait(awaited: object, places: list[Place]) -> str:
+def _problem_of_wait(awaited: object, places: list[SuspendedLine]) -> str:
     """Return why nothing will end what a task awaits at some places."""
     if isinstance(awaited, CallFuture | Value):
         return problem_of(awaited, [])
@@ -67,7 +67,7 @@ def _problem_of_wait(awaited: object, places: list[Place]) -> str:
     return "" if _is_open(worker) else f"worker {worker.name!r} is closed"
 
 
-def worker_of(places: list[Place]) -> Worker | None:
+def worker_of(places: list[SuspendedLine]) -> Worker | None:
     """Return the worker for which code of asyncrpc waits, if that can be seen."""
     for place in places:
         found = _worker_in(place.owner)

@@ -24,7 +24,7 @@ from asyncrpc.rref.values import Value
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.testing.causes import problem_of, worker_of, worker_of_link
-from asyncrpc.testing.frames import Place, place_of_callback, places_of
+from asyncrpc.testing.frames import SuspendedLine, place_of_callback, places_of
 
 AnyFuture: TypeAlias = "asyncio.Future[Any]"
 
@@ -167,13 +167,13 @@ def _wait_of(one: AnyFuture) -> str:
     return f"{_described(one, places)}: {problem}" if problem else ""
 
 
-def _told(one: AnyFuture) -> list[Place]:
+def _told(one: AnyFuture) -> list[SuspendedLine]:
     """Return the functions that are called once a future is done."""
     callbacks = (callback for callback, _ in getattr(one, "_callbacks", None) or ())
     return list(filter(None, map(place_of_callback, callbacks)))
 
 
-def _described(one: AnyFuture, places: list[Place]) -> str:
+def _described(one: AnyFuture, places: list[SuspendedLine]) -> str:
     worker = worker_of(places)
     of = "" if worker is None else f", for worker {worker.name!r}"
     where = " < ".join(map(str, places[:_PLACES_MAX]))

@@ -241,7 +241,7 @@ def _is_fake(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == TYPE
 
 
-class _Arguments:
+class _HostArguments:
     """The arguments of one operation, as the host sees them."""
 
     def __init__(self) -> None:
@@ -313,7 +313,7 @@ class _Fallback:
         self._ledger = ledger
 
     def __call__(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
-        arguments = _Arguments()
+        arguments = _HostArguments()
         host_args = [arguments.lower(one) for one in args]
         outs = {one.name for one in operation._schema.arguments if one.is_out}  # noqa: SLF001
         host_kwargs = {

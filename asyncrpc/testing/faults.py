@@ -23,7 +23,7 @@ class InjectedError(Exception):
     """Raised by a process because its fault script says so."""
 
 
-class _Kind(enum.Enum):
+class _FaultKind(enum.Enum):
     KILL = "kill"
     STOP = "stop"
     EXIT = "exit"
@@ -34,20 +34,20 @@ class _Kind(enum.Enum):
 class Fault:
     """What happens at one point."""
 
-    kind: _Kind
+    kind: _FaultKind
     code: int = 0
     message: str = ""
 
     def strike(self) -> None:
         """Do it, to this process."""
         match self.kind:
-            case _Kind.KILL:
+            case _FaultKind.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
-            case _Kind.STOP:
+            case _FaultKind.STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)
-            case _Kind.EXIT:
+            case _FaultKind.EXIT:
                 os._exit(self.code)
-            case _Kind.FAIL:
+            case _FaultKind.FAIL:
                 raise InjectedError(self.message)
 
 
@@ -83,16 +83,16 @@ class Point:
 
     def kill(self) -> None:
         """Send SIGKILL: gone at once, nothing is cleaned up."""
-        self._faults[self._where] = Fault(_Kind.KILL)
+        self._faults[self._where] = Fault(_FaultKind.KILL)
 
     def stop(self) -> None:
         """Send SIGSTOP: there, but silent, until somebody sends SIGCONT."""
-        self._faults[self._where] = Fault(_Kind.STOP)
+        self._faults[self._where] = Fault(_FaultKind.STOP)
 
     def exit(self, code: int) -> None:
         """Leave with this status, without cleaning up."""
-        self._faults[self._where] = Fault(_Kind.EXIT, code=code)
+        self._faults[self._where] = Fault(_FaultKind.EXIT, code=code)
 
     def fail(self, message: str) -> None:
         """Raise `InjectedError`."""
-        self._faults[self._where] = Fault(_Kind.FAIL, message=message)
+        self._faults[self._where] = Fault(_FaultKind.FAIL, message=message)

@@ -26,7 +26,7 @@ _SUSPENDED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SuspendedLine:
     """A line in a suspended function.
 
     Attributes:
@@ -51,20 +51,20 @@ class Place:
         return f"{self.function} ({file}:{self.line})"
 
 
-def places_of(task: asyncio.Task[Any]) -> list[Place]:
+def places_of(task: asyncio.Task[Any]) -> list[SuspendedLine]:
     """Return where a task waits, the innermost place first."""
     frames = _frames(task.get_coro())
     return [_place(frame) for frame in frames][::-1]
 
 
-def place_of_callback(callback: Any) -> Place | None:
+def place_of_callback(callback: Any) -> SuspendedLine | None:
     """Return what is called once a future is done, if Python can say what it is."""
     called = getattr(callback, "func", callback)  # of a partial
     function = getattr(called, "__func__", called)
     if not isinstance(function, types.FunctionType):
         return None
     code, owner = function.__code__, getattr(called, "__self__", None)
-    return Place(code.co_qualname, code.co_filename, code.co_firstlineno, owner)
+    return SuspendedLine(code.co_qualname, code.co_filename, code.co_firstlineno, owner)
 
 
 def _frames(awaited: object) -> Iterator[types.FrameType]:
@@ -90,9 +90,9 @@ def _step(awaited: object) -> tuple[types.FrameType | None, object]:
     return None, next(driven, None)
 
 
-def _place(frame: types.FrameType) -> Place:
+def _place(frame: types.FrameType) -> SuspendedLine:
     code = frame.f_code
-    return Place(
+    return SuspendedLine(
         code.co_qualname,
         code.co_filename,
         frame.f_lineno or 0,

@@ -1,8 +1,8 @@
 """What a test has left behind: descriptors, threads, child processes and tasks.
 
-Take a `Snapshot` before and `compare` it after.  Things that are on their way out, such
-as a thread that has been told to end, get a grace period; the comparison returns as
-soon as they are gone.
+Take a `ResourceSnapshot` before and `compare` it after.  Things that are about to go,
+such as a thread that has been told to end, get a grace period; the comparison returns
+as soon as they are gone.
 
 Source: proc(5) for descriptors and children.  Where there is no /proc, descriptors and
 child processes are not watched.
@@ -49,7 +49,7 @@ class Leaks:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ResourceSnapshot:
     """What this process has at one moment."""
 
     descriptors: Mapping[int, str]

@@ -52,7 +52,7 @@ _ROUNDING_S: Final = 1e-9  # asyncio runs a timer that is this much in the futur
 TRACE_MAX: Final = 100_000  # events kept; a run that makes more is a loop gone wild
 
 
-class Link:
+class HostLink:
     """The rules between two hosts, in both directions alike."""
 
     def __init__(self, network: Network, ends: tuple[str, str]) -> None:
@@ -141,7 +141,7 @@ class SimTransport(MemoryTransport):
         here: str,
         remote: str,
         network: Network,
-        link: Link,
+        link: HostLink,
     ) -> None:
         super().__init__(handler, remote=remote, marks=network.marks)
         self.host = here
@@ -270,7 +270,7 @@ class Network:
         self.marks = marks or WaterMarks()
         self.trace: deque[tuple[float, str]] = deque(maxlen=TRACE_MAX)
         self._given_loop = loop
-        self._links: dict[tuple[str, str], Link] = {}
+        self._links: dict[tuple[str, str], HostLink] = {}
         self._names: dict[str, MemoryListener] = {}
         self._homes: dict[str, str] = {}  # which host has, or had, a name
         self._crashed: dict[str, bool] = {}  # host: silently?
@@ -292,11 +292,11 @@ class Network:
         """Make a connector that acts as `host`."""
         return SimConnector(self, host)
 
-    def between(self, one: str, other: str) -> Link:
+    def between(self, one: str, other: str) -> HostLink:
         """Return the rules between two hosts, in whichever order they are named."""
         ends = (min(one, other), max(one, other))
         if ends not in self._links:
-            self._links[ends] = Link(self, ends)
+            self._links[ends] = HostLink(self, ends)
         return self._links[ends]
 
     def heal_all(self) -> None:
@@ -396,11 +396,11 @@ class Network:
         near.start()
         return near
 
-    def _lets_through(self, link: Link) -> bool:
+    def _lets_through(self, link: HostLink) -> bool:
         silent = any(self._crashed.get(end, False) for end in link.ends)
         return not silent and link.blocked_until_s <= self.loop.time() + _ROUNDING_S
 
-    async def _rules_change(self, link: Link) -> None:
+    async def _rules_change(self, link: HostLink) -> None:
         changed = self._changed
         wait_s = link.blocked_until_s - self.loop.time()
         with contextlib.suppress(TimeoutError):

@@ -33,7 +33,7 @@ _RESET: Final = struct.pack("ii", 1, 0)  # struct linger: on, 0 s; close sends R
 _COUNT: Final = struct.Struct("i")
 
 
-class Passage:
+class ProxiedConnection:
     """One connection through a proxy."""
 
     def __init__(self, proxy: Proxy, near: Stream) -> None:

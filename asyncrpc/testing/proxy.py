@@ -38,7 +38,7 @@ from asyncrpc.arguments import (
 )
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.loops import loop_for
-from asyncrpc.testing.passage import Passage
+from asyncrpc.testing.passage import ProxiedConnection
 from asyncrpc.testing.scanner import Conversation, End, Way
 from asyncrpc.transport.address import Address
 
@@ -64,9 +64,13 @@ class Cut:
     nbytes: int
     reset: bool
     happened: asyncio.Event = field(default_factory=asyncio.Event)
-    passage: Passage | None = None  # on which it will happen, once that is known
+    passage: ProxiedConnection | None = (
+        None  # on which it will happen, once that is known
+    )
 
-    def place(self, passage: Passage, ends: Sequence[int], size: int) -> int | None:
+    def place(
+        self, passage: ProxiedConnection, ends: Sequence[int], size: int
+    ) -> int | None:
         """Return where in a chunk the cut lies; None: it lies behind it.
 
         Args:
@@ -120,7 +124,7 @@ class Proxy:
         self.kinds: dict[Way, Counter[int]] = {way: Counter() for way in Way}
         self._where = _address("listen", listen)
         self._server: asyncio.AbstractServer | None = None
-        self._passages: dict[Passage, None] = {}
+        self._passages: dict[ProxiedConnection, None] = {}
         self._cuts: dict[Way, Cut] = {}
         self.sessions: dict[int, Conversation] = {}
         self._delay_s = 0.0
@@ -302,17 +306,21 @@ class Proxy:
     def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        passage = Passage(self, (reader, writer))
+        passage = ProxiedConnection(self, (reader, writer))
         self._passages[passage] = None
         self.connections += 1
         self._tasks.create_task(passage.run())
 
-    def forget(self, passage: Passage) -> None:
+    def forget(self, passage: ProxiedConnection) -> None:
         """Take note that a connection has ended."""
         self._passages.pop(passage, None)
 
     def pass_on(
-        self, passage: Passage, way: Way, chunk: memoryview, ends: Sequence[End]
+        self,
+        passage: ProxiedConnection,
+        way: Way,
+        chunk: memoryview,
+        ends: Sequence[End],
     ) -> tuple[int, Cut | None]:
         """Return how much of a chunk may pass, and the cut that comes after that."""
         cut = self._cuts.get(way)

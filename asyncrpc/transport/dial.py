@@ -78,7 +78,7 @@ async def connect_any(
     return race.winner
 
 
-class _Lane:
+class _Attempt:
     """One address in a race."""
 
     def __init__(self, address: Address) -> None:
@@ -99,13 +99,13 @@ class _Race(Generic[HandlerT]):
         self._handler_factory = handler_factory
         self._connectors = connectors
         self._stagger_s = stagger_s
-        self._lanes: list[_Lane] = []
+        self._lanes: list[_Attempt] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def run(self, addresses: Sequence[Address], tasks: asyncio.TaskGroup) -> None:
-        before: _Lane | None = None
+        before: _Attempt | None = None
         for address in addresses:
-            lane = _Lane(address)
+            lane = _Attempt(address)
             self._lanes.append(lane)
             name = f"asyncrpc-dial-{address}"
             self._tasks.append(
@@ -125,7 +125,7 @@ class _Race(Generic[HandlerT]):
         error.__cause__ = self._lanes[0].error
         return error
 
-    async def _attempt(self, lane: _Lane, before: _Lane | None) -> None:
+    async def _attempt(self, lane: _Attempt, before: _Attempt | None) -> None:
         if before is not None:
             await self._wait_turn(before)
         lane.started.set()
@@ -135,7 +135,7 @@ class _Race(Generic[HandlerT]):
             lane.error = error
         lane.ended.set()
 
-    async def _wait_turn(self, before: _Lane) -> None:
+    async def _wait_turn(self, before: _Attempt) -> None:
         await before.started.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._stagger_s):

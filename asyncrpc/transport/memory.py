@@ -32,13 +32,13 @@ from asyncrpc.transport.flow import LINGER_S, Gauge, WaterMarks
 TURN_BYTES: Final = 1 << 20
 
 
-class _State(enum.Enum):
+class _EndState(enum.Enum):
     OPEN = "open"
     CLOSING = "closing"  # what is queued is being delivered; what comes is dropped
     ENDED = "ended"  # connection_lost has run, or is on its way
 
 
-OPEN, CLOSING, ENDED = _State
+OPEN, CLOSING, ENDED = _EndState
 
 
 class MemoryTransport(Transport):

@@ -73,14 +73,14 @@ _NOT_TLS: Final = frozenset(
 )
 
 
-class _State(enum.Enum):
+class _TlsState(enum.Enum):
     HANDSHAKE = "certificates are exchanged"
     OPEN = "open"
     CLOSING = "this side has said goodbye, or has failed"
     CLOSED = "connection_lost has run"
 
 
-HANDSHAKE, OPEN, CLOSING, CLOSED = _State
+HANDSHAKE, OPEN, CLOSING, CLOSED = _TlsState
 
 
 class TlsTransport(Transport):
@@ -369,7 +369,7 @@ class TlsTransport(Transport):
         self._failure = error
         self._end()
 
-    def _cut_off(self, state: _State) -> TransportError:
+    def _cut_off(self, state: _TlsState) -> TransportError:
         if state is OPEN:
             return ConnectionLostError(
                 f"the connection to {self.remote} was cut off: it ended without TLS's "

@@ -41,7 +41,7 @@ _RESET: Final = struct.pack("ii", 1, 0)  # struct linger: on, 0 s; close sends R
 _UCRED: Final = struct.Struct("3i")
 
 
-class _State(enum.Enum):
+class _SocketState(enum.Enum):
     CONNECTING = "connecting"  # connection_made has not run
     OPEN = "open"
     CLOSING = "closing"  # what is queued is being written; what comes is dropped
@@ -49,7 +49,7 @@ class _State(enum.Enum):
     CLOSED = "closed"  # connection_lost has run
 
 
-CONNECTING, OPEN, CLOSING, ABORTED, CLOSED = _State
+CONNECTING, OPEN, CLOSING, ABORTED, CLOSED = _SocketState
 
 
 class SocketTransport(Transport, asyncio.BufferedProtocol):
@@ -231,7 +231,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             self._reset()
         self._socket.abort()  # with nothing unsent the kernel delivers the rest
 
-    def _stop(self, state: _State) -> None:
+    def _stop(self, state: _SocketState) -> None:
         self._state = state
         self._write = _drop
         if self._linger is not None:

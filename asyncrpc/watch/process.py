@@ -31,7 +31,7 @@ def now_s() -> float:
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
-class Asked:
+class ClientConnection:
     """A connection of somebody who asks."""
 
     __slots__ = ("ends_s", "record", "sock")
@@ -42,7 +42,7 @@ class Asked:
         self.record = b""
 
 
-class Watching:
+class WatchServer:
     """Answers what is asked about one process, until that has ended for a while.
 
     Attributes:
@@ -67,7 +67,7 @@ class Watching:
         self._process = process
         self._key = key
         self._listening = {one: socket.socket(fileno=one) for one in listening}
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, ClientConnection] = {}
         self._poll = select.poll()
         self._poll.register(process, select.POLLIN)
         self._is_listening = False
@@ -106,10 +106,10 @@ class Watching:
             return
         self._allowance -= 1
         sock.settimeout(0)
-        self._asked[sock.fileno()] = Asked(sock, now + CONNECTION_S)
+        self._asked[sock.fileno()] = ClientConnection(sock, now + CONNECTION_S)
         self._poll.register(sock.fileno(), select.POLLIN)
 
-    def _on_record(self, asked: Asked) -> None:
+    def _on_record(self, asked: ClientConnection) -> None:
         """Take what has come: a query is answered, and anything else ends it."""
         try:
             more = asked.sock.recv(query.QUERY_BYTES)
@@ -122,7 +122,7 @@ class Watching:
         if not more or missing < 0 or (missing == 0 and not self._answer(asked)):
             self._end(asked)
 
-    def _answer(self, asked: Asked) -> bool:
+    def _answer(self, asked: ClientConnection) -> bool:
         """Answer a query; say whether it was one.
 
         Whoever asked closes: so the ports that wait for stragglers are not ours.
@@ -144,7 +144,7 @@ class Watching:
         state = pulse.state_of(self._worker.pid, self._worker.started)
         return pulse.judge(pulse.read(self._memory), state, int(now_s() * 1e9))
 
-    def _end(self, asked: Asked) -> None:
+    def _end(self, asked: ClientConnection) -> None:
         self._poll.unregister(asked.sock.fileno())
         del self._asked[asked.sock.fileno()]
         asked.sock.close()
@@ -195,4 +195,4 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     memory, process, *listening = (int(one) for one in arguments)
-    Watching(memory, process, listening, read_key()).run()
+    WatchServer(memory, process, listening, read_key()).run()

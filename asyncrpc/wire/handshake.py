@@ -55,7 +55,7 @@ class Role(enum.Enum):
     ACCEPTOR = "acceptor"
 
 
-class State(enum.Enum):
+class HandshakeState(enum.Enum):
     """Where the handshake stands."""
 
     PREFACE = "waits for the preface"
@@ -86,7 +86,7 @@ class Handshake:
         """
         if len(nonce) != NONCE_BYTES:
             raise LocalProtocolError(f"a nonce has {NONCE_BYTES} bytes")
-        self.state = State.PREFACE
+        self.state = HandshakeState.PREFACE
         self.binding = binding
         self._role = role
         self._secret = secret or b""
@@ -98,9 +98,9 @@ class Handshake:
     @property
     def wanted(self) -> int:
         """How many bytes the next `receive` takes; 0 once it is over."""
-        if self.state is State.PREFACE:
+        if self.state is HandshakeState.PREFACE:
             return PREFACE.size
-        return PROOF_BYTES if self.state is State.PROOF else 0
+        return PROOF_BYTES if self.state is HandshakeState.PROOF else 0
 
     def start(self) -> bytes:
         """Return what to send at once."""
@@ -117,7 +117,7 @@ class Handshake:
             AuthenticationError: a worker that speaks TLS begins like this.
         """
         known = bytes(beginning[: len(PREFACE_MAGIC)])
-        if self.state is State.PREFACE and not PREFACE_MAGIC.startswith(known):
+        if self.state is HandshakeState.PREFACE and not PREFACE_MAGIC.startswith(known):
             raise self._refuse_stranger(known)
 
     def receive(self, record: bytes) -> bytes:
@@ -135,8 +135,11 @@ class Handshake:
                 f"{len(record)} bytes for a handshake that takes {self.wanted}: "
                 f"{self.state.value}"
             )
-        state, self.state = self.state, State.FAILED  # until the record proves good
-        if state is State.PREFACE:
+        state, self.state = (
+            self.state,
+            HandshakeState.FAILED,
+        )  # until the record proves good
+        if state is HandshakeState.PREFACE:
             return self._on_preface(record)
         return self._on_proof(record)
 
@@ -170,13 +173,13 @@ class Handshake:
             raise AuthenticationError("the peer repeats our own nonce: a reflection")
         self._peer_preface = record
         self._farewell = REFUSAL
-        self.state = State.PROOF
+        self.state = HandshakeState.PROOF
         if self._role is Role.ACCEPTOR:
             return self._preface + self._proof(Role.ACCEPTOR)
         return b""
 
     def _refuse_stranger(self, beginning: bytes) -> AsyncRpcError:
-        self.state = State.FAILED
+        self.state = HandshakeState.FAILED
         if beginning[:1] not in _TLS_RECORDS:
             return MalformedError(f"the peer begins with {beginning!r}: not a worker")
         if self._role is Role.ACCEPTOR:
@@ -212,7 +215,7 @@ class Handshake:
                 f"the peer's proof is wrong: {self._why_wrong()}; "
                 "give both the same ASYNCRPC_SECRET or Options(secret=...)"
             )
-        self.state = State.PROVED
+        self.state = HandshakeState.PROVED
         return self._proof(Role.DIALER) if self._role is Role.DIALER else b""
 
     def _why_wrong(self) -> str:

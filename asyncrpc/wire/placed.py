@@ -28,7 +28,7 @@ _PLACED_FLAG: Final = int(Flags.PLACED)
 Places: TypeAlias = Callable[[int, int], memoryview]
 
 
-class Entry(NamedTuple):
+class BufferRow(NamedTuple):
     """One line of the table.
 
     Attributes:
@@ -48,7 +48,7 @@ def placed_prefix(
     aux: int,
     head: bytes,
     control: bytes,
-    entries: Sequence[Entry],
+    entries: Sequence[BufferRow],
 ) -> bytes:
     """Return a PLACED frame up to where its payload begins.
 
@@ -102,21 +102,21 @@ def check_body(count: int, payload_bytes: int) -> int:
     return ENTRY_BYTES * count + payload_bytes
 
 
-def read_table(scratch: bytearray | memoryview, at: int, count: int) -> list[Entry]:
+def read_table(scratch: bytearray | memoryview, at: int, count: int) -> list[BufferRow]:
     """Read the table of a PLACED frame.
 
     Raises:
         MalformedError: a placement is unknown, or a location makes no sense.
     """
     numbers = struct.unpack_from(f"<{2 * count}Q", scratch, at)
-    entries: list[Entry] = []
+    entries: list[BufferRow] = []
     for index in range(0, 2 * count, 2):
         length, location = numbers[index], numbers[index + 1]
         placement = length >> LENGTH_BITS
         if placement == IN_SLAB:
-            entries.append(Entry(length & _LENGTH_MASK, location))
+            entries.append(BufferRow(length & _LENGTH_MASK, location))
         elif placement == INLINE and not location:
-            entries.append(Entry(length, -1))
+            entries.append(BufferRow(length, -1))
         else:
             raise MalformedError(
                 f"a buffer with placement {placement} at location {location:#x}"

@@ -22,7 +22,7 @@ from asyncrpc.wire.frames import (
     data_prefix,
     prefix,
 )
-from asyncrpc.wire.placed import Entry, placed_prefix
+from asyncrpc.wire.placed import BufferRow, placed_prefix
 from asyncrpc.wire.reader import SCRATCH_BYTES, FrameReader, ReaderLimits
 from asyncrpc.wire.transfers import Arrivals
 from tests.fuzz.choices import Choices
@@ -114,7 +114,7 @@ def frame_of(choices: Choices) -> bytes:
     head, control = choices.take(choices.below(8)), choices.take(choices.below(8))
     if how == 3:
         entries = [
-            Entry(choices.below(256), (-1, 0, 4000, 1 << 40)[choices.below(4)])
+            BufferRow(choices.below(256), (-1, 0, 4000, 1 << 40)[choices.below(4)])
             for _ in range(choices.below(4))
         ]
         payload = sum(entry.length for entry in entries if entry.location < 0)
@@ -166,7 +166,7 @@ def seeds() -> Iterator[bytes]:
         + data_prefix(3, 3, 0, size)
         + bytes(64)
     )
-    entries = [Entry(8, 16), Entry(2, -1)]
+    entries = [BufferRow(8, 16), BufferRow(2, -1)]
     placed = placed_prefix(
         2, 4, flags=0, aux=0, head=b"\x90", control=b"", entries=entries
     )

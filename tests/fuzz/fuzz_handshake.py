@@ -16,8 +16,8 @@ from asyncrpc.wire.handshake import (
     PREFACE_MAGIC,
     REFUSAL,
     Handshake,
+    HandshakeState,
     Role,
-    State,
 )
 from tests.fuzz.choices import Choices
 
@@ -51,7 +51,7 @@ class End:
                     record, self.record = self.record, b""
                     self.sent += self.machine.receive(record)
             except (AuthenticationError, RemoteProtocolError):
-                assert self.machine.state is State.FAILED
+                assert self.machine.state is HandshakeState.FAILED
                 farewell = self.machine.farewell
                 assert len(farewell) <= PREFACE.size + len(REFUSAL)
                 self.sent += farewell
@@ -100,7 +100,7 @@ def check(data: bytes) -> None:
     while choices:
         world.step(choices)
     for end, other in (world.ends, world.ends[::-1]):
-        if end.machine.state is State.PROVED:
+        if end.machine.state is HandshakeState.PROVED:
             assert (end.secret, end.binding) == (other.secret, other.binding)
             if end.secret:
                 assert other.sent.startswith(end.received)

@@ -24,10 +24,10 @@ from hypothesis.stateful import (
 from asyncrpc.runtime.calls.machine.credit import (
     WINDOW,
     Account,
+    CreditWanted,
     Grant,
     InboundBudget,
     WaitingRequests,
-    Want,
     Why,
 )
 
@@ -74,7 +74,7 @@ class Caller:
     def __hash__(self) -> int:
         return id(self)
 
-    def tell(self, wants: list[Want]) -> None:
+    def tell(self, wants: list[CreditWanted]) -> None:
         self.out += [("WANT", want.call_id, want.nbytes, want.nested) for want in wants]
 
     def in_state(self, *states: State) -> list[Call]:

@@ -26,7 +26,7 @@ from asyncrpc.errors import (
 from asyncrpc.wire import outbox as outbox_module
 from asyncrpc.wire import reader as reader_module
 from asyncrpc.wire.frames import HEADER, HEADER_BYTES, FrameKind
-from asyncrpc.wire.handshake import Handshake, Role, State
+from asyncrpc.wire.handshake import Handshake, HandshakeState, Role
 from asyncrpc.wire.messages import Hello, unpack_head
 from asyncrpc.wire.outbox import Outbox
 from asyncrpc.wire.reader import ReaderLimits
@@ -297,6 +297,6 @@ def test_nothing_made_up_passes_the_handshake(
         while wanted := end.wanted:
             record = data.draw(st.binary(min_size=wanted) | prefaces)
             end.receive(record[:wanted])
-    assert end.state is State.FAILED
+    assert end.state is HandshakeState.FAILED
     # To who begins as TLS does the preface alone says that this is none.
     assert len(end.farewell) in {0, 32, 40, 72}

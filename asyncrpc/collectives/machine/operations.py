@@ -78,7 +78,7 @@ class Descriptor(NamedTuple):
         raise MalformedError(f"a description of a collective: {value!r}")
 
 
-class Failure(NamedTuple):
+class CollectiveFailure(NamedTuple):
     """Why a collective has failed, as it is told to others.
 
     Attributes:
@@ -92,7 +92,7 @@ class Failure(NamedTuple):
     ranks: tuple[str, ...]
 
 
-class Place(NamedTuple):
+class MessageKey(NamedTuple):
     """Where a message belongs: the sender's rank, and which it is of its messages."""
 
     rank: int
@@ -112,8 +112,8 @@ class Operation(Generic[M]):
 
     number: int
     descriptor: Descriptor
-    arrived: dict[Place, M] = field(default_factory=dict)
-    failure: Failure | None = None
+    arrived: dict[MessageKey, M] = field(default_factory=dict)
+    failure: CollectiveFailure | None = None
 
 
 class Mismatch(NamedTuple):
@@ -135,9 +135,9 @@ class Operations(Generic[M]):
     def __init__(self) -> None:
         self.begun = 0
         self.running: dict[int, Operation[M]] = {}
-        self._early: dict[int, dict[Place, M]] = {}
+        self._early: dict[int, dict[MessageKey, M]] = {}
         self._said: dict[int, dict[int, Descriptor]] = {}  # by those who are early
-        self._failed: OrderedDict[int, Failure] = OrderedDict()
+        self._failed: OrderedDict[int, CollectiveFailure] = OrderedDict()
         self._kept = 0
 
     def begin(self, descriptor: Descriptor) -> tuple[Operation[M], Mismatch | None]:
@@ -164,7 +164,7 @@ class Operations(Generic[M]):
             self._said.setdefault(number, {})[rank] = theirs
         return None
 
-    def arrive(self, number: int, place: Place, message: M) -> Operation[M] | None:
+    def arrive(self, number: int, place: MessageKey, message: M) -> Operation[M] | None:
         """Take in a message; return the collective that may wait for it.
 
         Raises:
@@ -182,7 +182,7 @@ class Operations(Generic[M]):
         arrived[place] = message
         return operation
 
-    def failure_of(self, number: int) -> Failure | None:
+    def failure_of(self, number: int) -> CollectiveFailure | None:
         """Say why a collective has failed; None: it has not, or long ago."""
         return self._failed.get(number)
 
@@ -190,7 +190,7 @@ class Operations(Generic[M]):
         """Say whether a collective has ended here, well or not."""
         return number < self.begun and number not in self.running
 
-    def fail(self, number: int, failure: Failure) -> Sequence[M]:
+    def fail(self, number: int, failure: CollectiveFailure) -> Sequence[M]:
         """Let a collective fail; return the messages that wait for it no more.
 
         Raises:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 Schedule = tuple["Step", ...]
 
 
-class Kind(enum.Enum):
+class StepKind(enum.Enum):
     """What a step does with its blocks."""
 
     SEND = "send"
@@ -46,7 +46,7 @@ class Step(NamedTuple):
         blocks: numbers of the blocks, in the order in which they travel.
     """
 
-    kind: Kind
+    kind: StepKind
     peer: int
     blocks: tuple[int, ...]
 
@@ -59,7 +59,7 @@ def ring_reduce_scatter(rank: int, size: int) -> Schedule:
     steps = []
     for turn in range(1, size):
         steps.append(_send(rank + 1, [rank - turn], size))
-        steps.append(_take(Kind.REDUCE, rank - 1, [rank - turn - 1], size))
+        steps.append(_take(StepKind.REDUCE, rank - 1, [rank - turn - 1], size))
     return tuple(steps)
 
 
@@ -68,7 +68,7 @@ def ring_all_gather(rank: int, size: int) -> Schedule:
     steps = []
     for turn in range(size - 1):
         steps.append(_send(rank + 1, [rank - turn], size))
-        steps.append(_take(Kind.KEEP, rank - 1, [rank - turn - 1], size))
+        steps.append(_take(StepKind.KEEP, rank - 1, [rank - turn - 1], size))
     return tuple(steps)
 
 
@@ -93,7 +93,7 @@ def ring_broadcast(rank: int, size: int, root: int) -> Schedule:
 def tree_reduce(rank: int, size: int, root: int) -> Schedule:
     """Reduce block 0 over all ranks, at `root`."""
     steps = [
-        Step(Kind.REDUCE, _real(child, root, size), (0,))
+        Step(StepKind.REDUCE, _real(child, root, size), (0,))
         for child in reversed(list(_children(_virtual(rank, root, size), size)))
     ]
     return tuple(steps) + _to_parent(rank, size, root, (0,))
@@ -103,7 +103,8 @@ def tree_broadcast(rank: int, size: int, root: int) -> Schedule:
     """Bring block 0 of `root` to all."""
     me = _virtual(rank, root, size)
     steps = [
-        Step(Kind.SEND, _real(child, root, size), (0,)) for child in _children(me, size)
+        Step(StepKind.SEND, _real(child, root, size), (0,))
+        for child in _children(me, size)
     ]
     return _from_parent(rank, size, root, (0,)) + tuple(steps)
 
@@ -117,7 +118,11 @@ def tree_scatter(rank: int, size: int, root: int) -> Schedule:
     """Bring block `r` of `root` to rank r, for every r.  `size` blocks."""
     me = _virtual(rank, root, size)
     steps = [
-        Step(Kind.SEND, _real(child, root, size), _branch(child, root=root, size=size))
+        Step(
+            StepKind.SEND,
+            _real(child, root, size),
+            _branch(child, root=root, size=size),
+        )
         for child in _children(me, size)
     ]
     mine = _branch(me, root=root, size=size)
@@ -139,7 +144,7 @@ def tree_all_gather(rank: int, size: int) -> Schedule:
         count = min(have, size - have)
         steps.append(_send(rank - have, range(rank, rank + count), size))
         theirs = range(rank + have, rank + have + count)
-        steps.append(_take(Kind.KEEP, rank + have, theirs, size))
+        steps.append(_take(StepKind.KEEP, rank + have, theirs, size))
         have *= 2
     return tuple(steps)
 
@@ -162,7 +167,7 @@ def barrier(rank: int, size: int) -> Schedule:
     far = 1
     while far < size:
         steps.append(_send(rank + far, (), size))
-        steps.append(_take(Kind.KEEP, rank - far, (), size))
+        steps.append(_take(StepKind.KEEP, rank - far, (), size))
         far *= 2
     return tuple(steps)
 
@@ -173,17 +178,17 @@ def barrier(rank: int, size: int) -> Schedule:
 def star_gather(rank: int, size: int, root: int) -> Schedule:
     """Bring block `r` of rank r to `root`, straight.  `size` blocks."""
     if rank != root:
-        return (Step(Kind.SEND, root, (rank,)),)
+        return (Step(StepKind.SEND, root, (rank,)),)
     others = ((root + far) % size for far in range(1, size))
-    return tuple(Step(Kind.KEEP, peer, (peer,)) for peer in others)
+    return tuple(Step(StepKind.KEEP, peer, (peer,)) for peer in others)
 
 
 def star_scatter(rank: int, size: int, root: int) -> Schedule:
     """Bring block `r` of `root` to rank r, straight.  `size` blocks."""
     if rank != root:
-        return (Step(Kind.KEEP, root, (rank,)),)
+        return (Step(StepKind.KEEP, root, (rank,)),)
     others = ((root + far) % size for far in range(1, size))
-    return tuple(Step(Kind.SEND, peer, (peer,)) for peer in others)
+    return tuple(Step(StepKind.SEND, peer, (peer,)) for peer in others)
 
 
 def all_to_all(rank: int, size: int) -> Schedule:
@@ -194,8 +199,8 @@ def all_to_all(rank: int, size: int) -> Schedule:
     steps = []
     for far in range(1, size):
         after, before = (rank + far) % size, (rank - far) % size
-        steps.append(Step(Kind.SEND, after, (after,)))
-        steps.append(Step(Kind.KEEP, before, (before,)))
+        steps.append(Step(StepKind.SEND, after, (after,)))
+        steps.append(Step(StepKind.KEEP, before, (before,)))
     return tuple(steps)
 
 
@@ -203,11 +208,11 @@ def all_to_all(rank: int, size: int) -> Schedule:
 
 
 def _send(peer: int, blocks: list[int] | range | tuple[int, ...], size: int) -> Step:
-    return _take(Kind.SEND, peer, blocks, size)
+    return _take(StepKind.SEND, peer, blocks, size)
 
 
 def _take(
-    kind: Kind, peer: int, blocks: list[int] | range | tuple[int, ...], size: int
+    kind: StepKind, peer: int, blocks: list[int] | range | tuple[int, ...], size: int
 ) -> Step:
     return Step(kind, peer % size, tuple(block % size for block in blocks))
 
@@ -241,11 +246,11 @@ def _to_parent(rank: int, size: int, root: int, blocks: tuple[int, ...]) -> Sche
     me = _virtual(rank, root, size)
     if not me:
         return ()
-    return (Step(Kind.SEND, _real(me & (me - 1), root, size), blocks),)
+    return (Step(StepKind.SEND, _real(me & (me - 1), root, size), blocks),)
 
 
 def _from_parent(rank: int, size: int, root: int, blocks: tuple[int, ...]) -> Schedule:
     me = _virtual(rank, root, size)
     if not me:
         return ()
-    return (Step(Kind.KEEP, _real(me & (me - 1), root, size), blocks),)
+    return (Step(StepKind.KEEP, _real(me & (me - 1), root, size), blocks),)

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # unlis
 from torch.distributed.distributed_c10d import _get_default_group
 
 from asyncrpc.collectives.torch_backend.functional import guard
-from asyncrpc.collectives.torch_backend.participant import Participant, StoreMeeting
+from asyncrpc.collectives.torch_backend.participant import RankRuntime, StoreMeeting
 from asyncrpc.collectives.torch_backend.process_group import NAME, AsyncRpcProcessGroup
 from asyncrpc.collectives.torch_backend.work import error_for_torch
 from asyncrpc.errors import AsyncRpcError
@@ -63,7 +63,7 @@ def _create(given: Any, options: Options | None) -> AsyncRpcProcessGroup:
 
 def _participant(
     given: Any, options: Options | None
-) -> tuple[Participant, Sequence[int]]:
+) -> tuple[RankRuntime, Sequence[int]]:
     """Return the worker of a process group, and the ranks of the members with it.
 
     It is that of the default process group, if that is asyncrpc's; else a new one.
@@ -81,7 +81,7 @@ def _participant(
     return _start(given, options), range(given.group_size)
 
 
-def _start(given: Any, options: Options | None) -> Participant:
+def _start(given: Any, options: Options | None) -> RankRuntime:
     """Start a worker for this process; it meets the others at torch's store."""
     if options is None:
         options = Options()
@@ -95,7 +95,7 @@ def _start(given: Any, options: Options | None) -> Participant:
     turn = given.store.add(f"asyncrpc/turn/{rank}", 1)
     store = PrefixStore(f"asyncrpc/{turn}", given.store)
     ranks = given.global_ranks_in_group or range(size)
-    return Participant(
+    return RankRuntime(
         StoreMeeting(lambda _timeout_s: store, rank, size),
         [f"rank{one}" for one in ranks],
         rank,

@@ -41,7 +41,7 @@ _HOW: Final[dict[Any, str]] = {
 }
 
 
-class Filling:
+class CollectiveOps:
     """One process group, as the coroutines that its functions run on the loop.
 
     Attributes:

@@ -56,7 +56,7 @@ class StoreMeeting(StoreRendezvous):
             await super().leave(timeout_s)
 
 
-class Participant:
+class RankRuntime:
     """The worker of one process, and what torch's threads ask of it.
 
     Attributes:

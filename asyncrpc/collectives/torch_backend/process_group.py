@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 
-from asyncrpc.collectives.torch_backend.filling import Filling, Tensors
-from asyncrpc.collectives.torch_backend.participant import Doing, Participant
-from asyncrpc.collectives.torch_backend.staged import Staged
+from asyncrpc.collectives.torch_backend.filling import CollectiveOps, Tensors
+from asyncrpc.collectives.torch_backend.participant import Doing, RankRuntime
+from asyncrpc.collectives.torch_backend.staged import StagedTensors
 from asyncrpc.collectives.torch_backend.work import CollectiveWork
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     def __init__(
         self,
-        participant: Participant,
+        participant: RankRuntime,
         ranks: Sequence[int],
         rank: int,
         *,
@@ -72,11 +72,11 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self.participant = participant
         members = [participant.names[one] for one in ranks]
         self.group = participant.open_group(members, name, timeout.total_seconds())
-        self._filling = Filling(participant.worker, self.group)
+        self._filling = CollectiveOps(participant.worker, self.group)
         self._name = name
         self._description = "undefined"
         self._takes_turns = participant.takes_turns
-        self._coalesced: list[tuple[Tensors, Doing, Staged]] | None = None
+        self._coalesced: list[tuple[Tensors, Doing, StagedTensors]] | None = None
 
     # --- what it is ------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     def allreduce(self, tensors: Tensors, opts: Any = _NONE) -> CollectiveWork | None:
         """Reduce tensors in place, at all ranks."""
-        op, staged = _operation(opts), Staged(self._takes_turns)
+        op, staged = _operation(opts), StagedTensors(self._takes_turns)
         do = partial(self._filling.all_reduce, staged.changed(tensors), op)
         return self._begin("all_reduce", tensors, opts, do, staged)
 
@@ -164,7 +164,11 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     def reduce(self, tensors: Tensors, opts: Any) -> CollectiveWork | None:
         """Reduce tensors, in place at one rank."""
-        root, op, staged = opts.rootRank, opts.reduceOp, Staged(self._takes_turns)
+        root, op, staged = (
+            opts.rootRank,
+            opts.reduceOp,
+            StagedTensors(self._takes_turns),
+        )
         is_root = self.group.rank == root
         hosts = staged.changed(tensors) if is_root else staged.read(tensors)
         do = partial(self._filling.reduce, hosts, root, op)
@@ -174,7 +178,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Tensors, tensors: Sequence[Tensors], opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Leave this rank's part of the reduced tensors of each list in its `out`."""
-        op, staged = _operation(opts), Staged(self._takes_turns)
+        op, staged = _operation(opts), StagedTensors(self._takes_turns)
         given = [staged.read(one) for one in tensors]
         do = partial(self._filling.reduce_scatter, staged.filled(outs), given, op)
         return self._begin("reduce_scatter", outs, opts, do, staged)
@@ -189,7 +193,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Do that with several tensors."""
-        op, staged = _operation(opts), Staged(self._takes_turns)
+        op, staged = _operation(opts), StagedTensors(self._takes_turns)
         given, hosts = staged.read(tensors), staged.filled(outs)
         do = partial(self._filling.reduce_scatter_flat, hosts, given, op)
         return self._begin("reduce_scatter_tensor", outs, opts, do, staged)
@@ -198,7 +202,10 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     def broadcast(self, tensors: Tensors, opts: Any = _NONE) -> CollectiveWork | None:
         """Fill tensors with those of one rank."""
-        root, staged = 0 if opts is _NONE else opts.rootRank, Staged(self._takes_turns)
+        root, staged = (
+            0 if opts is _NONE else opts.rootRank,
+            StagedTensors(self._takes_turns),
+        )
         is_root = self.group.rank == root
         hosts = staged.read(tensors) if is_root else staged.filled(tensors)
         do = partial(self._filling.broadcast, hosts, root)
@@ -208,7 +215,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Sequence[Tensors], tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Fill, for each tensor, a list with those of all ranks."""
-        staged = Staged(self._takes_turns)
+        staged = StagedTensors(self._takes_turns)
         given, hosts = staged.read(tensors), [staged.filled(one) for one in outs]
         do = partial(self._filling.all_gather, hosts, given)
         return self._begin("all_gather", _flat(outs), opts, do, staged)
@@ -230,7 +237,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Do that with several tensors."""
-        staged = Staged(self._takes_turns)
+        staged = StagedTensors(self._takes_turns)
         given, hosts = staged.read(tensors), staged.filled(outs)
         do = partial(self._filling.all_gather_flat, hosts, given)
         return self._begin("all_gather_into_tensor", outs, opts, do, staged)
@@ -239,7 +246,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Sequence[Tensors], tensors: Tensors, opts: Any
     ) -> CollectiveWork | None:
         """Fill a list at one rank with the tensors of all."""
-        staged, filled = Staged(self._takes_turns), _flat(outs)
+        staged, filled = StagedTensors(self._takes_turns), _flat(outs)
         (given,), hosts = staged.read(tensors[:1]), staged.filled(filled)
         do = partial(self._filling.gather, hosts, given, opts.rootRank)
         return self._begin("gather", filled, opts, do, staged)
@@ -248,7 +255,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Tensors, tensors: Sequence[Tensors], opts: Any
     ) -> CollectiveWork | None:
         """Fill a tensor with this rank's part of what one rank gives."""
-        staged = Staged(self._takes_turns)
+        staged = StagedTensors(self._takes_turns)
         given = staged.read(tensors[0]) if tensors else None
         (out,) = staged.filled(outs[:1])
         do = partial(self._filling.scatter, out, given, opts.rootRank)
@@ -258,7 +265,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Send each rank its tensor, and take one from each."""
-        staged = Staged(self._takes_turns)
+        staged = StagedTensors(self._takes_turns)
         given, hosts = staged.read(tensors), staged.filled(outs)
         do = partial(self._filling.all_to_all, hosts, given)
         return self._begin("all_to_all", outs, opts, do, staged)
@@ -272,14 +279,14 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         opts: Any = _NONE,
     ) -> CollectiveWork | None:
         """Do the same with two tensors that are cut along their first dimension."""
-        staged = Staged(self._takes_turns)
+        staged = StagedTensors(self._takes_turns)
         (given,), (host,) = staged.read([tensor]), staged.filled([out])
         do = partial(self._filling.all_to_all_flat, host, given, out_rows, rows)
         return self._begin("all_to_all_single", [out], opts, do, staged)
 
     def barrier(self, opts: Any = _NONE) -> CollectiveWork | None:
         """Wait for all ranks."""
-        return self._begin("barrier", (), opts, self._filling.barrier, Staged())
+        return self._begin("barrier", (), opts, self._filling.barrier, StagedTensors())
 
     def monitored_barrier(
         self,
@@ -305,19 +312,19 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     def send(self, tensors: Tensors, to: int, tag: int) -> CollectiveWork | None:
         """Send tensors to a rank."""
-        staged = Staged(self._takes_turns)
+        staged = StagedTensors(self._takes_turns)
         do = partial(self._filling.send, staged.read(tensors), to, tag)
         return self._begin("send", tensors, _NONE, do, staged)
 
     def recv(self, tensors: Tensors, from_: int, tag: int) -> CollectiveWork | None:
         """Fill tensors with those that a rank sends."""
-        staged = Staged(self._takes_turns)
+        staged = StagedTensors(self._takes_turns)
         do = partial(self._filling.recv, staged.filled(tensors), from_, tag)
         return self._begin("recv", tensors, _NONE, do, staged)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> CollectiveWork | None:
         """Fill tensors with those that any rank sends."""
-        staged = Staged(self._takes_turns)
+        staged = StagedTensors(self._takes_turns)
         do = partial(self._filling.recv, staged.filled(tensors), None, tag)
         return self._begin("recv", tensors, _NONE, do, staged)
 
@@ -332,14 +339,19 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     def _end_coalescing(self, device: torch.device) -> CollectiveWork | None:
         """Begin all that was asked for meanwhile; the work is that of all of it."""
         asked, self._coalesced = self._coalesced or [], None
-        tensors, staged = [one for its, _, _ in asked for one in its], Staged()
+        tensors, staged = [one for its, _, _ in asked for one in its], StagedTensors()
         for _, _, its in asked:
             staged.add(its)
         do = partial(self._filling.all_of, [doing for _, doing, _ in asked])
         return self._begin("coalesced", tensors, _NONE, do, staged)
 
     def _begin(
-        self, what: str, tensors: Tensors, opts: Any, doing: Doing, staged: Staged
+        self,
+        what: str,
+        tensors: Tensors,
+        opts: Any,
+        doing: Doing,
+        staged: StagedTensors,
     ) -> CollectiveWork | None:
         """Begin something; return None if it begins later, with others."""
         limit: timedelta | None = getattr(opts, "timeout", None)

@@ -24,7 +24,7 @@ from asyncrpc.runtime.devices.backends import Backend, backend_of
 Tensors: TypeAlias = Sequence[torch.Tensor]
 
 
-class _Target(NamedTuple):
+class _WriteBack(NamedTuple):
     """What is to be put back.
 
     Attributes:
@@ -40,7 +40,7 @@ class _Target(NamedTuple):
     mark: Any
 
 
-class Staged:
+class StagedTensors:
     """The tensors of one call.
 
     Attributes:
@@ -52,7 +52,7 @@ class Staged:
     # Of the class until a tensor is on a device: there is one of these for each call.
     is_to_be_put_back = False
     takes_turns = False
-    _targets: Sequence[_Target] = ()
+    _targets: Sequence[_WriteBack] = ()
 
     def __init__(self, by_option: bool | None = None) -> None:  # noqa: FBT001  (hot)
         """Begin with none.
@@ -91,7 +91,7 @@ class Staged:
                 ]
         return tensors
 
-    def add(self, other: Staged) -> None:
+    def add(self, other: StagedTensors) -> None:
         """Take over what another call has to put back."""
         self._targets = [*self._targets, *other._targets]
         self.is_to_be_put_back = self.is_to_be_put_back or other.is_to_be_put_back
@@ -104,7 +104,7 @@ class Staged:
             takes_turns = backend.is_exclusive
         self.takes_turns = self.takes_turns or takes_turns
         self.is_to_be_put_back = True
-        target = _Target(tensor, host, backend, backend.mark(tensor.device))
+        target = _WriteBack(tensor, host, backend, backend.mark(tensor.device))
         self._targets = [*self._targets, target]
         return host
 
@@ -126,7 +126,7 @@ class Staged:
                 raise
 
 
-def _fill(target: _Target) -> None:
+def _fill(target: _WriteBack) -> None:
     tensor, host, backend, mark = target
     backend.reach(mark)  # a stream of another thread may still use it
     if tensor.layout is not torch.strided:

@@ -35,7 +35,7 @@ class Home(Protocol):
         """The work has ended, and whoever had to know does."""
 
 
-class Landing(Protocol):
+class HostCopies(Protocol):
     """What of its tensors is on devices; see `staged`."""
 
     @property
@@ -63,11 +63,11 @@ class CollectiveWork(Work):
     Source: torch.distributed.Work.
     """
 
-    _staged: Landing | None = None
+    _staged: HostCopies | None = None
     _landing: threading.Lock | None = None
 
     def __init__(
-        self, what: str, tensors: list[torch.Tensor], home: Home, staged: Landing
+        self, what: str, tensors: list[torch.Tensor], home: Home, staged: HostCopies
     ) -> None:
         """Describe it.
 

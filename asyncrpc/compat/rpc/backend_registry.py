@@ -34,7 +34,7 @@ def _options(
     )
 
 
-class _Backend(enum.Enum):
+class _TorchEnum(enum.Enum):
     """A base that prints its members as torch does."""
 
     def __repr__(self) -> str:
@@ -42,7 +42,7 @@ class _Backend(enum.Enum):
 
 
 def _enum_of(members: dict[str, BackendValue]) -> Any:
-    return _Backend("BackendType", members)  # type: ignore[call-arg]
+    return _TorchEnum("BackendType", members)  # type: ignore[call-arg]
 
 
 BackendType: Any = _enum_of({"TENSORPIPE": BackendValue(_options, starting.init_agent)})

@@ -214,7 +214,7 @@ class Session(Gatherer):
 # --- at the caller -------------------------------------------------------------------
 
 
-class Asked:
+class ProfilingRequest:
     """The wish of one call.
 
     Args:
@@ -267,7 +267,7 @@ def _moved_us(ranges: list[Range], start_us: float, end_us: float) -> float:
     return start_us + max(spare_us, 0.0) / 2 - first
 
 
-class Answer(NamedTuple):
+class ProfiledResult(NamedTuple):
     """What a function has returned, and what was recorded of it."""
 
     result: Any
@@ -277,7 +277,7 @@ class Answer(NamedTuple):
 class Opened:
     """The future of a call whose answer brings ranges, as of one that brings none."""
 
-    def __init__(self, call: Any, asked: Asked, *, is_async: bool) -> None:
+    def __init__(self, call: Any, asked: ProfilingRequest, *, is_async: bool) -> None:
         self._call = call
         self._asked = asked
         self._is_async = is_async
@@ -294,7 +294,7 @@ class Opened:
             error.remote_traceback = _OWN_FRAMES.sub("", error.remote_traceback)
         elif error is None and not call.cancelled():
             self._result = call.result()
-            if isinstance(self._result, Answer):
+            if isinstance(self._result, ProfiledResult):
                 self._result, ranges = self._result
         self._asked.take(ranges, is_async=self._is_async)
 
@@ -322,7 +322,7 @@ class ProfiledThreads:
         self._lock = threading.Lock()
 
     @contextmanager
-    def wishing(self, asked: Asked) -> Iterator[None]:
+    def wishing(self, asked: ProfilingRequest) -> Iterator[None]:
         """Let the call of `remote` that is started inside carry a wish."""
         _threads.wish = asked.meta(keep=True)[self.key]
         try:
@@ -363,7 +363,7 @@ class ProfiledThreads:
     def _answer(self, result: Any, session: Session, token: str) -> Any:
         ranges = session.closed()
         if not token:
-            return Answer(result, ranges)
+            return ProfiledResult(result, ranges)
         with self._lock:
             if len(self._kept) >= KEPT_MAX:
                 del self._kept[next(iter(self._kept))]

@@ -21,8 +21,8 @@ from torch.jit import _builtins
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc.agent import Agent
 from asyncrpc.compat.rpc.gathering import (
-    Asked,
     Opened,
+    ProfilingRequest,
     Range,
     Session,
     gatherer_here,
@@ -114,7 +114,9 @@ class _Shown:
         self._to = to
         self._function = function
         self._is_async = kind != "sync"
-        self._asked = Asked(gatherer, name, agent.worker) if gatherer else None
+        self._asked = (
+            ProfilingRequest(gatherer, name, agent.worker) if gatherer else None
+        )
         # What runs for a caller who gathers may end before its calls do: so theirs are
         # not the profiler's to show.
         is_recorded = not isinstance(gatherer, Session)

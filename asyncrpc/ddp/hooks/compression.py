@@ -21,7 +21,7 @@ from asyncrpc.arguments import check_above, check_count, check_flags, wrong
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.bucket import GradBucket
 from asyncrpc.ddp.given import check_bucket, check_state
-from asyncrpc.ddp.hooks.low_rank import Plan, plan_for
+from asyncrpc.ddp.hooks.low_rank import LowRankPlan, plan_for
 from asyncrpc.ddp.hooks.memory import BucketMemory
 from asyncrpc.ddp.hooks.plain import average
 from asyncrpc.ddp.hooks.states import HookState
@@ -297,7 +297,7 @@ class PowerSGDState(HookState):
 
     # --- steps, as the hooks make them -----------------------------------------------
 
-    def begin(self, bucket: GradBucket) -> Plan:
+    def begin(self, bucket: GradBucket) -> LowRankPlan:
         """Have what is kept by buckets as they are now; return what happens to one."""
         memory, index = self._memory, bucket.index()
         numbers = self.numbers_of(bucket.parameters())
@@ -307,7 +307,7 @@ class PowerSGDState(HookState):
         memory.layouts[index] = numbers
         return self._plan_for(bucket.parameters())
 
-    def _plan_for(self, parameters: Sequence[torch.Tensor]) -> Plan:
+    def _plan_for(self, parameters: Sequence[torch.Tensor]) -> LowRankPlan:
         return _cached_plan(
             tuple(one.shape for one in parameters),
             self.matrix_approximation_rank,
@@ -331,7 +331,7 @@ class PowerSGDState(HookState):
             bucket.index(), bucket.parameters(), bucket.buffer(), numel
         )
 
-    def qs_for(self, bucket: GradBucket, plan: Plan) -> torch.Tensor:
+    def qs_for(self, bucket: GradBucket, plan: LowRankPlan) -> torch.Tensor:
         """Return the Qs that a step begins with, those that are missing drawn."""
         index = bucket.index()
         is_new = index not in self._memory.qs
@@ -377,5 +377,5 @@ def _cached_plan(
     rank: int,
     rate_min: float,
     batch: bool,  # noqa: FBT001  a key of the cache
-) -> Plan:
+) -> LowRankPlan:
     return plan_for(shapes, rank, rate_min, batch=batch)

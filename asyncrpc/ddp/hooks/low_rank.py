@@ -58,7 +58,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LowRankPlan:
     """What happens to the gradients of a bucket.
 
     Attributes:
@@ -100,7 +100,7 @@ class Plan:
 
 def plan_for(
     shapes: Sequence[torch.Size], rank: int, rate_min: float, *, batch: bool
-) -> Plan:
+) -> LowRankPlan:
     """Decide which gradients are compressed.
 
     Args:
@@ -128,7 +128,7 @@ def plan_for(
     alike = [tuple(matrices) for matrices in by_shape.values()]
     if not batch:
         alike = [(matrix,) for matrices in alike for matrix in matrices]
-    return Plan(tuple(alike), tuple(plain), end)
+    return LowRankPlan(tuple(alike), tuple(plain), end)
 
 
 class Layers:
@@ -142,7 +142,7 @@ class Layers:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LowRankPlan,
         buffer: torch.Tensor,
         qs: torch.Tensor,
         error: torch.Tensor | None,
@@ -222,7 +222,7 @@ class Layers:
                 error[start:end].sub_(self._buffer[start:end])
 
 
-def q_shapes(plan: Plan) -> list[tuple[int, int, int]]:
+def q_shapes(plan: LowRankPlan) -> list[tuple[int, int, int]]:
     """Return the shapes of the Qs of each batch, `(count, columns, rank)`."""
     return [(len(one), one[0].columns, one[0].rank) for one in plan.batches]
 

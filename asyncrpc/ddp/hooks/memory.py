@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from asyncrpc.ddp.hooks.low_rank import Plan, cut, q_shapes, side_of
+from asyncrpc.ddp.hooks.low_rank import LowRankPlan, cut, q_shapes, side_of
 from asyncrpc.errors import UsageError
 
 _NAMES: Final = ("errors", "qs", "layouts", "loose_errors", "loose_qs")
@@ -61,7 +61,7 @@ class BucketMemory:
         ]
 
     def loosen(
-        self, index: int, parameters: Sequence[torch.Tensor], plan: Plan
+        self, index: int, parameters: Sequence[torch.Tensor], plan: LowRankPlan
     ) -> None:
         """Cut what is kept for a bucket into that of its parameters.
 
@@ -123,7 +123,7 @@ class BucketMemory:
         return self.errors[index]
 
     def qs_for(
-        self, index: int, plan: Plan, like: torch.Tensor
+        self, index: int, plan: LowRankPlan, like: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the Qs of a bucket, and those among them that have to be drawn.
 

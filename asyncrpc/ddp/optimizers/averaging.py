@@ -24,7 +24,7 @@ from asyncrpc.collectives import Group
 from asyncrpc.ddp.flat import parts
 from asyncrpc.ddp.given import check_group
 from asyncrpc.ddp.initial import verify
-from asyncrpc.ddp.own_group import OwnGroup, reason_for
+from asyncrpc.ddp.own_group import RecreatableGroup, reason_for
 from asyncrpc.ddp.threads import run_beside, user_of
 from asyncrpc.errors import UsageError
 
@@ -125,7 +125,7 @@ class PeriodicModelAverager(ModelAverager):
             _warn_of_period_1()
         self.period = period
         self.warmup_steps = warmup_steps
-        self._mean = _Mean(OwnGroup(group))
+        self._mean = _Mean(RecreatableGroup(group))
 
     def _due(self) -> _Mean | None:
         after = self.step - self.warmup_steps
@@ -180,7 +180,7 @@ class HierarchicalModelAverager(ModelAverager):
         self.period_group_size_dict = dict(period_group_size_dict)
         self.warmup_steps = warmup_steps
         self._means = {
-            period: _Mean(OwnGroup(group, _block(group, size)))
+            period: _Mean(RecreatableGroup(group, _block(group, size)))
             for period, size in period_group_size_dict.items()
         }
 
@@ -205,7 +205,7 @@ class _Mean:
         own: the ranks.
     """
 
-    def __init__(self, own: OwnGroup) -> None:
+    def __init__(self, own: RecreatableGroup) -> None:
         self.own = own
         self._memory: torch.Tensor | None = None  # of the group, kept for the next one
 

@@ -45,7 +45,7 @@ from asyncrpc.ddp.optimizers.sharded_state import (
     to_bytes,
 )
 from asyncrpc.ddp.optimizers.shards import Partition, Shards, is_sent
-from asyncrpc.ddp.own_group import OwnGroup, reason_for
+from asyncrpc.ddp.own_group import RecreatableGroup, reason_for
 from asyncrpc.ddp.threads import in_thread, user_of
 from asyncrpc.errors import OptimizerError, UsageError
 
@@ -138,7 +138,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         for added, owners in zip(self.param_groups, self._owners, strict=True):
             self._shards.add(added["params"], owners)
         self._shards.refresh()
-        self._own = OwnGroup(group)
+        self._own = RecreatableGroup(group)
         self._is_met = False  # whether all ranks have the same parameters and options
         self._running = ""  # what is under way
         self._torn = ""  # what did not end, so that ranks may differ

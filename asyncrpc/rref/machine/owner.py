@@ -41,7 +41,7 @@ UNBORN, LIVE, GONE = EntryState
 
 
 @dataclass(slots=True)
-class _Entry:
+class _OwnedValue:
     state: EntryState
     holders: dict[Incarnation, int] = field(default_factory=dict)  # forks handed to it
     waiting: list[Incarnation] = field(default_factory=list)  # registered before birth
@@ -67,7 +67,7 @@ class OwnerTable:
     def __init__(self, me: Incarnation, entries_max: int = sys.maxsize) -> None:
         self._me = me
         self._entries_max = entries_max
-        self._entries: dict[RRefId, _Entry] = {}
+        self._entries: dict[RRefId, _OwnedValue] = {}
         self._held_by: Index[Incarnation, RRefId] = Index()
         self._unborn_of: Index[Incarnation, RRefId] = Index()
         self._dead = Tombstones()
@@ -110,7 +110,7 @@ class OwnerTable:
         """
         if for_holder in self._dead:
             return [Freed(rref_id)]
-        entry = self._entries.setdefault(rref_id, _Entry(UNBORN))
+        entry = self._entries.setdefault(rref_id, _OwnedValue(UNBORN))
         if entry.state is not UNBORN:
             raise RemoteProtocolError(
                 f"{rref_id} was made twice; the creator must count its ids"
@@ -267,7 +267,7 @@ class OwnerTable:
         """
         self._dead.discard(incarnation)
 
-    def _meet(self, rref_id: RRefId, effects: list[Effect]) -> _Entry:
+    def _meet(self, rref_id: RRefId, effects: list[Effect]) -> _OwnedValue:
         """Find the entry, or make one for an RRef that is not here (yet)."""
         entry = self._entries.get(rref_id)
         if entry is not None:
@@ -275,26 +275,26 @@ class OwnerTable:
         creator = rref_id.creator
         is_full = len(self._entries) >= self._entries_max
         if creator == self._me or creator in self._dead or is_full:
-            entry = _Entry(GONE)
+            entry = _OwnedValue(GONE)
         else:
-            entry = _Entry(UNBORN)
+            entry = _OwnedValue(UNBORN)
             self._unborn_of.add(creator, rref_id)
             effects.append(SendProbe(creator, rref_id))
         self._entries[rref_id] = entry
         return entry
 
-    def _used(self, rref_id: RRefId, what: str) -> _Entry:
+    def _used(self, rref_id: RRefId, what: str) -> _OwnedValue:
         entry = self._entries.get(rref_id)
         if entry is None or not getattr(entry, what):
             raise LocalProtocolError(f"{rref_id} has no {what} here to give back")
         return entry
 
-    def _count(self, rref_id: RRefId, entry: _Entry, holder: Incarnation) -> None:
+    def _count(self, rref_id: RRefId, entry: _OwnedValue, holder: Incarnation) -> None:
         entry.holders[holder] = entry.holders.get(holder, 0) + 1
         self._held_by.add(holder, rref_id)
 
     def _uncount(
-        self, rref_id: RRefId, entry: _Entry, holder: Incarnation, forks: int
+        self, rref_id: RRefId, entry: _OwnedValue, holder: Incarnation, forks: int
     ) -> list[Effect]:
         entry.holders[holder] -= forks
         if not entry.holders[holder]:
@@ -303,7 +303,7 @@ class OwnerTable:
                 self._held_by.discard(holder, rref_id)
         return self._collect(rref_id, entry)
 
-    def _give_up(self, rref_id: RRefId, entry: _Entry) -> list[Effect]:
+    def _give_up(self, rref_id: RRefId, entry: _OwnedValue) -> list[Effect]:
         """Tell those who wait that the value will never be made."""
         entry.state = GONE
         self._unborn_of.discard(rref_id.creator, rref_id)
@@ -316,7 +316,7 @@ class OwnerTable:
             effects.append(ValueGone(rref_id))
         return effects + self._collect(rref_id, entry)
 
-    def _collect(self, rref_id: RRefId, entry: _Entry) -> list[Effect]:
+    def _collect(self, rref_id: RRefId, entry: _OwnedValue) -> list[Effect]:
         if entry.is_wanted:
             return []
         del self._entries[rref_id]

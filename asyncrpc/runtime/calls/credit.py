@@ -20,10 +20,10 @@ from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.runtime.calls.machine.credit import (
     STALLED_AFTER_S,
     Account,
+    CreditWanted,
     Grant,
     InboundBudget,
     WaitingRequests,
-    Want,
     Why,
 )
 from asyncrpc.runtime.calls.machine.link import LinkStatus
@@ -315,7 +315,7 @@ class LinkCredit:
         if send is not None:
             send()
 
-    def _ask(self, wants: list[Want]) -> None:
+    def _ask(self, wants: list[CreditWanted]) -> None:
         for want in wants:
             self._send(
                 FrameKind.WANT,

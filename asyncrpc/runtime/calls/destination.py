@@ -90,10 +90,10 @@ class Destination:
         if is_here:  # in another order: it must not be read while it is written over
             source = source.clone()
             call.stats.bytes_copied += self.out.nbytes
-        _Copy(call, self.out, source).step()
+        _ChunkedCopy(call, self.out, source).step()
 
 
-class _Copy:
+class _ChunkedCopy:
     """A result on its way into a tensor, in pieces between which the loop goes on.
 
     A call given up meanwhile is done, and then no more is written.

@@ -104,7 +104,7 @@ class Unread(Protocol):
 
 
 @dataclass(slots=True)
-class _Arrival:
+class _PendingMessage:
     """A message that is being prepared, and what it cost."""
 
     kind: int
@@ -193,7 +193,9 @@ class MessagePreparation:
             RemoteProtocolError: it is delivered at once, and should not have come.
         """
         arrived_bytes = sum(buffer.nbytes for buffer in buffers)
-        arrival = _Arrival(kind, call_id, head, arrived_bytes, 0, deliver, control)
+        arrival = _PendingMessage(
+            kind, call_id, head, arrived_bytes, 0, deliver, control
+        )
         if not is_packed(control):
             self._place(arrival, control, buffers)
             return
@@ -213,7 +215,7 @@ class MessagePreparation:
         self._cancelled.add(call_id)
         return True
 
-    def _send_to_thread(self, parcel: PackedMessage, arrival: _Arrival) -> bool:
+    def _send_to_thread(self, parcel: PackedMessage, arrival: _PendingMessage) -> bool:
         """Begin to unpack in a thread; say if that is worth it, and could be done."""
         if parcel.unpacked_bytes <= PACK_HERE_BYTES_MAX or self._count >= UNPACKING_MAX:
             return False
@@ -230,7 +232,7 @@ class MessagePreparation:
         self._note(arrival)
         return True
 
-    def _note(self, arrival: _Arrival) -> None:
+    def _note(self, arrival: _PendingMessage) -> None:
         """A message is in threads from now on."""
         # Later the connection no longer knows what of this message it has copied.
         arrival.copied_bytes += self._connection.message_bytes_copied
@@ -239,7 +241,7 @@ class MessagePreparation:
             self._requests.add(arrival.call_id)
 
     def _on_unpacked(
-        self, arrival: _Arrival, control: bytes, buffers: list[memoryview]
+        self, arrival: _PendingMessage, control: bytes, buffers: list[memoryview]
     ) -> None:
         if is_staged(control) and not self._status.is_lost:
             self._put(arrival, control, buffers)
@@ -249,7 +251,7 @@ class MessagePreparation:
     # --- on devices ------------------------------------------------------------------
 
     def _place(
-        self, arrival: _Arrival, control: bytes, buffers: list[memoryview]
+        self, arrival: _PendingMessage, control: bytes, buffers: list[memoryview]
     ) -> None:
         """Deliver a message, once its tensors are on their devices if it has any."""
         if not is_staged(control):
@@ -261,7 +263,7 @@ class MessagePreparation:
             self._put(arrival, control, buffers)
 
     def _put(
-        self, arrival: _Arrival, control: bytes, buffers: list[memoryview]
+        self, arrival: _PendingMessage, control: bytes, buffers: list[memoryview]
     ) -> None:
         """Have the tensors of a message put on devices."""
         limits = self._codec.limits
@@ -280,7 +282,7 @@ class MessagePreparation:
 
         self._host.devices.place(landing.wanted, done)
 
-    def _device_map_of(self, arrival: _Arrival) -> DeviceMap:
+    def _device_map_of(self, arrival: _PendingMessage) -> DeviceMap:
         """Return where the tensors of a message from the peer are to be.
 
         Raises:
@@ -299,7 +301,7 @@ class MessagePreparation:
     # --- handing on ------------------------------------------------------------------
 
     def _end(
-        self, arrival: _Arrival, control: bytes, buffers: list[memoryview]
+        self, arrival: _PendingMessage, control: bytes, buffers: list[memoryview]
     ) -> None:
         """Deliver a message that was in threads, unless it is of no use any more."""
         self._count -= 1
@@ -321,7 +323,7 @@ class MessagePreparation:
             self._connection.fail(error)
 
     def _deliver(
-        self, arrival: _Arrival, control: bytes, buffers: list[memoryview]
+        self, arrival: _PendingMessage, control: bytes, buffers: list[memoryview]
     ) -> None:
         call = None
         if arrival.kind == FrameKind.RESPONSE:

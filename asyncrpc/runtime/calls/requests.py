@@ -39,7 +39,12 @@ from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.profiling import show_function
 from asyncrpc.runtime.calls.responder import Responder
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
-from asyncrpc.runtime.extensions import References, Refused, Service, ThreadState
+from asyncrpc.runtime.extensions import (
+    References,
+    RefusedFunction,
+    Service,
+    ThreadState,
+)
 from asyncrpc.runtime.forms import ID, TEXT, Form, array
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.serde import FunctionTable, text_of
@@ -372,8 +377,8 @@ class RequestDispatcher:
         if references is None or type(target) is not list:
             raise MalformedError(f"a request for {target!r}, which nothing resolves")
 
-        def ready(function: Callable[..., Any] | Refused) -> None:
-            if isinstance(function, Refused):
+        def ready(function: Callable[..., Any] | RefusedFunction) -> None:
+            if isinstance(function, RefusedFunction):
                 self._responder.answer_error(
                     inbound, function.error, outcome=function.outcome
                 )

@@ -287,7 +287,7 @@ def backend_of(type_: str) -> Backend:
     return _BUILT_IN.get(type_, Backend)(type_)
 
 
-class Turning:
+class DeviceLockHooks:
     """What the turns of one worker begin and end with."""
 
     def __init__(self, devices: Sequence[DeviceName]) -> None:

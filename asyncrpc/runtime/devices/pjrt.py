@@ -41,7 +41,7 @@ class Choice(NamedTuple):
     because: str
 
 
-class Place(NamedTuple):
+class ProcessPosition(NamedTuple):
     """One process among those of a program.
 
     Attributes:
@@ -120,7 +120,7 @@ def has_tpu(devices: Path = Path("/dev")) -> bool:
 replica_var: ContextVar[tuple[int, int]] = ContextVar("replica", default=(0, 1))
 
 
-def place(environ: Mapping[str, str] = os.environ) -> Place:
+def place(environ: Mapping[str, str] = os.environ) -> ProcessPosition:
     """Find this process among the others: by torchrun, else by the runtime.
 
     Under torchrun (or `asyncrpc run`) the environment says all of processes, and each
@@ -143,11 +143,13 @@ def place(environ: Mapping[str, str] = os.environ) -> Place:
         replica, count = replica_var.get()
         rank = int(environ["RANK"]) * count + replica
         world_size = int(environ["WORLD_SIZE"]) * count
-        return Place(rank, world_size, environ["MASTER_ADDR"], port)
+        return ProcessPosition(rank, world_size, environ["MASTER_ADDR"], port)
     set_up()
     runtime = module("torch_xla.runtime")
     rank, world_size = int(runtime.global_ordinal()), int(runtime.world_size())
-    return Place(rank, world_size, environ.get("MASTER_ADDR") or _master(), port)
+    return ProcessPosition(
+        rank, world_size, environ.get("MASTER_ADDR") or _master(), port
+    )
 
 
 def _master() -> str:

@@ -20,7 +20,7 @@ from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices.names import DeviceName
 
 
-class Turn:
+class DeviceLock:
     """The right to use some devices: a lock that excludes all that overlap with it.
 
     First come, first served.
@@ -35,7 +35,7 @@ class Turn:
         """
         self._devices = tuple(devices)
 
-    def overlaps(self, other: Turn) -> bool:
+    def overlaps(self, other: DeviceLock) -> bool:
         """Say whether the two cannot be had at the same time."""
         if not self._devices or not other._devices:
             return True
@@ -62,25 +62,25 @@ class Turn:
         self.release()
 
 
-class _Queue:
+class _LockQueue:
     """Those who have turns, and those who wait for one."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._entries: list[tuple[object, Turn]] = []
+        self._entries: list[tuple[object, DeviceLock]] = []
 
-    def enter(self, turn: Turn) -> None:
+    def enter(self, turn: DeviceLock) -> None:
         ticket = object()
         with self._changed:
             self._entries.append((ticket, turn))
             # Whoever has a turn gives it back, however its `with` ends.
             self._changed.wait_for(lambda: self._may_go(ticket, turn))
 
-    def _may_go(self, ticket: object, turn: Turn) -> bool:
+    def _may_go(self, ticket: object, turn: DeviceLock) -> bool:
         before = takewhile(lambda entry: entry[0] is not ticket, self._entries)
         return not any(turn.overlaps(other) for _, other in before)
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: DeviceLock) -> None:
         with self._changed:
             # A turn overlaps with itself: of its entries the first has it.
             at = next(at for at, (_, one) in enumerate(self._entries) if one is turn)
@@ -88,7 +88,7 @@ class _Queue:
             self._changed.notify_all()
 
 
-_QUEUE: Final = _Queue()
+_QUEUE: Final = _LockQueue()
 
 
 @contextmanager
@@ -116,5 +116,5 @@ def turn(device: str | None = None) -> Iterator[None]:
             "a turn at a device would stop the event loop while others have theirs; "
             "run what needs it by `await asyncrpc.devices.run(function)`"
         )
-    with Turn(() if device is None else (DeviceName.parse(device),)):
+    with DeviceLock(() if device is None else (DeviceName.parse(device),)):
         yield

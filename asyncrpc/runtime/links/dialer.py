@@ -18,12 +18,12 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.runtime.counters import Counters
-from asyncrpc.runtime.links.entry import Entry
+from asyncrpc.runtime.links.entry import PeerEntry
 from asyncrpc.runtime.links.machine.dialing import DialAttempts, DialEvent, DialState
 from asyncrpc.runtime.links.machine.pool import DUPLICATE
 from asyncrpc.runtime.links.ports import (
     DirectoryLink,
-    Group,
+    GroupRecords,
     Handshakes,
     LinkConnection,
 )
@@ -41,7 +41,7 @@ class TakesAnswers(Protocol[LinkT]):
     """Makes a link of a connection whose peer has answered."""
 
     def on_answer(
-        self, entry: Entry[LinkT], connection: LinkConnection, hello: Hello
+        self, entry: PeerEntry[LinkT], connection: LinkConnection, hello: Hello
     ) -> None:
         """The worker that was dialed has answered."""
 
@@ -72,7 +72,7 @@ class Dialer(Generic[LinkT]):
         self._handshakes = handshakes
         self._answers = answers
 
-    async def dial(self, entry: Entry[LinkT], group: Group | None) -> LinkT:
+    async def dial(self, entry: PeerEntry[LinkT], group: GroupRecords | None) -> LinkT:
         """Return the link to a peer, made by this side or by the peer.
 
         Args:
@@ -88,7 +88,7 @@ class Dialer(Generic[LinkT]):
         """
         return await _Dial(entry, group, self._dial_once, self._routes.timeout_s).run()
 
-    async def _dial_once(self, entry: Entry[LinkT], attempt: int) -> bool:
+    async def _dial_once(self, entry: PeerEntry[LinkT], attempt: int) -> bool:
         """Dial; return whether the connection is open.
 
         If it is not, the peer's own dial is to survive.
@@ -101,7 +101,7 @@ class Dialer(Generic[LinkT]):
             entry.machine.on_dial_failed()
             raise
 
-    async def _connect(self, entry: Entry[LinkT], attempt: int) -> bool:
+    async def _connect(self, entry: PeerEntry[LinkT], attempt: int) -> bool:
         async with asyncio.timeout(self._routes.timeout_s):
             dialled = await self._routes.connect(
                 self._routes.to(entry.member),
@@ -117,7 +117,7 @@ class Dialer(Generic[LinkT]):
             raise ConnectError(f"{entry.member.name!r} refused: {hello.verdict}")
         return False
 
-    def _new_connection(self, entry: Entry[LinkT], attempt: int) -> LinkConnection:
+    def _new_connection(self, entry: PeerEntry[LinkT], attempt: int) -> LinkConnection:
         def on_proved(connection: LinkConnection) -> None:
             if self._handshakes.is_trusted(connection):
                 expects = entry.member.name
@@ -135,9 +135,9 @@ class _Dial(Generic[LinkT]):
 
     def __init__(
         self,
-        entry: Entry[LinkT],
-        group: Group | None,
-        dial_once: Callable[[Entry[LinkT], int], Awaitable[bool]],
+        entry: PeerEntry[LinkT],
+        group: GroupRecords | None,
+        dial_once: Callable[[PeerEntry[LinkT], int], Awaitable[bool]],
         timeout_s: float,
     ) -> None:
         self._entry = entry

@@ -31,14 +31,14 @@ from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.links.admission import Admission
 from asyncrpc.runtime.links.connections import Connections
 from asyncrpc.runtime.links.dialer import Dialer
-from asyncrpc.runtime.links.entry import Entry, FirstMessage
+from asyncrpc.runtime.links.entry import FirstMessage, PeerEntry
 from asyncrpc.runtime.links.lane_dialer import LaneDialer
 from asyncrpc.runtime.links.liveness import Liveness, ShowsWorker
 from asyncrpc.runtime.links.machine.pool import DUPLICATE
 from asyncrpc.runtime.links.ports import (
     SILENT,
     DirectoryLink,
-    Group,
+    GroupRecords,
     LinkConnection,
     PeerObserver,
     ResumableConnection,
@@ -99,9 +99,9 @@ class Directory(Generic[LinkT]):
         self._counters = counters
         self._make_link = make_link
         self._peers = peers
-        self._group: Group | None = None
+        self._group: GroupRecords | None = None
         self._on_link: tuple[Callable[[LinkT], None], ...] = ()
-        self._entries: dict[str, Entry[LinkT]] = {}
+        self._entries: dict[str, PeerEntry[LinkT]] = {}
         self._by_rank: dict[int, str] = {}
         self._links: dict[ResumableConnection, LinkT] = {}
         self._by_incarnation: dict[Incarnation, LinkT] = {}
@@ -149,7 +149,7 @@ class Directory(Generic[LinkT]):
             redial=self.reconnector.on_peer_broken,
         )
 
-    def begin(self, group: Group, *on_link: Callable[[LinkT], None]) -> None:
+    def begin(self, group: GroupRecords, *on_link: Callable[[LinkT], None]) -> None:
         """Go on with those parts of the worker that rely on this one.
 
         Args:
@@ -167,7 +167,7 @@ class Directory(Generic[LinkT]):
             entry = self._entries.get(member.name)
             if entry is None:
                 own = self._identity.incarnation
-                self._entries[member.name] = Entry(member, own)
+                self._entries[member.name] = PeerEntry(member, own)
             else:
                 entry.member = member
             if member.rank >= 0:
@@ -193,7 +193,7 @@ class Directory(Generic[LinkT]):
         found = [entry.member for entry in self._entries.values()]
         return sorted(found, key=lambda member: (member.rank, member.name))
 
-    def find(self, to: str | int) -> Entry[LinkT]:
+    def find(self, to: str | int) -> PeerEntry[LinkT]:
         """Return a worker by name or rank.
 
         Raises:
@@ -245,7 +245,7 @@ class Directory(Generic[LinkT]):
         entry = self.find(to)
         return entry.link or await self.connect(entry)
 
-    async def connect(self, entry: Entry[LinkT]) -> LinkT:
+    async def connect(self, entry: PeerEntry[LinkT]) -> LinkT:
         """Return the link to a worker, making the connection if there is none.
 
         Raises:
@@ -260,7 +260,7 @@ class Directory(Generic[LinkT]):
             link = await self._connect(entry)
         return link
 
-    async def _connect(self, entry: Entry[LinkT], *, again: bool = True) -> LinkT:
+    async def _connect(self, entry: PeerEntry[LinkT], *, again: bool = True) -> LinkT:
         while entry.broken is not None and not self.connections.is_closing:
             # It ends with the connection, which `close` and `Options.lost_after_s` end.
             await entry.broken.connection.settled()
@@ -300,7 +300,7 @@ class Directory(Generic[LinkT]):
         return ClosedError(f"the worker {self._identity.name!r} is shut down")
 
     def on_answer(
-        self, entry: Entry[LinkT], connection: LinkConnection, hello: Hello
+        self, entry: PeerEntry[LinkT], connection: LinkConnection, hello: Hello
     ) -> None:
         """The worker that we dialed has answered."""
         if not self.connections.is_trusted(connection):
@@ -415,7 +415,7 @@ class Directory(Generic[LinkT]):
 
     def _open(
         self,
-        entry: Entry[LinkT],
+        entry: PeerEntry[LinkT],
         connection: LinkConnection,
         hello: Hello,
         *,

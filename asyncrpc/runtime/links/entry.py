@@ -12,7 +12,7 @@ from asyncrpc.runtime.members import Member
 LinkT = TypeVar("LinkT", bound=DirectoryLink)
 
 
-class Entry(Generic[LinkT]):
+class PeerEntry(Generic[LinkT]):
     """One worker, by name.
 
     Attributes:
@@ -64,7 +64,7 @@ class Entry(Generic[LinkT]):
 class FirstMessage(Generic[LinkT]):
     """The sink of a connection until the first message, which it tells of."""
 
-    def __init__(self, entry: Entry[LinkT], link: LinkT) -> None:
+    def __init__(self, entry: PeerEntry[LinkT], link: LinkT) -> None:
         self._entry = entry
         self._link = link
 

@@ -13,7 +13,12 @@ from typing import Final, Protocol
 
 from asyncrpc.errors import ConnectionLostError
 from asyncrpc.runtime.links.evidence import evidence_of
-from asyncrpc.runtime.links.machine.detector import Action, Detector, Evidence, Verdict
+from asyncrpc.runtime.links.machine.detector import (
+    Detector,
+    Evidence,
+    SilenceAction,
+    Verdict,
+)
 from asyncrpc.runtime.links.ports import LinkConnection, ResumableConnection
 from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.wire.frames import FrameKind
@@ -141,13 +146,13 @@ class Liveness:
                 connection.lanes.acknowledge()
             self._act(judged, detector.on_tick(now_s))
 
-    def _act(self, judged: _Judged, action: Action) -> None:
+    def _act(self, judged: _Judged, action: SilenceAction) -> None:
         connection = judged.connection
-        if action is Action.SEND_PING:
+        if action is SilenceAction.SEND_PING:
             connection.send(FrameKind.PING, 0)
-        elif action is Action.ASK_EVIDENCE:
+        elif action is SilenceAction.ASK_EVIDENCE:
             judged.asking = self._scheduler.start_task(self._ask(judged))
-        elif action is Action.LOST:
+        elif action is SilenceAction.LOST:
             connection.end(ConnectionLostError(judged.detector.reason))
 
     async def _ask(self, judged: _Judged) -> None:

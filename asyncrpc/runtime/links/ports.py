@@ -231,7 +231,7 @@ class DirectoryLink(MessageSink, Protocol):
         """The connection has ended: fail what waits."""
 
 
-class Group(Protocol):
+class GroupRecords(Protocol):
     """Who belongs to the group, as far as the directory has to ask."""
 
     def refusal(self, hello: Hello) -> str:

@@ -28,7 +28,7 @@ from asyncrpc.runtime.links.machine.reconnect import (
     NO_SUCH,
     SUPERSEDED,
     Advice,
-    Answer,
+    CandidateVerdict,
     Reconnect,
     ReconnectEvent,
     answer_limit_s,
@@ -346,14 +346,14 @@ class Reconnector:
             is_candidate=broken.candidate is candidate,
         )
         match answer:
-            case Answer.RESUME:
+            case CandidateVerdict.RESUME:
                 self._resume(broken, candidate, hello)
-            case Answer.LATE:
+            case CandidateVerdict.LATE:
                 candidate.fail(ConnectError(SUPERSEDED))
-            case Answer.REFUSED | Answer.REPLACED:
+            case CandidateVerdict.REFUSED | CandidateVerdict.REPLACED:
                 candidate.open_to(SILENT)
                 candidate.close()
-        if answer is Answer.REPLACED:
+        if answer is CandidateVerdict.REPLACED:
             target.end(ConnectionLostError("another worker has taken its place"))
 
     @staticmethod

@@ -15,7 +15,7 @@ from asyncrpc.runtime.ports import Identity, Scheduler
 logger = logging.getLogger("asyncrpc")
 
 
-class Claim(enum.Enum):
+class NameClaim(enum.Enum):
     """What is known of this worker's claim to its name."""
 
     UNDISPUTED = "nobody else is known to have the name"
@@ -50,7 +50,7 @@ class Displacement:
             outlive: called with another life that is not there.
             links: returns the links to others, which are closed if it has the name.
         """
-        self.claim = Claim.UNDISPUTED
+        self.claim = NameClaim.UNDISPUTED
         self._identity = identity
         self._scheduler = scheduler
         self._lost_after_s = lost_after_s
@@ -62,12 +62,12 @@ class Displacement:
     @property
     def has_happened(self) -> bool:
         """Whether another worker has the name."""
-        return self.claim is Claim.DISPLACED
+        return self.claim is NameClaim.DISPLACED
 
     def contest(self, record: Record) -> None:
         """Find out whether a later life of the name is there."""
-        if self.claim is Claim.UNDISPUTED:
-            self.claim = Claim.CONTESTED
+        if self.claim is NameClaim.UNDISPUTED:
+            self.claim = NameClaim.CONTESTED
             self._scheduler.start_task(self._contend(record))
 
     async def _contend(self, record: Record) -> None:
@@ -77,8 +77,8 @@ class Displacement:
             is_there = False
         if is_there:
             self._on_displaced(", ".join(record.member.addresses))
-        elif self.claim is Claim.CONTESTED:
-            self.claim = Claim.UNDISPUTED
+        elif self.claim is NameClaim.CONTESTED:
+            self.claim = NameClaim.UNDISPUTED
             self._outlive(record)
 
     def on_succeeded(self, by: str, now_s: float) -> None:
@@ -96,9 +96,9 @@ class Displacement:
         self._succeeded_s = None
 
     def _on_displaced(self, where: str) -> None:
-        if self.claim is Claim.DISPLACED:
+        if self.claim is NameClaim.DISPLACED:
             return
-        self.claim = Claim.DISPLACED
+        self.claim = NameClaim.DISPLACED
         logger.error(
             "worker %r: another worker (%s) has its name now; no member will speak "
             "to this one any more: shut it down",

@@ -27,7 +27,7 @@ TRIES_MAX: Final = 3  # workers passed over, one after the other
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Rumor:
     """One of the news for one worker.
 
     Attributes:
@@ -63,7 +63,7 @@ class Gossip:
         self._peers = peers
         self._wake = wake
         self._table: Membership | None = None
-        self._queues: dict[str, dict[str, Item]] = {}
+        self._queues: dict[str, dict[str, Rumor]] = {}
         self._passed: dict[tuple[str, tuple[int, ...]], None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -85,7 +85,7 @@ class Gossip:
         if len(self._passed) > PASSED_MAX:
             del self._passed[next(iter(self._passed))]
         for name, part in table.alive.routes(table.me.name, limit):
-            self._queue(name, Item(record, part))
+            self._queue(name, Rumor(record, part))
 
     def close(self) -> None:
         """Tell nobody any more."""
@@ -94,7 +94,7 @@ class Gossip:
         self._queues.clear()
         self._table = None
 
-    def _queue(self, name: str, item: Item) -> None:
+    def _queue(self, name: str, item: Rumor) -> None:
         queue = self._queues.setdefault(name, {})
         known = queue.get(item.record.name)
         if known is not None:
@@ -111,7 +111,7 @@ class Gossip:
         for name, items in queues.items():
             self._scheduler.start_task(self._send(name, list(items.values())))
 
-    async def _send(self, name: str, items: list[Item]) -> None:
+    async def _send(self, name: str, items: list[Rumor]) -> None:
         try:
             link = await self._peers.open_link(name)
         except AsyncRpcError:
@@ -122,7 +122,7 @@ class Gossip:
             link.notify(SERVICE, "news", pack(part))
             self.sent += 1
 
-    def _go_past(self, name: str, items: Iterable[Item]) -> None:
+    def _go_past(self, name: str, items: Iterable[Rumor]) -> None:
         """Tell the part of the ring of a worker that cannot be reached."""
         table = self._table
         for item in items:
@@ -130,10 +130,10 @@ class Gossip:
                 return
             route = table.alive.route_past(name, item.limit)
             if route is not None and route[0] != table.me.name:
-                self._queue(route[0], Item(item.record, route[1], item.tries + 1))
+                self._queue(route[0], Rumor(item.record, route[1], item.tries + 1))
 
 
-def pack(items: Iterable[Item]) -> list[list[object]]:
+def pack(items: Iterable[Rumor]) -> list[list[object]]:
     """Return news as they travel."""
     return [[item.limit, item.record.pack()] for item in items]
 

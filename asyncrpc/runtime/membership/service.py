@@ -58,7 +58,7 @@ from asyncrpc.runtime.membership.gossip import (
     FOR_YOU,
     SERVICE,
     Gossip,
-    Item,
+    Rumor,
     pack,
 )
 from asyncrpc.runtime.membership.joining import JoinAdmission, Joiner, JoinTimes
@@ -242,7 +242,7 @@ class MembershipService(ServiceMethods):
         heir = heir if heir in links else next(iter(links), "")
         for name, link in links.items():
             limit = place_of(name) if name == heir else FOR_YOU
-            link.notify(SERVICE, "news", pack([Item(record, limit)]))
+            link.notify(SERVICE, "news", pack([Rumor(record, limit)]))
 
     async def _link_in_haste(self, name: str) -> dict[str, MemberLink]:
         """Connect to somebody who can tell the others, if that takes no time."""
@@ -394,12 +394,12 @@ class MembershipService(ServiceMethods):
                 case Announce(record):
                     self._announce(record)
                 case Answer(record) if link is not None and not link.is_lost:
-                    item = Item(record, FOR_YOU)
+                    item = Rumor(record, FOR_YOU)
                     link.notify(SERVICE, "news", pack([item]))
                 case Warn(record):
                     warned = self._peers.link_of(record.incarnation)
                     if warned is not None:
-                        item = Item(record, FOR_YOU)
+                        item = Rumor(record, FOR_YOU)
                         warned.notify(SERVICE, "news", pack([item]))
                 case Contest(record):
                     if not self._is_closed:

@@ -59,7 +59,7 @@ class BorrowingLink(Protocol):
         """Carries the messages."""
 
 
-class _Watch(weakref.ref[Lease]):
+class _LeaseWatch(weakref.ref[Lease]):
     """Tells when a lease has died, and what it was for; half the cost of `finalize`."""
 
     __slots__ = ("lender", "location")
@@ -133,9 +133,9 @@ class Leases:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread_id = threading.get_ident()
-        self._watches: set[_Watch] = set()
+        self._watches: set[_LeaseWatch] = set()
         self._noted = False
-        self.dead: deque[_Watch] = deque()
+        self.dead: deque[_LeaseWatch] = deque()
 
     def __len__(self) -> int:
         """Return how many places are in use."""
@@ -146,10 +146,10 @@ class Leases:
     ) -> memoryview:
         """Return a view of a place, which goes back to `lender` when it is dead."""
         lease = Lease(slab)
-        self._watches.add(_Watch(lease, self._on_death, lender, location))
+        self._watches.add(_LeaseWatch(lease, self._on_death, lender, location))
         return slab.view(lease, location & OFFSET_MASK, nbytes)
 
-    def _on_death(self, watch: _Watch) -> None:
+    def _on_death(self, watch: _LeaseWatch) -> None:
         """Queue a place for the loop: this may run in any thread, at any time."""
         self.dead.append(watch)
         if self._noted:

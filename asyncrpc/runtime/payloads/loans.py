@@ -35,7 +35,7 @@ _HOLD: Final = "_asyncrpc_hold"
 _DRAINED_BYTES: Final = 4096
 
 
-class Loan(NamedTuple):
+class MemoryLoan(NamedTuple):
     """Memory that another process has opened.
 
     Attributes:
@@ -65,7 +65,7 @@ class Loans:
         """
         self._loop = loop
         self._run = run
-        self._loans: dict[int, Loan] = {}
+        self._loans: dict[int, MemoryLoan] = {}
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -76,7 +76,7 @@ class Loans:
         found = (loan.storage for loan in self._loans.values() if loan.key == key)
         return next(found, None)
 
-    def begin(self, loan: Loan) -> int:
+    def begin(self, loan: MemoryLoan) -> int:
         """Keep memory; return the descriptor that is to be closed when it is not used.
 
         It is the caller's, who passes it on.
@@ -113,7 +113,7 @@ class Loans:
             keeper.start()
 
 
-def _keep(loans: dict[int, Loan]) -> None:
+def _keep(loans: dict[int, MemoryLoan]) -> None:
     poll = select.poll()
     for ours in loans:
         poll.register(ours, select.POLLIN)
@@ -125,7 +125,7 @@ def _keep(loans: dict[int, Loan]) -> None:
                 loans.pop(ours).end()
 
 
-class _Hold:
+class _LoanHold:
     """Dies with the storage that has it."""
 
     __slots__ = ("__weakref__",)
@@ -135,7 +135,7 @@ def keep_until_dead(
     storage: torch.UntypedStorage, descriptor: int, loop: asyncio.AbstractEventLoop
 ) -> None:
     """Close a descriptor when a storage has died."""
-    held = _Hold()
+    held = _LoanHold()
     setattr(storage, _HOLD, held)
     weakref.finalize(held, _close, descriptor, loop).atexit = False
 

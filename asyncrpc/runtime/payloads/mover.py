@@ -19,7 +19,7 @@ from asyncrpc.runtime.payloads.own_slabs import OwnSlabs, in_pages
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.shm.machine.pool import OFFSET_MASK, Block
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, Outgoing
-from asyncrpc.wire.placed import Entry, placed_prefix
+from asyncrpc.wire.placed import BufferRow, placed_prefix
 
 # Up to here a payload goes with its message: a call that sends 64 KiB so takes 70 us of
 # both sides' time, through a slab 85; of 128 KiB 115 and 95, of 1 MiB 300 and 120.
@@ -78,11 +78,11 @@ class _Message(NamedTuple):
 
     key: tuple[int, int]
     frame: Sequence[bytes | memoryview]
-    placement: _Placement
+    placement: _BufferPlacement
     on_sent: Callable[[], None] | None
 
 
-class _Placement:
+class _BufferPlacement:
     """Where the buffers of one message will be; taken back whole if one finds no room.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Placement:
         self._mover = mover
         self._slabs = mover.slabs
         self._packed: Block | None = None  # what the short ones share
-        self.entries: list[Entry] = []
+        self.entries: list[BufferRow] = []
         self.inline: list[memoryview] = []
         self.copies: list[Copy] = []
         self.copied_bytes = 0
@@ -119,7 +119,7 @@ class _Placement:
                     self.take_back()
                     return False
             elif packed is None or not nbytes:
-                self.entries.append(Entry(nbytes, -1))
+                self.entries.append(BufferRow(nbytes, -1))
                 self.inline.append(buffer)
             else:
                 self._copy_to(packed, offset, buffer)
@@ -141,7 +141,7 @@ class _Placement:
             location = block.location + self._slabs.offset_in(block, buffer)
             if block.slab in self._mover.attached:
                 self._slabs.pool.hold(self._mover, block, location)
-                self.entries.append(Entry(buffer.nbytes, location))
+                self.entries.append(BufferRow(buffer.nbytes, location))
                 return True
             self._mover.unattached = block.slab
             return False
@@ -158,7 +158,7 @@ class _Placement:
         location = block.location + offset
         self._slabs.pool.hold(self._mover, block, location)
         nbytes = buffer.nbytes
-        self.entries.append(Entry(nbytes, location))
+        self.entries.append(BufferRow(nbytes, location))
         memory = self._slabs.by_id[block.slab].memory
         start = location & OFFSET_MASK
         self.copies.append((memory[start : start + nbytes], buffer))
@@ -216,7 +216,7 @@ class SlabMover:
         total = sum(buffer.nbytes for buffer in buffers)
         if total < PLACED_BYTES_MIN or self.is_refused:
             return False
-        placement = _Placement(self)
+        placement = _BufferPlacement(self)
         if not self.attached or not placement.place_all(buffers):
             self._extend(self, sum(in_pages(one.nbytes) for one in buffers))
             return False
@@ -259,7 +259,7 @@ class SlabMover:
             self._abandon(copying, self._copying.pop(copying)).take_back()
         return bool(found)
 
-    def _abandon(self, copying: Copying, message: _Message) -> _Placement:
+    def _abandon(self, copying: Copying, message: _Message) -> _BufferPlacement:
         """Stop copying; whoever waits to write to the source again may."""
         self._copies.remove(copying)
         if message.on_sent is not None:

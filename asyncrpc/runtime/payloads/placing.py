@@ -22,7 +22,7 @@ class Memory(Protocol):
         """Return memory in a slab; None if there is no room."""
 
 
-class LoopThread(Protocol):
+class LoopOwner(Protocol):
     """The thread that a worker's event loop runs in.
 
     Attributes:
@@ -35,7 +35,7 @@ class LoopThread(Protocol):
 
 
 def empty(
-    memory: Memory, thread: LoopThread, shape: Sequence[int], dtype: torch.dtype
+    memory: Memory, thread: LoopOwner, shape: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
     """Return a tensor in shared memory, or a plain one; from any thread.
 

@@ -38,7 +38,7 @@ def zeros(nbytes: int) -> memoryview:
     return memoryview(np.zeros(nbytes, dtype=np.uint8))  # type: ignore[arg-type]
 
 
-class _Lease:
+class _BlockLease:
     """Dies with the last view of a block that has been given out."""
 
     __slots__ = ("__weakref__",)
@@ -79,7 +79,7 @@ class ReceivePool:
         block = self._idle.take(nbytes)
         if block is None:
             block = np.empty(size_class(nbytes), dtype=np.uint8)
-        lease = _Lease()
+        lease = _BlockLease()
         weakref.finalize(lease, self._give_back, block).atexit = False
         return view_memory(lease, block.ctypes.data, nbytes)
 

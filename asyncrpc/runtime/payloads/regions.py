@@ -58,7 +58,12 @@ from asyncrpc.runtime.forms import (
     each,
     unfit,
 )
-from asyncrpc.runtime.payloads.loans import Loan, Loans, is_borrowed, keep_until_dead
+from asyncrpc.runtime.payloads.loans import (
+    Loans,
+    MemoryLoan,
+    is_borrowed,
+    keep_until_dead,
+)
 from asyncrpc.runtime.ports import PeerLink, Scheduler
 from asyncrpc.serde import Encoded
 from asyncrpc.serde.shared import (
@@ -360,7 +365,7 @@ class Regions(ServiceMethods):
         devices = self._host.devices
         handle = await devices.export(storage)
         theirs = self.loans.begin(
-            Loan(key, storage, partial(devices.end, device, handle))
+            MemoryLoan(key, storage, partial(devices.end, device, handle))
         )
 
         def pass_on() -> None:

@@ -33,7 +33,7 @@ from asyncrpc.serde import FunctionTable, describe_callable
 
 if TYPE_CHECKING:
     from asyncrpc.runtime.lifecycle import Lifecycle
-    from asyncrpc.runtime.links.entry import Entry
+    from asyncrpc.runtime.links.entry import PeerEntry
     from asyncrpc.runtime.tasks import Tasks
 
 T = TypeVar("T")
@@ -56,10 +56,10 @@ class Links(Protocol):
     def link_to(self, name: str) -> Link | None:
         """Return the open link to a worker; None if there is none."""
 
-    def find(self, name: str) -> Entry[Link]:
+    def find(self, name: str) -> PeerEntry[Link]:
         """Return what is known of a worker."""
 
-    async def connect(self, entry: Entry[Link]) -> Link:
+    async def connect(self, entry: PeerEntry[Link]) -> Link:
         """Return the link to a worker, making the connection if there is none."""
 
 

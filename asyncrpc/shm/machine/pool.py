@@ -56,7 +56,7 @@ class Block:
         return self.slab << OFFSET_BITS | self.start
 
 
-class _Slab:
+class _SlabExtents:
     """The free extents of one slab."""
 
     __slots__ = ("size_bytes", "starts", "stops", "uses", "uses_seen")
@@ -120,7 +120,7 @@ class SlabPool:
         """
         self.limit_bytes = limit_bytes
         self.size_bytes = 0  # of all slabs, those being made included
-        self._slabs: dict[int, _Slab] = {}
+        self._slabs: dict[int, _SlabExtents] = {}
         self._held: dict[Hashable, dict[int, tuple[Block, int]]] = {}
 
     @property
@@ -169,7 +169,7 @@ class SlabPool:
     def add(self, size_bytes: int) -> int:
         """The slab that was reserved is made; return its id."""
         slab = next(id_ for id_ in range(SLABS_MAX + 1) if id_ not in self._slabs)
-        self._slabs[slab] = _Slab(size_bytes)
+        self._slabs[slab] = _SlabExtents(size_bytes)
         return slab
 
     def sweep(self, keep: Container[int] = ()) -> list[int]:

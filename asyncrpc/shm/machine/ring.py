@@ -39,7 +39,7 @@ def outside_bytes(blocks: int, body_bytes: int) -> int:
 
 
 @dataclass(slots=True)
-class Item:
+class QueueItem:
     """One item.
 
     Attributes:
@@ -59,7 +59,7 @@ class Item:
     body_bytes: int
 
 
-class Ring:
+class QueueRing:
     """The items of one queue."""
 
     def __init__(self, layout: Layout, memory: memoryview, shelf: Shelf) -> None:
@@ -129,12 +129,12 @@ class Ring:
         self._shelf.refer(blocks, 1)
         self._words[TAIL] = serial + 1
 
-    def first(self) -> Item | None:
+    def first(self) -> QueueItem | None:
         """Return the next item, which stays; None if there is none."""
         serial = self._words[HEAD]
         return self._read(serial) if serial < self._words[TAIL] else None
 
-    def take(self, item: Item, member: int) -> None:
+    def take(self, item: QueueItem, member: int) -> None:
         """Take what `first` returned; `member` holds its blocks from now on."""
         for block in item.blocks:
             self._shelf.hold(member, block)
@@ -150,12 +150,12 @@ class Ring:
         self.set_epoch_apart()
         self._shelf.rebuild([block for item in self.items() for block in item.blocks])
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[QueueItem]:
         """Yield all items, in order."""
         for serial in range(self._words[HEAD], self._words[TAIL]):
             yield self._read(serial)
 
-    def _read(self, serial: int) -> Item:
+    def _read(self, serial: int) -> QueueItem:
         at = self._slot(serial)
         body_bytes, count, descriptors, epoch, is_outside = _RECORD.unpack_from(
             self._octets, at
@@ -167,7 +167,7 @@ class Ring:
         blocks = struct.unpack_from(f"<{count}I", self._octets, at) if count else ()
         at += _NUMBER_BYTES * count
         body = None if is_outside else bytes(self._octets[at : at + body_bytes])
-        return Item((epoch, serial), blocks, descriptors, body, at, body_bytes)
+        return QueueItem((epoch, serial), blocks, descriptors, body, at, body_bytes)
 
     def _slot(self, serial: int) -> int:
         return self._layout.ring_at + serial % self._layout.items_max * SLOT_BYTES

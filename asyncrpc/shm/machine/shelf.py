@@ -73,7 +73,7 @@ Discard: TypeAlias = Callable[[int, int], None]
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
-class State(NamedTuple):
+class BlockState(NamedTuple):
     """What is known of a block.
 
     Attributes:
@@ -355,14 +355,14 @@ class Shelf:
 
     # --- to be looked at -------------------------------------------------------------
 
-    def states(self) -> Iterator[State]:
+    def states(self) -> Iterator[BlockState]:
         """Yield the state of every block that was ever taken."""
         for kind in range(self.layout.kinds):
             made, first = self._made(kind)
             free = set(self._free(kind))
             for block in range(first, first + made):
                 _, references, payload, pages = self._entries[block].tolist()
-                yield State(block, references, payload, pages, block in free)
+                yield BlockState(block, references, payload, pages, block in free)
 
     def _free(self, kind: int) -> Iterator[int]:
         at = self._words[_KINDS_AT + _KIND_WORDS * kind + _FREE]

@@ -384,7 +384,7 @@ def rows(_: object = None) -> torch.Tensor:
 
 
 def report(_: World) -> nn.PipelineReport:
-    span = nn.Span(nn.Action(nn.Kind.FORWARD, 0), 0.0, 1.0)
+    span = nn.ActionSpan(nn.StageAction(nn.ActionKind.FORWARD, 0), 0.0, 1.0)
     return nn.PipelineReport("1f1b", 1, [nn.StageReport("b", [span], 1)])
 
 

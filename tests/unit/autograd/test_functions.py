@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncrpc.autograd.engine import Flow, Keeping, Run, prepare
+from asyncrpc.autograd.engine import Flow, Keeping, SegmentRun, prepare
 from asyncrpc.autograd.functions import (
     CrossingId,
     Received,
@@ -25,7 +25,7 @@ def receive(serial: int = 1) -> tuple[torch.Tensor, Received]:
     return received_as(ANCHOR, torch.ones(3), received), received
 
 
-def run_of(tensor: torch.Tensor, *gradients: torch.Tensor | None) -> Run:
+def run_of(tensor: torch.Tensor, *gradients: torch.Tensor | None) -> SegmentRun:
     """Return the run of a whole graph with these gradients for one tensor."""
     region, edge = Region(), edge_of(tensor)
     region.extend([edge])

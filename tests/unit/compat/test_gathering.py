@@ -9,9 +9,9 @@ import pytest
 from asyncrpc.compat.rpc import gathering
 from asyncrpc.compat.rpc.functions import async_execution
 from asyncrpc.compat.rpc.gathering import (
-    Asked,
     Gatherer,
     ProfiledThreads,
+    ProfilingRequest,
     Range,
     Session,
     Settings,
@@ -36,7 +36,7 @@ def taken(
     """Return the ranges of a call from 1000 us to 2000 us."""
     clock = iter([1000.0, 2000.0])
     monkeypatch.setattr(gathering, "wall_us", lambda: next(clock))
-    Asked(gatherer, "call", HERE).take(list(ranges), is_async=True)
+    ProfilingRequest(gatherer, "call", HERE).take(list(ranges), is_async=True)
     return gatherer.ranges
 
 

@@ -13,8 +13,8 @@ from asyncrpc.autograd.state import Sent
 from asyncrpc.compat.nodes import (
     RECEIVED,
     SENT,
-    Arriving,
     JoinedRegion,
+    ReceivedMessage,
     SendRpcBackward,
     join,
 )
@@ -68,7 +68,7 @@ def through_codec(value: Any) -> tuple[Any, Catcher, list[Node]]:
     encoded = Codec(functions).encode(value)
     buffers = [memoryview(bytearray(one)) for one in encoded.buffers]
     catcher, nodes = Catcher(), list[Node]()
-    arriving = Arriving(catcher.receive, nodes.append)
+    arriving = ReceivedMessage(catcher.receive, nodes.append)
     codec = Codec(functions)
     found = codec.decode(encoded.control, buffers, on_gradient=arriving)
     arriving.finish()

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from asyncrpc.ddp.machine import Item, Readiness, assign
+from asyncrpc.ddp.machine import ParameterSpec, Readiness, assign
 
 
-def sizes(*nbytes: int, kind: str = "float") -> list[Item]:
-    return [Item(size, kind) for size in nbytes]
+def sizes(*nbytes: int, kind: str = "float") -> list[ParameterSpec]:
+    return [ParameterSpec(size, kind) for size in nbytes]
 
 
 class TestAssign:
@@ -25,17 +25,26 @@ class TestAssign:
         assert found == [[2, 0], [1]]
 
     def test_kinds_have_buckets_of_their_own(self) -> None:
-        items = [Item(4, "a"), Item(4, "b"), Item(4, "a"), Item(4, "b")]
+        items = [
+            ParameterSpec(4, "a"),
+            ParameterSpec(4, "b"),
+            ParameterSpec(4, "a"),
+            ParameterSpec(4, "b"),
+        ]
         found = assign(items, range(4), first_cap_bytes=8, cap_bytes=8)
         assert found == [[0, 2], [1, 3]]
 
     def test_what_is_full_first_comes_first(self) -> None:
-        items = [Item(1, "a"), Item(8, "b"), Item(8, "a")]
+        items = [ParameterSpec(1, "a"), ParameterSpec(8, "b"), ParameterSpec(8, "a")]
         found = assign(items, range(3), first_cap_bytes=8, cap_bytes=8)
         assert found == [[1], [0, 2]]
 
     def test_some_are_alone(self) -> None:
-        items = [Item(1, "a"), Item(1, "a", is_alone=True), Item(1, "a")]
+        items = [
+            ParameterSpec(1, "a"),
+            ParameterSpec(1, "a", is_alone=True),
+            ParameterSpec(1, "a"),
+        ]
         found = assign(items, range(3), first_cap_bytes=9, cap_bytes=9)
         assert found == [[1], [0, 2]]
 
@@ -43,7 +52,7 @@ class TestAssign:
     def test_each_is_in_one_bucket_of_its_kind(self, seed: int) -> None:
         draw = random.Random(seed)
         items = [
-            Item(draw.randint(0, 50), draw.choice("ab"), draw.random() < 0.1)
+            ParameterSpec(draw.randint(0, 50), draw.choice("ab"), draw.random() < 0.1)
             for _ in range(draw.randint(1, 40))
         ]
         order = draw.sample(range(len(items)), len(items))

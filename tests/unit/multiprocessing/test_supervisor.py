@@ -15,7 +15,7 @@ from asyncrpc.multiprocessing.supervisor import (
     Exited,
     Failed,
     Kill,
-    Phase,
+    LaunchPhase,
     Reason,
     StopRequested,
     Supervisor,
@@ -31,7 +31,7 @@ def test_all_succeed() -> None:
     assert supervisor.advance(Exited(1, 0, 1.0)) == []
     assert supervisor.alive == {0}
     assert supervisor.advance(Exited(0, 0, 2.0)) == []
-    assert supervisor.phase is Phase.DONE
+    assert supervisor.phase is LaunchPhase.DONE
     assert supervisor.first_failed is None
     assert supervisor.reason is None
     assert supervisor.wakes_at_s is None
@@ -47,7 +47,7 @@ def test_a_failure_stops_the_rest(failure: Failed | Exited) -> None:
     effects = supervisor.advance(failure)
     still_there = (0, 2) if isinstance(failure, Exited) else (0, 1, 2)
     assert effects == [Terminate(still_there)]
-    assert supervisor.phase is Phase.STOPPING
+    assert supervisor.phase is LaunchPhase.STOPPING
     assert supervisor.reason is Reason.FAILURE
     assert supervisor.first_failed == 1
     assert supervisor.wakes_at_s == pytest.approx(3.0)
@@ -61,7 +61,7 @@ def test_those_that_do_not_end_in_time_are_killed_once() -> None:
     assert supervisor.advance(Elapsed(3.0)) == [Kill((2,))]
     assert supervisor.advance(Elapsed(9.0)) == []
     supervisor.advance(Exited(2, KILLED, 9.0))
-    assert supervisor.phase is Phase.DONE
+    assert supervisor.phase is LaunchPhase.DONE
     assert supervisor.first_failed == 1
 
 
@@ -69,7 +69,7 @@ def test_the_last_process_may_be_the_one_that_fails() -> None:
     supervisor = Supervisor(2)
     supervisor.advance(Exited(0, 0, 1.0))
     assert supervisor.advance(Exited(1, 3, 2.0)) == []
-    assert supervisor.phase is Phase.DONE
+    assert supervisor.phase is LaunchPhase.DONE
     assert supervisor.first_failed == 1
 
 
@@ -151,7 +151,7 @@ def test_a_request_after_the_end_does_nothing() -> None:
     supervisor = Supervisor(1)
     supervisor.advance(Exited(0, 0, 1.0))
     assert supervisor.advance(StopRequested(2.0)) == []
-    assert supervisor.phase is Phase.DONE
+    assert supervisor.phase is LaunchPhase.DONE
     assert supervisor.reason is None
 
 
@@ -162,7 +162,7 @@ def test_a_process_ends_once() -> None:
         supervisor.advance(Exited(0, 0, 1.0))
     with pytest.raises(LocalProtocolError, match="rank 0"):
         supervisor.advance(Failed(0, 1.0, 1.0))
-    assert supervisor.phase is Phase.RUNNING
+    assert supervisor.phase is LaunchPhase.RUNNING
 
 
 MOMENTS = st.tuples(
@@ -196,12 +196,12 @@ def test_nobody_is_left_waiting(
         for effect in supervisor.advance(events[kind]):
             assert effect.ranks == tuple(sorted(supervisor.alive))
             assert supervisor.reason is not None
-        if supervisor.phase is Phase.STOPPING:
+        if supervisor.phase is LaunchPhase.STOPPING:
             assert supervisor.wakes_at_s is not None
             assert supervisor.wakes_at_s <= now_s + 2.0
     supervisor.advance(Elapsed(now_s + 60.0))
     supervisor.advance(Elapsed(now_s + 70.0))
-    assert supervisor.phase in {Phase.KILLING, Phase.DONE}
+    assert supervisor.phase in {LaunchPhase.KILLING, LaunchPhase.DONE}
     for rank in sorted(supervisor.alive):
         supervisor.advance(Exited(rank, KILLED, now_s + 70.0))
-    assert supervisor.phase is Phase.DONE
+    assert supervisor.phase is LaunchPhase.DONE

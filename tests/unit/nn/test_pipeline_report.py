@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrpc.nn import Action, Kind, PipelineReport, Span, StageReport
+from asyncrpc.nn import ActionKind, ActionSpan, PipelineReport, StageAction, StageReport
 from asyncrpc.nn.schedules import TRAINING, simulate
 
 
 def report(schedule: str, stages: int, chunks: int) -> PipelineReport:
     """Return that of stages whose forward passes take 1 s, backward passes 2 s."""
     spans = simulate(
-        schedule, stages, chunks, lambda _, one: 2.0 - (one.kind is Kind.FORWARD)
+        schedule, stages, chunks, lambda _, one: 2.0 - (one.kind is ActionKind.FORWARD)
     )
     return PipelineReport(
         schedule,
@@ -39,8 +39,8 @@ def test_messages_that_take_time_are_in_the_bubble_and_not_in_the_balance() -> N
     prompt = report("gpipe", 2, 2)
     spans = tuple(
         one
-        if one.action.kind is Kind.FORWARD
-        else Span(one.action, one.start_s + 3.0, one.end_s + 3.0)
+        if one.action.kind is ActionKind.FORWARD
+        else ActionSpan(one.action, one.start_s + 3.0, one.end_s + 3.0)
         for one in prompt.stages[0].spans
     )
     late = PipelineReport("gpipe", 2, (StageReport("s9", spans, 2), prompt.stages[1]))
@@ -62,8 +62,12 @@ def test_a_drawing_shows_who_did_what() -> None:
 
 def test_a_drawing_has_lines_of_one_length_and_begins_with_the_first() -> None:
     stages = (
-        StageReport("front", (Span(Action(Kind.FORWARD, 0), 5.0, 6.0),), 1),
-        StageReport("b", (Span(Action(Kind.BACKWARD, 27), 6.0, 6.1),), 1),
+        StageReport(
+            "front", (ActionSpan(StageAction(ActionKind.FORWARD, 0), 5.0, 6.0),), 1
+        ),
+        StageReport(
+            "b", (ActionSpan(StageAction(ActionKind.BACKWARD, 27), 6.0, 6.1),), 1
+        ),
     )
     lines = PipelineReport("gpipe", 1, stages).timeline(11).splitlines()
     assert lines == ["front aaaaaaaaaa.", "b     ..........B"]

@@ -13,11 +13,11 @@ from asyncrpc.nn.schedules import (
     INFERENCE,
     TRAINING,
     TRANSITIONS,
-    Action,
+    ActionKind,
     ChunkState,
-    Kind,
-    Place,
+    StageAction,
     StageMachine,
+    StagePosition,
     actions,
     bubble,
     check_schedule,
@@ -27,22 +27,22 @@ from asyncrpc.nn.schedules import (
     step_s,
 )
 
-F, B, R = Kind.FORWARD, Kind.BACKWARD, Kind.RELEASE
+F, B, R = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.RELEASE
 SIZES = [(1, 1), (1, 4), (2, 1), (2, 4), (3, 2), (3, 8), (4, 16), (5, 3)]
 
 stages_and_chunks = st.tuples(st.integers(1, 6), st.integers(1, 12))
 
 
-def text(order: tuple[Action, ...]) -> str:
+def text(order: tuple[StageAction, ...]) -> str:
     return " ".join(f"{one.kind.name[0]}{one.chunk}" for one in order)
 
 
 def test_the_orders_are_those_of_the_papers() -> None:
-    assert text(actions("gpipe", Place(0, 2), 3)) == "F0 F1 F2 B0 B1 B2"
-    assert text(actions("1f1b", Place(0, 3), 4)) == "F0 F1 F2 B0 F3 B1 B2 B3"
-    assert text(actions("1f1b", Place(1, 3), 4)) == "F0 F1 B0 F2 B1 F3 B2 B3"
-    assert text(actions("1f1b", Place(2, 3), 4)) == "F0 B0 F1 B1 F2 B2 F3 B3"
-    assert text(actions(INFERENCE, Place(0, 3), 3)) == "F0 F1 R0 F2 R1 R2"
+    assert text(actions("gpipe", StagePosition(0, 2), 3)) == "F0 F1 F2 B0 B1 B2"
+    assert text(actions("1f1b", StagePosition(0, 3), 4)) == "F0 F1 F2 B0 F3 B1 B2 B3"
+    assert text(actions("1f1b", StagePosition(1, 3), 4)) == "F0 F1 B0 F2 B1 F3 B2 B3"
+    assert text(actions("1f1b", StagePosition(2, 3), 4)) == "F0 B0 F1 B1 F2 B2 F3 B3"
+    assert text(actions(INFERENCE, StagePosition(0, 3), 3)) == "F0 F1 R0 F2 R1 R2"
 
 
 @given(st.sampled_from([*TRAINING, INFERENCE]), stages_and_chunks, st.data())
@@ -50,21 +50,21 @@ def test_each_micro_batch_goes_forward_once_and_ends_once(
     schedule: str, sizes: tuple[int, int], data: st.DataObject
 ) -> None:
     stages, chunks = sizes
-    place = Place(data.draw(st.integers(0, stages - 1)), stages)
+    place = StagePosition(data.draw(st.integers(0, stages - 1)), stages)
     order = actions(schedule, place, chunks)
     end = R if schedule == INFERENCE else B
     for kind in (F, end):
         assert [one.chunk for one in order if one.kind is kind] == [*range(chunks)]
     assert len(order) == 2 * chunks
     for chunk in range(chunks):
-        assert order.index(Action(F, chunk)) < order.index(Action(end, chunk))
+        assert order.index(StageAction(F, chunk)) < order.index(StageAction(end, chunk))
 
 
 def test_a_stage_holds_as_many_as_its_schedule_says() -> None:
-    assert [held_max("1f1b", Place(k, 4), 16) for k in range(4)] == [4, 3, 2, 1]
-    assert [held_max("1f1b", Place(k, 4), 2) for k in range(4)] == [2, 2, 2, 1]
-    assert [held_max("gpipe", Place(k, 4), 16) for k in range(4)] == [16] * 4
-    assert [held_max(INFERENCE, Place(k, 4), 16) for k in range(4)] == [2] * 4
+    assert [held_max("1f1b", StagePosition(k, 4), 16) for k in range(4)] == [4, 3, 2, 1]
+    assert [held_max("1f1b", StagePosition(k, 4), 2) for k in range(4)] == [2, 2, 2, 1]
+    assert [held_max("gpipe", StagePosition(k, 4), 16) for k in range(4)] == [16] * 4
+    assert [held_max(INFERENCE, StagePosition(k, 4), 16) for k in range(4)] == [2] * 4
 
 
 @pytest.mark.parametrize("schedule", TRAINING)
@@ -114,15 +114,15 @@ def test_micro_batches_are_counted(chunks: int) -> None:
 # --- one stage -----------------------------------------------------------------------
 
 
-def step(machine: StageMachine, kind: Kind, chunk: int) -> None:
-    action = Action(kind, chunk)
+def step(machine: StageMachine, kind: ActionKind, chunk: int) -> None:
+    action = StageAction(kind, chunk)
     assert machine.due == action
     machine.begin(action)
     machine.end(action)
 
 
 def test_what_is_due_waits_for_what_it_needs() -> None:
-    machine = StageMachine("1f1b", Place(1, 3), 3)
+    machine = StageMachine("1f1b", StagePosition(1, 3), 3)
     assert machine.due is None
     machine.arrive(1)
     assert machine.due is None  # the first comes first
@@ -150,7 +150,7 @@ def test_a_stage_ends_in_whatever_order_things_come(
     schedule: str, sizes: tuple[int, int], data: st.DataObject
 ) -> None:
     stages, chunks = sizes
-    place = Place(data.draw(st.integers(0, stages - 1)), stages)
+    place = StagePosition(data.draw(st.integers(0, stages - 1)), stages)
     machine = StageMachine(schedule, place, chunks)
     to_come, to_answer = set(range(chunks)), set[int]()
     while not machine.is_done:
@@ -175,14 +175,14 @@ def test_a_stage_ends_in_whatever_order_things_come(
 
 
 def test_what_cannot_be_is_refused() -> None:
-    machine = StageMachine("gpipe", Place(0, 2), 2)
+    machine = StageMachine("gpipe", StagePosition(0, 2), 2)
     machine.arrive(0)
     for again in (0, 2, -1):
         with pytest.raises(LocalProtocolError, match=f"micro-batch {again}"):
             machine.arrive(again)
     with pytest.raises(LocalProtocolError, match="answered, but its input is here"):
         machine.answer(0)
-    for early in (Action(F, 1), Action(B, 0)):
+    for early in (StageAction(F, 1), StageAction(B, 0)):
         with pytest.raises(LocalProtocolError, match="not due"):
             machine.begin(early)
     assert machine.held == 0

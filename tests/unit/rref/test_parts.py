@@ -29,7 +29,7 @@ from asyncrpc.rref.records import Records
 from asyncrpc.rref.shared import SharedById
 from asyncrpc.rref.tables import Tables
 from asyncrpc.rref.values import Values
-from asyncrpc.runtime.extensions import Refused
+from asyncrpc.runtime.extensions import RefusedFunction
 from tests.unit.recording import (
     LoopScheduler,
     RecordingLink,
@@ -387,7 +387,7 @@ async def test_what_is_not_exposed_is_not_even_looked_up() -> None:
     parts.handles.settle()
     ready: list[Any] = []
     parts.owned.resolve(parts.peer, ["=", *handle.rref_id, "lower"], ready.append)
-    assert isinstance(ready[0], Refused)
+    assert isinstance(ready[0], RefusedFunction)
     assert "str.lower is not exposed" in str(ready[0].error)
 
 

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from asyncrpc import AlreadyStartedError, NotStartedError, UsageError
-from asyncrpc.runtime.lifecycle import TRANSITIONS, Event, Lifecycle, State
+from asyncrpc.runtime.lifecycle import TRANSITIONS, Event, Lifecycle, WorkerState
 
 DOC = Path(__file__).parents[3] / "docs" / "explanation" / "architecture.md"
 PATHS = {
-    State.NEW: (),
-    State.STARTING: (Event.START,),
-    State.RUNNING: (Event.START, Event.STARTED),
-    State.DRAINING: (Event.START, Event.STARTED, Event.SHUT_DOWN),
-    State.CLOSED: (Event.START, Event.STARTED, Event.SHUT_DOWN, Event.DRAINED),
-    State.FORKED: (Event.START, Event.FORK),
+    WorkerState.NEW: (),
+    WorkerState.STARTING: (Event.START,),
+    WorkerState.RUNNING: (Event.START, Event.STARTED),
+    WorkerState.DRAINING: (Event.START, Event.STARTED, Event.SHUT_DOWN),
+    WorkerState.CLOSED: (Event.START, Event.STARTED, Event.SHUT_DOWN, Event.DRAINED),
+    WorkerState.FORKED: (Event.START, Event.FORK),
 }
-MAY_CALL = {State.STARTING, State.RUNNING, State.DRAINING}
+MAY_CALL = {WorkerState.STARTING, WorkerState.RUNNING, WorkerState.DRAINING}
 
 
-def lifecycle_in(state: State) -> Lifecycle:
+def lifecycle_in(state: WorkerState) -> Lifecycle:
     found = Lifecycle("a")
     for event in PATHS[state]:
         found.advance(event)
@@ -53,11 +53,11 @@ def test_the_picture_is_the_table() -> None:
 
 
 def test_every_state_has_a_row_and_a_path() -> None:
-    assert TRANSITIONS.keys() == set(State) == PATHS.keys()
+    assert TRANSITIONS.keys() == set(WorkerState) == PATHS.keys()
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
-def test_every_event_in_every_state(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(product(WorkerState, Event)))
+def test_every_event_in_every_state(state: WorkerState, event: Event) -> None:
     one = lifecycle_in(state)
     after = TRANSITIONS[state].get(event)
     if after is not None:
@@ -74,20 +74,22 @@ def test_every_event_in_every_state(state: State, event: Event) -> None:
         assert one.state is state
 
 
-@pytest.mark.parametrize("state", [one for one in State if one is not State.NEW])
-def test_a_fork_ends_the_copy_in_every_state(state: State) -> None:
-    assert TRANSITIONS[state][Event.FORK] is State.FORKED
+@pytest.mark.parametrize(
+    "state", [one for one in WorkerState if one is not WorkerState.NEW]
+)
+def test_a_fork_ends_the_copy_in_every_state(state: WorkerState) -> None:
+    assert TRANSITIONS[state][Event.FORK] is WorkerState.FORKED
 
 
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        (State.NEW, "has not been started; use `async with`"),
-        (State.CLOSED, "does not run: it has been shut down"),
-        (State.FORKED, "a forked child has none"),
+        (WorkerState.NEW, "has not been started; use `async with`"),
+        (WorkerState.CLOSED, "does not run: it has been shut down"),
+        (WorkerState.FORKED, "a forked child has none"),
     ],
 )
-def test_who_uses_it_wrongly_is_told_why(state: State, text: str) -> None:
+def test_who_uses_it_wrongly_is_told_why(state: WorkerState, text: str) -> None:
     one = lifecycle_in(state)
     with pytest.raises(NotStartedError, match=text):
         one.check_running()
@@ -95,15 +97,19 @@ def test_who_uses_it_wrongly_is_told_why(state: State, text: str) -> None:
         one.check_on_loop("Worker.find")
 
 
-@pytest.mark.parametrize("state", [State.STARTING, State.RUNNING, State.DRAINING])
-def test_functions_in_flight_may_use_it_until_it_has_drained(state: State) -> None:
+@pytest.mark.parametrize(
+    "state", [WorkerState.STARTING, WorkerState.RUNNING, WorkerState.DRAINING]
+)
+def test_functions_in_flight_may_use_it_until_it_has_drained(
+    state: WorkerState,
+) -> None:
     one = lifecycle_in(state)
     one.check_running()
-    assert one.is_draining is (state is State.DRAINING)
+    assert one.is_draining is (state is WorkerState.DRAINING)
 
 
 async def test_its_loop_and_no_other() -> None:
-    one = lifecycle_in(State.RUNNING)
+    one = lifecycle_in(WorkerState.RUNNING)
     one.loop = asyncio.get_running_loop()
     one.check_on_loop("Worker.find")
     with pytest.raises(UsageError, match=r"Worker\.find .* in a thread without one"):

@@ -12,7 +12,7 @@ import torch
 
 from asyncrpc.errors import DecodeError, EncodeError, UsageError
 from asyncrpc.serde import Encoded, Limits, compression_for_answer, compression_named
-from asyncrpc.serde.compression import CODECS, Plan, is_packed, unreadable
+from asyncrpc.serde.compression import CODECS, CompressionPlan, is_packed, unreadable
 from asyncrpc.serde.kinds import PACKED
 from asyncrpc.serde.lossless import BLOCK_BYTES, SQUEEZE_BYTES_MIN
 from tests.unit.serde.loopback import STRICT, TRUSTED, received, sent_bytes, strict
@@ -385,4 +385,4 @@ def test_a_read_only_buffer_is_copied() -> None:
 
 
 def test_a_plan_of_no_cast_looks_at_nothing() -> None:
-    assert Plan(CODECS["zstd"], [], []).cast(0, memoryview(b"abc"))[1] == ""
+    assert CompressionPlan(CODECS["zstd"], [], []).cast(0, memoryview(b"abc"))[1] == ""

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from asyncrpc.shm.passing import Passage, close_all, new_pair
+from asyncrpc.shm.passing import DescriptorPassage, close_all, new_pair
 
 
 @pytest.fixture
-def passage() -> Iterator[Passage]:
+def passage() -> Iterator[DescriptorPassage]:
     ends = new_pair()
-    yield Passage(ends)
+    yield DescriptorPassage(ends)
     close_all(ends)
 
 
@@ -28,7 +28,9 @@ def inode(descriptor: int) -> int:
     return os.fstat(descriptor).st_ino
 
 
-def test_more_than_a_message_holds_arrive_in_order(passage: Passage, file: int) -> None:
+def test_more_than_a_message_holds_arrive_in_order(
+    passage: DescriptorPassage, file: int
+) -> None:
     other = os.memfd_create("other")
     assert passage.send((1, 5), [file] * 599 + [other])
     found = passage.peek((1, 5), 600)
@@ -37,7 +39,7 @@ def test_more_than_a_message_holds_arrive_in_order(passage: Passage, file: int) 
     close_all([*found, other])
 
 
-def test_a_peek_leaves_everything(passage: Passage, file: int) -> None:
+def test_a_peek_leaves_everything(passage: DescriptorPassage, file: int) -> None:
     passage.send((1, 1), [file])
     for _ in range(3):
         found = passage.peek((1, 1), 1)
@@ -48,7 +50,9 @@ def test_a_peek_leaves_everything(passage: Passage, file: int) -> None:
         passage.peek((1, 1), 1)
 
 
-def test_what_belongs_to_no_item_is_dropped(passage: Passage, file: int) -> None:
+def test_what_belongs_to_no_item_is_dropped(
+    passage: DescriptorPassage, file: int
+) -> None:
     passage.send((1, 7), [file] * 300)  # never put: its sender was killed
     passage.send((2, 7), [file])
     found = passage.peek((2, 7), 1)
@@ -56,7 +60,7 @@ def test_what_belongs_to_no_item_is_dropped(passage: Passage, file: int) -> None
     close_all(found)
 
 
-def test_a_full_passage_says_so(passage: Passage, file: int) -> None:
+def test_a_full_passage_says_so(passage: DescriptorPassage, file: int) -> None:
     sent = 0
     while passage.send((1, sent), [file]):
         sent += 1

@@ -8,17 +8,17 @@ import subprocess
 import sys
 import threading
 
-from asyncrpc.testing.leaks import Snapshot
+from asyncrpc.testing.leaks import ResourceSnapshot
 
 
 def test_nothing_new_is_no_leak() -> None:
-    leaks = Snapshot.take().compare()
+    leaks = ResourceSnapshot.take().compare()
     assert not leaks
     assert leaks.descriptors == leaks.threads == leaks.processes == leaks.tasks == ()
 
 
 def test_a_descriptor_is_named_by_what_it_points_to() -> None:
-    before = Snapshot.take()
+    before = ResourceSnapshot.take()
     descriptor = os.open(os.devnull, os.O_RDONLY)
     try:
         leaks = before.compare(grace_s=0)
@@ -31,7 +31,7 @@ def test_a_descriptor_is_named_by_what_it_points_to() -> None:
 
 def test_a_number_that_is_used_again_is_still_a_leak() -> None:
     first = os.open(os.devnull, os.O_RDONLY)
-    before = Snapshot.take()
+    before = ResourceSnapshot.take()
     os.close(first)
     again = os.open("/dev/zero", os.O_RDONLY)
     try:
@@ -42,7 +42,7 @@ def test_a_number_that_is_used_again_is_still_a_leak() -> None:
 
 
 def test_a_thread_is_named() -> None:
-    before = Snapshot.take()
+    before = ResourceSnapshot.take()
     release = threading.Event()
     thread = threading.Thread(target=release.wait, name="asyncrpc-pool-0")
     thread.start()
@@ -55,7 +55,7 @@ def test_a_thread_is_named() -> None:
 
 
 def test_a_child_process_is_found_also_when_dead() -> None:
-    before = Snapshot.take()
+    before = ResourceSnapshot.take()
     child = subprocess.Popen([sys.executable, "-c", ""])
     try:
         assert len(before.compare(grace_s=0).processes) == 1
@@ -65,7 +65,7 @@ def test_a_child_process_is_found_also_when_dead() -> None:
 
 
 async def test_a_task_is_named() -> None:
-    before = Snapshot.take()
+    before = ResourceSnapshot.take()
     release = asyncio.Event()
     task = asyncio.create_task(release.wait(), name="forgotten")
     assert before.compare(grace_s=0).tasks == ("forgotten",)

@@ -18,8 +18,8 @@ from asyncrpc.wire.handshake import (
     PROOF_BYTES,
     REFUSAL,
     Handshake,
+    HandshakeState,
     Role,
-    State,
 )
 
 SECRETS = (b"secret", b"other secret", None)
@@ -79,7 +79,7 @@ def test_equal_secrets_meet(secret: bytes | None) -> None:
     ends = make_pair(secret, secret)
     meet(*ends)
     for end in ends:
-        assert end.machine.state is State.PROVED
+        assert end.machine.state is HandshakeState.PROVED
         assert end.machine.wanted == 0
         assert end.error is None
         assert not end.inbox
@@ -109,7 +109,7 @@ def test_unequal_secrets_tell_both_ends(
         ends, (dialers, acceptors), (acceptors, dialers), strict=True
     ):
         assert type(end.error) is AuthenticationError
-        assert end.machine.state is State.FAILED
+        assert end.machine.state is HandshakeState.FAILED
         assert end.machine.wanted == 0
         text = str(end.error)
         assert "ASYNCRPC_SECRET" in text
@@ -122,7 +122,7 @@ def test_unequal_secrets_tell_both_ends(
 def test_an_empty_secret_is_none() -> None:
     ends = make_pair(b"", None)
     meet(*ends)
-    assert all(end.machine.state is State.PROVED for end in ends)
+    assert all(end.machine.state is HandshakeState.PROVED for end in ends)
 
 
 def test_the_secret_does_not_travel() -> None:
@@ -148,7 +148,7 @@ class TestAttacks:
         dialer, _ = make_pair()
         with pytest.raises(AuthenticationError, match="a reflection"):
             dialer.machine.receive(dialer.machine.start())
-        assert dialer.machine.state is State.FAILED
+        assert dialer.machine.state is HandshakeState.FAILED
 
     def test_a_dialers_proof_cannot_be_replayed(self) -> None:
         dialer, acceptor = make_pair()
@@ -177,8 +177,8 @@ class TestAttacks:
         acceptor.inbox += preface
         talk(dialer, acceptor)
         assert acceptor.error or dialer.error
-        assert acceptor.machine.state is not State.PROVED
-        assert dialer.machine.state is not State.PROVED
+        assert acceptor.machine.state is not HandshakeState.PROVED
+        assert dialer.machine.state is not HandshakeState.PROVED
 
     @pytest.mark.parametrize("bit", range(0, 8 * PROOF_BYTES, 5))
     def test_a_proof_changed_on_the_way_is_noticed(self, bit: int) -> None:
@@ -198,7 +198,7 @@ class TestBinding:
         dialer = End(Role.DIALER, secret, 1, b"one certificate")
         acceptor = End(Role.ACCEPTOR, secret, 2, b"one certificate")
         meet(dialer, acceptor)
-        assert dialer.machine.state is acceptor.machine.state is State.PROVED
+        assert dialer.machine.state is acceptor.machine.state is HandshakeState.PROVED
 
     @pytest.mark.parametrize("secret", SECRETS)
     @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ class TestBinding:
         dialer, acceptor = make_pair()
         dialer.machine.binding = acceptor.machine.binding = b"later"
         meet(dialer, acceptor)
-        assert dialer.machine.state is acceptor.machine.state is State.PROVED
+        assert dialer.machine.state is acceptor.machine.state is HandshakeState.PROVED
 
 
 class TestBeginning:
@@ -228,14 +228,14 @@ class TestBeginning:
     def test_a_worker_may_take_its_time(self, length: int) -> None:
         _, acceptor = make_pair()
         acceptor.machine.check_beginning(PREFACE_MAGIC[:length])
-        assert acceptor.machine.state is State.PREFACE
+        assert acceptor.machine.state is HandshakeState.PREFACE
 
     @pytest.mark.parametrize("beginning", [b"G", b"AS", b"ARPX", b"ARPX rest", b"\0"])
     def test_a_stranger_is_refused_at_once(self, beginning: bytes) -> None:
         for end in make_pair():
             with pytest.raises(MalformedError, match="not a worker"):
                 end.machine.check_beginning(beginning)
-            assert end.machine.state is State.FAILED
+            assert end.machine.state is HandshakeState.FAILED
             assert end.machine.farewell == b""
 
     @pytest.mark.parametrize("beginning", [b"\x16", b"\x16\x03\x01\x02", b"\x15\x03"])
@@ -244,14 +244,14 @@ class TestBeginning:
         for end in make_pair():
             with pytest.raises(AuthenticationError, match=r"Options\(tls=\.\.\.\)"):
                 end.machine.check_beginning(beginning)
-            assert end.machine.state is State.FAILED
+            assert end.machine.state is HandshakeState.FAILED
         assert end.machine.farewell.startswith(PREFACE_MAGIC)
 
     def test_later_records_begin_as_they_like(self) -> None:
         _, acceptor = make_pair()
         acceptor.machine.receive(PREFACE.pack(PREFACE_MAGIC, 1, 1, 0, bytes(32)))
         acceptor.machine.check_beginning(b"\x16\x03 any proof")
-        assert acceptor.machine.state is State.PROOF
+        assert acceptor.machine.state is HandshakeState.PROOF
 
 
 class TestOtherPeers:
@@ -263,7 +263,7 @@ class TestOtherPeers:
         ours = ends[Role.ACCEPTOR if old_role is Role.DIALER else Role.DIALER].machine
         with pytest.raises(VersionMismatchError, match=r"version 9 .*, we 1"):
             ours.receive(preface)
-        assert ours.state is State.FAILED
+        assert ours.state is HandshakeState.FAILED
         told = PREFACE.unpack_from(ours.start() or ours.farewell)
         assert told[:2] == (PREFACE_MAGIC, 1)
 
@@ -289,7 +289,7 @@ class TestUse:
         _, acceptor = make_pair()
         with pytest.raises(LocalProtocolError, match=rf"{nbytes} bytes .* takes 40"):
             acceptor.machine.receive(bytes(nbytes))
-        assert acceptor.machine.state is State.PREFACE
+        assert acceptor.machine.state is HandshakeState.PREFACE
 
     @pytest.mark.parametrize("secret", [b"secret", b"wrong"])
     def test_nothing_follows_the_end(self, secret: bytes) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncrpc.errors import FrameTooLargeError, MalformedError, RemoteProtocolError
 from asyncrpc.wire.frames import HEADER, INLINE_BYTES_MAX, Flags, FrameKind, prefix
-from asyncrpc.wire.placed import Entry, placed_prefix
+from asyncrpc.wire.placed import BufferRow, placed_prefix
 from asyncrpc.wire.reader import FrameReader
 from tests.unit.wire.recorder import Recorder, feed
 
@@ -36,14 +36,14 @@ def at(offset: int) -> int:
     return 3 << 48 | offset
 
 
-def frame(*entries: Entry, kind: int = REQUEST, inline: bytes = b"") -> bytes:
+def frame(*entries: BufferRow, kind: int = REQUEST, inline: bytes = b"") -> bytes:
     opening = placed_prefix(
         kind, 7, flags=0, aux=-1, head=b"h", control=b"c", entries=entries
     )
     return opening + inline
 
 
-MIXED = frame(Entry(4, at(2)), Entry(3, -1), Entry(5, at(0)), inline=b"abc")
+MIXED = frame(BufferRow(4, at(2)), BufferRow(3, -1), BufferRow(5, at(0)), inline=b"abc")
 
 
 @pytest.mark.parametrize("step", [1, 7, 1000])
@@ -66,14 +66,14 @@ def test_without_shared_memory_such_a_message_is_refused() -> None:
 
 def tampered(index: int, value: int) -> bytes:
     """Change one number of the table of a frame with one buffer in a slab."""
-    whole = bytearray(frame(Entry(4, at(2))))
+    whole = bytearray(frame(BufferRow(4, at(2))))
     struct.pack_into("<Q", whole, HEADER.size + 2 + 8 * index, value)
     return bytes(whole)
 
 
 def misstated() -> bytes:
     """Say in the header that there is one byte more than in the table."""
-    whole = bytearray(frame(Entry(3, -1), inline=b"abcd"))
+    whole = bytearray(frame(BufferRow(3, -1), inline=b"abcd"))
     struct.pack_into("<Q", whole, 32, 4)
     return bytes(whole)
 
@@ -86,11 +86,11 @@ def misstated() -> bytes:
         tampered(1, at(len(SLAB))),
         tampered(1, 4 << 48),
         misstated(),
-        frame(Entry(4, at(0)), kind=FrameKind.PING),
-        frame(Entry(4, at(0)), kind=FrameKind.GOODBYE),
+        frame(BufferRow(4, at(0)), kind=FrameKind.PING),
+        frame(BufferRow(4, at(0)), kind=FrameKind.GOODBYE),
         prefix(REQUEST, 1, flags=Flags.PLACED, payload_bytes=5) + bytes(5),
         prefix(REQUEST, 1, flags=Flags.PLACED | Flags.DEFERRED, lengths=(5,)),
-        frame(Entry(INLINE_BYTES_MAX + 1, -1)),
+        frame(BufferRow(INLINE_BYTES_MAX + 1, -1)),
     ],
     ids=[
         "another placement",
@@ -113,7 +113,7 @@ def test_what_the_protocol_does_not_allow_is_refused(stream: bytes) -> None:
 
 
 def test_the_number_of_buffers_is_limited() -> None:
-    header = bytearray(frame(Entry(4, at(0)))[: HEADER.size])
+    header = bytearray(frame(BufferRow(4, at(0)))[: HEADER.size])
     struct.pack_into("<I", header, 12, 1 << 30)
     with pytest.raises(FrameTooLargeError):
         feed(reader_of(Recorder()), bytes(header))

@@ -13,7 +13,7 @@ import pytest
 from asyncrpc.errors import FrameTooLargeError, MalformedError
 from asyncrpc.wire import reader as reader_module
 from asyncrpc.wire.frames import HEADER_BYTES, Flags, FrameKind, data_prefix, prefix
-from asyncrpc.wire.placed import Entry, placed_prefix
+from asyncrpc.wire.placed import BufferRow, placed_prefix
 from asyncrpc.wire.reader import SCRATCH_BYTES, FrameReader
 from asyncrpc.wire.transfers import Arrivals, Departure, Departures, LaneReader
 from tests.unit.wire.recorder import Message, Recorder, feed
@@ -175,7 +175,13 @@ class TestControlParts:
         reader = frugal(Recorder())
         reader.places = lambda _location, nbytes: memoryview(bytearray(nbytes))
         stream = placed_prefix(
-            REQUEST, 1, flags=0, aux=0, head=b"h", control=LONG, entries=[Entry(5, 0)]
+            REQUEST,
+            1,
+            flags=0,
+            aux=0,
+            head=b"h",
+            control=LONG,
+            entries=[BufferRow(5, 0)],
         )
         with pytest.raises(FrameTooLargeError, match="no memory here"):
             feed(reader, stream)

@@ -57,7 +57,7 @@ _UNPICKLED: Final = (
 )
 
 
-class _Refused:
+class _UnsupportedMethod:
     """A method of `nn.Module` that a remote one has not.
 
     Raises:
@@ -77,7 +77,7 @@ class _Refused:
 
 
 def _refused(instead: str = "") -> Any:  # in a class, mypy would compare signatures
-    return _Refused(instead)
+    return _UnsupportedMethod(instead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ NOT_SENT: Final = (
 
 _METHODS: Final = """
 class Scripted(Base):
-    python: Future[Any]  # of `Calls`: the one type that can hold a value of Python's
+    python: Future[Any]  # of `ScriptedCalls`; only a Future can hold a Python value
 
     @torch.jit.ignore
     def _now(self{typed}) -> {result}:
@@ -78,7 +78,7 @@ class Runs(Protocol):
         """Begin to run it."""
 
 
-class Calls:
+class ScriptedCalls:
     """The calls of one compiled module, by number: TorchScript knows no objects."""
 
     def __init__(self, runs: Runs) -> None:
@@ -109,7 +109,7 @@ class Base(nn.Module):
     def __init__(self, runs: Runs) -> None:
         super().__init__()
         self.python: torch.futures.Future[Any] = torch.futures.Future()
-        self.python.set_result(Calls(runs))
+        self.python.set_result(ScriptedCalls(runs))
         self.save_to_buffer = _refuse  # by which serde takes what is compiled
 
 

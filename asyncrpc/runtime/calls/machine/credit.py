@@ -101,7 +101,7 @@ class Grant(Generic[P]):
     why: Why = Why.FITS
 
 
-class _Want:
+class _WaitingRequest:
     """A request that a peer would send."""
 
     __slots__ = ("nbytes", "since_s")
@@ -130,7 +130,10 @@ class Account(Generic[P]):
         self.tickets: dict[int, int] = {}
         self.arriving: dict[int, int] = {}
         # By call, the oldest first: those that are not nested, and those that are.
-        self.wants: tuple[dict[int, _Want], dict[int, _Want]] = ({}, {})
+        self.wants: tuple[dict[int, _WaitingRequest], dict[int, _WaitingRequest]] = (
+            {},
+            {},
+        )
 
 
 class InboundBudget(Generic[P]):
@@ -246,7 +249,7 @@ class InboundBudget(Generic[P]):
             raise MalformedError(f"more than {WANTS_MAX} calls want credit at once")
         if not wants:
             self._turns[nested].append(account)
-        wants[call_id] = _Want(nbytes, now_s)
+        wants[call_id] = _WaitingRequest(nbytes, now_s)
         return self._grant() + self._fill(account, self._window_of(account))
 
     def cancel(
@@ -324,7 +327,7 @@ class InboundBudget(Generic[P]):
 
     # --- deciding --------------------------------------------------------------------
 
-    def _first(self, *, nested: bool) -> tuple[Account[P], int, _Want] | None:
+    def _first(self, *, nested: bool) -> tuple[Account[P], int, _WaitingRequest] | None:
         """Return whose turn it is, and with what."""
         if not self._turns[nested]:
             return None
@@ -385,7 +388,7 @@ class InboundBudget(Generic[P]):
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class CreditWanted:
     """What the callee is to be told: a request waits for so many bytes of credit.
 
     Attributes:
@@ -438,12 +441,16 @@ class WaitingRequests(Generic[R]):
         self.window -= nbytes
         return True
 
-    def wait(self, call_id: int, nbytes: int, record: R, *, nested: bool) -> list[Want]:
+    def wait(
+        self, call_id: int, nbytes: int, record: R, *, nested: bool
+    ) -> list[CreditWanted]:
         """Keep a request until there is credit; return what to tell the callee."""
         self._unasked[nested][call_id] = record, nbytes
         return self._ask(nested=nested)
 
-    def on_credit(self, call_id: int, nbytes: int) -> tuple[R | None, list[Want]]:
+    def on_credit(
+        self, call_id: int, nbytes: int
+    ) -> tuple[R | None, list[CreditWanted]]:
         """Take credit; return the request that may go, and what to tell the callee.
 
         Raises:
@@ -461,7 +468,7 @@ class WaitingRequests(Generic[R]):
         self._asked_count[nested] -= 1
         return record, self._ask(nested=nested)
 
-    def withdraw(self, call_id: int) -> tuple[bool, list[Want]]:
+    def withdraw(self, call_id: int) -> tuple[bool, list[CreditWanted]]:
         """Give up a request; say whether the callee knows of it, and what to tell it.
 
         There must be one.
@@ -485,13 +492,13 @@ class WaitingRequests(Generic[R]):
         self.window = 0
         return waited
 
-    def _ask(self, *, nested: bool) -> list[Want]:
+    def _ask(self, *, nested: bool) -> list[CreditWanted]:
         queue = self._unasked[nested]
-        wants: list[Want] = []
+        wants: list[CreditWanted] = []
         while queue and self._asked_count[nested] < WANTS_MAX:
             call_id = next(iter(queue))
             record, nbytes = queue.pop(call_id)
             self._asked[call_id] = record, nested
             self._asked_count[nested] += 1
-            wants.append(Want(call_id, nbytes, nested))
+            wants.append(CreditWanted(call_id, nbytes, nested))
         return wants

@@ -54,7 +54,7 @@ class Evidence(enum.Enum):
     UNKNOWN = "nothing is known of its process"
 
 
-class Action(enum.Enum):
+class SilenceAction(enum.Enum):
     """What is to be done after a tick."""
 
     NONE = "nothing"
@@ -136,14 +136,14 @@ class Detector:
         self.verdict = Verdict.ALIVE
         self._heard(now_s)
 
-    def on_break(self, now_s: float) -> Action:
+    def on_break(self, now_s: float) -> SilenceAction:
         """The connection has ended without a word; another may take its place.
 
         Returns:
             ASK_EVIDENCE: a process that has ended breaks its connections.
         """
         if self.verdict is Verdict.LOST or self.is_broken:
-            return Action.NONE
+            return SilenceAction.NONE
         self.is_broken = True
         # Whoever was silent already has died then, not now.
         if now_s - self._heard_s < self._heartbeat_s / 2:
@@ -156,23 +156,23 @@ class Detector:
             self.is_broken = False
             self.on_receipt(now_s)
 
-    def on_tick(self, now_s: float) -> Action:
+    def on_tick(self, now_s: float) -> SilenceAction:
         """Time has passed; to be called every `tick_s`, and as late as it may be."""
         self._forgive_own_stall(now_s)
         if self.verdict is Verdict.LOST:
-            return Action.NONE
+            return SilenceAction.NONE
         if self._awaits_evidence and self._was_asked_a_heartbeat_ago(now_s):
             # No word in time is a word, too; what comes later still counts.
             self._note(now_s, Evidence.UNKNOWN)
         if self._lose_if_due(now_s):
-            return Action.LOST
+            return SilenceAction.LOST
         silent_s = now_s - self._heard_s
         if self._is_time_to_ping(silent_s):
             self._has_pinged = True
-            return Action.SEND_PING
+            return SilenceAction.SEND_PING
         if self._is_time_to_ask(now_s, silent_s):
             return self._ask(now_s)
-        return Action.NONE
+        return SilenceAction.NONE
 
     def on_evidence(self, now_s: float, evidence: Evidence) -> Verdict:
         """What became of the peer's process, as far as could be found out.
@@ -204,12 +204,12 @@ class Detector:
     def _was_asked_a_heartbeat_ago(self, now_s: float) -> bool:
         return self._asked_s is not None and now_s - self._asked_s >= self._heartbeat_s
 
-    def _ask(self, now_s: float) -> Action:
+    def _ask(self, now_s: float) -> SilenceAction:
         self.verdict = Verdict.SUSPECT
         if not self._awaits_evidence:  # else the time for an answer runs already
             self._asked_s = now_s
         self._awaits_evidence = True
-        return Action.ASK_EVIDENCE
+        return SilenceAction.ASK_EVIDENCE
 
     def _note(self, now_s: float, evidence: Evidence) -> None:
         self._awaits_evidence = False

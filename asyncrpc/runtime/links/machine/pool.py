@@ -41,7 +41,7 @@ class PeerState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict(Generic[C]):
+class DialVerdict(Generic[C]):
     """What to do with a connection that a peer dialed.
 
     Attributes:
@@ -85,18 +85,18 @@ class PeerConnection(Generic[C]):
         self._attempt = attempt
         return True
 
-    def on_offer(self, peer_incarnation: int, attempt: int) -> Verdict[C]:
+    def on_offer(self, peer_incarnation: int, attempt: int) -> DialVerdict[C]:
         """Decide on a connection that the peer dialed; `on_open` is to follow."""
         is_smaller = self.own_incarnation < peer_incarnation
         if self.state is PeerState.DIALING:
-            return Verdict(accept=attempt > 0 or not is_smaller)
+            return DialVerdict(accept=attempt > 0 or not is_smaller)
         may_have_crossed = self._dialed and (self._attempt > 0 or is_smaller)
         if self.connection is not None and may_have_crossed and not self._refused:
             self._refused = True
-            return Verdict(accept=False)
-        return Verdict(accept=True, replaced=self.connection)
+            return DialVerdict(accept=False)
+        return DialVerdict(accept=True, replaced=self.connection)
 
-    def on_answer(self, peer_incarnation: int) -> Verdict[C]:
+    def on_answer(self, peer_incarnation: int) -> DialVerdict[C]:
         """Decide on a connection that we dialed and the peer took.
 
         One of the peer's may be open meanwhile, if one of the two has been lost at its
@@ -104,8 +104,8 @@ class PeerConnection(Generic[C]):
         """
         is_smaller = self.own_incarnation < peer_incarnation
         if self.connection is None or is_smaller:
-            return Verdict(accept=True, replaced=self.connection)
-        return Verdict(accept=False)
+            return DialVerdict(accept=True, replaced=self.connection)
+        return DialVerdict(accept=False)
 
     def on_open(self, connection: C, *, dialed: bool) -> None:
         """Take note of the connection that survived.

@@ -86,7 +86,7 @@ ADVICE: Final[Mapping[Evidence, Advice]] = {
 }
 
 
-class Answer(enum.Enum):
+class CandidateVerdict(enum.Enum):
     """What the answer to a candidate means."""
 
     RESUME = "go on over its transport"
@@ -177,7 +177,7 @@ class Reconnect:
 
     def on_answer(
         self, verdict: str, *, is_same_life: bool, is_candidate: bool
-    ) -> Answer:
+    ) -> CandidateVerdict:
         """Decide on the peer's answer to a candidate.
 
         Args:
@@ -186,12 +186,12 @@ class Reconnect:
             is_candidate: whether it still is the candidate.
         """
         if verdict:
-            return Answer.REFUSED
+            return CandidateVerdict.REFUSED
         if not is_same_life:
-            return Answer.REPLACED
+            return CandidateVerdict.REPLACED
         if not is_candidate or self.state is not ReconnectState.CLAIMED:
-            return Answer.LATE
-        return Answer.RESUME
+            return CandidateVerdict.LATE
+        return CandidateVerdict.RESUME
 
     # --- the side that was dialed ----------------------------------------------------
 

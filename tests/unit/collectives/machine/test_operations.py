@@ -6,17 +6,17 @@ import pytest
 
 from asyncrpc.collectives.machine import operations
 from asyncrpc.collectives.machine.operations import (
+    CollectiveFailure,
     Descriptor,
-    Failure,
+    MessageKey,
     Mismatch,
     Operations,
-    Place,
 )
 from asyncrpc.errors import MalformedError
 
 SUM = Descriptor("all_reduce", "sum", "torch.float32", (3,))
 MAX = SUM._replace(how="max")
-BROKEN = Failure("collective", "it broke", ("b",))
+BROKEN = CollectiveFailure("collective", "it broke", ("b",))
 
 
 @pytest.fixture
@@ -26,15 +26,15 @@ def machine() -> Operations[str]:
 
 class TestMessages:
     def test_one_that_is_early_waits(self, machine: Operations[str]) -> None:
-        assert machine.arrive(0, Place(1, 0), "x") is None
+        assert machine.arrive(0, MessageKey(1, 0), "x") is None
         operation, mismatch = machine.begin(SUM)
-        assert operation.arrived == {Place(1, 0): "x"}
+        assert operation.arrived == {MessageKey(1, 0): "x"}
         assert mismatch is None
 
     def test_one_in_time_is_handed_over(self, machine: Operations[str]) -> None:
         operation, _ = machine.begin(SUM)
-        assert machine.arrive(0, Place(1, 0), "x") is operation
-        assert operation.arrived == {Place(1, 0): "x"}
+        assert machine.arrive(0, MessageKey(1, 0), "x") is operation
+        assert operation.arrived == {MessageKey(1, 0): "x"}
 
     def test_one_that_has_ended_is_over(self, machine: Operations[str]) -> None:
         operation, _ = machine.begin(SUM)
@@ -52,22 +52,22 @@ class TestMessages:
     ) -> None:
         if not is_early:
             machine.begin(SUM)
-        machine.arrive(0, Place(1, 0), "x")
+        machine.arrive(0, MessageKey(1, 0), "x")
         with pytest.raises(MalformedError, match="came twice"):
-            machine.arrive(0, Place(1, 0), "y")
+            machine.arrive(0, MessageKey(1, 0), "y")
 
     def test_what_is_kept_is_bounded(
         self, machine: Operations[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(operations, "EARLY_MAX", 3)
         for turn in range(3):
-            machine.arrive(0, Place(1, turn), "x")
+            machine.arrive(0, MessageKey(1, turn), "x")
         with pytest.raises(MalformedError, match="too far ahead"):
-            machine.arrive(0, Place(1, 3), "x")
+            machine.arrive(0, MessageKey(1, 3), "x")
         with pytest.raises(MalformedError, match="too far ahead"):
             machine.hear(3, 1, SUM)
         machine.begin(SUM)  # they belong to it now
-        machine.arrive(1, Place(1, 0), "x")
+        machine.arrive(1, MessageKey(1, 0), "x")
         assert machine.numbers() == {0, 1}
 
 
@@ -114,7 +114,7 @@ class TestFailures:
         self, machine: Operations[str]
     ) -> None:
         operation, _ = machine.begin(SUM)
-        machine.arrive(0, Place(1, 0), "x")
+        machine.arrive(0, MessageKey(1, 0), "x")
         assert machine.fail(0, BROKEN) == ["x"]
         assert operation.failure == BROKEN
         assert operation.arrived == {}
@@ -123,7 +123,7 @@ class TestFailures:
     def test_one_that_has_not_begun_fails_when_it_does(
         self, machine: Operations[str]
     ) -> None:
-        machine.arrive(0, Place(1, 0), "x")
+        machine.arrive(0, MessageKey(1, 0), "x")
         assert machine.fail(0, BROKEN) == ["x"]
         assert machine.failure_of(0) == BROKEN
         operation, _ = machine.begin(SUM)
@@ -132,7 +132,7 @@ class TestFailures:
     def test_the_first_cause_counts(self, machine: Operations[str]) -> None:
         operation, _ = machine.begin(SUM)
         machine.fail(0, BROKEN)
-        machine.fail(0, Failure("collective", "another", ()))
+        machine.fail(0, CollectiveFailure("collective", "another", ()))
         assert operation.failure == machine.failure_of(0) == BROKEN
 
     def test_the_next_one_is_not_concerned(self, machine: Operations[str]) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from asyncrpc.collectives.machine import schedules
-from asyncrpc.collectives.machine.schedules import Kind, Schedule
+from asyncrpc.collectives.machine.schedules import Schedule, StepKind
 
 # Every size where time is no matter; else small ones, and those near a power of two.
 EVERY = bool(os.environ.get("ASYNCRPC_EVERY_SIZE"))
@@ -83,7 +83,7 @@ class Game:
 
     def can_go_on(self, rank: int) -> bool:
         step = self.todo[rank][0]
-        return step.kind is Kind.SEND or bool(self.sent[step.peer, rank])
+        return step.kind is StepKind.SEND or bool(self.sent[step.peer, rank])
 
     def step(
         self, rank: int, out: list[dict[int, Block]], into: list[dict[int, Block]]
@@ -91,7 +91,7 @@ class Game:
         """Take one step; return the rank that has got a message, -1 if none has."""
         step = self.todo[rank].popleft()
         assert step.peer != rank
-        if step.kind is Kind.SEND:
+        if step.kind is StepKind.SEND:
             read = None if self.late else [out[rank][b] for b in step.blocks]
             self.sent[rank, step.peer].append(
                 Sent(step.blocks, read, self.depth[rank] + 1)
@@ -102,7 +102,7 @@ class Game:
         self.depth[rank] = max(self.depth[rank], sent.depth)
         found = sent.read or [out[step.peer][block] for block in sent.blocks]
         for block, value in zip(step.blocks, found, strict=True):
-            if step.kind is Kind.REDUCE:
+            if step.kind is StepKind.REDUCE:
                 into[rank][block] = added(into[rank][block], value)
             else:
                 into[rank][block] = value

@@ -12,7 +12,7 @@ import pytest
 
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices.pjrt import (
-    Place,
+    ProcessPosition,
     choose,
     has_tpu,
     place,
@@ -95,14 +95,14 @@ TORCHRUN = {
 
 
 def test_the_place_by_torchrun() -> None:
-    assert place(TORCHRUN) == Place(3, 8, "10.0.0.1", 29500)
+    assert place(TORCHRUN) == ProcessPosition(3, 8, "10.0.0.1", 29500)
 
 
 def test_the_place_of_a_thread_among_those_of_its_process() -> None:
     """Of 3 processes with 2 devices each: the second device of the second."""
     said = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h"}
 
-    def of_a_thread() -> Place:
+    def of_a_thread() -> ProcessPosition:
         replica_var.set((1, 2))
         return place(said)
 
@@ -159,7 +159,7 @@ def test_the_place_by_the_runtime(
     monkeypatch.setitem(sys.modules, "torch_xla", ModuleType("torch_xla"))
     monkeypatch.setitem(sys.modules, "torch_xla.runtime", Runtime(kind))
     monkeypatch.setitem(sys.modules, "torch_xla._internal.tpu", Tpu("tpu"))
-    assert place(environ) == Place(5, 16, host, port)
+    assert place(environ) == ProcessPosition(5, 16, host, port)
 
 
 def test_without_torch_xla(monkeypatch: pytest.MonkeyPatch) -> None:

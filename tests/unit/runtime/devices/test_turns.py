@@ -15,7 +15,7 @@ import pytest
 from asyncrpc.devices import turn
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices.names import DeviceName
-from asyncrpc.runtime.devices.turns import Turn
+from asyncrpc.runtime.devices.turns import DeviceLock
 from asyncrpc.runtime.threads import ThreadPool
 
 
@@ -35,7 +35,7 @@ class Watch:
 
 @asynccontextmanager
 async def pools(
-    *turns: Turn,
+    *turns: DeviceLock,
     begin: Callable[[], None] | None = None,
     settle: Callable[[], None] | None = None,
 ) -> AsyncIterator[list[ThreadPool]]:
@@ -62,8 +62,8 @@ def start(pool: ThreadPool, job: Callable[[], Any]) -> asyncio.Future[Any]:
     return done
 
 
-def at(*names: str) -> Turn:
-    return Turn(tuple(map(DeviceName.parse, names)))
+def at(*names: str) -> DeviceLock:
+    return DeviceLock(tuple(map(DeviceName.parse, names)))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def at(*names: str) -> Turn:
         ([at(), at()], 1),
     ],
 )
-async def test_one_at_a_time_at_each_device(turns: list[Turn], most: int) -> None:
+async def test_one_at_a_time_at_each_device(turns: list[DeviceLock], most: int) -> None:
     watch = Watch()
     async with pools(*turns) as made:
         jobs = [start(pool, watch.work) for _ in range(10) for pool in made]

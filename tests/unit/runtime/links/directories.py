@@ -20,7 +20,7 @@ from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
 from asyncrpc.runtime.links.directory import Directory
-from asyncrpc.runtime.links.entry import Entry
+from asyncrpc.runtime.links.entry import PeerEntry
 from asyncrpc.runtime.links.ports import HandshakeConnection
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.payloads.receive_pool import fresh
@@ -203,7 +203,7 @@ class Host:
             await self._listener.close()
             self._listener = None
 
-    def entry(self, name: str) -> Entry[PlainLink]:
+    def entry(self, name: str) -> PeerEntry[PlainLink]:
         return self.directory.find(name)
 
     def link_to(self, name: str) -> PlainLink:

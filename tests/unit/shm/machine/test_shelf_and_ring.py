@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncrpc.shm.machine import shelf as s
-from asyncrpc.shm.machine.ring import Ring, fits_slot
+from asyncrpc.shm.machine.ring import QueueRing, fits_slot
 from asyncrpc.shm.machine.shelf import NONE, PAGE_BYTES, Layout, Shelf
 
 LIMIT_BYTES = 64 * PAGE_BYTES
@@ -50,7 +50,7 @@ class Part:
             memory[: layout.control_bytes],
             lambda start, nbytes: self.discarded.append((start, nbytes)),
         )
-        self.ring = Ring(layout, memory, self.shelf)
+        self.ring = QueueRing(layout, memory, self.shelf)
         self.words = memory[: layout.entries_at].cast("Q")
 
     def kill_after(self, stores: int) -> None:

@@ -15,10 +15,10 @@ from asyncrpc.runtime.calls.machine.credit import (
     WINDOW,
     WINDOW_BYTES_MAX,
     Account,
+    CreditWanted,
     Grant,
     InboundBudget,
     WaitingRequests,
-    Want,
     Why,
 )
 
@@ -316,7 +316,9 @@ class TestWaitingRequests:
 
     def test_the_others_wait_for_tickets_and_those_after_them_too(self) -> None:
         waiting: WaitingRequests[str] = WaitingRequests()
-        assert waiting.wait(7, 10, "seven", nested=False) == [Want(7, 10, nested=False)]
+        assert waiting.wait(7, 10, "seven", nested=False) == [
+            CreditWanted(7, 10, nested=False)
+        ]
         waiting.on_credit(WINDOW, 100)
         assert not waiting.spend(1)
         assert waiting.on_credit(7, 10) == ("seven", [])
@@ -331,7 +333,7 @@ class TestWaitingRequests:
         assert waiting.wait(last + 1, 10, last, nested=True)
         assert len(waiting) == last + 1
         assert set(waiting) == set(range(1, last + 2))
-        assert waiting.on_credit(3, 10) == (3, [Want(last, 10, nested=False)])
+        assert waiting.on_credit(3, 10) == (3, [CreditWanted(last, 10, nested=False)])
 
     def test_one_that_is_withdrawn_makes_room_for_the_next(self) -> None:
         waiting: WaitingRequests[int] = WaitingRequests()
@@ -339,7 +341,7 @@ class TestWaitingRequests:
             waiting.wait(call_id, 10, call_id, nested=False)
         last = WANTS_MAX + 2
         assert waiting.withdraw(last) == (False, [])
-        assert waiting.withdraw(1) == (True, [Want(last - 1, 10, nested=False)])
+        assert waiting.withdraw(1) == (True, [CreditWanted(last - 1, 10, nested=False)])
         assert 1 not in waiting
         assert waiting.on_credit(1, 10) == (None, [])  # it crossed the cancel
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from asyncrpc.runtime.links.machine.reconnect import (
-    Answer,
+    CandidateVerdict,
     Reconnect,
     ReconnectEvent,
     ReconnectState,
@@ -133,7 +133,7 @@ class World:
         answer = machine.on_answer(
             verdict, is_same_life=True, is_candidate=end.candidate == number
         )
-        if answer is Answer.RESUME:
+        if answer is CandidateVerdict.RESUME:
             assert machine.on(ReconnectEvent.RELEASE)
             assert machine.on(ReconnectEvent.RESUMED)
             end = end.after(machine, number)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from asyncrpc.runtime.links.machine.detector import (
     TICKS,
-    Action,
     Detector,
     Evidence,
+    SilenceAction,
     Verdict,
 )
 from asyncrpc.watch.pulse import FRESH_S
@@ -53,18 +53,18 @@ class Peer:
     delay_s: float = 0.0
     answers_s: float | None = None
     due: list[tuple[float, Evidence | None]] = field(default_factory=list)
-    actions: list[tuple[float, Action]] = field(default_factory=list)
+    actions: list[tuple[float, SilenceAction]] = field(default_factory=list)
     lost_s: float = NEVER_S
 
-    def act(self, action: Action) -> None:
-        if action is Action.NONE:
+    def act(self, action: SilenceAction) -> None:
+        if action is SilenceAction.NONE:
             return
         self.actions.append((self.now_s, action))
-        if action is Action.ASK_EVIDENCE:
+        if action is SilenceAction.ASK_EVIDENCE:
             found = self.evidence(self.now_s)
             if found is not None:
                 self.due.append((self.now_s + self.delay_s, found))
-        elif action is Action.SEND_PING and self.answers_s is not None:
+        elif action is SilenceAction.SEND_PING and self.answers_s is not None:
             self.due.append((self.now_s + self.answers_s, None))
 
     def deliver(self) -> None:
@@ -96,7 +96,7 @@ class Peer:
             self.tick()
         return self
 
-    def times_of(self, action: Action) -> list[float]:
+    def times_of(self, action: SilenceAction) -> list[float]:
         return [when_s for when_s, one in self.actions if one is action]
 
 
@@ -119,13 +119,13 @@ class TestSilence:
 
     def test_after_a_heartbeat_it_is_asked_for_a_sign_of_life_once(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.BUSY)).run(60.0)
-        assert peer.times_of(Action.SEND_PING) == [HEARTBEAT_S]
+        assert peer.times_of(SilenceAction.SEND_PING) == [HEARTBEAT_S]
 
     def test_its_answer_ends_the_silence(self) -> None:
         peer = Peer(new(), answers_s=0.1).run(60.0)
         assert peer.detector.verdict is Verdict.ALIVE
-        assert peer.times_of(Action.ASK_EVIDENCE) == []
-        pauses = _pauses(peer.times_of(Action.SEND_PING))
+        assert peer.times_of(SilenceAction.ASK_EVIDENCE) == []
+        pauses = _pauses(peer.times_of(SilenceAction.SEND_PING))
         assert pauses
         assert all(HEARTBEAT_S <= one <= 1.5 * HEARTBEAT_S for one in pauses)
 
@@ -133,14 +133,14 @@ class TestSilence:
         peer = Peer(new())
         found = [peer.run(end_s).detector.verdict for end_s in (3.9, 4.0)]
         assert found == [Verdict.ALIVE, Verdict.SUSPECT]
-        assert peer.times_of(Action.ASK_EVIDENCE) == [2 * HEARTBEAT_S]
+        assert peer.times_of(SilenceAction.ASK_EVIDENCE) == [2 * HEARTBEAT_S]
 
     @pytest.mark.parametrize("delay_s", [0.0, 0.3, HEARTBEAT_S])
     def test_evidence_is_asked_for_again_at_every_heartbeat(
         self, delay_s: float
     ) -> None:
         peer = Peer(new(), evidence=always(Evidence.BUSY), delay_s=delay_s).run(60.0)
-        pauses = _pauses(peer.times_of(Action.ASK_EVIDENCE))
+        pauses = _pauses(peer.times_of(SilenceAction.ASK_EVIDENCE))
         assert len(pauses) > 20
         assert all(HEARTBEAT_S <= one <= 1.25 * HEARTBEAT_S for one in pauses)
 
@@ -223,26 +223,26 @@ class TestEvidence:
         detector, reason = peer.detector, peer.detector.reason
         detector.on_receipt(61.0)
         detector.on_resumed(61.0)
-        assert detector.on_break(61.0) is Action.NONE
-        assert detector.on_tick(61.0) is Action.NONE
+        assert detector.on_break(61.0) is SilenceAction.NONE
+        assert detector.on_tick(61.0) is SilenceAction.NONE
         assert detector.on_evidence(61.0, Evidence.BUSY) is Verdict.LOST
         assert (detector.verdict, detector.reason) == (Verdict.LOST, reason)
 
     def test_a_tick_says_that_a_peer_is_lost_and_says_it_once(self) -> None:
         peer = Peer(new()).run(60.0)
-        assert peer.times_of(Action.LOST) == [LOST_AFTER_S]
+        assert peer.times_of(SilenceAction.LOST) == [LOST_AFTER_S]
 
 
 class TestBroken:
     def test_evidence_is_asked_for_at_once(self) -> None:
         detector = new()
-        assert detector.on_break(0.3) is Action.ASK_EVIDENCE
+        assert detector.on_break(0.3) is SilenceAction.ASK_EVIDENCE
         assert detector.on_evidence(0.3, Evidence.GONE) is Verdict.LOST
 
     def test_there_is_nothing_to_send_a_ping_over(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.BUSY))
         peer.act(peer.detector.on_break(0.0))
-        assert peer.run(60.0).times_of(Action.SEND_PING) == []
+        assert peer.run(60.0).times_of(SilenceAction.SEND_PING) == []
 
     def test_silence_counts_from_the_break(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.UNREACHABLE)).run(0.5)
@@ -259,12 +259,12 @@ class TestBroken:
         peer = Peer(new(), evidence=always(Evidence.UNREACHABLE))
         peer.act(peer.detector.on_break(0.0))
         peer.run(5.0)
-        assert peer.detector.on_break(5.0) is Action.NONE
+        assert peer.detector.on_break(5.0) is SilenceAction.NONE
         assert peer.run(60.0).lost_s == LOST_AFTER_S
 
     def test_a_break_gives_no_more_time_to_answer(self) -> None:
         peer = Peer(new(lost_after_s=2 * HEARTBEAT_S)).run(1.75 * HEARTBEAT_S)
-        asked_s = peer.times_of(Action.ASK_EVIDENCE)[0]
+        asked_s = peer.times_of(SilenceAction.ASK_EVIDENCE)[0]
         peer.act(peer.detector.on_break(peer.now_s))
         assert peer.run(60.0).lost_s == asked_s + HEARTBEAT_S
 
@@ -317,7 +317,7 @@ class TestOwnStall:
         peer.act(peer.detector.on_break(0.0))
         peer.tick()
         peer.tick(pause_s=30.0)
-        assert peer.times_of(Action.ASK_EVIDENCE) == [0.0, peer.now_s]
+        assert peer.times_of(SilenceAction.ASK_EVIDENCE) == [0.0, peer.now_s]
 
     def test_evidence_from_before_is_not_used(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.STOPPED)).run(LOST_AFTER_S - 0.5)
@@ -365,8 +365,8 @@ class Rules:
     def tick(self, pause_s: float) -> None:
         self.now_s += pause_s
         action = self.detector.on_tick(self.now_s)
-        assert (action is Action.LOST) is (self.is_lost and not self.was_lost)
-        assert action is not Action.SEND_PING or not self.detector.is_broken
+        assert (action is SilenceAction.LOST) is (self.is_lost and not self.was_lost)
+        assert action is not SilenceAction.SEND_PING or not self.detector.is_broken
         self.check()
 
     def happen(self, event: str | Evidence) -> None:

@@ -19,7 +19,7 @@ from asyncrpc.runtime.links.machine.reconnect import (
     SUPERSEDED,
     TRANSITIONS,
     Advice,
-    Answer,
+    CandidateVerdict,
     Reconnect,
     ReconnectEvent,
     ReconnectState,
@@ -150,9 +150,9 @@ def test_it_goes_on_only_over_the_candidate_and_with_the_same_peer(
         verdict, is_same_life=is_same_life, is_candidate=is_candidate
     )
     may_resume = not verdict and is_same_life and is_candidate and state is CLAIMED
-    assert (answer is Answer.RESUME) == may_resume
-    assert (answer is Answer.REFUSED) == bool(verdict)
-    assert (answer is Answer.REPLACED) == (not verdict and not is_same_life)
+    assert (answer is CandidateVerdict.RESUME) == may_resume
+    assert (answer is CandidateVerdict.REFUSED) == bool(verdict)
+    assert (answer is CandidateVerdict.REPLACED) == (not verdict and not is_same_life)
 
 
 @pytest.mark.parametrize("state", ReconnectState)
