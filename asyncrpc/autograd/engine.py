@@ -278,7 +278,7 @@ def _run(run: SegmentRun) -> None:
 
 
 def is_apart(node: Node) -> bool:
-    """Say whether a node must not be one of several whose followers run later.
+    """Return whether a node must not be one of several whose followers run later.
 
     It is the node of a view that was changed in place: it looks at whether two others
     are to run, and finds it wrong if one is and the other is not.

@@ -14,7 +14,7 @@ from asyncrpc.serde import words_of
 
 
 def is_told(error: BaseException) -> bool:
-    """Say whether `backward` tells of an error in its own words.
+    """Return whether `backward` tells of an error in its own words.
 
     Not of what ends a program, or a task; nor of ours, if it arose here.
     """

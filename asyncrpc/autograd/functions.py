@@ -64,7 +64,7 @@ class Received:
     has_hooks: bool = False
 
     def passes(self, gradient: torch.Tensor) -> bool:
-        """Say whether the engine would bring this gradient here as it is."""
+        """Return whether the engine would bring this gradient here as it is."""
         if self.has_hooks or self.tensor is None:
             return False
         tensor = self.tensor()

@@ -45,7 +45,7 @@ class Runner:
         self._policy = InlinePolicy()
 
     def may_run_here(self, kind: Hashable | None) -> bool:
-        """Say whether a job is to be run by `run_here`, at once; it has the lock then.
+        """Return whether `run_here` should run a job at once; it has the lock then.
 
         Args:
             kind: what tells the job from those that may take another time; None if
@@ -102,7 +102,7 @@ class InlinePolicy:
         self._late: dict[Hashable, int] = {}  # how often the loop was held up
 
     def is_short(self, kind: Hashable) -> bool:
-        """Say whether work of this kind has always been short."""
+        """Return whether work of this kind has always been short."""
         return self._short.get(kind, 0) >= TRIALS
 
     def note(self, kind: Hashable, took_s: float) -> None:

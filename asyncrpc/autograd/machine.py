@@ -109,7 +109,7 @@ class LocalPass(Generic[S, N]):
         return list(self._open)
 
     def knows(self, start: S) -> bool:
-        """Say whether a tensor was sent, or is a root."""
+        """Return whether a tensor was sent, or is a root."""
         return start in self._node
 
     def add_root(self, start: S, node: N) -> None:

@@ -59,7 +59,7 @@ class Command:
     """What to run.
 
     Attributes:
-        arguments: of the interpreter: a script, or `-m module`, and what it is given.
+        arguments: of the interpreter: a script, or `-m module`, and its arguments.
         nprocs: how many processes.
         threads: threads in each; None is an equal share of the cores, unless
             OMP_NUM_THREADS is set.

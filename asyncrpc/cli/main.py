@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     target: str = arguments.target
     if arguments.nproc < 1:
-        raise UsageError(f"--nproc is {arguments.nproc}; it must be at least 1")
+        raise UsageError(f"--nproc must be at least 1, not {arguments.nproc}")
     if not arguments.module and not Path(target).exists():
-        raise UsageError(f"there is no file {target!r}; for a module, use -m")
+        raise UsageError(f"the file {target!r} does not exist; for a module, use -m")
     what = ("-m", target) if arguments.module else (target,)
     command = Command(
         arguments=(*what, *arguments.arguments),

@@ -180,7 +180,7 @@ class Board:
         ]
 
     def is_reached(self, number: int, stage: int) -> bool:
-        """Say whether every rank is this far."""
+        """Return whether every rank is this far."""
         return self._is_reached(4 * number + stage)
 
     def _is_reached(self, wanted: int) -> bool:

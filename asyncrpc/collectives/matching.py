@@ -111,11 +111,11 @@ class Matching:
             raise MalformedError(f"worker {name!r} speaks as {who} of {self.label}")
 
     def is_hearsay_of(self, name: str) -> bool:
-        """Say whether a group is known by the messages of this worker alone."""
+        """Return whether a group is known by the messages of this worker alone."""
         return not self.members and set(self._heard) <= {name}
 
     def has(self, peer: WorkerId) -> bool:
-        """Say whether this life of a worker may be a member, and not a later one.
+        """Return whether this life of a worker may be a member, and not a later one.
 
         Word that a worker was lost may come when it has been restarted long ago.
         """
@@ -267,7 +267,7 @@ class Matching:
             self.tell("lost", [words_for(failure)])
 
     def _lost_for(self, number: int) -> CollectiveFailure | None:
-        """Say whether a collective fails because a rank is gone."""
+        """Return whether a collective fails because a rank is gone."""
         return self.lost if number >= self._ended else None
 
     def leave(self) -> None:

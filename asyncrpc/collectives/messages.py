@@ -203,5 +203,5 @@ async def aside(run: CollectiveRun, job: Callable[..., object], *tensors: Any) -
 
 
 def is_large(tensor: torch.Tensor) -> bool:
-    """Say whether rings are better than trees for a tensor."""
+    """Return whether rings are better than trees for a tensor."""
     return tensor.nbytes >= RING_BYTES_MIN

@@ -101,7 +101,7 @@ async def open_path(run: CollectiveRun) -> Path:
 
 
 def _is_willing(run: CollectiveRun) -> bool:
-    """Say whether this rank may share memory at all, and can be given it."""
+    """Return whether this rank may share memory at all, and can be given it."""
     worker = run.matching.worker
     if worker.options.shared_memory_bytes <= 0 or not board.is_supported:
         return False

@@ -34,7 +34,7 @@ _NO_CONTEXT = (
 
 
 def is_available() -> bool:
-    """Say whether distributed autograd can be used: always."""
+    """Return whether distributed autograd can be used: always."""
     return True
 
 

@@ -73,7 +73,7 @@ class GradBucket:
         return list(self._parameters)
 
     def is_last(self) -> bool:
-        """Say whether no bucket of this backward pass comes after this one."""
+        """Return whether no bucket of this backward pass comes after this one."""
         return self._is_last
 
     def set_buffer(self, buffer: torch.Tensor) -> None:

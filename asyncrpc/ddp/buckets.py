@@ -56,7 +56,7 @@ class Buckets:
                 start = end
 
     def holds(self, number: int, grad: torch.Tensor | None) -> bool:
-        """Say whether a gradient is the view of its parameter."""
+        """Return whether a gradient is the view of its parameter."""
         view = self.views.get(number)
         return (
             view is not None
@@ -89,7 +89,7 @@ def view_as(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Say whether each element has its own place, with none between them."""
+    """Return whether each element has its own place, with none between them."""
     expected = 1
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     for size, stride in sorted(sizes, key=lambda one: one[1]):

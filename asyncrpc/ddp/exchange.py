@@ -299,7 +299,7 @@ class Exchange:
 
 
 def is_coroutine_hook(hook: Hook) -> bool:
-    """Say whether a hook is a coroutine function."""
+    """Return whether a hook is a coroutine function."""
     call = type(hook).__call__  # of an object that is called like a function
     return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(call)
 

@@ -139,7 +139,7 @@ class Gradients:
     # --- in --------------------------------------------------------------------------
 
     def is_lazy(self, number: int) -> bool:
-        """Say whether a gradient is only computed when it is looked at."""
+        """Return whether a gradient is only computed when it is looked at."""
         return self._parameters[number].device.type == "xla"
 
     def fill_unused(self, current: Backward) -> None:

@@ -110,7 +110,7 @@ class Readiness:
         self._advance()
 
     def is_expected(self, number: int) -> bool:
-        """Say whether a gradient may come, once more."""
+        """Return whether a gradient may come, once more."""
         return self._is_held or self._left[number] > 0
 
     def arrive(self, number: int) -> bool:

@@ -169,7 +169,7 @@ class Reducer:
         return current
 
     def is_current(self, current: Backward) -> bool:
-        """Say whether a pass is the one that is under way."""
+        """Return whether a pass is the one that is under way."""
         return self._current is current
 
     def abandon(self, current: Backward) -> None:

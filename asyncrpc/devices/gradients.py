@@ -46,8 +46,8 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
         CollectiveError: it has failed for all ranks; the gradients are as they were.
 
     Cancellation:
-        It fails for all ranks.  The gradients are as they were, or all are the mean:
-        those that are being put back are first put back to the end.
+        The call fails on all ranks.  The gradients are unchanged, or all are the mean:
+        copying them back is completed first.
 
     Example:
         >>> loss = await asyncrpc.devices.run(forward_and_backward)
@@ -97,10 +97,10 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
 async def _agree(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], group: Group
 ) -> _Memories:
-    """See that the ranks reduce the same; return memory for it, which is not kept now.
+    """Check that the ranks reduce the same gradients; return memory for them.
 
     Raises:
-        UsageError: they do not; every rank raises it.
+        UsageError: the ranks differ; every rank raises it.
     """
     kept: _Memories = group.kept.get(optimizer, {})
     sizes = _sizes(parameters)
@@ -132,7 +132,7 @@ class _Flat:
     def __init__(
         self, gradients: Sequence[torch.Tensor], memory: torch.Tensor, scale: float
     ) -> None:
-        """Take the beginning of a memory, for gradients times `scale`."""
+        """Take the first part of a memory, for gradients times `scale`."""
         self.gradients = gradients
         self._scale = scale
         self.memory = memory[: sum(one.numel() for one in gradients)]
@@ -170,7 +170,7 @@ def _mark(gradient: torch.Tensor | None) -> int:
 
 
 def _check(parameters: Sequence[torch.Tensor], counts: Sequence[int], of: int) -> None:
-    """Refuse gradients of other parameters than at the other ranks, and sparse ones.
+    """Refuse sparse gradients, and parameters that differ from those of other ranks.
 
     Two ranks that lack one each of the same size would else add up what does not belong
     together.
@@ -181,7 +181,7 @@ def _check(parameters: Sequence[torch.Tensor], counts: Sequence[int], of: int) -
         of: how many ranks there are.
 
     Raises:
-        UsageError: they cannot be reduced; every rank raises it.
+        UsageError: the gradients cannot be reduced; every rank raises it.
     """
     if not any(counts):
         raise UsageError(
@@ -197,7 +197,7 @@ def _check(parameters: Sequence[torch.Tensor], counts: Sequence[int], of: int) -
             )
         if count not in {0, of}:
             raise UsageError(
-                f"{name} has a gradient at {count} of {of} ranks: all have to compute "
+                f"{name} has a gradient at {count} of {of} ranks: all must compute "
                 "the same ones, or use asyncrpc.ddp with find_unused_parameters=True"
             )
 

@@ -87,8 +87,8 @@ def global_ordinal() -> int:
 def device() -> str:
     """Return the XLA device of this replica, such as `"xla:0"`.
 
-    Where replicas are threads of a process, each has one; a worker is told of it by
-    `Options(devices=(xla.device(),))`, and then takes turns with no other replica's.
+    Where replicas are threads of a process, each has one; give it to a worker with
+    `Options(devices=(xla.device(),))`: it then takes turns with no other replica's.
 
     Source: torch_xla.device.
     """
@@ -107,7 +107,7 @@ def world_size() -> int:
 
 
 def local_ordinal() -> int:
-    """Return the number of this replica among those of its host: from 0.
+    """Return the index of this replica among those of its host.
 
     Raises:
         UsageError: torch_xla cannot be imported.
@@ -119,7 +119,7 @@ def local_ordinal() -> int:
 
 
 async def broadcast_master_param(module: nn.Module, group: Group) -> None:
-    """Give a module the parameters and buffers that it has at rank 0.
+    """Give a module the parameters and buffers of rank 0.
 
     So a module may be made by each replica for itself, with numbers of its own.
 
@@ -133,7 +133,7 @@ async def broadcast_master_param(module: nn.Module, group: Group) -> None:
         CollectiveError: it has failed for all ranks.
 
     Cancellation:
-        It fails for all ranks; some parameters may be those of rank 0.
+        The call fails on all ranks; some parameters may be those of rank 0.
 
     Source: torch_xla.core.xla_model.broadcast_master_param, which has the device do it.
     """
@@ -153,9 +153,9 @@ async def rendezvous(
     is computed for it.
 
     Args:
-        tag: what it is for.
-        payload: what this replica brings.
-        replicas: which take part; none: all.
+        tag: the purpose.
+        payload: the bytes that this replica brings.
+        replicas: the ranks that take part; none: all.
 
     Returns:
         The payload of each, in the order of `replicas`, or of their ranks.
@@ -182,7 +182,7 @@ def _are_ranks(replicas: object) -> bool:
 
 
 def made_alone(make: Callable[[], nn.Module]) -> nn.Module:
-    """Return what a function makes while no other thread does so.
+    """Return what a function makes while no other thread makes anything so.
 
     torch's global generator belongs to the process: replicas that are threads of one
     would take numbers from it in turns, other ones in each run.
@@ -233,8 +233,9 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
         optimizer: of parameters on this replica's XLA device.
 
     Raises:
-        UsageError: `optimizer` is none.  Or there are several replicas, and the device
-            cannot reduce over them: torch_xla would step each by its own gradients, in
+        UsageError: `optimizer` is not an optimizer.  Or there are several replicas, and
+            the device cannot reduce over them: torch_xla would silently step each by
+            its own gradients.
             silence.
 
     Source: torch_xla.core.xla_model.optimizer_step.
@@ -273,9 +274,9 @@ def launch(
         What it returned for each device, by rank.
 
     Raises:
-        ProcessFailedError: one of them failed.
-        UsageError: the arguments make no sense, see `asyncrpc.multiprocessing.launch`;
-            or there is no torch_xla.  Nothing was started.
+        ProcessFailedError: a process failed.
+        UsageError: an argument is wrong, see `asyncrpc.multiprocessing.launch`; or
+            torch_xla is not installed.  Nothing was started.
 
     Source: torch_xla.launch.
     """
@@ -321,7 +322,7 @@ def _replica(
     backend_of("xla").choose(place[0])
     try:
         running.set_result(work())
-    except BaseException as error:  # noqa: BLE001  (whoever waits raises it)
+    except BaseException as error:  # noqa: BLE001  (the waiting task raises it)
         running.set_exception(error)
 
 

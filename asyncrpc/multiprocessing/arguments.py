@@ -1,4 +1,4 @@
-"""What a new process is called with, on its way there: tensors in shared memory.
+"""The arguments of a new process, on their way there: tensors in shared memory.
 
 torch's own reductions move a tensor's memory to where both processes have it, and leave
 its gradient behind.  Here the gradient goes along, so that what one process adds to it
@@ -58,7 +58,7 @@ def _pickled(value: Any, name: str = "args", advice: str = "") -> bytes:
 
 @contextmanager
 def refusing(problem: str) -> Iterator[None]:
-    """Take what is raised while a value is pickled for a fault of that value.
+    """Turn an error raised while a value is pickled into one that blames the value.
 
     Raises:
         UsageError: pickle, or the value's own code, has raised something.

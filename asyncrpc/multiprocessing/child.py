@@ -42,7 +42,7 @@ ReportWriter: TypeAlias = "connection.Connection[bytes, bytes]"
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What a process is told at its start.
+    """What a process is given at its start.
 
     Attributes:
         rank: index of the process.

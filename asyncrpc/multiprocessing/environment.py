@@ -1,4 +1,4 @@
-"""What a started process is told: the same variables from `launch` and `asyncrpc run`.
+"""The environment of a started process: the same for `launch` and `asyncrpc run`.
 
 They are torchrun's, so that `env://` rendezvous works in asyncrpc, in torch.distributed
 and in programs written for torchrun, plus the cluster's secret.

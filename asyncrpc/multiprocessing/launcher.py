@@ -1,9 +1,8 @@
 """Start the processes of one host: `launch(fn, nprocs=4)`.
 
-Source: torch.multiprocessing.spawn, whose `fn(rank, *args)` this keeps.  It differs in
-that results come back, that the first failure in time is the one that is raised, that
-processes share a secret and a rendezvous, that each uses its share of the cores, and
-that none outlives its parent.
+Source: torch.multiprocessing.spawn, whose `fn(rank, *args)` this keeps.  Unlike there,
+    results come back, the failure that came first is raised, processes share a secret
+    and a rendezvous, each uses its share of the cores, and none outlives its parent.
 """
 
 from __future__ import annotations
@@ -121,10 +120,10 @@ def launch(
 ) -> list[Any] | Processes[Any]:
     """Run `fn(rank, *args)` in each of `nprocs` new processes on this host.
 
-    Each is told what `env://` rendezvous needs (RANK, WORLD_SIZE, MASTER_ADDR, ... as
-    torchrun sets them) and one secret, by its environment.  The first failure stops the
-    rest: SIGTERM, and after two seconds SIGKILL.  None outlives this process, however
-    that ends.
+    Each gets the variables that `env://` rendezvous needs (RANK, WORLD_SIZE,
+    MASTER_ADDR, ... as torchrun sets them) and one secret, by its environment.  The
+    first failure stops the rest: SIGTERM, and after two seconds SIGKILL.  None outlives
+    this process, however it ends.
 
     Args:
         fn: a function at the top level of a module, as it is sent by name.  A coroutine
@@ -155,9 +154,10 @@ def launch(
         ProcessFailedError: a process failed; `rank` says which was first, the message
             holds its traceback, and `__cause__` is the exception if it can be pickled.
         DeadlineExceededError: `timeout_s` passed.  No process runs any more.
-        UsageError: the arguments make no sense, `fn` or `args` cannot be pickled, the
-            main module is not guarded, this would block a running event loop, or this
-            is a forked child and the fork server its parent's.  Nothing was started.
+        UsageError: an argument is out of range or of another kind, `fn` or `args`
+            cannot be pickled, the main module is not guarded, this would block a
+            running event loop, or this is a forked child and the fork server its
+            parent's.  Nothing was started.
 
     Example:
         >>> def square(rank: int, power: int) -> int:
@@ -272,7 +272,7 @@ def _start_all(
     try:
         for spec in specs:
             children.append(_start(starter, spec, fn, args))  # noqa: PERF401
-    except BaseException:  # those that run already must not be left behind
+    except BaseException:  # the processes that run already must not be left behind
         for child in children:
             child.process.kill()
             child.process.join()

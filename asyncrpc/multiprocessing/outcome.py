@@ -1,4 +1,4 @@
-"""What became of a process, and the words for it."""
+"""How a process ended, and the words for it."""
 
 from __future__ import annotations
 

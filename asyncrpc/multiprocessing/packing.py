@@ -126,7 +126,7 @@ class _Sources:
         return source
 
     def leave_out(self, buffer: pickle.PickleBuffer) -> bool:
-        """Take a part out of the pickle; True: let it stay in there."""
+        """Take a part out of the pickle; return True if it must stay there."""
         source = self._tokens.get(id(buffer))
         if source is None:
             memory = np.frombuffer(buffer.raw(), np.uint8)

@@ -61,7 +61,7 @@ _POLL_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What was launched, for messages."""
+    """The launched function, for messages."""
 
     name: str
     timeout_s: float | None
@@ -102,7 +102,7 @@ class Processes(Generic[T]):
             threading.Lock()
         )  # the writer is closed by the watching thread
         self._results: Future[list[T]] = Future()
-        self._results.set_running_or_notify_cancel()  # nobody can cancel it
+        self._results.set_running_or_notify_cancel()  # it cannot be cancelled
         # A daemon, so that a program that forgets its processes can still exit.
         threading.Thread(target=self._watch, name="launch-watch", daemon=True).start()
 
@@ -118,7 +118,8 @@ class Processes(Generic[T]):
         Raises:
             ProcessFailedError: a process failed, or `terminate` was called.  No process
                 runs any more.
-            DeadlineExceededError: the `timeout_s` of `launch` passed; likewise.
+            DeadlineExceededError: the `timeout_s` of `launch` passed.  No process runs
+                any more.
             UsageError: called on a running event loop; use `wait_async` there.  Or
                 this process was forked from the one that launched them.
         """
@@ -151,24 +152,25 @@ class Processes(Generic[T]):
         return self._results.result()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until all processes have ended, or for so long.
+        """Wait until all processes have ended, at most for `timeout_s`.
 
         Args:
             timeout_s: seconds to wait at most; None is no limit.
 
         Returns:
-            Whether all of them have ended; False: they go on.
+            Whether all of them have ended; if not, they go on.
 
         Raises:
             ProcessFailedError: a process failed, or `terminate` was called.  No process
                 runs any more.
-            DeadlineExceededError: the `timeout_s` of `launch` passed; likewise.
+            DeadlineExceededError: the `timeout_s` of `launch` passed.  No process runs
+                any more.
             UsageError: called on a running event loop; use `wait_async` there.  Or
-                `timeout_s` is no number of seconds, or this process was forked from the
-                one that launched them.
+                `timeout_s` is not a number of seconds, or this process was forked from
+                the one that launched them.
 
-        Source: `join` of torch.multiprocessing.spawn's context, which has to be called
-        until it returns True.
+        Source: `join` of torch.multiprocessing.spawn's context, which must be called
+            until it returns True.
         """
         self._refuse_in_child("Processes.join")
         refuse_on_loop("Processes.join", "await Processes.wait_async()")
@@ -194,7 +196,7 @@ class Processes(Generic[T]):
             grace_s: seconds that they are given.
 
         Raises:
-            UsageError: `grace_s` is no finite number of seconds, or this process was
+            UsageError: `grace_s` is not a finite number of seconds, or this process was
                 forked from the one that launched them.
         """
         check_duration("grace_s", grace_s)
@@ -252,7 +254,9 @@ class Processes(Generic[T]):
         ended = asyncio.Event()
 
         def tell(_: Future[list[T]]) -> None:
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits
+            with contextlib.suppress(
+                RuntimeError
+            ):  # that loop is closed: no task waits
                 loop.call_soon_threadsafe(ended.set)
 
         self._results.add_done_callback(tell)
@@ -282,7 +286,7 @@ class Processes(Generic[T]):
             while self._supervisor.phase is not LaunchPhase.DONE:
                 self._step()
             results = self._collect()
-        except BaseException as error:  # noqa: BLE001  goes to whoever waits
+        except BaseException as error:  # noqa: BLE001  goes to the waiting task
             self._finish()
             self._results.set_exception(error)
         else:

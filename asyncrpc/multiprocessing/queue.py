@@ -72,11 +72,11 @@ class Queue(Generic[T]):
             process drops tensors.
 
     Raises:
-        UsageError: a limit makes no sense, or this system has no memfd_create(2).
+        UsageError: a limit is out of range, or this system has no memfd_create(2).
 
     Thread safety:
-        Any thread and any event loop may use it, but for `close`, which is for when
-        nobody does any more.
+        Any thread and any event loop may use it.  `close` it only when no thread uses
+        it any more.
 
     Example:
         >>> def work(rank: int, tasks: Queue[Tensor], results: Queue[Tensor]) -> None:
@@ -171,7 +171,7 @@ class Queue(Generic[T]):
     # --- getting ---------------------------------------------------------------------
 
     def get(self, timeout_s: float | None = None) -> T:
-        """Take the oldest item, and wait for one if need be.
+        """Take the oldest item, waiting for one if necessary.
 
         Args:
             timeout_s: seconds to wait at most; None is no limit.
@@ -203,7 +203,7 @@ class Queue(Generic[T]):
             The item; its tensors are in shared memory.
 
         Raises:
-            queue.Empty: there is none.
+            queue.Empty: the queue is empty.
             UsageError: the queue is closed, or this is a forked process.
             OSError: see `get`.
             Exception: what unpickling raises; the item is gone.
@@ -214,7 +214,7 @@ class Queue(Generic[T]):
         return cast("T", unpack(taken, self._channel, self._known))
 
     async def get_async(self) -> T:
-        """Take the oldest item; wait for one without blocking the event loop.
+        """Take the oldest item, waiting for one without blocking the event loop.
 
         Returns:
             The item; its tensors are in shared memory.
@@ -239,11 +239,11 @@ class Queue(Generic[T]):
         return len(self._channel)
 
     def empty(self) -> bool:
-        """Tell whether no item waits; others may change that at any time."""
+        """Return whether no item waits; others may change that at any time."""
         return not len(self._channel)
 
     def full(self) -> bool:
-        """Tell whether `maxsize` items wait; others may change that at any time."""
+        """Return whether `maxsize` items wait; others may change that at any time."""
         return self._channel.is_full
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ def spawn(  # noqa: PLR0917  torch's order, for its callers
         torch's context.
 
     Raises:
-        ProcessFailedError: a process failed; the first to do so is named, with its
+        ProcessFailedError: a process failed; the error names the first one, with its
             traceback.  The others have been stopped.
         UsageError: as for `launch`.
 

@@ -3,8 +3,8 @@
 No child serves it, so none has to outlive the rest, and the port is known before the
 first one starts: it is bound here and never released, so it cannot be taken in between.
 
-It listens on loopback only.  torch's own default is every interface, and the store asks
-nobody who he is.
+It listens on loopback only.  torch's default is every interface, and the store
+authenticates no client.
 """
 
 from __future__ import annotations

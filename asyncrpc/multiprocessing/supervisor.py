@@ -194,7 +194,7 @@ class Supervisor:
         return effects
 
     def _is_own_failure(self, exit_code: int, at_s: float) -> bool:
-        """Tell whether this end is a cause, or only what our signals did."""
+        """Return whether this end is a cause, or only what our signals did."""
         if self.phase is LaunchPhase.RUNNING:
             return True
         if self.reason is not Reason.FAILURE:

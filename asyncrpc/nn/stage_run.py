@@ -212,7 +212,7 @@ class StageRun:
         self._came.set()
 
     def _has_failed(self, call: asyncio.Future[Any]) -> bool:
-        """Say whether a call to the next stage has failed, or nobody wants it."""
+        """Return whether a call to the next stage has failed, or nobody wants it."""
         if call.cancelled():
             return True
         error = call.exception()

@@ -34,7 +34,7 @@ from asyncrpc.optim.step import Closure, StepOptions, StepResult
 
 
 def needs_closure(cls: Any) -> bool:
-    """Say whether a class's step cannot be called without a closure."""
+    """Return whether a class's step cannot be called without a closure."""
     step = getattr(cls, "step", None) if isinstance(cls, type) else None
     if step is None:
         return False

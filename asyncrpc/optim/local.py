@@ -119,7 +119,7 @@ class LocalOptimizer(LocalParameters):
         return id(self), sum(one is not None for one in gradients)
 
     def is_sure(self, gradients: Gradients) -> bool:
-        """Say whether a step with these gradients cannot raise."""
+        """Return whether a step with these gradients cannot raise."""
         return self._is_torchs and all(
             gradient is None or gradient.layout is layout
             for gradient, layout in zip(gradients, self._proven, strict=True)
@@ -321,7 +321,7 @@ def _rename(
 
 
 def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether a step runs torch's code only: no class, no hook of the user's."""
+    """Return whether a step runs torch's code only: no class, no hook of the user's."""
     is_ours = type(optimizer).__module__.startswith("torch.optim.")
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     return is_ours and not any(getattr(optimizer, name, None) for name in hooks)

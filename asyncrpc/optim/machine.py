@@ -59,7 +59,7 @@ class Turns:
         return begun
 
     def _may(self, holder: int) -> bool:
-        """Say whether nobody who came before shares a key with this one."""
+        """Return whether nobody who came before shares a key with this one."""
         keys = self._keys[holder]
         for other, others in self._keys.items():
             if other == holder:

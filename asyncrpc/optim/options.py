@@ -66,7 +66,7 @@ def options_of(optimizer: torch.optim.Optimizer) -> list[Options]:
 
 
 def _is_constant(value: Any) -> bool:
-    """Say whether a value is told by comparing it, and does not change by itself."""
+    """Return whether a value is told by comparing it, and does not change by itself."""
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
     if type(value) is list:  # the parameters, of which there are none here
@@ -80,7 +80,7 @@ def options_in(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def can_travel(value: Any) -> bool:
-    """Say whether an option means the same on another worker."""
+    """Return whether an option means the same on another worker."""
     if isinstance(value, tuple | list):
         return all(can_travel(part) for part in value)
     plain = bool | int | float | complex | str | torch.Tensor
@@ -104,7 +104,7 @@ def changes(now: Sequence[Options], known: Sequence[Options]) -> Changes:
 
 
 def is_harmless(differing: Changes) -> bool:
-    """Say whether options differ by numbers only, which no step of torch's refuses."""
+    """Return whether options differ by numbers only: no step of torch refuses those."""
     return all(_is_number(one) for _, values in differing for one in values.values())
 
 

@@ -322,7 +322,7 @@ def _refused(owner: WorkerId, error: Exception) -> OptimizerError:
 
 
 def _has_answered(error: Exception) -> bool:
-    """Say whether an owner itself has reported the error: then it has undone it."""
+    """Return whether an owner itself has reported the error: then it has undone it."""
     return _is_a(error, RemoteError) or not _is_a(error, CallError)
 
 

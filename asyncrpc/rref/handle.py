@@ -121,11 +121,11 @@ class RRef(Generic[T]):
         return self._shared.owner.name
 
     def is_owner(self) -> bool:
-        """Say whether the value is on this worker."""
+        """Return whether the value is on this worker."""
         return self._shared.is_here
 
     def confirmed_by_owner(self) -> bool:
-        """Say whether the owner counts this worker as a holder."""
+        """Return whether the owner counts this worker as a holder."""
         return self._service.is_confirmed(self._shared)
 
     def release(self) -> None:

@@ -28,7 +28,7 @@ _TYPE: Final = re.compile(
 
 
 def describe_dtype(dtype: np.dtype[Any]) -> Any | None:
-    """Return a description that msgpack can carry, or None if there is none."""
+    """Return a description that msgpack can carry; None if the dtype has none."""
     if dtype.hasobject:
         return None
     if dtype.names is None and dtype.subdtype is None:
@@ -42,7 +42,7 @@ def read_dtype(description: Any) -> np.dtype[Any]:
     """Return the dtype of a description.
 
     Raises:
-        DecodeError: it describes none, or one that holds objects.
+        DecodeError: the description is not of a dtype, or the dtype holds objects.
     """
     try:
         if isinstance(description, str):
@@ -50,7 +50,7 @@ def read_dtype(description: Any) -> np.dtype[Any]:
         else:
             dtype = npy.descr_to_dtype(_as_tuples(description))
     except Exception as error:
-        raise DecodeError(f"numpy dtype {_shown(description)} is none") from error
+        raise DecodeError(f"{_shown(description)} is not a numpy dtype") from error
     if dtype.hasobject:
         raise DecodeError(f"numpy dtype {_shown(description)} holds objects")
     return dtype
@@ -94,7 +94,7 @@ def read_array(entry: list[Any], buffer: memoryview | None) -> Array:
 
 
 def _shown(description: Any) -> str:
-    """Return the description for a text; of a peer's object, not even the `repr`."""
+    """Return the description as text, without the `repr` of a peer's object."""
     if isinstance(description, str):
         return f"{description!r:.60}"
     return f"of a {type(description).__name__}"

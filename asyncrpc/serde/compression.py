@@ -1,4 +1,4 @@
-"""Codecs: a message's payload made smaller by the sender, at the caller's wish.
+"""Codecs make the payload of a message smaller, where the caller asks for it.
 
 A codec is a *cast* (fewer bits for float tensors, see `quantize`), a *squeezer*
 (lossless, for the bytes of any buffer, see `lossless`), or a cast and then a squeezer.
@@ -12,9 +12,9 @@ message before it was packed.  A packing is nil for a buffer that travels as it 
 `[cast, dtype, bytes, squeezer, lengths]`: the buffer was `bytes` long, of elements of
 `dtype`; `lengths` are those of squeezed blocks.  Names that do not apply are empty.
 
-The reader believes nothing: every length is checked, and the sum of what is to be
-allocated against `Limits.unpacked_bytes_max`, before anything is.  That the bytes fit
-the tensors made over them, the decoder checks, as it does without a codec.
+The reader trusts nothing: it checks every length, and compares the sum of what it will
+allocate with `Limits.unpacked_bytes_max`, before it allocates.  The decoder checks that
+the bytes fit the tensors over them, as it does without a codec.
 
 Source: docs/reference/codecs.md, docs/reference/wire-protocol.md.
 """
@@ -81,10 +81,10 @@ CODECS: Final[Mapping[str, Compression]] = _codecs()
 
 
 def compression_named(name: str) -> Compression | None:
-    """Return the codec of a name; None for the empty one, which is no codec.
+    """Return the codec of a name; None for the empty name.
 
     Raises:
-        UsageError: there is none, or its package is not installed.
+        UsageError: no codec has this name, or its package is not installed.
     """
     if not name:
         return None
@@ -127,7 +127,7 @@ class _TensorLocation(NamedTuple):
 
 
 class CompressionPlan:
-    """Which buffers of a message are to be cast, and how all are to be packed."""
+    """Which buffers of a message are cast, and how all of them are packed."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class CompressionPlan:
     def _mixed(
         self, places: list[_TensorLocation], view: memoryview
     ) -> tuple[memoryview, str]:
-        """Take a buffer that is seen with several dtypes."""
+        """Take a buffer that tensors of several dtypes share."""
         if not self._compression.keep:
             value = next(place.value for place in places if place.value is not None)
             raise Unsendable(
@@ -248,7 +248,8 @@ def _parts(table: Sequence[list[Any]]) -> tuple[set[int], dict[int, int]]:
 def _without_holes(flat: torch.Tensor, places: list[_TensorLocation]) -> torch.Tensor:
     """Return elements of a buffer, with zeros where no tensor looks.
 
-    What lies there is nobody's: it must neither overflow nor spoil a block's scale.
+    Those bytes belong to no tensor: they must neither overflow nor spoil a block's
+    scale.
     """
     if any(_fills(place, flat.numel()) for place in places):
         return flat
@@ -263,7 +264,7 @@ def _without_holes(flat: torch.Tensor, places: list[_TensorLocation]) -> torch.T
 
 
 def _fills(place: _TensorLocation, elements: int) -> bool:
-    """Tell whether a tensor looks at every element of its buffer."""
+    """Return whether a tensor looks at every element of its buffer."""
     if place.strides is None:
         return True
     reached = 1
@@ -322,7 +323,7 @@ def _header(packings: Any) -> bytes:
 
 
 def is_packed(control: bytes | memoryview) -> bool:
-    """Tell whether the buffers of a message have to be unpacked."""
+    """Return whether the buffers of a message are packed."""
     return len(control) >= kinds.LENGTH_BYTES and bool(control[3] & _PACKED_IN_BYTE)
 
 
@@ -359,7 +360,7 @@ class PackedMessage:
         try:
             packings = msgpack.unpackb(view[kinds.LENGTH_BYTES : stop])
         except (ValueError, msgpack.UnpackException) as error:
-            raise DecodeError(f"packings are no msgpack: {error}") from error
+            raise DecodeError(f"packings are not msgpack: {error}") from error
         if isinstance(packings, str):
             raise DecodeError(packings)
         if type(packings) is not list or len(packings) != len(buffers):

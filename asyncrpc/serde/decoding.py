@@ -31,7 +31,7 @@ OnGradient = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Decoder:
-    """Decodes one message.  Not to be used again, nor by two threads.
+    """Decodes one message.  Used once, in one thread.
 
     Attributes:
         shared: finds storages that came by reference; None: they are refused.
@@ -122,7 +122,7 @@ class Decoder:
             packed, strict_map_key=False, unicode_errors="surrogatepass"
         )
         if type(table) is not list or len(table) > self._limits.objects_max:
-            raise DecodeError("the table of a message is no list, or too long")
+            raise DecodeError("the table of a message is not a list, or too long")
         for entry in table:
             reader = _READERS.get(entry[0])
             if reader is None:
@@ -167,7 +167,7 @@ class Decoder:
     def _part(self, index: int) -> torch.Tensor:
         part = self.get(index)
         if type(part) is not torch.Tensor:
-            raise DecodeError(f"object {index} is no part of a tensor")
+            raise DecodeError(f"object {index} is not part of a tensor")
         return part
 
     def _array(self, entry: list[Any]) -> Any:
@@ -213,7 +213,7 @@ class Decoder:
     def _enum(self, entry: list[Any]) -> Any:
         cls = self._functions.resolve_argument(_text(entry[1]))
         if not isinstance(cls, type) or not issubclass(cls, enum.Enum):
-            raise DecodeError(f"{entry[1]!r} names no enum")
+            raise DecodeError(f"{entry[1]!r} does not name an enum")
         return cls.__members__[entry[2]]
 
     def _exception(self, entry: list[Any]) -> Any:
@@ -222,7 +222,7 @@ class Decoder:
 
     def _external(self, entry: list[Any]) -> Any:
         if self._hooks is None:
-            raise DecodeError("a reference arrived and nothing here can take it")
+            raise DecodeError("a reference arrived, but this codec takes none")
         return self._hooks.lift(entry[1])
 
 
@@ -249,7 +249,7 @@ def references_in(control: bytes | memoryview) -> list[Any]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise DecodeError(f"a name is a {type(value).__name__}")
+        raise DecodeError(f"a name must be a string, not a {type(value).__name__}")
     return value
 
 

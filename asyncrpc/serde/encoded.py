@@ -23,7 +23,8 @@ class Encoded:
             in which `Codec.decode` reports theirs.
         bytes_copied: bytes that had to be gathered in user space.
         shared: storages that travel by reference, by key; None if there are none.
-        copies: what is to be copied from devices into `buffers` before they are sent.
+        copies: copies from devices into `buffers` that must be made before they are
+            sent.
     """
 
     control: bytes
@@ -39,5 +40,5 @@ class Encoded:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def pack(self) -> Encoded:
-        """Return the message as it is to be sent: this one, if it has no codec."""
+        """Return the message in the form to send: `self` if it has no codec."""
         return self

@@ -401,7 +401,7 @@ def _reference(index: int) -> msgpack.ExtType:
 
 
 def _is_strided(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is one block of elements, as nearly all are."""
+    """Return whether a tensor is one block of elements, as nearly all are."""
     return (
         tensor.layout is torch.strided
         and not tensor.is_quantized
@@ -410,7 +410,7 @@ def _is_strided(tensor: torch.Tensor) -> bool:
 
 
 def _has_parts(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor that is not strided goes as its parts, else by pickle.
+    """Return whether a tensor that is not strided goes as its parts, else by pickle.
 
     Raises:
         Unsendable: neither: on a device, pickle would have the event loop wait for it.

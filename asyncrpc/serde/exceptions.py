@@ -162,7 +162,7 @@ class _Describer:
         return args, state, slots, lost
 
     def _has_room(self, value: object) -> bool:
-        """Tell whether a value can travel with the others, and count it if so."""
+        """Return whether a value can travel with the others, and count it if so."""
         nbytes = self._codec.encoded_bytes(value)
         if nbytes is None or nbytes > self._bytes_left:
             return False
@@ -277,7 +277,7 @@ def rebuild_exception(
         raise
     except Exception as problem:
         raise DecodeError(
-            f"what {to!r} sent to describe an exception does not: {problem!r:.200}",
+            f"{to!r} sent a malformed description of an exception: {problem!r:.200}",
             function=function,
             to=to,
             outcome=Outcome.EXECUTED,
@@ -383,7 +383,7 @@ def combine(cls: type[BaseException]) -> type[BaseException]:
     """Make the class that is both `RemoteError` and `cls`.
 
     Raises:
-        TypeError: there can be none.
+        TypeError: Python cannot make such a class.
     """
     body = {
         "__module__": RemoteError.__module__,

@@ -129,7 +129,7 @@ def _form_of(
 
 
 def is_bound(function: Any) -> bool:
-    """Tell whether this is a method of an instance, not of a class or a module."""
+    """Return whether this is a method of an instance, not of a class or a module."""
     kinds = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
     if not isinstance(function, kinds):
         return False
@@ -137,7 +137,7 @@ def is_bound(function: Any) -> bool:
 
 
 class FunctionTable:
-    """One worker's way from functions to names and back.
+    """Maps functions to names and back, for one worker.
 
     Thread safety:
         Any thread may call any method; the caches are only ever replaced or added to.
@@ -153,8 +153,8 @@ class FunctionTable:
         """Return the name that leads back to `function`.
 
         Raises:
-            EncodeError: there is none: a lambda, a closure, a nested function or class,
-                a method of an instance, or a name that leads elsewhere.
+            EncodeError: no name leads to it: it is a lambda, a closure, a nested
+                function or class, a method of an instance, or its name leads elsewhere.
         """
         if is_bound(function):
             raise unnamed(function, "is bound to an instance", "send it as a value")
@@ -178,7 +178,9 @@ class FunctionTable:
         """
         found = self._find(name)
         if not callable(found):
-            raise DecodeError(f"{name!r} names a {type(found).__name__}, no function")
+            raise DecodeError(
+                f"{name!r} names a {type(found).__name__}, not a function"
+            )
         return found  # type: ignore[no-any-return]
 
     def resolve_argument(self, name: str) -> Callable[..., Any]:
@@ -195,11 +197,11 @@ class FunctionTable:
         home = {"builtins": builtins, errors.__name__: errors}.get(module)
         found = vars(home).get(qualname) if home else self._find(name)
         if not isinstance(found, type) or not issubclass(found, BaseException):
-            raise DecodeError(f"{name!r} names no exception")
+            raise DecodeError(f"{name!r} does not name an exception")
         return found
 
     def is_allowed(self, function: Any) -> bool:
-        """Tell whether a peer may call this; under TRUSTED it may call anything."""
+        """Return whether a peer may call this; under TRUSTED it may call anything."""
         if self.policy is Policy.TRUSTED or _is_marked(function):
             return True
         try:
@@ -209,7 +211,7 @@ class FunctionTable:
         return self._matches(name) or _is_marked_method(name)
 
     def is_allowed_method(self, cls: type, name: str) -> bool:
-        """Tell whether a peer may call method `name` of an instance of `cls`."""
+        """Return whether a peer may call method `name` of an instance of `cls`."""
         if self.policy is Policy.TRUSTED:
             return True
         # Of the class's own making: without running a property, or whatever else would
@@ -234,7 +236,7 @@ class FunctionTable:
     def _find(self, name: str) -> Any:
         module_name, _, qualname = name.partition(":")
         if not module_name or not qualname:
-            raise DecodeError(f"{name!r} is no function's name: 'module:name' is")
+            raise DecodeError(f"a function's name must be 'module:name', not {name!r}")
         strict = self.policy is Policy.STRICT
         if strict and name not in self.allow and _leads_inside(qualname):
             raise self._rejection(name)
@@ -274,7 +276,7 @@ class FunctionTable:
 
 
 def _leads_inside(qualname: str) -> bool:
-    """Tell whether a name goes by way of Python's own attributes, as `__class__`."""
+    """Return whether a name goes by way of Python's own attributes, as `__class__`."""
     return any(part.startswith("__") for part in qualname.split("."))
 
 

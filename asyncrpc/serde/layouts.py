@@ -47,7 +47,7 @@ _PER_CHANNEL: Final = (
 
 
 def is_known(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor that is not plainly strided can go as its parts."""
+    """Return whether a tensor that is not plainly strided can go as its parts."""
     if tensor.is_quantized:
         return tensor.is_cpu and tensor.dtype in _CARRIERS
     if tensor.layout is torch.sparse_coo:

@@ -65,7 +65,7 @@ def unsqueeze(name: str, data: memoryview, lengths: Sequence[int], size: int) ->
         size: bytes to be returned.
 
     Raises:
-        DecodeError: they are not what they should be, or a package is missing.
+        DecodeError: the bytes are damaged, or a package is missing.
     """
     opener = _opener(name)
     whole = bytearray(size)

@@ -26,7 +26,8 @@ class OutgoingBuffers:
     Attributes:
         buffers: C-contiguous views in format `B`; each keeps its memory alive.
         bytes_copied: bytes that were gathered in user space to make them contiguous.
-        copies: what is to be copied from devices into some of the buffers.
+        copies: copies from devices into some of the buffers, which are still to be
+            made.
     """
 
     __slots__ = ("buffers", "bytes_copied", "copies")

@@ -128,7 +128,7 @@ FROM_TREE: Final = {recipe.code: recipe.from_tree for recipe in RECIPES.values()
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether a value of a type in `RECIPES` keeps all it has: zones may not."""
+    """Return whether a value of a type in `RECIPES` keeps all it has: zones may not."""
     if isinstance(value, (dt.datetime, dt.time)):
         return value.tzinfo is None or value.tzinfo is dt.UTC
     return True

@@ -1,4 +1,4 @@
-"""What a worker takes from its peers: the policy, and the limits."""
+"""What a worker accepts from its peers: the policy, and the limits."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@
     int8   a block of 1024 elements, in memory order, as int8 and one float32 scale: at
            most 1/253 of the block's largest |x|, or 2**-127
 
-A value that the cast would destroy, a finite one that becomes infinite or anything but
-a finite one under `int8`, is refused.  All else keeps the bound: docs/reference/
-codecs.md states it and tests/property/test_codecs.py looks for exceptions.
+A cast refuses a value that it would destroy: a finite one that would become infinite,
+and under `int8` also an infinity or a NaN.  For all others the error is bounded, as
+docs/reference/codecs.md states; tests/property/test_codecs.py looks for exceptions.
 
 Everything works in slabs that stay in the cache: the passes over one cost less than
 reading it from memory.  Called in threads; torch lets go of the GIL.

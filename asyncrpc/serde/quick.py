@@ -324,7 +324,7 @@ def _read_shared(
 
 
 def _is_flat(part: Any, depth: int = _FLAT_DEPTH) -> bool:
-    """Tell whether this is a scalar, or lists and dictionaries of nothing else."""
+    """Return whether this is a scalar, or lists and dictionaries of nothing else."""
     kind = type(part)
     if kind in _SCALARS:
         return True

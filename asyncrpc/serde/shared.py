@@ -30,7 +30,7 @@ class SharedStorages(Protocol):
         """Return a storage that a peer refers to.
 
         Raises:
-            DecodeError: it is not here.
+            DecodeError: this worker does not have the storage.
         """
         ...
 
@@ -64,10 +64,10 @@ def share(value: Shareable) -> Shareable:
         `value` itself.
 
     Raises:
-        UsageError: it is neither, or a tensor is sparse, or on a device whose memory
-            processes cannot share.
+        UsageError: `value` is not a tensor or a module, or one of its tensors is
+            sparse, or on a device whose memory processes cannot share.
 
-    Thread safety: nobody may use `value` meanwhile.
+    Thread safety: no other thread may use `value` meanwhile.
 
     Example:
         >>> model = asyncrpc.share(nn.Linear(4, 2))
@@ -95,7 +95,7 @@ def share(value: Shareable) -> Shareable:
 
 
 def can_share(device: torch.device) -> bool:
-    """Tell whether processes can share memory of a device, the host's among them."""
+    """Return whether processes can share memory of a device, the host's among them."""
     if device.type == "cpu":
         return True
     # What torch calls the sharing of CUDA memory; no other type has it yet.
@@ -154,6 +154,6 @@ def _tensors_of(value: torch.Tensor | nn.Module) -> Iterator[torch.Tensor]:
 
 def _with_gradient(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     yield tensor
-    # A tensor that is no leaf has none, and torch warns those who ask.
+    # Only a leaf has a gradient; torch warns if others are asked for theirs.
     if tensor.is_leaf and tensor.grad is not None:
         yield tensor.grad

@@ -26,7 +26,7 @@ class Span(NamedTuple):
     covered: int
 
     def goes_raw(self) -> bool:
-        """Tell whether the rule lets the holes travel."""
+        """Return whether the rule lets the holes travel."""
         size_bytes = self.stop - self.start
         return size_bytes <= max(RAW_BYTES_MAX, RAW_RATIO_MAX * self.covered)
 
@@ -60,7 +60,7 @@ def span_of(
 
 
 def clusters(spans: Sequence[Span]) -> list[tuple[Span, list[int]]]:
-    """Part the views of one storage into those that travel together.
+    """Divide the views of one storage into clusters that travel together.
 
     Returns:
         For each cluster its union and the indices of its members in `spans`.

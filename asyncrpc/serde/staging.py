@@ -1,11 +1,9 @@
 """The seam for devices: where device memory becomes host memory and back.
 
-Serde moves host bytes only, and never waits.  A tensor on a device is sent as a buffer
-of the host that somebody fills before it leaves: `Encoded.copies` says which.  The
-other way, tensors that are to be on a device are put there before the message is read:
-`DevicePlacement` says which, and `Staged` brings them to the decoder.
-
-`asyncrpc.runtime.devices` is the somebody.
+Serde moves host bytes only, and never waits.  A tensor on a device is sent as a host
+buffer that `asyncrpc.runtime.devices` fills before it leaves; `Encoded.copies` lists
+those buffers.  Tensors for a device of the receiver are copied there before the message
+is read: `DevicePlacement` lists them, and `Staged` carries them to the decoder.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ _UNPREPARED_IN_BYTE: Final = (kinds.STAGED | kinds.PACKED) >> 24
 
 
 class Staged(list[memoryview]):
-    """The buffers of a message whose tensors are where they are to be.
+    """The buffers of a message whose tensors are on their devices.
 
     Attributes:
-        tensors: by the index of their entry, those that came for a device.
+        tensors: those for a device, by the index of their entry.
     """
 
     def __init__(
@@ -42,17 +40,17 @@ class Staged(list[memoryview]):
 
 
 def is_staged(control: bytes | memoryview) -> bool:
-    """Tell whether tensors of a message have to be put on devices before it is read."""
+    """Return whether tensors of a message must be on devices before it is read."""
     return len(control) >= kinds.LENGTH_BYTES and bool(control[3] & _STAGED_IN_BYTE)
 
 
 def is_unprepared(control: bytes | memoryview) -> bool:
-    """Tell whether a message is packed, or `is_staged`."""
+    """Return whether a message is packed, or `is_staged`."""
     return len(control) >= kinds.LENGTH_BYTES and bool(control[3] & _UNPREPARED_IN_BYTE)
 
 
 def stage(encoded: Encoded) -> None:
-    """Have the receiver look where the tensors of a message are to be."""
+    """Tell the receiver to place the tensors of a message before reading it."""
     control = encoded.control
     header = int.from_bytes(control[: kinds.LENGTH_BYTES], "little")
     if header & ~kinds.FLAGS == 0:
@@ -65,7 +63,7 @@ def stage(encoded: Encoded) -> None:
 
 
 class DevicePlacement:
-    """The tensors of one message, and where each is to be.
+    """The tensors of one message, and the device for each.
 
     Attributes:
         wanted: by the index of their entry: a tensor in host memory, and a device.
@@ -84,11 +82,11 @@ class DevicePlacement:
             control: of the message.
             buffers: of the message.
             limits: of what is taken.
-            device_of: where a tensor is to be that came from a device, `"cpu"` among
-                them.
+            device_of: returns the device, `"cpu"` among them, for a tensor that came
+                from a device.
 
         Raises:
-            DecodeError: it is no message, or a tensor reaches outside of its buffer.
+            DecodeError: it is not a message, or a tensor reaches outside of its buffer.
         """
         self._reader = TensorReader(buffers, limits.dimensions_max)
         self.wanted: dict[int, tuple[torch.Tensor, str]] = {}
@@ -103,7 +101,7 @@ class DevicePlacement:
             raise
         except Exception as error:
             raise DecodeError(
-                f"what arrived is no value: {type(error).__name__}: {error}"
+                f"the message is not a value: {type(error).__name__}: {error}"
             ) from error
 
     def _take(
@@ -115,7 +113,7 @@ class DevicePlacement:
             self.wanted[index] = self._reader.read(entry), device
 
     def _take_composite(self, index: int, entry: list[Any], parts: list[int]) -> None:
-        """Have a tensor moved as a whole, if its parts are to be on a device.
+        """Move a tensor as a whole, if its parts belong on a device.
 
         It is put together, and its indices are checked, on the host: a device would do
         that when the message is read, on the event loop.
@@ -150,5 +148,5 @@ def _table(control: bytes | memoryview, limits: Limits) -> list[Any]:
         unicode_errors="surrogatepass",
     )
     if type(table) is not list or len(table) > limits.objects_max:
-        raise DecodeError("the table of a message is no list, or too long")
+        raise DecodeError("the table of a message is not a list, or too long")
     return table

@@ -251,7 +251,7 @@ class _OutgoingTensor:
 
 
 def has_its_memory(tensor: torch.Tensor) -> bool:
-    """Tell whether every element of a strided tensor lies in its storage.
+    """Return whether every element of a strided tensor lies in its storage.
 
     `storage.resize_` may take the memory from under a tensor, which does not notice: to
     read the elements then ends the process.
@@ -263,7 +263,7 @@ def has_its_memory(tensor: torch.Tensor) -> bool:
 
 
 def _overlap(items: Sequence[_OutgoingTensor], union: Span) -> bool:
-    """Tell whether two of the views share an element; if in doubt, they do."""
+    """Return whether two of the views share an element; if in doubt, they do."""
     item_bytes = items[0].tensor.itemsize
     elements = (union.stop - union.start) // item_bytes
     if elements > OVERLAP_ELEMENTS_MAX:

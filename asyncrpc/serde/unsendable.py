@@ -35,7 +35,7 @@ def path_to(root: object, wanted: object, labels: Sequence[str]) -> str:
     """Return where in `root` an object is: `args[1]['x'].foo`.
 
     Args:
-        root: the value that was to be encoded.
+        root: the value that could not be encoded.
         wanted: the very object to find.
         labels: what to call the elements of `root`; `value[i]` if there are none.
     """

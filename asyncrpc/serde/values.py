@@ -107,7 +107,7 @@ class Codec:
     def encode_for(
         self, compression: Compression, value: Any, *, labels: Sequence[str] = ()
     ) -> Encoded:
-        """Encode a value that is to be sent with a codec.
+        """Encode a value for sending with a codec.
 
         Its buffers are as `encode` makes them until `Encoded.pack` is called, in any
         thread: that applies the codec.
@@ -264,7 +264,9 @@ class Codec:
         except (DecodeError, RejectedError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a value's own code may run here
-            raise DecodeError(f"what arrived is no value: {words_of(error)}") from error
+            raise DecodeError(
+                f"the message is not a value: {words_of(error)}"
+            ) from error
 
     def encoded_bytes(self, value: object) -> int | None:
         """Return how long the control part of a value is; None if it cannot travel.
@@ -286,7 +288,7 @@ class Codec:
         return None if self._is_forbidden(encoded) else len(encoded.control)
 
     def _is_forbidden(self, encoded: Encoded) -> bool:
-        """Tell whether a worker of this one's policy would refuse a value."""
+        """Return whether a worker of this one's policy would refuse a value."""
         if self.functions.policy is Policy.TRUSTED or encoded.copies:
             return False
         codec = Codec(self.functions, _DryHooks(()), self.limits)
@@ -324,11 +326,11 @@ class Codec:
         try:
             return encoder.encode(value, pickled=True)
         except TooDeep as error:
-            raise Unsendable(value, "it is nested too deep; flatten it") from error
+            raise Unsendable(value, "it is nested too deeply; flatten it") from error
 
 
 class _DryHooks:
-    """Stands for the hooks when nothing is to be sent."""
+    """Stands for the hooks when nothing will be sent."""
 
     def __init__(self, handled: tuple[type, ...]) -> None:
         self.handled = handled

@@ -5,8 +5,8 @@ under a typed key, so one application, and one process, may hold several.
 
 Start the application with `handler_cancellation=True` (`web.run_app`, `AppRunner`):
 then a client that disconnects cancels its handler, and with it the calls that the
-handler awaits, on every worker that they have reached.  Without it, aiohttp lets
-handlers run on, for nobody.
+handler awaits, on every worker that they have reached.  Without it, aiohttp lets a
+handler run on although its client is gone.
 
 Source: https://docs.aiohttp.org/en/stable/web_advanced.html, "Cleanup Context" and
 "Web Handler Cancellation".
@@ -57,7 +57,7 @@ _UNAVAILABLE: Final[tuple[type[AsyncRpcError], ...]] = (
 def worker_context(
     worker: Worker | Callable[[], Worker], *, key: WorkerKey = WORKER
 ) -> CleanupContext:
-    """Return what starts a worker with an application, and ends it with it.
+    """Return a context that starts a worker with an application, and ends it with it.
 
     Append it to `app.cleanup_ctx`.  The startup hooks that follow find the worker under
     `app[key]`, and as the current worker, the last one started if there are several;
@@ -65,17 +65,19 @@ def worker_context(
     handlers; then the worker drains (`Options.drain_timeout_s`).
 
     Args:
-        worker: one that has not been started; or what makes one, for an application
-            that is set up more than once; or one that runs, which is left running.
-        key: where the application keeps it.
+        worker: one that has not been started; or a function that makes one, for an
+            application that is set up more than once; or a running worker, which is
+            left running.
+        key: the application keeps the worker under it.
 
     Returns:
         A function for `app.cleanup_ctx`.
 
     Raises:
-        UsageError: an argument is of another kind.  When the application starts: what
-            `worker` made is none, or another worker is under `key`.
-        RendezvousTimeoutError: likewise: not every worker of the group appeared.
+        UsageError: an argument is of another kind.  When the application starts:
+            `worker` did not return a Worker, or another worker is under `key`.
+        RendezvousTimeoutError: when the application starts: not every worker of the
+            group appeared.
 
     Cancellation:
         A start that is cancelled leaves nothing behind.
@@ -126,10 +128,10 @@ def middleware(
     The texts name functions and workers: keep them from clients that must not know.
 
     Args:
-        timeout_s: seconds that a request may take; every call made for it inherits
-            what is left.  It holds for websockets and streams too.  None: no limit.
+        timeout_s: seconds that a request may take; every call made for it inherits the
+            rest.  It holds for websockets and streams too.  None: no limit.
         retry_after_s: seconds after which a client may try again; rounded up.
-        key: the worker, in this application or one that it is mounted in.
+        key: of the worker, in this application or one that it is mounted in.
 
     Returns:
         A middleware for `web.Application(middlewares=[...])`.
@@ -183,7 +185,7 @@ def _answer_to(
     is_over: bool,
     is_closed: bool,
 ) -> web.Response | None:
-    """Return the response that stands for an error; None if there is none."""
+    """Return the response for an error; None if it is not mapped to one."""
     if isinstance(error, DeadlineExceededError):
         return _error_response(504, DeadlineExceededError, str(error))
     headers = {"Retry-After": str(math.ceil(retry_after_s))}

@@ -47,7 +47,7 @@ class _Request(Generic[A, B]):
 
 @dataclass(slots=True, eq=False)
 class _Batch(Generic[A, B]):
-    """What runs as one call."""
+    """Requests that run as one call."""
 
     members: Sequence[_Request[A, B]]
     task: asyncio.Task[None] | None = None
@@ -157,8 +157,8 @@ class Batcher(Generic[A, B]):
             Exception: what the function raised; every member of the batch gets it.
 
         Cancellation:
-            The item leaves its batch; the others stay.  A batch that nobody waits for
-            any more is cancelled, and so what it called.
+            The item leaves its batch; the others stay.  A batch whose requests have all
+            gone is cancelled, and so is its call.
         """
         member = self._join(item)
         try:
@@ -198,7 +198,7 @@ class Batcher(Generic[A, B]):
         if member.batch is not None:
             member.batch.cancel_if_unwanted()
         if member.answer.done() and not member.answer.cancelled():
-            member.answer.exception()  # it came in the same turn; nobody is to miss it
+            member.answer.exception()  # it came in the same turn: mark it as read
 
     def _pump(self, *, is_due: bool = False) -> None:
         """Start what is due; set the clock for what will be."""
@@ -279,7 +279,7 @@ class Batcher(Generic[A, B]):
 
 
 def _latest(members: Sequence[_Request[Any, Any]]) -> Deadline | None:
-    """Return the deadline after which nobody waits; None if somebody always does."""
+    """Return the deadline after which no request waits; None if one has no limit."""
     limits = [member.deadline for member in members if member.deadline is not None]
     return max(limits) if len(limits) == len(members) else None
 
@@ -288,7 +288,7 @@ def _check_count(answers: Collection[Any], items: int) -> None:
     if len(answers) != items:
         raise UsageError(
             f"the function of a Batcher returned {len(answers)} answers to {items} "
-            "items; it has to return one for each, in order"
+            "items; it must return one for each, in order"
         )
 
 

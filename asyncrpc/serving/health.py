@@ -23,13 +23,12 @@ class WorkerStatus:
 
     Attributes:
         name: the worker's name.
-        rank: its index in the group; -1 if it has none.
         world_size: number of workers in the group; 0 if it is not fixed.
-        ready: it runs and does not drain.
-        draining: its shutdown has begun.
+        ready: whether it runs and does not drain.
+        draining: whether its shutdown has begun.
         peers: names of the workers it is connected to, sorted.
-        calls_in_flight: calls that it has made and that have not been answered.
-        calls_served: calls of others that it is working on.
+        calls_in_flight: calls that it has made and that are not answered yet.
+        calls_served: calls from others that are running here.
     """
 
     name: str
@@ -46,7 +45,7 @@ def status_of(worker: Worker) -> WorkerStatus:
     """Return the state of a worker, started or not.  Waits for nothing.
 
     Raises:
-        UsageError: `worker` is none.
+        UsageError: `worker` is not a Worker.
     """
     check_kind("worker", worker, Worker, "a Worker")
     links = [] if worker.is_closed else worker.parts.directory.links
@@ -71,7 +70,7 @@ def health_routes(
     `{"ready": bool, "workers": [...]}`: the fields of `WorkerStatus` of each worker.
 
     Args:
-        *keys: the workers that have to be ready; none given: `WORKER`.
+        *keys: the workers that must be ready; `WORKER` if none is given.
         live: path of the check that the process lives.
         ready: path of the check that it takes requests.
 

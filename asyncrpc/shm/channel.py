@@ -9,11 +9,11 @@ What a process holds is counted here, and written to its row of the memory.  A r
 its process's as long as that has a lock on the row's number (of a file description of
 its own, so that the kernel releases it); the rows of the dead are found by that.
 
-The eventfd `items` becomes readable when an item can be taken, and is drained by who
-finds none; `room` is a hint for those who wait for room.  Both are written after the
-lock is released, so that nobody wakes only to wait for it.  A process may be killed in
-between, and nobody tells of a death: so who waits looks again now and then, after
-`ITEMS_POLL_S` and `ROOM_POLL_S`.
+The eventfd `items` becomes readable when an item can be taken, and is drained by a
+process that finds none; `room` is a hint for processes that wait for room.  Both are
+written after the lock is released, so that no process wakes only to wait for the lock.
+A process may be killed in between, and its death raises no signal: so waiting processes
+look again now and then, after `ITEMS_POLL_S` and `ROOM_POLL_S`.
 
 Source: eventfd(2), fcntl(2) on open file description locks.
 """
@@ -61,7 +61,7 @@ _OFD_SETLK: Final = 37
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What another process needs to come to a channel.
+    """What another process needs to open a channel.
 
     Attributes:
         memory: descriptor of the memfd.
@@ -81,7 +81,7 @@ class Ends:
 
 
 class Hold:
-    """Keeps a block, and the memory it is in, for as long as somebody refers to it."""
+    """Keeps a block, and its memory, as long as anything refers to this object."""
 
     __slots__ = ("__weakref__", "block", "channel")
 
@@ -107,13 +107,13 @@ class _HoldWatch(weakref.ref[Hold]):
 
 @dataclass(slots=True)
 class Taken:
-    """An item that is now this process's.
+    """An item that this process has taken.
 
     Attributes:
         holds: of its blocks.
         body: its bytes; may be a view of a block that is held.
         descriptors: that came beside it, ours to close.
-        makes_room: somebody waits for that.
+        makes_room: another process waits for room.
     """
 
     holds: list[Hold]
@@ -164,7 +164,7 @@ class Channel:
         self._ring = QueueRing(layout, memory, self._shelf)
         self._words = memory[: layout.entries_at].cast("Q")
         self._mutex = RobustMutex(self.slab.address + _LOCK_AT)
-        self._turn = threading.RLock()  # its owner may release it, and nobody else
+        self._turn = threading.RLock()  # only its owner may release it
         self._owner = 0  # the thread that has it
         self._holders: dict[int, set[_HoldWatch]] = {}  # of each block that is held
         self._dropped: deque[weakref.ref[Hold]] = deque()
@@ -305,7 +305,7 @@ class Channel:
         return taken
 
     def _starve(self) -> None:
-        """Have those who make room say so."""
+        """Ask the processes that make room to signal it."""
         self._words[STARVING] = 1
         _drain(self.ends.room)
 
@@ -315,7 +315,7 @@ class Channel:
         """Take the next item.
 
         Returns:
-            None: there is none now.
+            None: the queue is empty.
 
         Raises:
             OSError: this process can have no more descriptors, and the item has some.
@@ -328,7 +328,7 @@ class Channel:
         return taken
 
     def _pop(self) -> Taken | OSError | None:
-        """Take an item; an error is returned, since nothing is left half-done."""
+        """Take an item; return an error, not raise it, so that nothing is half done."""
         item = self._ring.first()
         if item is None:
             _drain(self.ends.items)
@@ -353,7 +353,7 @@ class Channel:
         return Taken(holds, _body_of(item, holds), descriptors, makes_room)
 
     def _feed(self) -> None:
-        """Have those who wait for room look again."""
+        """Wake the processes that wait for room."""
         with contextlib.suppress(BlockingIOError):  # it is readable all the more
             os.eventfd_write(self.ends.room, 1)
 
@@ -422,7 +422,7 @@ class Channel:
         return kind != fcntl.F_UNLCK
 
     def _reap(self) -> None:
-        """Take back what the dead held."""
+        """Take back the blocks of dead processes."""
         for member in self._shelf.members():
             if not self._is_alive(member):
                 self._shelf.dismiss(member)
@@ -465,7 +465,7 @@ class Channel:
             self._feed()
 
     def _let_go(self, watch: _HoldWatch) -> None:
-        """Take back a hold; twice is once, so that it can be struck anywhere."""
+        """Take back a hold.  Idempotent, since a signal may strike anywhere in it."""
         if watch.block == NONE:
             return  # the row is written anew by who comes next
         holders = self._holders.get(watch.block)

@@ -1,9 +1,9 @@
 """A lock in shared memory that the kernel frees when its holder dies.
 
-A POSIX mutex, *robust*: whoever takes it after its holder was killed is told so, and
-can repair what the dead one left.  It checks errors, too, so that a thread may release
-it without knowing whether it has it; that is what makes an exception from a signal
-handler, which may strike between any two steps, harmless.
+A POSIX mutex, *robust*: a process that takes it after its holder was killed learns of
+that, and can repair what the dead process left.  It also checks errors, so that a
+thread may release it without knowing whether it holds it.  That makes an exception from
+a signal handler, which may strike between any two steps, harmless.
 
 Taken without contention it costs no system call: 0.2 us.
 
@@ -55,7 +55,7 @@ class RobustMutex:
         _check(_LIBC.pthread_mutex_init(self._address, attributes))
 
     def acquire(self) -> None:
-        """Take it, after its holder died, too; waits as long as its holder lives.
+        """Take the lock, also after its holder died; wait as long as the holder lives.
 
         Raises:
             OSError: this thread has it already, or it is no mutex.

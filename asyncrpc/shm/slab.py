@@ -77,7 +77,7 @@ class Slab:
 
     @classmethod
     def create(cls, size_bytes: int) -> Slab:
-        """Make a slab; its pages are to be touched before they are used: `prefault`.
+        """Make a slab; call `prefault` before its pages are used.
 
         Raises:
             OSError: there is no memory for it.
@@ -110,7 +110,7 @@ class Slab:
             real_bytes = os.fstat(descriptor).st_size
         except OSError as error:
             os.close(descriptor)
-            raise MalformedError(f"a descriptor that is no slab: {error}") from error
+            raise MalformedError(f"a descriptor is not of a slab: {error}") from error
         if seals & _SEALS != _SEALS or real_bytes != size_bytes or not size_bytes:
             os.close(descriptor)
             raise MalformedError(
@@ -122,7 +122,7 @@ class Slab:
         return slab
 
     def close_descriptor(self) -> None:
-        """Close the descriptor: nobody else will be given the slab.  Idempotent."""
+        """Close the descriptor, once no other process needs it.  Idempotent."""
         self._close()
         self.descriptor = -1
 
@@ -164,7 +164,7 @@ class Slab:
 
 
 def _touch(address: int, nbytes: int) -> None:
-    """Have the kernel give us the pages, where it cannot be told to."""
+    """Make the kernel provide the pages, where it cannot be told to."""
     for page in range(address, address + nbytes, mmap.PAGESIZE):
         ctypes.c_ubyte.from_address(page).value |= 0
 

@@ -1,8 +1,8 @@
 """Why something is still pending: what may yet end it, or nothing.
 
-A wait that has no end is a defect, and one that has an end may look the same from
-outside.  So for each the cause is looked up that is to end it, at both ends of a call
-where both are in this process.
+A wait without an end is a defect, and from outside it may look like one with an end.
+So for each wait the cause that will end it is looked up, at both ends of a call if both
+are in this process.
 
 Live causes are:
 
@@ -79,7 +79,8 @@ def worker_of(places: list[SuspendedLine]) -> Worker | None:
 def _worker_in(owner: object) -> Worker | None:
     """Return the worker that an object of asyncrpc is, or belongs to.
 
-    A part does not know its worker, but has parts of it, or is held by one that has.
+    A part does not know its worker, but has parts of it, or belongs to an object that
+    has.
     """
     near = [owner, *_held_by(owner)]
     near += [one for part in near[1:] for one in _held_by(part)]

@@ -5,8 +5,8 @@ loop.  They are connected by memory, by real sockets, or by a `testing.network.N
 on a `SimLoop`: then a run is a function of the network's seed, each worker is a host of
 its name, and plain functions run on the loop, as a simulation has no threads.
 
-`ProcessCluster` starts each worker but one in a process of its own; the one that is
-left belongs to the test, which calls the others, and may kill them.
+`ProcessCluster` starts each worker but one in a process of its own; the last one
+belongs to the test, which calls the others, and may kill them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Wires: TypeAlias = Literal["mem", "uds", "tcp"]
 
 WIRES: Final = ("mem", "uds", "tcp")
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
-_SECRET: Final = "a secret that every test knows"  # noqa: S105  (that is what it is)
+_SECRET: Final = "a secret that every test knows"  # noqa: S105  (it is for tests)
 
 
 class InlinePool(ThreadPool):
@@ -135,7 +135,9 @@ class Cluster:
             check_count("count", count, at_least=1, at_most=most)
         self.names = tuple(names) or tuple(LETTERS[: count or 0])
         if not self.names or count not in (None, len(self.names)):
-            raise UsageError(f"count is {count}, and names are {self.names}")
+            raise UsageError(
+                f"count must be the number of names, {self.names}, not {count}"
+            )
         if not isinstance(network, Network):
             check_word("network", network, WIRES)
         check_options(options)
@@ -214,7 +216,7 @@ def acting_as(worker: Worker) -> Iterator[Worker]:
     """Make `worker` the current one of this task, for functions that act on it.
 
     Raises:
-        UsageError: `worker` is none.
+        UsageError: `worker` is not a Worker.
     """
     check_kind("worker", worker, runtime.Worker, "a Worker")
     token = current_worker_var.set(worker)
@@ -326,7 +328,7 @@ class ProcessCluster:
         return int(found)
 
     def expect_death(self, name: str) -> None:
-        """Take it as no failure if a worker's process dies by itself.
+        """Do not count it as a failure if a worker's process dies by itself.
 
         Raises:
             UsageError: there is no process of the name.
@@ -437,11 +439,11 @@ class _Stopping:
         self.told = asyncio.Event()
 
     async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
-        """Nothing here is asked for."""
+        """Refuse: this service answers no requests."""
         raise MalformedError(f"a test's process does not answer {method!r}")
 
     def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        """Take the word that the test is over."""
+        """End the process: the test is over."""
         self.told.set()
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:

@@ -156,7 +156,7 @@ class TransportConformance(ABC):
         """Return a free address to listen at, the same in all calls of one test."""
 
     def dialler(self) -> Connector:
-        """Return the connector that connects, where it is not the one that listens."""
+        """Return the connector that dials, if another one listens."""
         return self.connector()
 
     # --- bytes ---
@@ -185,7 +185,7 @@ class TransportConformance(ABC):
             assert pair.far.received == expected
 
     async def test_a_queue_drains_into_its_own_buffers(self) -> None:
-        """What is queued counts, and reaches zero when the peer has it all."""
+        """Queued bytes are counted; the count is zero when the peer has them all."""
         payload = bytes(8 << 20)
         async with self.pair() as pair:
             pair.near.transport.send([payload])
@@ -419,7 +419,7 @@ async def _end(pair: Pair) -> None:
 
 
 def _fill(recorder: Recorder) -> int:
-    """Send until the handler is told to hold back; return the bytes sent."""
+    """Send until the handler must hold back; return the bytes sent."""
     sent = 0
     while "pause_writing" not in recorder.events:
         recorder.transport.send([_CHUNK])

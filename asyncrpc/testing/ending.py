@@ -34,10 +34,10 @@ _PLACES_MAX: Final = 8  # of each task, in a text
 
 
 class StillPendingError(AssertionError):
-    """Something of asyncrpc waits, and nothing will end that.
+    """A wait in asyncrpc will never end.
 
     Attributes:
-        waits: each of them, in words: what it is, of which worker, where it was made or
+        waits: each such wait, in words: what it is, its worker, where it was made or
             stands, and why nothing will end it.
     """
 
@@ -54,11 +54,12 @@ class StillPendingError(AssertionError):
 async def all_end(within_s: float) -> AsyncIterator[None]:
     """Fail unless all that asyncrpc began in the block ends, or has a cause to.
 
-    Looked at are the calls, streams, values of references and tasks that were made in
-    the block, on this loop.  Each has to be done `within_s` seconds after the block, or
-    to have a live cause.  Of a worker that is closed nothing has one.  While a worker
-    is open, its own tasks have; a call has if it has a deadline, or if its callee, so
-    far as that is in this process, has it in hand; and who waits at a barrier, say, has
+    It looks at the calls, streams, values of references and tasks that were made in the
+    block, on this loop.  Each must be done `within_s` seconds after the block, or have
+    a live cause.  Nothing of a closed worker has one.  While a worker is open, its own
+    tasks have one; a call has one if it has a deadline, or if its callee, where that is
+    in this process, has it in hand; and a wait at a barrier, say, has one until the
+    worker is closed.  `asyncrpc.testing.causes` has the whole list.
     until the worker is closed.  `asyncrpc.testing.causes` has the whole list.
 
     A block that raises is not waited for: what was pending at that moment is added to
@@ -104,11 +105,11 @@ def _check(within_s: object) -> None:
 
 
 class _Sight:
-    """What has been made since, on the loop that runs."""
+    """What has been made on the running loop since."""
 
     def __init__(self) -> None:
         self._loop = loop_for("all_end")
-        self._is_first = not gc.get_freeze_count()  # nobody else has frozen anything
+        self._is_first = not gc.get_freeze_count()  # no other code has frozen objects
         self._before: weakref.WeakSet[AnyFuture] = weakref.WeakSet()
         if self._is_first:
             gc.freeze()
@@ -132,7 +133,7 @@ class _Sight:
         end_s, pause_s = self._loop.time() + within_s, 0.0
         while self.stuck():
             if self._loop.time() >= end_s:
-                gc.collect()  # what nobody can wait for any more does not count
+                gc.collect()  # what no task can wait for any more does not count
                 if waits := self.stuck():
                     raise StillPendingError(waits, within_s)
                 return

@@ -1,4 +1,4 @@
-"""A device made of host memory: what runs on accelerators can be tested without one.
+"""A device made of host memory: code for accelerators can be tested without one.
 
 `install()` gives this process two devices, `fake:0` and `fake:1`.  To torch they are
 devices like any other: tensors must be moved there, operations on tensors of two
@@ -7,9 +7,9 @@ there is one).  Every operation is done by the host, and written down: which thr
 which device, and whether two did at the same time or an event loop's own thread did,
 which real accelerators with lazy graphs do not survive.
 
-It needs torch 2.10 or later, which let a device be written in Python, and has to be
-there before the first backward pass of the process: then torch counts devices.  Errors
-in a backward pass on it end the process (torch 2.13: `terminate called`).
+It needs torch 2.10 or later, which let a device be written in Python, and must be
+installed before the first backward pass of the process, when torch counts devices.
+Errors in a backward pass on it end the process (torch 2.13: `terminate called`).
 
 Example:
     >>> ledger = fake_device.install()
@@ -45,7 +45,7 @@ _ON_HOST: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # noqa: SLF
 
 @dataclass
 class Ledger:
-    """What has been done on the devices of this process.
+    """What was done on the devices of this process.
 
     Attributes:
         threads: by device: identifiers of the threads that used it.
@@ -115,7 +115,7 @@ class _Module:
         """Do nothing: the host's generator is the only one."""
 
     def ipc_collect(self) -> None:
-        """Do nothing; that it is here says that processes can share its memory."""
+        """Do nothing; its presence says that processes can share this memory."""
 
     def export_storage(self, storage: torch.UntypedStorage) -> list[Any]:
         """Return what another process opens memory by that `in_shared_memory` made."""
@@ -158,7 +158,7 @@ _installed: list[Any] = []  # torch knows one such device per process, for good
 
 
 def install() -> Ledger:
-    """Make the devices of this process, if there are none yet; return what they note.
+    """Make the devices of this process, if there are none yet; return their ledger.
 
     Raises:
         RuntimeError: this torch is too old, or has another device of the kind.
@@ -172,7 +172,7 @@ def install() -> Ledger:
         )
     except ImportError as error:
         raise RuntimeError(
-            f"torch {torch.__version__} knows no devices written in Python; 2.10 does"
+            f"torch {torch.__version__} has no devices written in Python; 2.10 has them"
         ) from error
     set_up(TYPE, backend_module=_Module())
     ledger = Ledger()
@@ -360,7 +360,7 @@ def _copying(ledger: Ledger) -> Callable[..., torch.Tensor]:
 def _set(
     tensor: torch.Tensor, storage: Any, offset: int, size: Any, stride: Any = ()
 ) -> torch.Tensor:
-    """Have a tensor lie in another storage of its device."""
+    """Move a tensor to another storage of its device."""
     plain = _aten.set_.source_Storage_storage_offset.redispatch
     found: torch.Tensor = plain(_ON_HOST, tensor, storage, offset, size, stride)
     return found

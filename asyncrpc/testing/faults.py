@@ -32,7 +32,7 @@ class _FaultKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at one point."""
+    """What happens to one rank at one step."""
 
     kind: _FaultKind
     code: int = 0
@@ -86,7 +86,7 @@ class Point:
         self._faults[self._where] = Fault(_FaultKind.KILL)
 
     def stop(self) -> None:
-        """Send SIGSTOP: there, but silent, until somebody sends SIGCONT."""
+        """Send SIGSTOP: the process is there, but silent, until it gets SIGCONT."""
         self._faults[self._where] = Fault(_FaultKind.STOP)
 
     def exit(self, code: int) -> None:

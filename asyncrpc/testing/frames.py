@@ -1,4 +1,4 @@
-"""Where a suspended task stands: every frame that it is in, and not the first alone.
+"""Where a suspended task stands: every frame that it is in, not only the first.
 
 `asyncio.Task.get_stack` of a task that waits ends at its outermost coroutine.  Here the
 chain of what each one awaits is followed to its end.
@@ -43,7 +43,7 @@ class SuspendedLine:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is in code of asyncrpc, its test kit aside."""
+        """Return whether it is in code of asyncrpc, its test kit aside."""
         return self.file.startswith(_PACKAGE) and not self.file.startswith(_KIT)
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ def places_of(task: asyncio.Task[Any]) -> list[SuspendedLine]:
 
 
 def place_of_callback(callback: Any) -> SuspendedLine | None:
-    """Return what is called once a future is done, if Python can say what it is."""
+    """Return the code that runs when a future is done, if Python can name it."""
     called = getattr(callback, "func", callback)  # of a partial
     function = getattr(called, "__func__", called)
     if not isinstance(function, types.FunctionType):

@@ -31,7 +31,7 @@ _RESIDENT: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkser
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """What is there now and was not before, in words.  Empty, it is false."""
+    """What is there now and was not before, in words.  False if empty."""
 
     descriptors: tuple[str, ...] = ()
     threads: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Leaks:
 
 @dataclass(frozen=True, slots=True)
 class ResourceSnapshot:
-    """What this process has at one moment."""
+    """The resources of this process at one moment."""
 
     descriptors: Mapping[int, str]
     threads: frozenset[threading.Thread]
@@ -118,7 +118,7 @@ def open_descriptors() -> dict[int, str]:
 
 
 def child_processes() -> dict[int, str]:
-    """Return every child, dead ones too if nobody has waited for them."""
+    """Return every child; also dead ones that were not waited for."""
     found = {}
     for table in Path("/proc/self/task").glob("*/children"):
         try:
@@ -146,7 +146,7 @@ def resident_kib(pid: int) -> int:
 
 
 def running_tasks() -> set[asyncio.Task[object]]:
-    """Return the tasks of the running loop, but not the one that asks."""
+    """Return the tasks of the running loop, except the current one."""
     try:
         tasks = asyncio.all_tasks()
     except RuntimeError:  # no loop is running

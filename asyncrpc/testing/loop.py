@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# Workers that wait for nothing but each other's heartbeats would do so for ever.
+# Workers that wait only for each other's heartbeats would do so for ever.
 LIMIT_S = 6 * 3600.0
 
 
@@ -73,10 +73,10 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def select(self, timeout: float | None) -> list[object]:
-        """Jump to the next timer, in place of waiting for it.
+        """Jump to the next timer instead of waiting for it.
 
         Raises:
-            DeadlockError: there is none.
+            DeadlockError: no timer is set.
         """
         if timeout is None:
             tasks = asyncio.all_tasks(self)
@@ -94,7 +94,7 @@ class SimLoop(asyncio.BaseEventLoop):
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as exc:  # noqa: BLE001  (it belongs to whoever awaits)
+        except Exception as exc:  # noqa: BLE001  (it belongs to the task that awaits)
             future.set_exception(exc)
         return future
 

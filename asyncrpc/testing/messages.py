@@ -89,7 +89,7 @@ class MessageNetwork:
         return self._given_loop or asyncio.get_running_loop()
 
     def register(self, name: str, receive: Receive) -> None:
-        """Have `receive(sender, message)` called for what arrives at `name`.
+        """Call `receive(sender, message)` for each message that arrives at `name`.
 
         Registering again replaces the function: a worker that was restarted.
         """

@@ -101,7 +101,7 @@ class HostLink:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it lets nothing through now."""
+        """Return whether it lets nothing through now."""
         return self.blocked_until_s > self._network.loop.time()
 
     def draw_delay_s(self) -> float:
@@ -163,7 +163,7 @@ class SimTransport(MemoryTransport):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether this end takes nothing now: paused, or gone without a word."""
+        """Return whether this end takes nothing now: paused, or silently gone."""
         return self.has_vanished or super().is_blocked
 
     def reschedule(self) -> None:
@@ -280,7 +280,7 @@ class Network:
 
     @property
     def digest(self) -> str:
-        """What has been noted and sent so far, every byte of it, as one short text."""
+        """Return a digest of all that was noted and sent so far, every byte."""
         return self._digest.hexdigest()
 
     @property
@@ -314,8 +314,8 @@ class Network:
 
         Args:
             host: its name.
-            silent: the machine is gone, not the process alone: nobody is told, and
-                what is sent to it stays unanswered until `BROKEN_AFTER_S`.
+            silent: the machine is gone, not only the process: no peer is told, and what
+                is sent to it stays unanswered until `BROKEN_AFTER_S`.
         """
         self.note(f"{host}: crash" + (", silently" if silent else ""))
         self._crashed[host] = silent
@@ -345,7 +345,7 @@ class Network:
         self._digest.update(sent)
 
     def wake(self) -> None:
-        """Have connections that are being made look at the rules again."""
+        """Make connections in progress look at the rules again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -379,8 +379,8 @@ class Network:
         if listener is None or host in self._crashed:
             known = ", ".join(sorted(self._names)) or "none"
             raise RefusedError(
-                f"cannot connect to {address} from host {host!r}: nobody listens; "
-                f"there is: {known}"
+                f"cannot connect to {address} from host {host!r}: no such listener; "
+                f"there are: {known}"
             )
         home = self._homes[address.host]
         link = self.between(host, home)
@@ -431,7 +431,7 @@ class SimConnector(Connector):
         """Connect to a name; see `Connector.connect`.
 
         Raises:
-            ConnectError: nobody listens there, or nothing answered in
+            ConnectError: no listener has that name, or nothing answered in
                 `CONNECT_TIMEOUT_S` seconds.
         """
         try:
@@ -452,7 +452,7 @@ class _Nobody:
         """Hear nothing."""
 
     def get_buffer(self, sizehint: int, /) -> bytearray:
-        """Take nothing; never called, for its end has vanished."""
+        """Return no memory; never called, since its end has vanished."""
         return bytearray(1)
 
     def buffer_updated(self, nbytes: int, /) -> None:

@@ -1,6 +1,6 @@
-"""One connection through a proxy: two sockets, and what goes each way.
+"""One connection through a proxy: two sockets, and the bytes in each direction.
 
-What is to happen to it, `testing.proxy` says; here it is done.
+`testing.proxy` decides what happens to it; this module does it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class ProxiedConnection:
         try:
             await self._proxy.until_due(0.0)
             self._streams.append(await connected(self._proxy.target))
-        except OSError:  # nobody listens: the dialer is told as well as can be
+        except (
+            OSError
+        ):  # the target does not listen: tell the dialer as well as possible
             self.end()
             return
         (near_in, near_out), (far_in, far_out) = self._streams
@@ -133,7 +135,7 @@ class ProxiedConnection:
             self._is_cut = cut is not None
             for piece, pause_s in self._proxy.pieces(view[:allowed]):
                 if writer.is_closing():
-                    raise ConnectionResetError("who should get it is gone")
+                    raise ConnectionResetError("the receiver is gone")
                 writer.write(piece)
                 await writer.drain()
                 if pause_s:
@@ -181,7 +183,7 @@ async def connected(address: Address) -> Stream:
     """Connect to a `tcp://` or `uds://` address.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no process listens there.
 
     Cancellation:
         Nothing is left.

@@ -112,11 +112,11 @@ class Proxy:
         """Describe a proxy.
 
         Args:
-            target: a `tcp://` or `uds://` address; nobody need listen there yet.
-            listen: likewise; its own.  Port 0 is replaced by one that is free.
+            target: a `tcp://` or `uds://` address; no process need listen there yet.
+            listen: the proxy's own address.  Port 0 is replaced by a free one.
 
         Raises:
-            UsageError: one of them is no such address.
+            UsageError: `target` or `listen` is not such an address.
         """
         self.target = _address("target", target)
         self.connections = 0
@@ -163,7 +163,7 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """Where it listens: what others are to be told instead of the target."""
+        """Return where it listens: give this to others instead of the target."""
         return str(self._where)
 
     @property
@@ -192,16 +192,16 @@ class Proxy:
     def cut_after(
         self, way: Way, *, frames: int = 0, nbytes: int = 0, reset: bool = True
     ) -> Cut:
-        """Break a connection at a place of what passes from now on.
+        """Break a connection at a given place in what passes from now on.
 
         Exactly so much arrives at the other end.  The place is counted over all
         connections, later ones included; the one on which it lies is cut.
 
         Args:
             way: which direction is counted.
-            frames: so many frames pass whole.  A handshake is none.
+            frames: so many frames pass whole.  A handshake does not count.
             nbytes: so many more bytes pass: 0 cuts between two frames.
-            reset: as for `cut`.
+            reset: see `cut`.
 
         Raises:
             UsageError: there is a cut in this direction that has not happened; or an
@@ -212,7 +212,7 @@ class Proxy:
         check_count("nbytes", nbytes)
         check_flag("reset", reset)
         if way in self._cuts:
-            raise UsageError(f"a cut {way.value} is to come already; spare it first")
+            raise UsageError(f"a cut {way.value} is planned already; spare it first")
         cut = self._cuts[way] = Cut(way, frames, nbytes, reset)
         return cut
 
@@ -220,7 +220,7 @@ class Proxy:
         """Take back a cut that has not happened.
 
         Raises:
-            UsageError: `cut` is none.
+            UsageError: `cut` is not a planned cut.
         """
         check_kind("cut", cut, Cut, "what `cut_after` returned")
         if self._cuts.get(cut.way) is cut:
@@ -247,7 +247,7 @@ class Proxy:
 
         Raises:
             UsageError: no event loop runs here.
-            OSError: somebody else has taken it.
+            OSError: another process has taken the address.
 
         Cancellation:
             It does not listen.
@@ -270,7 +270,7 @@ class Proxy:
         self._where = Address("tcp", self._where.host, port)
 
     def partition(self) -> None:
-        """Let nothing through and tell nobody, until `heal`.
+        """Let nothing through, silently, until `heal`.
 
         What is sent meanwhile is held back, as a network does whose senders retransmit.
         """
@@ -312,7 +312,7 @@ class Proxy:
         self._tasks.create_task(passage.run())
 
     def forget(self, passage: ProxiedConnection) -> None:
-        """Take note that a connection has ended."""
+        """Record that a connection has ended."""
         self._passages.pop(passage, None)
 
     def pass_on(
@@ -359,10 +359,10 @@ class Proxy:
 
 
 def _address(name: str, text: object) -> Address:
-    """Read an address that a proxy can have.
+    """Read an address for a proxy.
 
     Raises:
-        UsageError: it is none; the message names the argument.
+        UsageError: it is not such an address; the message names the argument.
     """
     check_text(name, text)
     try:

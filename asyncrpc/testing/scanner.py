@@ -1,4 +1,4 @@
-"""Where frames end in a stream of bytes that somebody else reads.
+"""Where frames end in a stream of bytes that another object reads.
 
 For what stands between two workers: it reads headers and HELLOs, and never values.  A
 connection that resumes another goes on where that was read to, which may be inside a
@@ -45,7 +45,7 @@ class FrameScanner:
     """Finds the ends of the frames in one direction of one connection.
 
     Attributes:
-        is_lost: what came is not this protocol (TLS, say): no more ends are found.
+        is_lost: the bytes are not this protocol (TLS, say): no more ends are found.
         handshake: the first bytes, until they are `HANDSHAKE_BYTES`.
         hello: the HELLO, once it has passed.
         position: bytes that came after the HELLO, those of resumed ones included.
@@ -150,7 +150,7 @@ class Conversation:
         self._before: Conversation | None = None
 
     def on_hello(self, scanner: FrameScanner, hello: Hello) -> None:
-        """Take note of a HELLO: each says how far the other side was read."""
+        """Record a HELLO: each says how far the other side was read."""
         dialer, acceptor = (self.scanners[way] for way in Way)
         if scanner is dialer:
             if hello.resume:

@@ -32,7 +32,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class PeerCredentials:
-    """Who is at the other end of a Unix socket, by the kernel's word."""
+    """The process at the other end of a Unix socket, as the kernel states it."""
 
     pid: int
     uid: int
@@ -40,7 +40,7 @@ class PeerCredentials:
 
 
 class StreamHandler(Protocol):
-    """What receives the bytes of one connection.  All of it runs on the event loop."""
+    """Receives the bytes of one connection.  All methods run on the event loop."""
 
     def connection_made(self, transport: Transport) -> None:
         """Called once, before anything else."""
@@ -76,12 +76,12 @@ class Transport(ABC):
 
     @property
     def credentials(self) -> PeerCredentials | None:
-        """Who is at the other end, where the kernel vouches for it; else None."""
+        """Return the process at the other end if the kernel names it, else None."""
         return None
 
     @property
     def channel_binding(self) -> bytes:
-        """What names the channel at both of its ends and nowhere else; else empty."""
+        """Return a name that only the two ends of this channel share; empty if none."""
         return b""
 
     @abstractmethod
@@ -106,14 +106,14 @@ class Transport(ABC):
 
     @abstractmethod
     def use_marks(self, marks: WaterMarks) -> None:
-        """Have the handler hold back at other marks than the connector's."""
+        """Use other water marks than the connector's."""
 
     @abstractmethod
     def set_handler(self, handler: StreamHandler) -> None:
         """Give everything that happens from now on to another handler.
 
-        It is not told that the connection was made.  If writing is paused, it is told
-        when there is room again.
+        The new handler does not get `connection_made`.  If writing is paused, it gets
+        `resume_writing` when there is room again.
         """
 
     @abstractmethod
@@ -131,9 +131,9 @@ class Listener(ABC):
     @property
     @abstractmethod
     def addresses(self) -> tuple[Address, ...]:
-        """Every address at which this listener can be reached, best first.
+        """Return every address at which this listener can be reached, best first.
 
-        Ports are the real ones: a listener bound to port 0 tells what it was given.
+        Ports are the real ones: a listener bound to port 0 reports the one that it got.
         """
 
     @abstractmethod
@@ -161,7 +161,7 @@ class Connector(ABC):
         """Connect to `address`; `handler.connection_made` has run when this returns.
 
         Raises:
-            ConnectError: nobody listens there, or it cannot be reached.
+            ConnectError: no process listens there, or it cannot be reached.
 
         Cancellation:
             The attempt is given up and its socket closed.

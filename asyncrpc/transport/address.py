@@ -38,7 +38,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this host can reach it."""
+        """Return whether only this host can reach it."""
         if self.scheme != "tcp":
             return True
         if self.host == "localhost":
@@ -57,7 +57,7 @@ class Address:
             what: how an error calls it.
 
         Raises:
-            UsageError: it is none; the message shows the three forms.
+            UsageError: the text is not an address; the message shows the three forms.
         """
         scheme, separator, rest = text.partition("://")
         if not separator or scheme not in SCHEMES or not rest:

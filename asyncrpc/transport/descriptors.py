@@ -1,14 +1,13 @@
 """Passing open files between the workers of one user on one host.
 
 An event loop's streams drop the descriptors that come with their bytes.  So a worker
-that listens at a Unix socket listens beside it, too, at `PATH.fd`, for nothing else.
-Whoever has a descriptor to pass connects there, sends one record of `TOKEN_BYTES`
-random bytes with the descriptor, and closes; over the connection that both sides have
-authenticated it then names the token.
+that listens at a Unix socket also listens at `PATH.fd`, for descriptors alone.  The
+sender connects there, sends one record of `TOKEN_BYTES` random bytes with the
+descriptor, and closes; then it names the token over the authenticated connection.
 
-The same rules as for the socket itself: its directory is closed to others, and the
-kernel names the user at the other end, who must be ours.  What comes is bounded in
-number and in time, and closed if nobody claims it.
+The rules are those of the socket itself: its directory is closed to others, and the
+kernel states the user at the other end, who must be ours.  Descriptors that arrive are
+bounded in number and in time, and closed if no call claims them.
 
 Source: unix(7), SCM_RIGHTS.
 """
@@ -31,7 +30,7 @@ SUFFIX: Final = ".fd"
 TOKEN_BYTES: Final = 16
 CONNECTIONS_MAX: Final = 64  # that have not sent their record yet
 UNCLAIMED_MAX: Final = 64
-RECORD_TIMEOUT_S: Final = 5.0  # it is sent at once by whoever connects
+RECORD_TIMEOUT_S: Final = 5.0  # the sender sends it at once
 CLAIM_TIMEOUT_S: Final = 10.0  # the message that names it is sent right after
 _ACCEPTS_PER_TURN: Final = 16
 _DESCRIPTORS_MAX: Final = 8  # in one record; more than one is refused, all are closed
@@ -49,7 +48,7 @@ def send_descriptor(
         timeout_s: seconds to wait for a place in the worker's queue.
 
     Raises:
-        ConnectError: nobody takes descriptors there, or it is another user.
+        ConnectError: no worker takes descriptors there, or another user's does.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)
@@ -77,7 +76,7 @@ class DescriptorInbox:
 
     @property
     def waiting(self) -> int:
-        """How many descriptors are here that nobody has claimed."""
+        """Return how many descriptors have not been claimed."""
         return len(self._unclaimed)
 
     def listen(self, path: str) -> None:
@@ -124,7 +123,7 @@ class DescriptorInbox:
             del self._awaited[token]
 
     def close(self) -> None:
-        """Stop listening, and close what nobody has claimed.  Idempotent."""
+        """Stop listening; close descriptors that were not claimed.  Idempotent."""
         for sock, path, inode in self._listening:
             self._loop.remove_reader(sock)
             sock.close()
@@ -139,7 +138,7 @@ class DescriptorInbox:
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 sock, _ = listening.accept()
-            except OSError:  # nobody, or nobody any more
+            except OSError:  # no connection is waiting, or it is gone
                 return
             found = peer_credentials(sock)
             is_ours = found is None or found.uid == os.geteuid()
@@ -152,7 +151,7 @@ class DescriptorInbox:
             self._loop.add_reader(sock, self._read, sock)
 
     def _read(self, sock: socket.socket) -> None:
-        """Take the one record of a connection; whatever else comes is junk."""
+        """Take the one record of a connection; anything else is dropped."""
         try:
             token, descriptors, flags = _receive(sock)
         except BlockingIOError:

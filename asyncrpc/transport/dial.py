@@ -48,14 +48,14 @@ async def connect_any(
     """Connect to the first of `addresses` that answers.
 
     Args:
-        addresses: where the peer says it can be reached, best first.
-        handler_factory: makes a handler for each attempt.  Those of losers may see
-            `connection_made` and then `connection_lost`.
-        connectors: by scheme; addresses of other schemes are passed over.
+        addresses: where the peer can be reached, best first.
+        handler_factory: makes a handler for each attempt.  Handlers of attempts that
+            lose may see `connection_made` and then `connection_lost`.
+        connectors: by scheme; addresses of other schemes are skipped.
         stagger_s: seconds after which the next attempt joins one that still runs.
 
     Raises:
-        RefusedError: nobody listens at any of the addresses.
+        RefusedError: no process listens at any of the addresses.
         AuthenticationError: no address answered, and at one of them a certificate was
             refused, at either end.
         ConnectError: no address answered; the message lists each with its reason.
@@ -145,7 +145,7 @@ class _Race(Generic[HandlerT]):
         connector = self._connectors.get(address.scheme)
         if connector is None:
             known = ", ".join(sorted(self._connectors)) or "none"
-            raise ConnectError(f"no connector for it; there is: {known}")
+            raise ConnectError(f"no connector for this scheme; there are: {known}")
         handler = self._handler_factory()
         transport = await connector.connect(address, handler)
         if self.winner is not None:  # both came up in one turn of the loop

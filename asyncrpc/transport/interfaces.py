@@ -41,7 +41,7 @@ _ELSEWHERE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class HostAddress:
-    """One address of this host, and the interface that has it."""
+    """One address of this host, and its interface."""
 
     address: IPAddress
     interface: str

@@ -155,7 +155,7 @@ class MemoryTransport(Transport):
         return TURN_BYTES
 
     def _schedule(self) -> None:
-        """See to it that `_deliver` runs when something can be delivered."""
+        """Schedule `_deliver` for when something can be delivered."""
         if self._delivery is None and self._has_work():
             self._delivery = self._loop.call_soon(self._deliver)
 
@@ -172,7 +172,7 @@ class MemoryTransport(Transport):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether this end takes nothing now: its reader is paused."""
+        """Return whether this end takes nothing now, because its reader is paused."""
         return self._state is OPEN and not self._is_reading
 
     def _deliver(self) -> None:
@@ -354,7 +354,7 @@ class MemoryConnector(Connector):
         """Connect to a name of the hub; see `Connector.connect`.
 
         Raises:
-            ConnectError: nobody listens at that name.
+            ConnectError: no listener has that name.
         """
         await asyncio.sleep(0)  # a cancellation point, before anything exists
         return self._hub.connect(address, handler)

@@ -4,15 +4,14 @@ It decides what is encrypted when, and who is let through.  It does not know soc
 the transport below moves the bytes, and its way of ending is this one's, too.
 
 asyncio's own TLS is not used, for three reasons.  It drops the alert that tells a peer
-why its certificate was refused, so that one end would never know; a server's handler
-does not learn of a handshake that fails; and what it has received is not to be had
-before the handler is told of the connection.
+why its certificate was refused, so one end would never know.  A server's handler does
+not learn that a handshake failed.  And received bytes cannot be read before the handler
+knows of the connection.
 
-*   What a peer refuses about us, and we about it, is an `AuthenticationError` with what
-    to do about it, at both ends.
-*   An end without TLS's own goodbye was cut off by somebody: `ConnectionLostError`.
-*   `channel_binding` names the certificate at the accepting end: the proofs of our own
-    handshake are made over it, and are worth nothing on another TLS connection.
+*   A refused certificate is an `AuthenticationError` at both ends, with advice.
+*   A stream that ends without TLS's close alert was cut off: `ConnectionLostError`.
+*   `channel_binding` names the accepting end's certificate.  The proofs of our own
+handshake are made over it, and are worthless on another TLS connection.
 
 What is copied.  Received: once into OpenSSL, once out of it, to where the handler wants
 it.  Sent: encrypted at once, into a buffer that is then handed on.
@@ -41,8 +40,8 @@ from asyncrpc.transport.tls import TlsContexts, binding_of
 
 # Up to here buffers are joined into one record: each costs 2 us and 22 bytes.
 _JOIN_BYTES_MAX: Final = 16 << 10
-_HANDSHAKE_RECORD: Final = 0x16  # the first byte of whoever speaks TLS
-# A fatal alert, handshake_failure, for whoever does not.
+_HANDSHAKE_RECORD: Final = 0x16  # the first byte that a TLS peer sends
+# A fatal alert, handshake_failure, for a peer that does not.
 _ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x28"
 _BOTH: Final = "give both workers Options(tls=...), or neither"
 
@@ -86,7 +85,7 @@ HANDSHAKE, OPEN, CLOSING, CLOSED = _TlsState
 class TlsTransport(Transport):
     """One TLS connection: the transport of `handler`, and the handler of another one.
 
-    The accepting end is told of the connection at once, so that it can give it up while
+    The accepting end learns of the connection at once, so that it can give it up while
     certificates are exchanged; the dialing end, when it may trust it (`established`).
 
     Attributes:
@@ -135,12 +134,12 @@ class TlsTransport(Transport):
 
     @property
     def credentials(self) -> PeerCredentials | None:
-        """Those that the transport below has."""
+        """Return the credentials of the transport below."""
         return self._inner.credentials if self._inner is not None else None
 
     @property
     def channel_binding(self) -> bytes:
-        """What names the accepting end's certificate, the same at both ends."""
+        """Return a name of the accepting end's certificate, the same at both ends."""
         return self._binding
 
     def send(self, buffers: Sequence[Buffer]) -> None:
@@ -212,7 +211,7 @@ class TlsTransport(Transport):
         return self._contexts.landing
 
     def buffer_updated(self, nbytes: int, /) -> None:
-        """Take what has landed."""
+        """Take the bytes that have arrived."""
         landed = self._contexts.landing[:nbytes]
         if self._state is HANDSHAKE:
             if self._tls is None:
@@ -227,7 +226,7 @@ class TlsTransport(Transport):
             self._decrypt()
 
     def connection_lost(self, error: TransportError | None, /) -> None:
-        """Tell the handler, or whoever waits for the handshake."""
+        """Tell the handler, or the coroutine that waits for the handshake."""
         state, self._state = self._state, CLOSED
         failure = self._failure or error
         if failure is None and state in (HANDSHAKE, OPEN):
@@ -239,7 +238,7 @@ class TlsTransport(Transport):
             self.established.set_exception(
                 failure or ConnectError(f"{self.remote} closed the connection")
             )
-            self.established.exception()  # perhaps nobody waits any more
+            self.established.exception()  # marks it as read
 
     def pause_writing(self) -> None:
         """Pass it on."""

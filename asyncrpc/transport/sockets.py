@@ -95,7 +95,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
 
     @property
     def credentials(self) -> PeerCredentials | None:
-        """Who is at the other end of a Unix socket; None for tcp."""
+        """Return the process at the other end of a Unix socket; None for tcp."""
         return self._credentials
 
     def send(self, buffers: Sequence[Buffer]) -> None:
@@ -160,8 +160,8 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
     def forsake(self) -> None:
         """End a connection whose making was cancelled.
 
-        uvloop closes it without a word; a handler that has been told of the connection
-        is told of its end here.
+        uvloop closes it silently; a handler that knows of the connection learns of its
+        end here.
         """
         if self._state in (OPEN, CLOSING):
             self._stop(ABORTED)
@@ -171,7 +171,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
     # --- asyncio.BufferedProtocol ---
 
     def _route(self, **methods: Callable[..., object]) -> None:
-        """Have the loop call `methods` where it looks for this protocol's own."""
+        """Let the loop call `methods` where it looks for this protocol's own."""
         vars(self).update(methods)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -260,11 +260,11 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
 
 
 def _drop(buffers: Sequence[Buffer]) -> None:
-    """Take the place of a write once the connection is closing."""
+    """Replace a write once the connection is closing."""
 
 
 def _ignore(nbytes: int, /) -> None:
-    """Take the place of the handler's `buffer_updated` once this side has closed."""
+    """Replace the handler's `buffer_updated` once this side has closed."""
 
 
 def _writer_for(transport: asyncio.Transport) -> Callable[[Sequence[Buffer]], None]:

@@ -42,7 +42,7 @@ class TcpConnector(Connector):
             only; None for all.
         linger_s: seconds that `close` waits for the peer to read what is queued.
         marks: when `send` makes the handler hold back.
-        tls: certificates, where connections are encrypted; None: they are not.
+        tls: certificates, if connections are encrypted; None if not.
     """
 
     scheme = "tcp"
@@ -176,7 +176,7 @@ def _reached_by(wildcard: IPAddress, addresses: Iterable[IPAddress]) -> list[IPA
 def _published(
     address: Address, hosts: list[IPAddress], port: int, interface: str | None
 ) -> tuple[Address, ...]:
-    """Turn the bound addresses into those that peers can use."""
+    """Turn the bound addresses into addresses that peers can use."""
     if interface is None and hosts[0].is_unspecified:
         hosts = _reached_by(hosts[0], host_addresses())
     return tuple(Address(address.scheme, str(host), port) for host in hosts)

@@ -1,4 +1,4 @@
-"""TLS: which certificates a worker has, and whose it accepts.
+"""TLS: which certificate a worker has, and which ones it accepts.
 
 `secured` moves the bytes.  Here files are read, once for a worker, and whatever is
 wrong with them is found before it listens.
@@ -26,7 +26,7 @@ _END: Final = "-----END CERTIFICATE-----"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """How a worker's connections by TCP are encrypted, and whom they let in.
+    """How a worker's TCP connections are encrypted, and which peers they let in.
 
     All workers that are to reach each other have one.  Unix sockets stay as they are:
     the kernel vouches for both their ends.
@@ -35,16 +35,17 @@ class Tls:
         certificate: path of this worker's certificate, PEM, followed by those of the
             authorities between it and `ca`, if any.  It serves at both ends.
         key: path of its private key, PEM; None: in the same file.
-        ca: path of the certificates of those authorities, PEM, that peers' certificates
-            must be signed by.  None only with `verify_peer=False`: those of the system.
-        verify_peer: whether who dials needs a certificate, too.  Then certificates
-            vouch for both ends and no secret is needed; if there is one, it is checked
-            as well.  Without, a secret is needed to listen.
+        ca: path of the certificates, PEM, of the authorities that must have signed
+            peers' certificates.  None only with `verify_peer=False`: those of the
+            system.
+        verify_peer: whether the dialing end needs a certificate, too.  If so,
+            certificates authenticate both ends and no secret is needed; if there is
+            one, it is checked as well.  If not, a worker needs a secret to listen.
         server_hostname: the name that the certificate of every peer must have.  None:
             the host, or IP address, at which it is dialed.
         server_context: used in place of one made from the above, where this worker
             accepts.  `certificate` must still be the one that it presents.
-        client_context: likewise where this worker dials.
+        client_context: the same where this worker dials.
     """
 
     certificate: str | Path
@@ -56,11 +57,11 @@ class Tls:
     client_context: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense, or would let everybody in.
+        """Refuse arguments that contradict each other, or would let every peer in.
 
         Raises:
             UsageError: an argument is of another kind; or peers are to be verified, and
-                nothing says against what.
+                `ca` does not say against which authorities.
         """
         _check_kinds(self)
         if self.verify_peer and self.ca is None and self.server_context is None:
@@ -71,14 +72,14 @@ class Tls:
 
     @property
     def vouches_for_peers(self) -> bool:
-        """Whether who dials must present a certificate that is checked."""
+        """Return whether the dialing end must present a certificate that is checked."""
         if self.server_context is not None:
             return self.server_context.verify_mode is ssl.CERT_REQUIRED
         return self.verify_peer
 
 
 class TlsContexts:
-    """What is made of a `Tls`, once for a worker.
+    """What a worker makes of its `Tls`, once.
 
     Attributes:
         binding: names the certificate that this worker presents.
@@ -90,7 +91,7 @@ class TlsContexts:
         """Read the files.
 
         Raises:
-            UsageError: one of them cannot be read, or does not hold what it should.
+            UsageError: a file cannot be read, or does not hold what it should.
         """
         self.landing = memoryview(bytearray(LANDING_BYTES))
         self.binding = binding_of(_first_certificate(Path(tls.certificate)))
@@ -138,7 +139,7 @@ def open_tls(tls: Tls | None) -> TlsContexts | None:
     """Read the files of a `Tls`, if there is one.
 
     Raises:
-        UsageError: one of them cannot be read, or does not hold what it should.
+        UsageError: a file cannot be read, or does not hold what it should.
     """
     return None if tls is None else TlsContexts(tls)
 
@@ -160,7 +161,7 @@ def _client_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, tls: Tls) -> None:
-    # Both ends are ours: there is nobody to be compatible with.
+    # Both ends are ours: no other software has to be compatible.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
@@ -186,7 +187,7 @@ def _load(context: ssl.SSLContext, tls: Tls) -> None:
 
 
 def _no_password() -> NoReturn:
-    # OpenSSL would ask at the terminal, and stop the loop until somebody answers.
+    # OpenSSL would ask at the terminal, and stop the loop until it gets an answer.
     raise UsageError(
         "Tls: the private key is encrypted; give the path of one that is not, readable "
         "by this worker's user alone, or contexts of your own"

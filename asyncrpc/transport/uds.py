@@ -1,12 +1,12 @@
 """Unix stream sockets: workers of one user on one host.
 
-Who may connect is decided by the file system: the socket lies in a directory that
-nobody else can enter.  The kernel tells each end who the other is (`credentials`), so
-that the layer above can check it again.
+The file system decides who may connect: the socket lies in a directory that only its
+owner can enter.  The kernel tells each end which process the other is (`credentials`),
+so that the layer above can check it again.
 
-A socket file outlives a process that was killed.  `listen` replaces a file at which
-nobody listens any more, and refuses one at which somebody does; a lock on the directory
-keeps two workers from replacing each other's.
+A socket file outlives a process that was killed.  `listen` replaces a file at which no
+process listens any more, and refuses one that is in use; a lock on the directory keeps
+two workers from replacing each other's.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class UdsConnector(Connector):
     async def listen(
         self, address: Address, accept: Callable[[], StreamHandler]
     ) -> Listener:
-        """Listen at the path of `address`; its directory is made if missing.
+        """Listen at the path of `address`; make its directory if it is missing.
 
         Raises:
-            TransportError: somebody listens there, the directory is open to others, or
-                the path is too long.
+            TransportError: another process listens there, the directory is open to
+                others, or the path is too long.
         """
         path = Path(address.host)
         check_length(path, TransportError)
@@ -77,7 +77,8 @@ class UdsConnector(Connector):
         """Connect to the path of `address`; see `Connector.connect`.
 
         Raises:
-            ConnectError: nobody listens there, we may not, or the path is too long.
+            ConnectError: no process listens there, we may not connect, or the path is
+                too long.
         """
         check_length(Path(address.host), ConnectError)
         protocol = self._protocol(handler, address.host)
@@ -142,7 +143,7 @@ def bind_private(path: Path) -> tuple[socket.socket, int]:
         try:
             sock.settimeout(0)
             sock.bind(str(path))
-            path.chmod(0o600)  # no race: nobody else can enter the directory
+            path.chmod(0o600)  # no race: only we can enter the directory
             sock.listen(BACKLOG)
         except BaseException:
             sock.close()
@@ -183,7 +184,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(errno.EEXIST, "there is a file that is no socket")
+        raise FileExistsError(errno.EEXIST, "a file that is not a socket lies there")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0)  # EAGAIN is an answer too: the backlog is full
         if probe.connect_ex(str(path)) != errno.ECONNREFUSED:

@@ -1,9 +1,9 @@
-"""The process of a watch, which outlives its worker for half a minute to tell of it.
+"""The watch process outlives its worker for half a minute, to report how it ended.
 
-It inherits the pulse of the worker, a descriptor of its process, and sockets that
-listen; from its standard input it reads the key of the queries.  A worker that ends in
-order kills it.  It is in a session of its own: Ctrl-C and Ctrl-Z do not reach it.  It
-sleeps until somebody asks, and never holds more than a few connections.
+It inherits the worker's pulse, a descriptor of its process, and listening sockets; from
+its standard input it reads the key of the queries.  A worker that ends in order kills
+it.  It has a session of its own: Ctrl-C and Ctrl-Z do not reach it.  It sleeps until it
+is asked, and never holds more than a few connections.
 
 Source: pidfd_open(2).
 """
@@ -19,7 +19,7 @@ import time
 from asyncrpc.watch import pulse, query
 
 CONNECTIONS_MAX = 64  # without a query yet, or not closed by who asked
-CONNECTION_S = 2.0  # a query is sent at once by whoever connects
+CONNECTION_S = 2.0  # a client sends its query at once
 ANSWERS_PER_S = 200  # of all; more wait in the kernel's queue
 REMAINS_S = 30.0  # after the death of the worker: longer than its peers doubt it
 
@@ -32,7 +32,7 @@ def now_s() -> float:
 
 
 class ClientConnection:
-    """A connection of somebody who asks."""
+    """A connection of a peer that asks about the worker."""
 
     __slots__ = ("ends_s", "record", "sock")
 
@@ -95,7 +95,7 @@ class WatchServer:
         elif descriptor in self._asked:
             self._on_record(self._asked[descriptor])
 
-    # --- those who ask ---------------------------------------------------------------
+    # --- clients ---------------------------------------------------------------------
 
     def _accept(self, listening: socket.socket, now: float) -> None:
         if len(self._asked) >= CONNECTIONS_MAX or self._allowance < 1:
@@ -110,7 +110,7 @@ class WatchServer:
         self._poll.register(sock.fileno(), select.POLLIN)
 
     def _on_record(self, asked: ClientConnection) -> None:
-        """Take what has come: a query is answered, and anything else ends it."""
+        """Read what has arrived: answer a query, close on anything else."""
         try:
             more = asked.sock.recv(query.QUERY_BYTES)
         except BlockingIOError:
@@ -123,9 +123,9 @@ class WatchServer:
             self._end(asked)
 
     def _answer(self, asked: ClientConnection) -> bool:
-        """Answer a query; say whether it was one.
+        """Answer a query; return whether it was one.
 
-        Whoever asked closes: so the ports that wait for stragglers are not ours.
+        The client closes the connection, so that no port stays in TIME_WAIT here.
         """
         incarnation = self._worker.incarnation
         nonce = query.read_query(self._key, incarnation, asked.record)

@@ -1,9 +1,9 @@
-"""A pulse: one record of memory that says who a worker is and when its loop last ran.
+"""A pulse: a record in memory that names a worker and says when its loop last ran.
 
-It lies in an anonymous file.  Who may inspect the worker's process can open it by way
-of `/proc/PID/fd/N`, and the watch inherits it; when both have ended nothing is left.
-What the kernel says of the process comes first; the pulse only tells a loop that runs
-from one that does not.
+It lies in an anonymous file.  A process that may inspect the worker's process can open
+it by `/proc/PID/fd/N`, and the watch inherits it; when both have ended nothing is
+left.  What the kernel says of the process comes first; the pulse only tells a loop that
+runs from one that does not.
 
 Source: proc_pid_stat(5), memfd_create(2).
 """
@@ -36,7 +36,7 @@ _STATE, _THREADS, _STARTED = 0, 17, 19
 
 
 class Pulse:
-    """What a pulse says.
+    """The content of a pulse.
 
     Attributes:
         pid: of the worker's process.
@@ -77,7 +77,7 @@ class Pulse:
 
 
 def read(descriptor: int) -> Pulse | None:
-    """Return what the pulse of a descriptor says; None if it is none."""
+    """Return the pulse in a descriptor's file; None if the file is not a pulse."""
     record = os.pread(descriptor, PULSE_BYTES, 0)
     if len(record) != PULSE_BYTES:
         return None
@@ -88,9 +88,9 @@ def read(descriptor: int) -> Pulse | None:
 
 
 def read_of(pid: int, number: int) -> Pulse | None:
-    """Return what the pulse says that a process has open as descriptor `number`.
+    """Return the pulse that a process has open as descriptor `number`.
 
-    None if there is none, or this process may not look.
+    None if the file is not a pulse, or this process may not look.
     """
     path = f"/proc/{pid}/fd/{number}"
     try:
@@ -110,7 +110,7 @@ def stat_of(pid: int) -> list[bytes]:
     """Return what the kernel says of a process, from its state on.
 
     Raises:
-        OSError: there is none, or this process may not know.
+        OSError: the process does not exist, or this process may not look at it.
     """
     descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -124,7 +124,7 @@ def started_at(pid: int) -> int:
     """Return when a process was started, in the kernel's ticks since boot.
 
     Raises:
-        OSError: there is none, or this process may not know.
+        OSError: the process does not exist, or this process may not look at it.
     """
     return int(stat_of(pid)[_STARTED])
 
@@ -139,7 +139,7 @@ def pid_namespace() -> int:
 
 
 def is_gone(pid: int) -> bool:
-    """Say whether there is certainly no process of this id.
+    """Return whether there is certainly no process of this id.
 
     /proc may hide one (its option hidepid); the system call does not.
     """
@@ -153,7 +153,7 @@ def is_gone(pid: int) -> bool:
 
 
 def state_of(pid: int, started: int) -> int:
-    """Return what the kernel says: GONE, STOPPED, or BUSY for one that can run."""
+    """Return a process's state: GONE, STOPPED, or BUSY if it can run."""
     try:
         stat = stat_of(pid)
         state, threads = stat[_STATE], int(stat[_THREADS])
@@ -168,7 +168,7 @@ def state_of(pid: int, started: int) -> int:
 
 
 def judge(pulse: Pulse | None, state: int, now_ns: int) -> int:
-    """Tell a loop that runs from one that does not, where the process can run."""
+    """Return whether the loop of a process that can run does run."""
     if state != BUSY:
         return state
     if pulse is None:

@@ -1,4 +1,4 @@
-"""What is asked of a watch and what it answers: two records of fixed size.
+"""The query that a watch answers, and its answer: two records of fixed size.
 
     query    "ARWQ" | version u8 | 3 zero bytes | incarnation u64 | nonce 16 | proof 32
     answer   "ARWA" | version u8 | state u8 | 2 zero bytes | nonce 16 | proof 32
@@ -43,7 +43,7 @@ def key_from(secret: bytes | None, incarnation: int) -> bytes:
     """Return the key of a worker's watch.
 
     Without a secret it comes from the incarnation, which is random but not hidden: then
-    an answer proves no more than that somebody has met the worker.
+    an answer proves no more than that its sender has met the worker.
     """
     return hmac_sha256(secret or b"", b"asyncrpc watch" + incarnation.to_bytes(8))
 
@@ -55,7 +55,7 @@ def pack_query(key: bytes, incarnation: int, nonce: bytes) -> bytes:
 
 
 def read_query(key: bytes, incarnation: int, record: bytes) -> bytes | None:
-    """Return the nonce of a query for this incarnation; None if it is none."""
+    """Return the nonce of a query for this incarnation; None if it is not one."""
     if len(record) != QUERY_BYTES:
         return None
     magic, version, asked, nonce = _QUERY.unpack_from(record)

@@ -187,7 +187,7 @@ class Operations(Generic[M]):
         return self._failed.get(number)
 
     def is_over(self, number: int) -> bool:
-        """Say whether a collective has ended here, well or not."""
+        """Return whether a collective has ended here, well or not."""
         return number < self.begun and number not in self.running
 
     def fail(self, number: int, failure: CollectiveFailure) -> Sequence[M]:

@@ -180,7 +180,7 @@ class RankRuntime:
         await self._drain(None, CANCEL_S)
 
     def _is_usable(self) -> bool:
-        """Say whether there is a loop: not after the end, and not in a fork."""
+        """Return whether there is a loop: not after the end, and not in a fork."""
         return self.is_open and os.getpid() == self._pid
 
     # --- work ------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class RankRuntime:
     # --- what work asks --------------------------------------------------------------
 
     def is_on_loop(self) -> bool:
-        """Say whether this is the loop's thread."""
+        """Return whether this is the loop's thread."""
         return self.thread.is_here
 
     def run_in_thread(self, job: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ class Home(Protocol):
     """Where work is under way."""
 
     def is_on_loop(self) -> bool:
-        """Say whether this thread is the one in which work ends."""
+        """Return whether this thread is the one in which work ends."""
 
     def run_in_thread(self, job: Callable[[], None]) -> None:
         """Run a function in another thread; called on the loop.
@@ -133,13 +133,13 @@ class CollectiveWork(Work):
     # --- what torch asks -------------------------------------------------------------
 
     def is_completed(self) -> bool:
-        """Say whether it has ended, well or not."""
+        """Return whether it has ended, well or not."""
         if self._is_done and self._staged is not None:
             self._land()
         return self._is_done
 
     def is_success(self) -> bool:
-        """Say whether it has ended well."""
+        """Return whether it has ended well."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:

@@ -110,7 +110,7 @@ def __getattr__(name: str) -> Any:
 
 
 def is_available() -> bool:
-    """Say whether RPC can be used: always."""
+    """Return whether RPC can be used: always."""
     return True
 
 

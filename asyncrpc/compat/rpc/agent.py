@@ -213,7 +213,7 @@ class Agent:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> bool:
-        """Say whether a call can be started without waiting for how that goes.
+        """Return whether a call can be started without waiting for how that goes.
 
         Its function has been called before, and its arguments can travel and cannot
         change on the way.  (torch, too, sends a tensor's memory as it is then.)
@@ -322,7 +322,7 @@ def current() -> Agent:
 
 
 def is_set() -> bool:
-    """Say whether there is an agent."""
+    """Return whether there is an agent."""
     return _current is not None
 
 

@@ -49,7 +49,7 @@ BackendType: Any = _enum_of({"TENSORPIPE": BackendValue(_options, starting.init_
 
 
 def backend_registered(backend_name: str) -> bool:
-    """Say whether there is a backend of the name."""
+    """Return whether there is a backend of the name."""
     return backend_name in BackendType.__members__
 
 

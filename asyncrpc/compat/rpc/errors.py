@@ -138,7 +138,7 @@ def of_future(error: BaseException, rank_of: RankOf) -> BaseException:
 
 
 def _is_of_operator(error: RemoteError) -> bool:
-    """Say whether one of torch's operators has raised, or refused its arguments.
+    """Return whether one of torch's operators has raised, or refused its arguments.
 
     They are called in C++ there, and what they say is all that comes back.
     """

@@ -87,7 +87,7 @@ class Faults:
         self._lost: dict[tuple[MessageType, bytes], int] = {}
 
     def is_lost(self, kind: MessageType, outline: Callable[[], bytes]) -> bool:
-        """Say whether a message that is sent now is lost; count it if it is.
+        """Return whether a message that is sent now is lost; count it if it is.
 
         Args:
             kind: its type.

@@ -50,7 +50,7 @@ _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin  # noqa: SL
 
 
 def is_on() -> bool:
-    """Say whether anybody profiles this thread, or the process."""
+    """Return whether anybody profiles this thread, or the process."""
     return profiler._is_profiler_enabled or _is_profiled()  # noqa: SLF001
 
 

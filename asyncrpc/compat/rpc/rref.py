@@ -118,7 +118,7 @@ class RRef(Handle[T]):
         return WorkerInfo(name, agents.current().rank_of(name))
 
     def confirmed_by_owner(self) -> bool:
-        """Say whether the owner will keep the value for this reference.
+        """Return whether the owner will keep the value for this reference.
 
         It does as soon as it has the call that makes the value.  What has been passed
         on to this worker is kept for it from the start, by who passed it on if need be.

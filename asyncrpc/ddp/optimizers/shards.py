@@ -257,7 +257,7 @@ class Shards:
 
 
 def is_sent(parameter: torch.Tensor) -> bool:
-    """Say whether an owner may change a parameter.
+    """Return whether an owner may change a parameter.
 
     torch's optimizers also apply a gradient that was left when one was frozen.
     """

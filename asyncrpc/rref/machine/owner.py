@@ -76,7 +76,7 @@ class OwnerTable:
         return len(self._entries)
 
     def state(self, rref_id: RRefId) -> EntryState:
-        """Say whether to use the value, wait for it, or fail.
+        """Return whether to use the value, wait for it, or fail.
 
         An RRef that is not in the table is GONE: `pin` it first if it may be unborn.
         """
@@ -256,7 +256,7 @@ class OwnerTable:
         return effects
 
     def is_lost(self, incarnation: Incarnation) -> bool:
-        """Say whether a worker was lost and has not come back."""
+        """Return whether a worker was lost and has not come back."""
         return incarnation in self._dead
 
     def forgive(self, incarnation: Incarnation) -> None:

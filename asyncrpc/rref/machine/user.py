@@ -380,7 +380,7 @@ class UserTable:
         return orphans
 
     def is_lost(self, incarnation: Incarnation) -> bool:
-        """Say whether a worker was lost and has not come back."""
+        """Return whether a worker was lost and has not come back."""
         return incarnation in self._dead
 
     def forgive(self, incarnation: Incarnation) -> list[Effect]:

@@ -1,9 +1,9 @@
-"""The blocks of a worker's slabs: where there is room, who holds what, when to grow.
+"""The blocks of a worker's slabs: which are free, which are held, and when to grow.
 
-The creator of a slab alone divides it.  A block is free again when nobody *holds* it:
-a holder is whoever has been told of a place in it (a peer, by a message), or this
-worker itself, for a tensor that it made there.  A place may be told more than once, and
-is given back as often.
+Only the creator of a slab divides it.  A block is free again when nothing *holds* it: a
+holder is a peer that was told of a place in it, by a message, or this worker itself,
+for a tensor that it made there.  A place may be told more than once, and is given back
+as often.
 
 Blocks are taken from the lowest address that fits: what was used last is used again
 first, and is still in the cache; copying into memory that was never touched takes ten
@@ -52,7 +52,7 @@ class Block:
 
     @property
     def location(self) -> int:
-        """Where it begins, as peers are told."""
+        """Return where it begins, as peers are told."""
         return self.slab << OFFSET_BITS | self.start
 
 
@@ -79,7 +79,7 @@ class _SlabExtents:
         )
 
     def take(self, nbytes: int) -> int:
-        """Take the lowest extent that fits; return its offset, -1 if there is none."""
+        """Take the lowest extent that fits; return its offset, or -1."""
         starts, stops = self.starts, self.stops
         for index, start in enumerate(starts):
             if stops[index] - start >= nbytes:
@@ -92,7 +92,7 @@ class _SlabExtents:
         return -1
 
     def give(self, start: int, stop: int) -> None:
-        """Put an extent back, and join it to those that it touches."""
+        """Put an extent back, and join it to its neighbours."""
         starts, stops = self.starts, self.stops
         index = bisect_left(starts, start)
         joins_left = index > 0 and stops[index - 1] == start
@@ -173,7 +173,7 @@ class SlabPool:
         return slab
 
     def sweep(self, keep: Container[int] = ()) -> list[int]:
-        """Forget the slabs that nobody has used since the last sweep; name them.
+        """Forget the slabs that have been unused since the last sweep; return them.
 
         Args:
             keep: slabs to leave alone.
@@ -213,10 +213,10 @@ class SlabPool:
         return None
 
     def free(self, block: Block) -> None:
-        """Give back a block that nobody holds.
+        """Give back a block without holders.
 
         Raises:
-            LocalProtocolError: somebody does, or it has been given back.
+            LocalProtocolError: the block is held, or has been given back already.
         """
         if block.holds:
             raise LocalProtocolError(
@@ -226,7 +226,7 @@ class SlabPool:
         self._slabs[block.slab].give(block.start, block.stop)
 
     def hold(self, holder: Hashable, block: Block, location: int) -> None:
-        """Take note that somebody has been told of a place in a block."""
+        """Record that a holder has been told of a place in a block."""
         held = self._held.setdefault(holder, {})
         known = held.get(location)
         held[location] = (block, 1 if known is None else known[1] + 1)
@@ -241,7 +241,7 @@ class SlabPool:
         held = self._held.get(holder)
         known = held.get(location) if held else None
         if held is None or known is None:
-            raise MalformedError(f"memory at {location:#x} was freed that is not held")
+            raise MalformedError(f"memory at {location:#x} was freed but is not held")
         block, count = known
         if count == 1:
             del held[location]
@@ -250,7 +250,7 @@ class SlabPool:
         self._let_go(block, 1)
 
     def release_all(self, holder: Hashable) -> None:
-        """Take back all holds of somebody who is gone."""
+        """Take back all holds of a holder that is gone."""
         for block, count in self._held.pop(holder, {}).values():
             self._let_go(block, count)
 

@@ -7,8 +7,8 @@ which is then all that the slot names.
 The items are those from `HEAD` to `TAIL`, two serial numbers that only grow.  One store
 puts an item, and one takes it; so a process that is killed has done it, or has not.
 
-Like `shelf`, with which it shares the memory: all state is in it, and one process at a
-time changes it, under a lock that is none of this module's business.
+As with `shelf`, which shares the memory: all state is in it, and one process at a time
+changes it, under a lock that this module does not know.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DESCRIPTORS_MAX: Final = (1 << 16) - 1
 
 
 def fits_slot(blocks: int, body_bytes: int) -> bool:
-    """Tell whether an item needs no block for itself."""
+    """Return whether an item needs no block for itself."""
     return outside_bytes(blocks, body_bytes) <= _INLINE_BYTES
 
 
@@ -40,7 +40,7 @@ def outside_bytes(blocks: int, body_bytes: int) -> int:
 
 @dataclass(slots=True)
 class QueueItem:
-    """One item.
+    """One item of a queue.
 
     Attributes:
         tag: epoch and serial number of the queue when it was put.
@@ -130,12 +130,12 @@ class QueueRing:
         self._words[TAIL] = serial + 1
 
     def first(self) -> QueueItem | None:
-        """Return the next item, which stays; None if there is none."""
+        """Return the next item without taking it; None if the queue is empty."""
         serial = self._words[HEAD]
         return self._read(serial) if serial < self._words[TAIL] else None
 
     def take(self, item: QueueItem, member: int) -> None:
-        """Take what `first` returned; `member` holds its blocks from now on."""
+        """Take the item that `first` returned; `member` now holds its blocks."""
         for block in item.blocks:
             self._shelf.hold(member, block)
         self._words[HEAD] = item.tag[1] + 1

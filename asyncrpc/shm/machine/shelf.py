@@ -10,10 +10,10 @@ only pages that were written to are memory.  So a block's place follows from its
 nothing is ever fragmented, and a block that comes back is used again first, its pages
 there and warm.
 
-A block is in use while an item of the ring refers to it, or a member *holds* it: has a
-tensor over it.  A hold is one byte that only its member writes, without the lock; so to
-let go of memory is one store, which a process can do at any time.  Whoever needs memory
-looks for blocks that nobody uses any more.
+A block is in use while an item of the ring refers to it, or a member *holds* it, having
+a tensor over it.  A hold is one byte that only its member writes, without the lock; so
+letting go of memory is one store, which a process can do at any time.  A process that
+needs memory looks for blocks that are not in use any more.
 
 Invariants: `USED` is what the blocks in use were taken for, and at most the limit;
 `TOUCHED` is what pages there may be, and at most the limit; a block is on the free list
@@ -41,7 +41,7 @@ BLOCKS_PER_KIND_MAX: Final = 1 << 16
 NONE: Final = -1
 
 # --- words of the head, by index -----------------------------------------------------
-DIRTY: Final = 16  # somebody is changing something, or was killed while doing so
+DIRTY: Final = 16  # a process is changing something, or was killed while doing it
 HEAD: Final = 17  # serial number of the next item to be taken
 TAIL: Final = 18  # serial number of the next item to be put
 EPOCH: Final = 19  # how often the state was rebuilt
@@ -49,7 +49,7 @@ USED: Final = 20  # bytes
 TOUCHED: Final = 21  # bytes
 STARVING: Final = 22  # a member waits for room
 ROWS: Final = 23  # rows of members that were ever in use
-SIGNALLED: Final = 24  # those who wait for an item have been told, or are just being
+SIGNALLED: Final = 24  # processes that wait for an item have been, or are being, woken
 MEMBERS_AT: Final = 32  # from here on, a word a member: 1 while it is one
 # From here on, a word a member: how often it has let go of a block.  Only it writes it.
 _DROPS_AT: Final = MEMBERS_AT + MEMBERS_MAX
@@ -74,14 +74,14 @@ Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class BlockState(NamedTuple):
-    """What is known of a block.
+    """The state of a block.
 
     Attributes:
         block: its number.
-        references: by items of the ring.
-        payload_bytes: what it was taken for; 0 if it is free.
-        pages_bytes: what may be memory of it.
-        is_free: it is on the list of free blocks.
+        references: how many items of the ring refer to it.
+        payload_bytes: the size that was asked for; 0 if it is free.
+        pages_bytes: how much of it may be backed by memory.
+        is_free: whether it is on the list of free blocks.
     """
 
     block: int
@@ -166,7 +166,7 @@ class Shelf:
     # --- taking and giving back ------------------------------------------------------
 
     def allocate(self, member: int, nbytes: int) -> tuple[int, bool]:
-        """Take a block, which `member` holds from now on.
+        """Take a block; `member` holds it from now on.
 
         Returns:
             Its number, and whether some of its pages are new; `NONE` and False if there
@@ -200,7 +200,7 @@ class Shelf:
         self._octets[self.layout.holds_at + member * self.layout.blocks + block] = 1
 
     def let_go(self, member: int, block: int) -> None:
-        """Take that back: the one thing that needs no lock."""
+        """Take a hold back: the one thing that needs no lock."""
         self._octets[self.layout.holds_at + member * self.layout.blocks + block] = 0
         self._words[_DROPS_AT + member] += 1
 
@@ -211,7 +211,7 @@ class Shelf:
             self._words[entry + _REFERENCES] += step
 
     def sweep(self) -> None:
-        """Find the blocks that nobody uses any more."""
+        """Find blocks that are not in use any more."""
         drops = self._drops()
         for kind in range(self.layout.kinds):
             self._sweep(kind, drops)
@@ -303,7 +303,7 @@ class Shelf:
         return NONE
 
     def dismiss(self, member: int) -> None:
-        """Take back all that a member holds: it has ended."""
+        """Take back all holds of a member that has ended."""
         self._holds[member] = 0
         self._words[_DROPS_AT + member] += 1
         self._words[MEMBERS_AT + member] = 0

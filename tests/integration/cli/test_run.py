@@ -169,9 +169,9 @@ def read_pids(process: subprocess.Popen[str], nprocs: int) -> list[int]:
 
 def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "no/such.py"]) == 2
-    assert "there is no file 'no/such.py'" in capsys.readouterr().err
+    assert "the file 'no/such.py' does not exist" in capsys.readouterr().err
     assert main(["run", "--nproc", "0", __file__]) == 2
-    assert "--nproc is 0" in capsys.readouterr().err
+    assert "--nproc must be at least 1, not 0" in capsys.readouterr().err
     assert main(["run", "--threads", "0", __file__]) == 2
     assert "--threads must be an integer of at least 1" in capsys.readouterr().err
 

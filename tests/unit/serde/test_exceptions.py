@@ -423,5 +423,5 @@ def test_a_tree_that_is_wrong_is_refused_or_harmless(key: str, value: Any) -> No
 def test_no_tree_at_all_is_refused() -> None:
     trees: list[Any] = [None, [], {}, 5, "x"]
     for tree in trees:
-        with pytest.raises(DecodeError, match="describe an exception"):
+        with pytest.raises(DecodeError, match="malformed description"):
             rebuild_exception(tree, TRUSTED.functions, function="f", to="ps")

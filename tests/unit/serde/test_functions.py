@@ -191,10 +191,10 @@ def test_what_holds_state_goes_as_a_value(function: Any) -> None:
         ("no.such.module:f", "no.such.module"),
         (f"{HERE}:absent", "has no 'absent'"),
         (f"{HERE}:Model.absent", "has no 'Model.absent'"),
-        (f"{HERE}:HERE", "no function"),
+        (f"{HERE}:HERE", "not a function"),
         (f"{HERE}:os.system", "has no 'os.system'"),
-        ("step", "no function's name"),
-        (":", "no function's name"),
+        ("step", "a function's name must be"),
+        (":", "a function's name must be"),
     ],
 )
 def test_an_unknown_name_says_what_is_missing(name: str, text: str) -> None:

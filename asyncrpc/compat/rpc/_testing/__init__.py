@@ -34,5 +34,5 @@ __all__ = [
 
 
 def is_available() -> bool:
-    """Say whether messages can be lost and held back: always."""
+    """Return whether messages can be lost and held back: always."""
     return True

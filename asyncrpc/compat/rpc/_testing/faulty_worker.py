@@ -156,7 +156,7 @@ class FaultyCalls:
         return MessageType[f"{'SCRIPT' if is_script else 'PYTHON'}_{what}"]
 
     def _is_script(self, target: str | list[Any] | None, values: Values) -> bool:
-        """Say whether torch would run a message without Python."""
+        """Return whether torch would run a message without Python."""
         if isinstance(target, list):
             return not target[3] and _rref_id(target[1:3]) in self._scripted
         function = (
@@ -274,7 +274,7 @@ def _check_references(values: Values) -> None:
 
 
 def _goes_with_gradients(values: Values, *, is_script: bool) -> bool:
-    """Say whether torch would wrap a message in one for autograd."""
+    """Return whether torch would wrap a message in one for autograd."""
     if current_context_var.get() is None:
         return False
     if not is_script:
