@@ -10,7 +10,7 @@ a thread of its own (`runtime.hosting`).  What programs see (signatures, default
 exceptions and their texts) is as in torch 2.13; what goes on underneath is asyncrpc.
 
 A program that imports torch's modules need not be edited: `install()`, called first,
-puts these in their place, and `python -m asyncrpc.compat script.py` does so for it.
+puts these in their place, and `python -m asyncrpc.compat script.py` calls it.
 
 This is the only package with process-wide state.
 """

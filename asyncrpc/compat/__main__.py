@@ -67,10 +67,12 @@ def _script(path: str) -> tuple[types.ModuleType, types.CodeType]:
     """Load a file, or the `__main__.py` of a directory or an archive.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
     """
     if not Path(path).exists():
-        raise FileNotFoundError(f"there is no file {path!r}; for a module, use -m")
+        raise FileNotFoundError(
+            f"the file {path!r} does not exist; for a module, use -m"
+        )
     if Path(path).is_dir() or zipfile.is_zipfile(path):
         sys.path[: _own_entries()] = [path]
         return _loaded(PathFinder.find_spec("__main__", [path]), path)
@@ -92,7 +94,7 @@ def _module(name: str) -> tuple[types.ModuleType, types.CodeType]:
     """Load a module, or the `__main__` of a package.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the module does not exist.
     """
     try:
         found = importlib.util.find_spec(name)

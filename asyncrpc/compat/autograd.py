@@ -213,7 +213,7 @@ def backward_from_reference(rref: Any, context_id: int, retain_graph: bool) -> N
 
 
 def _backward_here(rref: Any, context_id: int, retain_graph: bool) -> None:  # noqa: FBT001
-    """Run a pass for another worker, from a value that is here."""
+    """Run a pass for another worker, from a value of this one."""
     backward_from_reference(rref, context_id, retain_graph)
 
 
@@ -221,7 +221,7 @@ def _backward_here(rref: Any, context_id: int, retain_graph: bool) -> None:  # n
 
 
 class DistAutogradContext:
-    """What is known here of one context."""
+    """One context, as this worker knows it."""
 
     def __init__(self, agent: Agent, state: ContextState) -> None:
         self._agent = agent

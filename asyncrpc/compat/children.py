@@ -1,17 +1,16 @@
 """Processes that multiprocessing starts: they get the facade before the program's code.
 
 A spawned process is a new interpreter.  It unpickles its preparation data, imports the
-program's main module by what they say, and then unpickles the function that it is to
-run.  The main module's imports must find the facade; the preparation data are all that
-comes earlier and can be had without touching the interpreter that is started.  So we
-add an entry to them (`multiprocessing.spawn.get_preparation_data`) that pickles as a
-call of `exec`: to unpickle it installs the facade.  The process's own children get it
-the same way.
+program's main module as they direct, and then unpickles the function to run.  The main
+module's imports must find the facade, and only the preparation data come earlier
+without a change to the started interpreter.  So we add an entry to them
+(`multiprocessing.spawn.get_preparation_data`) that pickles as a call of `exec`:
+unpickling it installs the facade.  The process's own children get it the same way.
 
 What was rejected: a `sitecustomize` or a `.pth` file changes every interpreter of the
 environment, other programs' too; another executable (`multiprocessing.set_executable`)
 is seen by the program, and by its debugger and profiler; a variable of the environment
-is read by nobody in a process that does not import asyncrpc; an entry among the
+is not read in a process that does not import asyncrpc; an entry among the
 arguments of `Process` comes after the main module has been imported.
 
 The entry brings the parent's import path along, as the interpreter does not have it

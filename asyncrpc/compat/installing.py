@@ -240,7 +240,7 @@ class SubstituteFinder(MetaPathFinder, Loader):
         """Do nothing: it looks up its names when they are used."""
 
     def displace(self) -> None:
-        """Take torch's modules out of `sys.modules`, and names out of others."""
+        """Remove torch's modules from `sys.modules`, and names from others."""
         for name in self._replaced():
             self.displaced[name] = sys.modules.pop(name)
         for (module, name), home in _REPLACED.items():

@@ -1,9 +1,9 @@
 """The ends of a worker's graph as torch shows them: one node for each message.
 
-Here a tensor that comes has a node of its own, and nothing is made for one that goes.
-Programs written for torch look for a node of each message, by its name.  So the tensors
-of a message are joined by one once it is decoded, and that of a message that was sent
-is made when somebody asks for it.
+Natively a tensor that arrives has a node of its own, and a tensor that leaves has
+none.  Programs written for torch look for a node of each message, by its name.  So one
+node joins the tensors of a message once it is decoded, and the node of a message that
+was sent is made when it is first asked for.
 
 Source: torch.distributed.autograd's SendRpcBackward and RecvRpcBackward.
 """
@@ -121,10 +121,10 @@ class JoinedState(ContextState):
 
 
 class ReceivedMessage:
-    """What the tensors of a message go through, until all are there.
+    """Collects the tensors of a message until all have arrived, and joins them.
 
     Attributes:
-        joined: is told of their node.
+        joined: is called with their node.
     """
 
     __slots__ = ("_receive", "_tensors", "joined")
@@ -174,7 +174,7 @@ class SendRpcBackward(Node):
 
     @property
     def metadata(self) -> dict[Any, Any]:  # type: ignore[override]  # torch's is wrong
-        """Nothing."""
+        """Return no metadata."""
         return {}
 
     @property

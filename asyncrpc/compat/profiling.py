@@ -10,10 +10,10 @@ A call is `rpc_sync#step(trainer -> ps)`; what its function does at the callee i
 `rpc_sync#step(trainer -> ps)#remote_op: aten::mul` and so on, with the callee's rank as
 `node_id`.  A function's own calls are in it the same way.
 
-Gathered are the calls of the thread that profiles, and those that their functions make,
+They gather the calls of the thread that profiles, and those that their functions make,
 each if it ends before the profiler does.  `remote()` has brought everything when
-`rref._get_profiling_future()` is done.  What a callee does for a call that fails is not
-brought.  Traces that torch writes itself (`export_chrome_trace`) have the calls alone.
+`rref._get_profiling_future()` is done.  Events of a callee are lost if its call fails.
+Traces that torch writes itself (`export_chrome_trace`) have only the calls.
 
 For programs of the legacy profiler: `asyncrpc.compat.profiler_legacy`.
 
@@ -83,7 +83,7 @@ class profile(torch.profiler.profile):  # noqa: N801  (as torch's)
             self.events()  # they accumulate: what is gathered next is another's
 
     def events(self) -> Any:
-        """Return the events, those of callees among them."""
+        """Return the events, including those of callees."""
         found: Any = super().events()  # type: ignore[no-untyped-call]
         if self._gatherer is not None and self.profiler is not None:
             _add(self.profiler, self._gatherer)

@@ -33,13 +33,13 @@ class GradBucket:
         *,
         is_last: bool,
     ) -> None:
-        """Make a bucket; the reducer does.
+        """Make a bucket; only the reducer calls this.
 
         Args:
-            index: of the bucket: they are reduced in this order.
+            index: of the bucket; buckets are reduced in this order.
             buffer: `(elements,)`, the gradients one after the other.
-            parameters: whose they are, in the order of the buffer.
-            is_last: no bucket of this backward pass comes after it.
+            parameters: of these gradients, in the order of the buffer.
+            is_last: no bucket of this backward pass follows.
 
         Raises:
             UsageError: the buffer does not hold one element for each of the parameters.

@@ -39,7 +39,7 @@ FIRST_BUCKET_CAP_MB: Final = 1.0
 
 
 class DDPStatistics(NamedTuple):
-    """What has been reduced for a module at this rank.
+    """What was reduced for a module at this rank.
 
     Attributes:
         passes: backward passes that have ended well.
@@ -64,7 +64,7 @@ class DDPStatistics(NamedTuple):
 
 
 class DistributedDataParallel(nn.Module):
-    """A module whose gradients are the mean of those of all ranks.
+    """A module whose gradients are averaged over all ranks.
 
     Await it once, at every rank: the modules are compared, and then get the parameters
     and buffers of rank 0.  Then train it with `await model.backward(loss)` in the place
@@ -106,28 +106,29 @@ class DistributedDataParallel(nn.Module):
         static_graph: bool = False,
         ignored: Collection[str] = (),
     ) -> None:
-        """Wrap the module; nothing is sent before it is awaited.
+        """Wrap the module; nothing is sent before the module is awaited.
 
         Args:
-            module: the same at every rank, on any device.  Gradients of a device are
+            module: the same at every rank, on any device.  Gradients on a device are
                 reduced in host memory, where hooks get them.
             group: the ranks; the module gets one of its own, so that its collectives
                 do not meet yours.
             broadcast_buffers: after each backward pass all ranks take the buffers
                 (running means, say) of rank 0.
-            init_sync: compare the modules, and take parameters and buffers of rank 0,
-                when this is awaited.
+            init_sync: when the module is awaited, compare it with the others, and take
+                parameters and buffers of rank 0.
             bucket_cap_mb: size of a bucket, in MiB: one is reduced when it is full.
-            first_bucket_cap_mb: of the first, in MiB; small, so that reducing begins
+            first_bucket_cap_mb: size of the first, in MiB; small, so that reducing
+                begins early.
                 early.
-            find_unused_parameters: a pass may leave parameters out, other ones at
-                every rank; those that no rank uses keep the gradient that they have.
+            find_unused_parameters: a pass may leave parameters out, different ones at
+                each rank; those that no rank uses keep the gradient that they have.
             gradient_as_bucket_view: gradients lie in the buckets, so none is copied
                 back; `grad.detach_()` cannot be used then.  Off, or on a device: each
                 has memory of its own, which stays the same over passes.
-            static_graph: every pass uses the same parameters in the same way, which
-                the first pass shows; so may some be unused, or be used in several
-                reentrant checkpoints.
+            static_graph: every pass uses the same parameters in the same way as the
+                first; then some may be unused, or used in several reentrant
+                checkpoints.
             ignored: names of parameters and buffers to leave alone.
 
         Raises:
@@ -220,10 +221,10 @@ class DistributedDataParallel(nn.Module):
             The loss, as it was given or computed.
 
         Raises:
-            UsageError: a parameter got no gradient, or several; another pass runs; the
-                module has not been awaited; an argument is wrong; or this is not the
-                worker's event loop.
-            CollectiveError: the gradients could not be reduced; there are none.
+            UsageError: a parameter got no gradient, or several; another pass is
+                running; the module has not been awaited; an argument is wrong; or this
+                is not the worker's event loop.
+            CollectiveError: the gradients could not be reduced; `.grad` is not set.
             Exception: what the function raises; the other ranks get a CollectiveError.
 
         Cancellation:
@@ -276,11 +277,11 @@ class DistributedDataParallel(nn.Module):
         divide_by_initial_world_size: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """Return an async context for a loop that has not the same length at all ranks.
+        """Return an async context for a loop whose length differs between ranks.
 
-        A rank that comes to its end takes part with zeros in the backward passes of
-        the others, until all have come there; then all get the parameters and buffers
-        of one that was there to the last.  Every rank has to use it.
+        A rank that reaches the end takes part with zeros in the backward passes of the
+        others, until all have reached it; then all get the parameters and buffers of a
+        rank that was there to the last.  Every rank must use it.
 
         Args:
             divide_by_initial_world_size: the mean is over all ranks; else over those
@@ -312,15 +313,16 @@ class DistributedDataParallel(nn.Module):
         )
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:
-        """Let a hook reduce the buckets, in the place of a mean over all ranks.
+        """Let a hook reduce the buckets, instead of a mean over all ranks.
 
         Args:
             state: its first argument; None: the group of this module, which a
                 `HookState` gets, too.
             hook: `async def hook(state, bucket) -> Tensor`, called on the event loop
-                for one bucket after the other; what it returns, of `(elements,)`, are
-                the gradients.  Or one that returns a torch.futures.Future, as those of
-                torch.distributed.algorithms.ddp_comm_hooks: it is called in a thread.
+                for one bucket after the other; it returns the gradients,
+                `(elements,)`.  Or one that returns a torch.futures.Future, such as
+                those of torch.distributed.algorithms.ddp_comm_hooks: it is called in a
+                thread.
 
         Raises:
             UsageError: there is a hook already, a sparse gradient, which hooks cannot
@@ -333,7 +335,7 @@ class DistributedDataParallel(nn.Module):
         if exchange.hook is not None:
             raise UsageError(
                 f"this module has the communication hook {exchange.hook!r} already; "
-                "there can be one"
+                "a module can have only one"
             )
         if any(one.is_sparse for one in self._gradients.learned):
             raise UsageError(
@@ -400,7 +402,7 @@ def _tensors_of(
     for name, tensor in {**parameters, **buffers}.items():
         if tensor.is_meta and name not in ignored:
             raise UsageError(
-                f"module must have values, and its {name!r} is on {tensor.device}, "
+                f"module must have values, but its {name!r} is on {tensor.device}, "
                 "where it has none"
             )
     return (

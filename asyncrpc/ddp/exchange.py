@@ -1,12 +1,13 @@
-"""What is sent for one backward pass, in the order that is the same at every rank.
+"""What ranks send for one backward pass, in the same order at every rank.
 
     buffers     those of one rank, packed; they are put in place when the pass is over
     buckets     reduced one after the other, each as soon as it is full
-    used        how many ranks have used each parameter, if that was asked for
+        used        how many ranks have used each parameter, if that is needed
+        order       of the gradients at one rank, if the buckets will be rebuilt
     order       in which gradients came, at one rank, if the buckets are to be rebuilt
 
-Communication hooks run here as well, one at a time: those that reduce more than once
-would else get in each other's way, as ranks match collectives by their order.
+Communication hooks run here as well, one at a time: ranks match collectives by their
+order, so hooks that reduce more than once would otherwise mix up theirs.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class Exchange:
     """What one rank sends and receives for a module.
 
     Attributes:
-        group: the ranks, for this module alone; another one after a failure.
+        group: the ranks, for this module alone; replaced after a failure.
         parameters: whose gradients are reduced.
-        buffers: of the module, which all ranks take from one.
-        hook: what reduces a bucket; None: the mean over all ranks.
-        join: asks before each pass who has an input for it; None: all have.
+        buffers: of the module; all ranks take them from one rank.
+        hook: reduces a bucket; None: the mean over all ranks.
+        join: asks before each pass which ranks have an input for it; None: all have.
         divides_by_all: the mean is over all ranks, not only those that have an input.
     """
 
@@ -88,7 +89,7 @@ class Exchange:
 
     @property
     def terms(self) -> PassConfig | None:
-        """The terms of the next pass; None: the others have to be asked for them."""
+        """Return the next pass's configuration; None if ranks must agree on it."""
         if self._memory is None or self.join is not None:
             return None
         return self._terms(self._memory, range(self.group.size))
@@ -160,7 +161,7 @@ class Exchange:
         except asyncio.CancelledError:
             text = "" if current.error is None else text_of(current.error)
             self.refuse(f"gave up its backward pass{text and f': {text}'}")
-            # If nobody gave it up:
+            # Unless the pass was given up:
             error = CollectiveError("the worker has ended, or a hook its own task")
             raise
         except BaseException as problem:  # noqa: BLE001  (the thread of the pass raises it)
@@ -219,7 +220,7 @@ class Exchange:
             )
             raise UsageError(
                 f"the communication hook returned {what_came} for a bucket of "
-                f"{flat.numel()} elements; it has to return the reduced tensor, flat"
+                f"{flat.numel()} elements; it must return the reduced tensor, flat"
             )
         if result.data_ptr() != flat.data_ptr():
             copy = functools.partial(flat.copy_, result.detach().view(-1))
@@ -240,12 +241,12 @@ class Exchange:
             if task is not None and task.cancelling():
                 raise
             raise CollectiveError(
-                "the communication hook raised a CancelledError, and the backward pass "
-                "was not cancelled; it may be that what the hook waited for was"
+                "the communication hook raised a CancelledError, but the backward pass "
+                "was not cancelled; perhaps something that the hook awaited was"
             ) from error
 
     async def _call(self, hook: Hook, bucket: GradBucket) -> Any:
-        """Run a hook of ours, or one that is made for torch's module."""
+        """Run a hook of ours, or one for torch's module."""
         if is_coroutine_hook(hook):
             return await hook(self._bound, bucket)
         # It may compute, or wait, for as long as it likes.

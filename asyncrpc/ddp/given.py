@@ -1,4 +1,4 @@
-"""What users give to data parallel training: checked before anything begins."""
+"""Arguments of data parallel training, checked before anything begins."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def _check_root(root: Any, gradient: Any) -> None:
     check_kind("loss", root, torch.Tensor, "a tensor, tensors in a list, or a function")
     if not root.requires_grad:
         raise UsageError(
-            f"loss must require a gradient, and does not: of shape {tuple(root.shape)}"
+            f"loss of shape {tuple(root.shape)} must require a gradient, but does not"
         )
     if gradient is None:
         if root.numel() != 1:
             raise UsageError(
-                f"loss of shape {tuple(root.shape)} is no scalar: give its gradient"
+                f"loss of shape {tuple(root.shape)} is not a scalar: give its gradient"
             )
         return
     check_kind("gradient", gradient, torch.Tensor, "a tensor")

@@ -23,7 +23,7 @@ _MIB: Final = 1 << 20
 
 
 class GradientOptions(NamedTuple):
-    """What `DistributedDataParallel` is given; see there."""
+    """Options of `DistributedDataParallel`; see there."""
 
     bucket_cap_mb: float
     first_bucket_cap_mb: float
@@ -47,7 +47,7 @@ class ParameterInfo(NamedTuple):
 
 
 class Gradients:
-    """See the module.
+    """The gradients of one module: which ones a pass brings, and where they go.
 
     Attributes:
         learned: the parameters, by number.
@@ -80,12 +80,12 @@ class Gradients:
 
     @property
     def finds_unused(self) -> bool:
-        """Whether the graph is searched for what autograd will not come to."""
+        """Return whether to search the graph for parameters out of autograd's reach."""
         return self._options.find_unused_parameters and not self._options.static_graph
 
     @property
     def asks_who_uses(self) -> bool:
-        """Whether it has to be found out in a pass which parameters are used."""
+        """Return whether a pass must find out which parameters are used."""
         if self._options.static_graph:
             return not self.is_ordered
         return self.finds_unused
@@ -143,7 +143,7 @@ class Gradients:
         return self._parameters[number].device.type == "xla"
 
     def fill_unused(self, current: Backward) -> None:
-        """Fill in those that never come."""
+        """Fill in the gradients that never come."""
         for number, uses in enumerate(self._uses):
             if not uses:
                 self.fill(current, number)
@@ -199,7 +199,7 @@ class Gradients:
         with torch.no_grad():
             for bucket, numbers in enumerate(current.buckets.numbers):
                 for number in numbers:
-                    # What nobody has used keeps the gradient that it has, or none.
+                    # A parameter that no rank has used keeps its gradient, if any.
                     if number not in unused:
                         self._take_one(current, bucket, number)
 
@@ -222,7 +222,7 @@ class Gradients:
             parameter.grad.copy_(view)
 
     def learn_uses(self, readiness: Readiness) -> None:
-        """Take it that gradients come as often from now on."""
+        """Assume that gradients come as often in each pass from now on."""
         if not self._are_uses_known:
             self._uses = list(readiness.counts)
             self._are_uses_known = True

@@ -26,7 +26,7 @@ async def verify(
     """Compare names, shapes, strides and dtypes of tensors, and options, by rank.
 
     Raises:
-        UsageError: a rank has something else than rank 0; every rank raises it.
+        UsageError: a rank differs from rank 0; every rank raises it.
         CollectiveError: they could not be compared.
     """
     lines = [f"{name} = {value}" for name, value in options.items()]

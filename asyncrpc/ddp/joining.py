@@ -19,7 +19,7 @@ from asyncrpc.serde import words_of
 
 
 class Join:
-    """An async context: a rank that leaves it goes on with those that are within."""
+    """An async context: a rank that leaves it helps the ranks that are still inside."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Join:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Go on with the others, until nobody has an input left."""
+        """Take part in the passes of the others, until no rank has an input left."""
         exchange = self._exchange
         try:
             if error is None:

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 
 class ParameterSpec(NamedTuple):
-    """What has to be known of a parameter to find its bucket.
+    """What decides the bucket of a parameter.
 
     Attributes:
         nbytes: of its gradient.
-        kind: those of one bucket are of one kind: a dtype and a device.
+        kind: a dtype and a device; all parameters of a bucket share it.
         is_alone: nothing else is in its bucket, as for a sparse gradient.
     """
 
@@ -114,7 +114,7 @@ class Readiness:
         return self._is_held or self._left[number] > 0
 
     def arrive(self, number: int) -> bool:
-        """Take note that a gradient has come; say whether it is complete now."""
+        """Record that a gradient has come; return whether it is complete now."""
         self.counts[number] += 1
         if self.counts[number] == 1:
             self.order.append(number)
@@ -124,7 +124,7 @@ class Readiness:
         return self._left[number] == 0
 
     def ready(self, number: int) -> int:
-        """Take note that a complete gradient is in its bucket; return `reduced`."""
+        """Record that a complete gradient is in its bucket; return `reduced`."""
         self._left[number] = 0
         self._missing[self._bucket_of[number]] -= 1
         self._advance()

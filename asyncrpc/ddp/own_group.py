@@ -1,9 +1,9 @@
-"""A group that a part of the package has for itself, and makes anew after a failure.
+"""A group that a part of the package uses alone, and recreates after a failure.
 
 Ranks match collectives by their order.  A rank that fails in the middle of several
-begins none of the rest, while another may wait in one of them: so the group is left,
-which tells the others, and the next one has another name.  Each rank that fails makes
-that one; so they meet again.
+begins none of the rest, while another may wait in one of them.  So the group is left,
+which tells the others, and the next one gets another name.  Each rank that fails makes
+that one, and so they meet again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OPEN: Final = 2  # groups: the home, and the one in use
 
 
 class RecreatableGroup:
-    """Ranks of a group, whose collectives do not meet those of others."""
+    """Ranks of a group whose collectives cannot mix with those of others."""
 
     def __init__(self, base: Group, ranks: Sequence[int] | None = None) -> None:
         """Prepare it; nothing is sent.
@@ -30,9 +30,10 @@ class RecreatableGroup:
         Args:
             base: the group that the ranks belong to.  All of its ranks must make their
                 `RecreatableGroup`s in the same order.
-            ranks: those that take part, this one among them; None: all.
+            ranks: the ranks that take part, including this one; None: all.
         """
-        # Nothing is ever sent in this one: names of those that are used begin with its.
+        # Nothing is ever sent in this one: the names of the used ones begin with its
+        # name.
         self._home = base.duplicate()
         self._ranks = range(base.size) if ranks is None else ranks
         self._open = [self._home]
@@ -51,7 +52,7 @@ class RecreatableGroup:
             UsageError: this has been closed, or its worker has ended.
         """
         if not self._finalizer.alive:
-            raise UsageError("it has been closed, and has no group: make another one")
+            raise UsageError("it has been closed and has no group: make another one")
         self._has_left = False
         return self._open_next()
 
@@ -84,7 +85,7 @@ class RecreatableGroup:
             with contextlib.suppress(CollectiveError):  # it has failed before
                 group.refuse(reason)
         group.close()
-        # It is open from now on, so that `close` is seen by those who come into it.
+        # It is open from now on, so that calls that enter it see `close`.
         with contextlib.suppress(UsageError):  # the worker has ended
             self._open_next()
 

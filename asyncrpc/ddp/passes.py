@@ -49,19 +49,19 @@ class Backward:
     """One backward pass at one rank.
 
     Attributes:
-        buckets: that it fills.
-        readiness: which gradients have come; changed by the thread of the pass only,
+        buckets: the buckets that it fills.
+        readiness: which gradients have come; changed only by the thread of the pass,
             and before it begins.
         terms: what the ranks have agreed on.
-        is_plain: autograd began it, by itself.
-        results: what has been reduced, by bucket.
+        is_plain: whether autograd began it by itself.
+        results: the reduced gradients, by bucket.
         used: whether each parameter was used here, and then how many ranks have used
-            it; None: nobody asks.
-        wants_order: whether the order in which gradients come is to be known.
+            it; None: not needed.
+        wants_order: whether to record the order in which gradients come.
         order: that of rank `root`, in the end.
         sparse: gradients by number of their parameter.
-        late: numbers of gradients that are there, and are put into their buckets when
-            autograd has ended: those of devices that compute when they are asked to.
+        late: numbers of gradients that are there, and enter their buckets when autograd
+            has ended: those of devices that compute on demand.
         error: why it has failed.
         communication_s: seconds in which something was sent or received.
     """
@@ -139,7 +139,7 @@ class Backward:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing is sent or received for it any more."""
+        """Return whether nothing more is sent or received for it."""
         return self._done.is_set()
 
     def end(self, error: BaseException | None) -> None:
@@ -167,7 +167,7 @@ class Backward:
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
         try:
-            await self._waiter  # the thread tells of each end; `give_up` cancels this
+            await self._waiter  # the thread reports each end; `give_up` cancels this
         finally:
             self._waiter = None
 

@@ -33,7 +33,7 @@ _NAMED_MAX: Final = 5  # parameters that an error names
 
 
 class Reducer:
-    """See the module.
+    """Runs the backward passes of one module, and reduces their gradients.
 
     Attributes:
         exchange: with the other ranks.
@@ -80,8 +80,8 @@ class Reducer:
             engine: runs it.
 
         Raises:
-            UsageError: another pass runs, or a parameter has no gradient.
-            CollectiveError: the gradients could not be reduced; there are none.
+            UsageError: another pass is running, or a parameter has no gradient.
+            CollectiveError: the gradients could not be reduced; `.grad` is not set.
             Exception: what `roots_of` raises; the pass fails for the other ranks.
         """
         worker = self.exchange.group.parts
@@ -95,7 +95,7 @@ class Reducer:
             return
         if self._current is not None or self._is_entering:
             raise UsageError(
-                "a backward pass of this module is under way: await it first"
+                "a backward pass of this module is running: await it first"
             )
         self._is_entering = True
         try:
@@ -128,7 +128,7 @@ class Reducer:
     # --- passes that autograd begins -------------------------------------------------
 
     def on_gradient(self, number: int) -> None:
-        """Take in a gradient; called by the thread that runs autograd.
+        """Take a gradient; called by the thread that runs autograd.
 
         Raises:
             UsageError: this thread runs the event loop, or the gradient has come
@@ -169,7 +169,7 @@ class Reducer:
         return current
 
     def is_current(self, current: Backward) -> bool:
-        """Return whether a pass is the one that is under way."""
+        """Return whether a pass is the running one."""
         return self._current is current
 
     def abandon(self, current: Backward) -> None:
@@ -210,7 +210,7 @@ class Reducer:
         return current
 
     def _skip_unused(self, current: Backward, roots: Sequence[torch.Tensor]) -> None:
-        """Take as complete what autograd will not come to, so that nothing waits."""
+        """Mark gradients that autograd will not reach as complete."""
         reached = _reached_from(roots)
         for number, learned in enumerate(self._gradients.learned):
             if id(learned.parameter) not in reached:
@@ -260,7 +260,7 @@ class Reducer:
         self.communication_s += current.communication_s
 
     def _complete_late(self, current: Backward) -> None:
-        """Have a device compute all of its gradients at once, then take them."""
+        """Let a device compute all of its gradients at once, then take them."""
         if current.late:
             self.exchange.group.parts.pool.settle()
         for number in current.late:
@@ -322,7 +322,7 @@ class Reducer:
 
 
 class _PassEnd:
-    """What autograd calls at the end of a pass."""
+    """Called by autograd at the end of a pass."""
 
     def __init__(self, reducer: Reducer, current: Backward) -> None:
         self._end = functools.partial(reducer.end, current)

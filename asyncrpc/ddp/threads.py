@@ -88,5 +88,5 @@ async def to_its_end(
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # which nobody else is going to ask for
+            running.exception()  # marks it as read
         raise

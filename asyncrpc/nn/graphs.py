@@ -26,7 +26,7 @@ _CROSSING: type = Recv._backward_cls  # noqa: SLF001  (the node that a call leav
 
 
 class Caught:
-    """What a backward pass brought to a tensor that came from another stage.
+    """The gradient that a backward pass brought to a tensor from another stage.
 
     Attributes:
         gradient: of its shape; None if the output does not depend on it.
@@ -38,7 +38,7 @@ class Caught:
         self.gradient: torch.Tensor | None = None
 
     def add(self, gradient: torch.Tensor | None) -> None:
-        """Take the gradient: there is one backward pass, so it comes once."""
+        """Add the gradient, which comes once: there is one backward pass."""
         self.gradient = gradient
 
 

@@ -1,4 +1,4 @@
-"""Interfaces of remote modules: classes whose methods are those of a module elsewhere.
+"""Interfaces of remote modules: classes that declare the methods of a module elsewhere.
 
     class Encoder(Protocol):
         async def encode(self, x: Tensor, *, scale: float = 1.0) -> Tensor: ...
@@ -6,12 +6,11 @@
     encoder = await module.typed(Encoder)
     y = await encoder.encode(x, scale=2.0)  # the signature is checked by mypy
 
-An interface is an abstract class or a Protocol.  It says how its methods are used from
-here, where they are awaited: so they are declared `async def`, also if those of the
-module are plain.  An abstract class may have methods with bodies besides; these run
-here.
+An interface is an abstract class or a Protocol.  It declares its methods as they are
+used here, where they are awaited: as `async def`, even if those of the module are
+plain.  An abstract class may also have methods with bodies; these run here.
 
-The owner is told what the methods look like, not the class, which it need not have.
+The owner gets a description of the methods, not the class, which it need not have.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Shape: TypeAlias = tuple[str, list[str], int, list[str], list[str]]
 
 
 class Callee(Protocol):
-    """What runs a module's methods."""
+    """Runs a module's methods."""
 
     async def run_method(self, name: str, args: Any, kwargs: Any) -> Any:
         """Run a method where the module is; return its result."""
@@ -65,8 +64,8 @@ def methods_of(interface: Any) -> list[tuple[str, Callable[..., Any]]]:
     for name, function in found.items():
         if not inspect.iscoroutinefunction(function):
             raise UsageError(
-                f"{interface.__name__}.{name} is no `async def`: a method of a remote "
-                "module is awaited; declare it so, whatever it is on the module"
+                f"{interface.__name__}.{name} is not `async def`: a method of a remote "
+                "module is awaited; declare it so, even if the module's own is plain"
             )
     return sorted(found.items())
 

@@ -1,4 +1,4 @@
-"""What a remote module does on the worker that has it.
+"""What a remote module does on the worker that owns it.
 
 Each function is called there with a reference to the module, which is at home.
 """
@@ -96,7 +96,7 @@ async def check(
     """
     problems = list(interfaces.problems_of(await rref, shapes))
     if problems:
-        raise UsageError(f"the module is no {interface}: {'; '.join(problems)}")
+        raise UsageError(f"the module is not a {interface}: {'; '.join(problems)}")
 
 
 async def cast(rref: RRef[nn.Module], dtype: torch.dtype) -> None:
@@ -141,7 +141,7 @@ async def load_state(
     state_dict: Mapping[str, Any],
     strict: bool,  # noqa: FBT001  (travels in a call)
 ) -> tuple[list[str], list[str]]:
-    """Take up a state; return the keys that were missing, and those unexpected."""
+    """Load a state; return the keys that were missing, and those unexpected."""
     module = await rref
 
     def load() -> tuple[list[str], list[str]]:

@@ -62,7 +62,7 @@ _RECURSE: Final = True  # also the parameters of modules inside
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """What a training step of a pipeline gave.
+    """The result of a training step of a pipeline.
 
     Attributes:
         loss: of the whole batch: a tensor without dimensions or history, on the CPU.
@@ -74,16 +74,16 @@ class PipelineResult:
 
 
 class Pipeline:
-    """Stages that a batch goes through in micro-batches, many of them at once.
+    """Stages that process a batch in micro-batches, many of them at once.
 
     While one stage works on a micro-batch the next one works on the one before it.
     What a stage makes goes to the next one directly, from worker to worker.
 
     The gradients equal those of the same modules in one process on the whole batch, up
     to the order of sums, if each row of a batch is computed by itself.  BatchNorm in
-    training mode is not like that: its statistics are those of each micro-batch, and
-    its running averages move once for each.  Dropout draws anew for each micro-batch,
-    from the generator of its worker's process.
+    training mode is not: it takes its statistics from each micro-batch, and moves its
+    running averages once for each.  Dropout draws anew for each micro-batch, from the
+    generator of its worker's process.
 
     Several steps may run at once, also of pipelines that share modules: each has its
     own activations and gradients.  The stages are freed with this object.
@@ -120,15 +120,15 @@ class Pipeline:
 
         Raises:
             NotStartedError: there is no running worker here.
-            UsageError: there is no stage, or something else is none; or `chunks` or
-                `schedule` is not understood.
+            UsageError: `stages` is empty, or has an element that is not a stage; or
+                `chunks` or `schedule` is not understood.
         """
         check_schedule(schedule, chunks)
         self._worker = current_parts()
         check_sequence("stages", stages, "modules in a list")
         self._modules = [_placed(at, one) for at, one in enumerate(stages)]
         if not self._modules:
-            raise UsageError("stages must have one stage at least")
+            raise UsageError("stages must have at least one stage")
         self.chunks: Final = chunks
         self.schedule: Final = schedule
         self._stages: list[RRef[Stage]] = []
@@ -237,7 +237,7 @@ class Pipeline:
                 loop of the worker.
 
         Cancellation:
-            All stages are told, and drop what they have of it.
+            All stages are told, and drop their part of the batch.
         """
         self._worker.check_on_loop("Pipeline.forward")
         chunks = self._count(x, rows_of(x, "x"))
@@ -290,7 +290,7 @@ class Pipeline:
                 worker's event loop.
 
         Cancellation:
-            All stages are told, and drop what they have of the step.  Once all have
+            All stages are told, and drop their part of the step.  Once all have
             computed, the gradients enter the context all the same.
 
         Source: torch.distributed.pipelining.ScheduleGPipe.step and Schedule1F1B.step;

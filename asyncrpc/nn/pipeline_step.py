@@ -4,10 +4,10 @@ The driver calls `run` on every stage and hands the micro-batches to the first a
 targets to the last, a few ahead of their use.  When the first stage has run its last
 backward pass, all others have: then the driver tells everyone to commit.
 
-Whatever fails or is cancelled before ends the calls of `run`, and with them all that
-the stages keep.  The first error is raised.  One error may come by several ways, for a
-stage that fails fails those before it: every way it has the same type and text, and the
-name of the worker where it arose.
+A failure or a cancellation before that ends the calls of `run`, and with them all that
+the stages keep.  The first error is raised.  One error may arrive over several ways,
+since a stage that fails makes the stages before it fail: each copy has the same type
+and text, and the name of the worker where it arose.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class PipelineStep:
             del failure  # or this frame, and with it the batch, would keep itself
 
     async def _commit(self) -> None:
-        """Tell all stages to commit: in one go, so that it is all of them or none."""
+        """Tell all stages to commit, at once: all of them do it, or none."""
         calls = [stage.commit(self._number) for stage in self._stages]
         await asyncio.shield(asyncio.gather(*calls))
 
@@ -133,7 +133,7 @@ async def together(calls: Sequence[CallFuture[Any]]) -> list[Any]:
 
 
 def _drop(calls: Iterable[CallFuture[Any]]) -> None:
-    """Cancel calls; of one that has failed already, the error is known elsewhere."""
+    """Cancel calls; the error of one that has failed already is known elsewhere."""
     for call in calls:
         if not call.cancel() and not call.cancelled():
             call.exception()

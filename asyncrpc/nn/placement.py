@@ -1,4 +1,4 @@
-"""Where a remote module is to be: `"trainer0/cpu"`, parsed by our own rules.
+"""Where a remote module runs: `"trainer0/cpu"`, parsed by our own rules.
 
     <worker>            the worker of this name, on its CPU
     <worker>/<device>   a device of it: `ps/cuda:0`
@@ -40,7 +40,7 @@ class Placement:
         """Read `"worker"`, `"worker/device"` or `"rank/device"`.
 
         Raises:
-            UsageError: it is none of them.
+            UsageError: the text has none of these forms.
         """
         found = _FORM.fullmatch(text) if isinstance(text, str) else None
         forms = "'worker', 'worker/device' or 'rank/device', such as 'ps/cpu'"

@@ -11,7 +11,7 @@ from asyncrpc.runtime.options import Options
 
 
 class Entry(Protocol):
-    """What is known of one peer."""
+    """A peer."""
 
     @property
     def member(self) -> Member:

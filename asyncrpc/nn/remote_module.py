@@ -67,7 +67,7 @@ class _UnavailableMethod:
 
 
 class RemoteModule:
-    """A handle of a module on another worker, which it is made on.
+    """A handle of a module that is made on another worker.
 
     Any number of workers may hold one: it travels in calls like a reference.  The
     module is freed when no handle is left.
@@ -90,7 +90,7 @@ class RemoteModule:
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin to make a module on another worker; return at once.
+        """Start making a module on another worker; return at once.
 
         Args:
             remote_device: `"worker"`, `"worker/device"` or `"rank/device"`.
@@ -105,14 +105,14 @@ class RemoteModule:
                 kind.
             EncodeError: an argument cannot travel.
 
-        What goes wrong there, a device it does not have for instance, is raised by
-        whoever uses the module, or awaits it.
+        Errors there, such as a missing device, are raised when the module is used or
+        awaited.
         """
         placement = Placement.parse(remote_device)
         _check_class(module_cls)
         _check_given(() if args is None else args, kwargs)
         worker = current_parts()
-        # By name: so the error about one that cannot travel names it.
+        # By name, so that the error about an argument that cannot travel names it.
         values = {
             "module_cls": module_cls,
             "args": list(args or ()),
@@ -134,8 +134,8 @@ class RemoteModule:
             module_rref: a reference to it.
 
         Raises:
-            UsageError: the reference is to another worker than `remote_device` says,
-                or is none.
+            UsageError: `module_rref` is not a reference, or is on another worker than
+                `remote_device` says.
             UnknownWorkerError: there is no such worker.
 
         Source: torch.distributed.nn.RemoteModule.init_from_module_rref.
@@ -266,10 +266,10 @@ class RemoteModule:
             What the method returned.
 
         Raises:
-            AttributeError: there is none of the name.
+            AttributeError: the module has no method of this name.
             UsageError: an argument is of another kind.
-            EncodeError: one cannot travel.
-            Exception: what it raises.
+            EncodeError: an argument cannot travel.
+            Exception: what the method raises.
 
         Cancellation:
             A coroutine function there is cancelled, a thread is not.
@@ -294,7 +294,7 @@ class RemoteModule:
         """Return references to the parameters, for a `DistributedOptimizer`.
 
         Args:
-            recurse: also those of the modules inside.
+            recurse: include those of inner modules.
 
         Raises:
             OwnerLostError: the owner is gone.
@@ -316,7 +316,7 @@ class RemoteModule:
         """Return references to the parameters with their names, to make groups of.
 
         Args:
-            recurse: also those of the modules inside.
+            recurse: include those of inner modules.
 
         Raises:
             OwnerLostError: the owner is gone.
@@ -537,10 +537,10 @@ def _worker_of(rref: RRef[Any]) -> ModuleWorker:
 
 
 def _name_of(worker: ModuleWorker, placement: Placement) -> str:
-    """Return the name of the worker that is meant.
+    """Return the name of the worker that a placement means.
 
     Raises:
-        UnknownWorkerError: there is none.
+        UnknownWorkerError: there is no such worker.
     """
     directory, rank = worker.directory, placement.rank
     names = {member.name for member in directory.members}

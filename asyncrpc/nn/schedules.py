@@ -41,7 +41,7 @@ class ActionKind(enum.Enum):
 
 
 class StageAction(NamedTuple):
-    """One thing that a stage does."""
+    """One action of a stage, on one micro-batch."""
 
     kind: ActionKind
     chunk: int
@@ -61,7 +61,7 @@ class StagePosition:
 
     @property
     def is_last(self) -> bool:
-        """Whether no stage follows."""
+        """Return whether no stage follows."""
         return self.index == self.stages - 1
 
     def __str__(self) -> str:
@@ -184,7 +184,7 @@ class StageMachine:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything has run."""
+        """Return whether everything has run."""
         return self._next == len(self._actions)
 
     def state(self, chunk: int) -> ChunkState:
@@ -314,7 +314,7 @@ def _run_ready(
     ends: dict[tuple[int, StageAction], float],
     given: tuple[int, Seconds],
 ) -> None:
-    """Run the actions of one stage as far as those of the others let it."""
+    """Run the actions of one stage as far as the other stages allow."""
     stages, seconds = given
     while len(spans) < len(order):
         action = order[len(spans)]

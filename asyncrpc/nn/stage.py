@@ -1,4 +1,4 @@
-"""One stage of a pipeline, on the worker that has its module.
+"""One stage of a pipeline, on the worker that owns its module.
 
 A step is a call of `run` on every stage.  It owns all that the stage keeps for the
 step, graphs and gradients, so whatever ends the call lets go of them: an error here or
@@ -56,7 +56,7 @@ class Stage:
         place: Sequence[int],
         following: RRef[Stage] | None,
     ) -> None:
-        """Take a module of this worker.
+        """Use a module of this worker.
 
         Args:
             module: a reference to it.
@@ -111,7 +111,7 @@ class Stage:
     async def take(
         self, step: int, chunk: int, value: Any, needs: Sequence[bool]
     ) -> None:
-        """Take the input of a micro-batch; return when it is in use.
+        """Take the input of a micro-batch; return when its computation has begun.
 
         Args:
             step: its number.
@@ -146,7 +146,7 @@ class Stage:
         """Return the module.
 
         Raises:
-            UsageError: it is none.
+            UsageError: it is not a torch.nn.Module.
             Exception: what its constructor raised.
         """
         module = await self._module
@@ -173,7 +173,7 @@ class Stage:
             if step in self._ended:
                 raise copy_of(self._ended[step])
             self._begun.clear()
-            # If it never begins here, whoever asks is cancelled with the step there.
+            # If it never begins here, the caller is cancelled together with its step.
             await self._begun.wait()
         return run
 

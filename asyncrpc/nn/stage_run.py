@@ -1,4 +1,4 @@
-"""One step at one stage: what comes, what is computed, and what goes on.
+"""One step at one stage: its inputs, its computations, and its outputs.
 
 It does what `schedules.StageMachine` says is due, in threads, one action at a time.
 Graphs are here from a micro-batch's forward pass to its backward pass; gradients of
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class StageAnswer(NamedTuple):
-    """What a stage says of a step; travels as a plain tuple.
+    """A stage's report of a step; travels as a plain tuple.
 
     Attributes:
         spans: for each action its kind, micro-batch, start and end, the latter in
@@ -56,7 +56,7 @@ class StageAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What a step is to do.
+    """The plan of a step.
 
     Attributes:
         number: of the step.
@@ -76,7 +76,7 @@ class StepPlan:
 
     @property
     def is_training(self) -> bool:
-        """Whether there are backward passes."""
+        """Return whether there are backward passes."""
         return self.schedule != INFERENCE
 
 
@@ -212,7 +212,7 @@ class StageRun:
         self._came.set()
 
     def _has_failed(self, call: asyncio.Future[Any]) -> bool:
-        """Return whether a call to the next stage has failed, or nobody wants it."""
+        """Return whether a call to the next stage has failed, or was cancelled."""
         if call.cancelled():
             return True
         error = call.exception()
@@ -246,10 +246,10 @@ class StageRun:
         return StageAnswer(self._spans, self.machine.held_most, self._result())
 
     def commit(self) -> None:
-        """Add the gradients to the autograd context, of this moment.
+        """Add the gradients to the autograd context of this moment.
 
         Raises:
-            LocalProtocolError: they are not whole.
+            LocalProtocolError: the gradients are not complete.
         """
         context = self._context
         if context is None or not self.machine.is_done:
@@ -268,10 +268,10 @@ class StageRun:
             raise self._reason
 
     def let_go(self, reason: BaseException) -> None:
-        """Let go of every graph, and of what was asked of the next stage.
+        """Let go of every graph, and of calls to the next stage.
 
         Args:
-            reason: what those are told who wait for something of this step.
+            reason: given to all that wait for something of this step.
         """
         if not self.machine.is_done:
             self._reason = reason
@@ -442,7 +442,7 @@ class StageRun:
 
 
 def _settle(waiting: asyncio.Future[Any], result: Any) -> None:
-    if not waiting.done():  # whoever waited may have gone
+    if not waiting.done():  # its waiter may have gone
         waiting.set_result(result)
 
 

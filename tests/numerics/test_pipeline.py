@@ -500,7 +500,7 @@ async def test_what_makes_no_sense_is_refused_before_anything_runs() -> None:
     x, y = batch()
     async with four_workers():
         stages = layers("bcd")
-        with pytest.raises(asyncrpc.UsageError, match="one stage at least"):
+        with pytest.raises(asyncrpc.UsageError, match="at least one stage"):
             Pipeline([], chunks=2)
         with pytest.raises(
             asyncrpc.UsageError, match=r"stages\[0\] must be .* of type str"

@@ -125,15 +125,15 @@ def init_rpc(
 
     Args:
         name: unique in the group.
-        backend: a member of `BackendType`; None: what the options are for.
+        backend: a member of `BackendType`; None: the backend that the options are for.
         rank: of this worker; -1 takes it from the environment.
         world_size: how many workers there are; None: they come and go.
-        rpc_backend_options: default timeout, threads, where the workers meet.
+        rpc_backend_options: default timeout, threads, and the address of the store.
 
     Raises:
-        TypeError: the backend, or the options, are none.
+        TypeError: the backend or the options are not of torch's types.
         ValueError: the rank is missing.
-        RuntimeError: RPC runs already, or the name is not unique.
+        RuntimeError: RPC is running already, or the name is not unique.
 
     Source: torch.distributed.rpc.init_rpc.
     """
@@ -159,7 +159,7 @@ def _backend_of(given: RpcBackendOptions) -> Any:
     """Return the backend whose options these are.
 
     Raises:
-        TypeError: there is none.
+        TypeError: they are not options of a known backend.
     """
     for candidate in backend_registry.BackendType:
         if isinstance(given, type(construct_rpc_backend_options(candidate))):
@@ -227,5 +227,5 @@ def _get_debug_info() -> dict[str, str]:
 
 
 def enable_gil_profiling(flag: bool) -> None:  # noqa: FBT001  (torch's signature)
-    """Show the time spent waiting for the interpreter's lock in C++, which is none."""
+    """Do nothing: no C++ code waits for the GIL here, as in torch."""
     _agent.current().shows_gil_wait = flag

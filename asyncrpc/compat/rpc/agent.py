@@ -84,10 +84,10 @@ class Agent:
         return self.worker.rank
 
     def get_worker_info(self, to: str | int | WorkerInfo | None = None) -> WorkerInfo:
-        """Return the name and the rank of a worker; of this one if none is named.
+        """Return the name and the rank of a worker; by default those of this one.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: there is no such worker.
         """
         if to is None:
             return WorkerInfo(self.worker.name, self.worker.rank)
@@ -103,7 +103,7 @@ class Agent:
         )
 
     def get_worker_infos(self) -> list[WorkerInfo]:
-        """Return every worker, this one too; of a static group those who have left."""
+        """Return every worker, this one and those that left a static group too."""
         return [info for key, info in self._known().items() if isinstance(key, str)]
 
     def gone_of(self, names: set[str]) -> list[str]:
@@ -123,7 +123,7 @@ class Agent:
         return known
 
     def rank_of(self, name: str) -> int:
-        """Return the rank of a worker, -1 if there is none of the name."""
+        """Return the rank of a worker, -1 if the name is unknown."""
         found = self._known().get(name)
         return -1 if found is None else found.id
 
@@ -146,7 +146,7 @@ class Agent:
         """Return figures about references, as texts; on the loop."""
         owned = forks = pending = 0
         for record in self.worker.rrefs():
-            if record.is_owner and record.holders:  # what nobody else has is no news
+            if record.is_owner and record.holders:  # only values that others refer to
                 owned += 1
                 forks += sum(record.holders.values())
             elif record.state == "pending":
@@ -161,7 +161,7 @@ class Agent:
     # --- calls -----------------------------------------------------------------------
 
     def limit_s(self, timeout: float) -> float | None:
-        """Return what asyncrpc is told of a timeout of torch's: 0 is no limit.
+        """Return the timeout for asyncrpc from one of torch's, where 0 means no limit.
 
         Raises:
             TypeError: it is no number, as torch has it; nothing has begun yet.
@@ -267,7 +267,7 @@ class Agent:
             if issubclass(type(error), ClosedError):  # it was never run
                 apart()
 
-        def apart() -> None:  # the worker ends: somebody may wait all the same
+        def apart() -> None:  # the worker ends, but a thread may be waiting
             threading.Thread(target=job, daemon=True).start()
 
         try:
@@ -314,7 +314,7 @@ def current() -> Agent:
     """Return the agent of this process.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: RPC has not been initialized.
     """
     if _current is None:
         raise RuntimeError(errors.NOT_INITIALIZED)

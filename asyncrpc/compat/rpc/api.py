@@ -101,10 +101,10 @@ def _to_worker_info(to: Any) -> WorkerInfo:
 
 @_require_initialized
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
-    """Return the name and the rank of a worker; of this one if none is named.
+    """Return the name and the rank of a worker; by default those of this one.
 
     Raises:
-        RuntimeError: there is none of the name.
+        RuntimeError: the name is unknown.
 
     Source: torch.distributed.rpc.get_worker_info.
     """
@@ -124,7 +124,7 @@ def rpc_sync(
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Any:
-    """Call a function and block until its result is here.
+    """Call a function and block until its result has arrived.
 
     Args:
         to: name, rank or info of the callee.
@@ -278,7 +278,7 @@ def _rref_typeof_on_user(
 
 
 class AllGatherStates:
-    """What has been gathered under one number, and whether that is all."""
+    """The values gathered under one number, and whether they are complete."""
 
     def __init__(self) -> None:
         self.gathered_objects: dict[str, Any] = {}
@@ -334,14 +334,14 @@ def _all_gather(
     worker_names: set[str] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> dict[str, Any]:
-    """Give each worker what every worker gave, by name.
+    """Give each worker the values of all workers, by name.
 
     All send it to the one whose name comes first, and that sends the whole to all.
 
     Raises:
-        RuntimeError: one of them is gone, or the time of a call is up.
+        RuntimeError: a worker is gone, or a call timed out.
 
-    Source: torch's, which waits for ever for one that has died.
+    Source: torch's, which waits for ever for a worker that has died.
     """
     names = worker_names or _ALL_WORKER_NAMES
     leader, me = min(names), _get_current_rpc_agent().get_worker_info().name
@@ -435,7 +435,7 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0.0) -> None:
-    """Let go of all references: they end with the worker."""
+    """Let go of all references, since they end with the worker."""
     _ = timeout
     agents.current().is_let_go = True
 

@@ -14,7 +14,7 @@ from asyncrpc.compat.rpc.options import RpcBackendOptions, TensorPipeRpcBackendO
 
 
 class BackendValue(NamedTuple):
-    """What makes the options of a backend, and its agent."""
+    """Functions that make the options of a backend, and its agent."""
 
     construct_rpc_backend_options_handler: Callable[..., Any]
     init_backend_handler: Callable[..., Any]

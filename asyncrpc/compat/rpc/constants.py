@@ -1,4 +1,4 @@
-"""Defaults that programs read: those of torch."""
+"""Defaults that programs read; they equal torch's."""
 
 from __future__ import annotations
 

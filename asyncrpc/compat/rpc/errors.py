@@ -1,9 +1,9 @@
 """Errors of calls as torch raises them.
 
-A function's exception comes back with a text that says on which worker it was raised,
+A function's exception arrives with a text that holds the worker where it was raised,
 its repr and its traceback.  Through a future or `rpc_sync` a ValueError or a TypeError
-keeps its type and all others become RuntimeErrors; through `to_here` each keeps it.
-What is not the function's doing is a RuntimeError.
+keeps its type and all others become RuntimeErrors; through `to_here` each keeps it.  An
+error that the function did not raise is a RuntimeError.
 
 Source: torch.distributed.rpc.internal (`_run_function`, `_handle_exception`), and
 torch's C++ futures, which know these two types of Python's exceptions only.

@@ -14,7 +14,7 @@ from asyncrpc.compat.rpc.gathering import Gatherer, Range, Settings
 
 
 class GatheringProfile:
-    """What a profiler of torch gains: it gathers from its start on.
+    """What a profiler of torch gains: it gathers events of callees.
 
     To be named before torch's class in a list of bases.
     """

@@ -1,10 +1,10 @@
-"""Which messages a worker loses or holds back, for tests of programs: it decides only.
+"""Decides which messages a worker loses or holds back, for tests of programs.
 
-A message is known by what it says: one that is sent again counts as the same.  So a
-program that repeats a call which was lost has it answered in the end.
+A message is identified by its content: one that is sent again counts as the same.  So a
+program that repeats a lost call is answered in the end.
 
-Invariant: a message is lost `num_fail_sends` times, if its type is one that is to fail;
-after that it is held back as its type says.
+Invariant: a message of a type that is set to fail is lost `num_fail_sends` times; after
+    that it is held back as its type says.
 
 Source: torch's FaultyTensorPipeAgent (torch/csrc/distributed/rpc/testing), which counts
 by the bytes of a message, too.
@@ -21,7 +21,7 @@ COUNTED_MAX: Final = 1 << 16
 
 
 class MessageType(enum.Enum):
-    """What of torch's messages can be lost or held back.
+    """The messages of torch that can be lost or held back.
 
     SCRIPT is what runs an operator of torch's or a TorchScript function, PYTHON what
     runs any other.  The last four are messages of torch's own protocols.
@@ -40,10 +40,10 @@ class MessageType(enum.Enum):
 
 
 def message_type(name: str) -> MessageType:
-    """Return the type of a name.
+    """Return the type with a name.
 
     Raises:
-        RuntimeError: there is none; the names are listed.
+        RuntimeError: no type has the name; the message lists the names.
     """
     found = MessageType.__members__.get(name)
     if found is None:
@@ -55,7 +55,7 @@ def message_type(name: str) -> MessageType:
 
 
 class Faults:
-    """Decides for each message of one worker, and counts those that are lost.
+    """Decides about each message of one worker, and counts the lost ones.
 
     Args:
         messages_to_fail: names of types.

@@ -36,7 +36,7 @@ from asyncrpc.runtime.calls.modes import Mode, mode_of
 from asyncrpc.runtime.worker import Worker
 
 REMOTE_OP: Final = "#remote_op: "  # between the call's name and a range's in it
-KEPT_MAX: Final = 1024  # values whose ranges nobody has asked for: callers may die
+KEPT_MAX: Final = 1024  # values whose ranges were not fetched: callers may die
 
 _autograd: Final[Any] = torch.autograd
 _parse: Callable[[Any], Any] = profiler_legacy._parse_legacy_records  # noqa: SLF001
@@ -79,7 +79,7 @@ class Range(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What a profiler records beside the times; as torch's `ProfilerConfig` has it."""
+    """What a profiler records beside the times, as in torch's `ProfilerConfig`."""
 
     record_shapes: bool = False
     profile_memory: bool = False
@@ -130,7 +130,7 @@ def _ranges_of(records: Any, rank: int) -> Iterator[Range]:
 
 
 class Gatherer:
-    """What is gathered of the calls of one thread, from `begin` to `end`.
+    """Ranges of the calls of one thread, from `begin` to `end`.
 
     Attributes:
         settings: of the thread's profiler.
@@ -157,7 +157,7 @@ class Gatherer:
         _threads.gatherer, self._outer = self._outer, None
 
     def add(self, *ranges: Range) -> None:
-        """Take ranges; from any thread."""
+        """Add ranges; from any thread."""
         if not self._is_over:
             self.ranges.extend(ranges)
 
@@ -169,7 +169,7 @@ def gatherer_here() -> Gatherer | None:
 
 
 class Session(Gatherer):
-    """One function that runs for a caller who gathers: its ranges, and its callees'.
+    """One function that runs for a profiling caller: its ranges, and its callees'.
 
     A context, entered for each step of the function, in whatever thread that is.
     """
@@ -185,7 +185,7 @@ class Session(Gatherer):
         try:
             _autograd._enable_profiler_legacy(self.settings.config())  # noqa: SLF001
             self._is_on = True
-        except RuntimeError:  # somebody profiles this thread already
+        except RuntimeError:  # another profiler runs in this thread
             self._is_on = False
         return self
 
@@ -230,10 +230,10 @@ class ProfilingRequest:
         self.token = f"{worker.name} {next(_tokens)}"
 
     def meta(self, *, keep: bool) -> dict[str, Any]:
-        """Return what travels with the call.
+        """Return the metadata that travel with the call.
 
         Args:
-            keep: whether the ranges are to be kept, under the token.
+            keep: whether to keep the ranges, under the token.
         """
         wish = [list(self._gatherer.settings), self.token if keep else ""]
         return {ProfiledThreads.key: wish}
@@ -253,7 +253,7 @@ class ProfilingRequest:
 
 
 def _moved_us(ranges: list[Range], start_us: float, end_us: float) -> float:
-    """Return by how much ranges are to be moved, to lie within the call they are of.
+    """Return by how much to move ranges so that they lie within their call.
 
     Not at all, unless the clocks of the two hosts differ: then into its middle.
     """
@@ -268,14 +268,14 @@ def _moved_us(ranges: list[Range], start_us: float, end_us: float) -> float:
 
 
 class ProfiledResult(NamedTuple):
-    """What a function has returned, and what was recorded of it."""
+    """The result of a function, and the ranges recorded meanwhile."""
 
     result: Any
     ranges: list[Range]
 
 
 class Opened:
-    """The future of a call whose answer brings ranges, as of one that brings none."""
+    """Makes the future of a call with ranges look like that of a call without."""
 
     def __init__(self, call: Any, asked: ProfilingRequest, *, is_async: bool) -> None:
         self._call = call
@@ -303,7 +303,7 @@ class Opened:
         self._call.add_done_callback(lambda _: finish(self))
 
     def result(self) -> Any:
-        """Return what the function has returned, or raise what it has raised."""
+        """Return what the function returned, or raise what it raised."""
         self._call.result()
         return self._result
 
@@ -381,7 +381,9 @@ def _lifted(meta: Any) -> tuple[Settings, str]:
         settings, token = meta
         return Settings(*map(bool, settings)), str(token)
     except (ValueError, TypeError) as error:
-        raise MalformedError(f"a wish that cannot be read: {meta!r:.80}") from error
+        raise MalformedError(
+            f"a profiling request is malformed: {meta!r:.80}"
+        ) from error
 
 
 def _is_future(result: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Options of the backends: torch's own classes, which hold values and do nothing.
+"""Options of the backends: torch's own classes, which only hold values.
 
-So a program that builds its options with torch's names may go on to do so.
+So a program may go on building its options with torch's names.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A call is a range, from its start to its end.  Where the thread asks for it, the ranges
 of the callee come with the answer: see `gathering`.
 
-While nobody profiles, all there is to it is `is_on`.
+Unless a profiler runs, `is_on` is all that this costs.
 
 Source: torch.distributed.rpc, for the names of the ranges.
 """

@@ -15,7 +15,7 @@ from asyncrpc.runtime.calls.futures import CallFuture
 
 
 class PromisingAgent(Protocol):
-    """What a promise needs of the agent of this process."""
+    """What a promise uses of the agent of this process."""
 
     def in_thread(self, job: Callable[[], Any], /) -> None:
         """Run a job in a thread that may block."""

@@ -145,7 +145,7 @@ class RRef(Handle[T]):
         return self._value(super().local_value)
 
     def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:  # type: ignore[override]
-        """Return the value, or a copy of it; block until it is here.
+        """Return the value, or a copy of it; block until it has arrived.
 
         Args:
             timeout: seconds; 0: no limit; -1: that of the options.

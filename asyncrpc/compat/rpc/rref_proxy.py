@@ -1,6 +1,6 @@
-"""Methods of referenced values, called as functions: so a profiler shows them.
+"""Methods of referenced values, called as functions, so that a profiler shows them.
 
-While nobody profiles, methods are called without these.
+Unless a profiler runs, methods are called without these.
 
 Source: torch.distributed.rpc.rref_proxy, for the names, which profilers show.
 """

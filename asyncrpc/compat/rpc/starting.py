@@ -1,7 +1,7 @@
 """How the worker of this process is made: the workers meet at a store of torch's.
 
-Source: torch.distributed.rpc.init_rpc and its TensorPipe backend, for what is checked
-and what is said.
+Source: torch.distributed.rpc.init_rpc and its TensorPipe backend, for the checks and
+    their texts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from asyncrpc.runtime.parts import Parts
 
 logger = logging.getLogger(__name__)
 
-_KIND: Final = "kind"  # of the group: whoever comes first says which
+_KIND: Final = "kind"  # of the group: the first worker sets it
 _DRAIN_S: Final = 3600.0  # torch's shutdown waits for calls without a limit
 _CONNECTED_MAX: Final = 32  # others, to which this worker connects at once
 _serial = 0
@@ -60,10 +60,10 @@ class FacadeWorker(Worker):
 
 
 class GrowingRendezvous:
-    """Workers without a number: each joins those who came before it and are there.
+    """Workers without a fixed number: each joins those that came before it.
 
-    They come and go one at a time (`turn_at`): so who is there does not change while
-    one of them looks.
+    They come and go one at a time (`turn_at`), so the members do not change while one
+    of them looks.
     """
 
     def __init__(self, store: Any) -> None:
@@ -71,7 +71,7 @@ class GrowingRendezvous:
         self._number = 0
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
-        """Publish the record; return those that may be asked to be taken in."""
+        """Publish the record; return the members that can admit this worker."""
         store = self._store
         self._number = store.add("members", 1)
         earlier = [
@@ -83,7 +83,7 @@ class GrowingRendezvous:
         return RunningGroup(earlier) if earlier else [member]
 
     async def leave(self, timeout_s: float) -> None:
-        """Take the record back."""
+        """Remove the record."""
         if self._number:
             self._store.set(f"left/{self._number}", "")
 

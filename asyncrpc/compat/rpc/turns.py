@@ -13,7 +13,7 @@ from typing import Any, Final
 from asyncrpc.clock import now_s
 
 _POLL_S: Final = 0.005
-_PATIENCE_S: Final = 60.0  # for one that holds its turn: it may have died
+_PATIENCE_S: Final = 60.0  # for a process that holds its turn: it may have died
 
 
 @contextmanager

@@ -51,7 +51,7 @@ _COUNTS: Final = (
 
 
 class CompressionStats(NamedTuple):
-    """What compression has saved, over all steps that were compressed.
+    """What compression has saved, over all compressed steps.
 
     Attributes:
         rate: elements before by elements after; 0 if nothing was compressed.
@@ -65,11 +65,11 @@ class CompressionStats(NamedTuple):
 
 
 class PowerSGDState(HookState):
-    """The options of PowerSGD, and what it keeps from step to step for one module.
+    """The options of PowerSGD, and its memory from step to step for one module.
 
-    The first `start_powerSGD_iter` steps are not compressed.  All ranks make it with
-    the same options.  Its errors are those of one rank; all else is the same at all
-    ranks.  It is saved by pickle, or by `state_dict`; the group is left out.
+    The first `start_powerSGD_iter` steps are not compressed.  All ranks make the state
+    with the same options.  The errors differ between ranks; everything else is the
+    same.  It is saved by pickle, or by `state_dict`; the group is left out.
 
     If a hook fails or is cancelled, or a rank is lost, the ranks may keep different
     things: load a state that was saved, or make a new one.
@@ -98,21 +98,21 @@ class PowerSGDState(HookState):
         compression_stats_logging_frequency: int = 10_000,
         batch_tensors_with_same_shape: bool = False,
     ) -> None:
-        """Make a state; the same at all ranks.
+        """Make a state; with the same arguments at all ranks.
 
         Args:
             process_group: the ranks; None: those of the module it is registered with.
-            matrix_approximation_rank: columns of P and Q: the lower, the smaller is
-                what is sent.  Begin with 1, and double it.
-            start_powerSGD_iter: steps that are not compressed, for gradients are most
-                sensitive at the beginning; a tenth of all is a good start.
+            matrix_approximation_rank: columns of P and Q: with fewer, less is sent.
+                Begin with 1, and double it.
+            start_powerSGD_iter: number of first steps that are not compressed, since
+                gradients are most sensitive then; a tenth of all is a good start.
             min_compression_rate: a gradient is compressed if it becomes smaller by
                 more than this.
-            use_error_feedback: keep what has not been sent, and add it to the next
+            use_error_feedback: keep what was not sent, and add it to the next
                 gradient.  It takes the memory of the gradients once more.
             warm_start: begin with the Qs of the step before.
-            orthogonalization_epsilon: is added to lengths that are divided by, for
-                gradients that may be all zero; not by `batched_powerSGD_hook`.
+            orthogonalization_epsilon: added to lengths before dividing by them, for
+                gradients that may be all zero; `batched_powerSGD_hook` ignores it.
             random_seed: of the first Qs.
             compression_stats_logging_frequency: steps between two logs of the rate, of
                 level INFO.
@@ -120,9 +120,9 @@ class PowerSGDState(HookState):
                 which takes the memory of a copy.
 
         Raises:
-            UsageError: an option makes no sense; with `use_error_feedback` or
-                `warm_start`, `start_powerSGD_iter` has to be 2 or more, as the buckets
-                are cut anew after the first step.
+            UsageError: an option is out of range; with `use_error_feedback` or
+                `warm_start`, `start_powerSGD_iter` must be 2 or more, because the
+                buckets are cut anew after the first step.
         """
         super().__init__(process_group)
         check_count("matrix_approximation_rank", matrix_approximation_rank, at_least=1)
@@ -142,8 +142,8 @@ class PowerSGDState(HookState):
         _check_epsilon(orthogonalization_epsilon)
         if (use_error_feedback or warm_start) and start_powerSGD_iter < _STARTS_MIN:
             raise UsageError(
-                f"start_powerSGD_iter is {start_powerSGD_iter}; it has to be 2 or more "
-                "with use_error_feedback or warm_start, as the buckets are cut anew "
+                f"start_powerSGD_iter is {start_powerSGD_iter}; it must be 2 or more "
+                "with use_error_feedback or warm_start, since the buckets are cut anew "
                 "after the first step"
             )
         self.matrix_approximation_rank = matrix_approximation_rank
@@ -167,7 +167,7 @@ class PowerSGDState(HookState):
 
     @property
     def error_dict(self) -> dict[int, torch.Tensor]:
-        """What has not been sent, by index of the bucket.
+        """Return what was not sent, by index of the bucket.
 
         `(elements,)`; `batched_powerSGD_hook` has more of them, which fill its square.
         """
@@ -188,7 +188,7 @@ class PowerSGDState(HookState):
         """Count a step, if the bucket is the last one.
 
         Raises:
-            UsageError: `bucket` is none.
+            UsageError: `bucket` is not a GradBucket.
         """
         check_bucket(bucket)
         if bucket.is_last():
@@ -277,7 +277,7 @@ class PowerSGDState(HookState):
         )
 
     async def average_errors(self) -> None:
-        """Make the errors of all ranks their mean; all ranks do so after the same step.
+        """Replace errors by their mean over all ranks, after the same step at each.
 
         Steps depend on nothing but the mean.  So training goes on as it would have,
         but for rounding, and the state of any one rank is that of all: it can be
@@ -298,7 +298,7 @@ class PowerSGDState(HookState):
     # --- steps, as the hooks make them -----------------------------------------------
 
     def begin(self, bucket: GradBucket) -> LowRankPlan:
-        """Have what is kept by buckets as they are now; return what happens to one."""
+        """Cut the memory as the buckets are cut now; return the plan for one."""
         memory, index = self._memory, bucket.index()
         numbers = self.numbers_of(bucket.parameters())
         for other in memory.stale(index, numbers):
@@ -316,10 +316,10 @@ class PowerSGDState(HookState):
         )
 
     def error_for(self, bucket: GradBucket, numel: int) -> torch.Tensor | None:
-        """Return what has not been sent of a bucket; None if it is lost.
+        """Return what was not sent of a bucket; None if it is lost.
 
         Args:
-            bucket: begun.
+            bucket: one that `begin` got.
             numel: elements; more than those of the bucket fill a square.
 
         Raises:
@@ -332,7 +332,7 @@ class PowerSGDState(HookState):
         )
 
     def qs_for(self, bucket: GradBucket, plan: LowRankPlan) -> torch.Tensor:
-        """Return the Qs that a step begins with, those that are missing drawn."""
+        """Return the first Qs of a step; draw those that are missing."""
         index = bucket.index()
         is_new = index not in self._memory.qs
         qs, missing = self._memory.qs_for(index, plan, bucket.buffer())

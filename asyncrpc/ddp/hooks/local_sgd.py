@@ -1,6 +1,6 @@
-"""Post-local SGD: at first gradients of all ranks are averaged, then of some.
+"""Post-local SGD: gradients are averaged over all ranks at first, later over some.
 
-After that the parameters have to be averaged over all ranks now and then, which
+After that the parameters must be averaged over all ranks now and then, as
 `PostLocalSGDOptimizer` does.
 
 Source: torch/distributed/algorithms/ddp_comm_hooks/post_localSGD_hook.py; Lin et al.,
@@ -30,17 +30,17 @@ _SAVED: Final = ("start_localSGD_iter", "post_local_gradient_allreduce", "iter")
 
 
 class PostLocalSGDState(HookState):
-    """When to stop averaging over all ranks, and what over then.
+    """When to stop averaging over all ranks, and over which ranks to average then.
 
     It is saved by pickle or by `state_dict`; the groups are left out.
 
     Attributes:
         process_group: all ranks, as given; None: those of the module.
-        subgroup: those that are averaged over later; None: the ranks of this host, for
+        subgroup: the ranks to average over later; None: the ranks of this host, for
             which a group is made when it is needed.
         start_localSGD_iter: steps whose gradients are averaged over all ranks.
-        post_local_gradient_allreduce: whether they are over `subgroup` then; else each
-            rank goes on with its own.
+        post_local_gradient_allreduce: whether gradients are averaged over `subgroup`
+            later; if not, each rank goes on with its own.
         iter: steps that have been averaged over all ranks.
 
     Source: torch's `PostLocalSGDState`.
@@ -54,14 +54,14 @@ class PostLocalSGDState(HookState):
         *,
         post_local_gradient_allreduce: bool = True,
     ) -> None:
-        """Make a state; its options are the same at all ranks.
+        """Make a state; with the same options at all ranks.
 
         Args:
             process_group: all ranks; None: those of the module it is registered with.
-            subgroup: the ranks that are averaged over later, this one among them; None:
-                those of this host.
+            subgroup: the ranks to average over later, including this one; None: those
+                of this host.
             start_localSGD_iter: steps whose gradients are averaged over all ranks.
-            post_local_gradient_allreduce: average over `subgroup` then.
+            post_local_gradient_allreduce: average over `subgroup` later.
 
         Raises:
             UsageError: `start_localSGD_iter` is negative, or an argument is of another
@@ -83,7 +83,7 @@ class PostLocalSGDState(HookState):
         """Count a step, if the bucket is the last one.
 
         Raises:
-            UsageError: `bucket` is none.
+            UsageError: `bucket` is not a GradBucket.
         """
         check_bucket(bucket)
         if bucket.is_last():
@@ -106,8 +106,8 @@ class PostLocalSGDState(HookState):
             return self.subgroup
         if self._had_subgroup:
             raise UsageError(
-                "this PostLocalSGDState was saved with a subgroup, which is no part of "
-                "what is saved: set `subgroup` again"
+                "this PostLocalSGDState had a subgroup, which is not saved with it: "
+                "set `subgroup` again"
             )
         if self._host_group is None:
             host = hashlib.blake2b(HOST_ID.encode()).digest()

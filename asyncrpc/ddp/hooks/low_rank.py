@@ -59,12 +59,12 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class LowRankPlan:
-    """What happens to the gradients of a bucket.
+    """How the gradients of a bucket are compressed.
 
     Attributes:
         batches: matrices of one shape that are multiplied together; P and Q of one
             follow those of the one before.
-        plain: from where to where the buffer is summed as it is.
+        plain: the stretches of the buffer that are summed uncompressed.
         numel: elements of the buffer.
     """
 

@@ -1,4 +1,4 @@
-"""What PowerSGD keeps from step to step: errors and Qs, for every bucket.
+"""PowerSGD's memory from step to step: errors and Qs, for every bucket.
 
 It is kept by bucket, as that is how it is used, and belongs to parameters.  When
 buckets are cut anew, or when it was loaded and a module has other buckets, it is cut
@@ -28,8 +28,8 @@ class BucketMemory:
         qs: by bucket, those of all matrices, one after the other; of a square, `(side,
             rank)`.
         layouts: the parameters of each bucket, by their numbers.
-        loose_errors: by parameter, flat; those that are in no bucket yet.
-        loose_qs: by parameter, likewise, `(columns, rank)`.
+        loose_errors: by parameter, flat; for parameters that are in no bucket yet.
+        loose_qs: by parameter, `(columns, rank)`; for the same parameters.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class BucketMemory:
     def loosen(
         self, index: int, parameters: Sequence[torch.Tensor], plan: LowRankPlan
     ) -> None:
-        """Cut what is kept for a bucket into that of its parameters.
+        """Cut the memory of a bucket into that of its parameters.
 
         Args:
             index: of the bucket.
@@ -71,7 +71,7 @@ class BucketMemory:
             plan: of it.
 
         Raises:
-            UsageError: the errors are not those of such parameters.
+            UsageError: the errors do not fit these parameters.
         """
         numbers = self.layouts.pop(index)
         error = self.errors.pop(index, None)
@@ -97,13 +97,13 @@ class BucketMemory:
         like: torch.Tensor,
         numel: int,
     ) -> torch.Tensor:
-        """Return the errors of a bucket, which are kept: zeros if there are none.
+        """Return the errors of a bucket from memory: zeros if there are none.
 
         Args:
-            index: of the bucket, whose layout is known.
-            parameters: that are in it.
-            like: has the dtype.
-            numel: elements, at least those of the parameters.
+        index: of the bucket, whose layout is known.
+        parameters: of the bucket.
+        like: has the dtype.
+        numel: elements, at least those of the parameters.
 
         Raises:
             UsageError: there are errors of another size.
@@ -125,7 +125,7 @@ class BucketMemory:
     def qs_for(
         self, index: int, plan: LowRankPlan, like: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the Qs of a bucket, and those among them that have to be drawn.
+        """Return the Qs of a bucket, and those among them that must be drawn.
 
         Args:
             index: of the bucket, whose layout is known.

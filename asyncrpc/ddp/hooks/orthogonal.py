@@ -1,7 +1,7 @@
 """Orthonormal columns, for many matrices of one shape at a time.
 
 Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, `_orthogonalize`,
-whose choice of algorithm is kept, as results are to be equal.
+whose choice of algorithm is kept, so that results are equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def orthogonalize(matrices: torch.Tensor, epsilon: float = 0.0) -> int:
 
     Args:
         matrices: `(count, rows, columns)`, with no more columns than rows.
-        epsilon: is added to the length of a column that it is divided by; only by the
+        epsilon: added to the length of a column before dividing by it; only by the
             Gram-Schmidt process, that is in half precision or for two columns at most.
 
     Returns:

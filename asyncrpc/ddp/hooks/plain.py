@@ -156,7 +156,7 @@ async def noop_hook(_state: Any, bucket: GradBucket) -> torch.Tensor:
         The bucket's buffer.
 
     Raises:
-        UsageError: `bucket` is none.
+        UsageError: `bucket` is not a GradBucket.
 
     Cancellation:
         It never waits.
@@ -219,14 +219,14 @@ async def _called(hook: Hook[S], state: S, bucket: GradBucket) -> torch.Tensor:
     running = hook(state, bucket)
     if not inspect.isawaitable(running):
         raise UsageError(
-            f"a wrapper takes a hook that is a coroutine function, and {shown(hook)} "
+            f"a wrapper takes a hook that is a coroutine function, but {shown(hook)} "
             f"returned a {type(running).__name__}"
         )
     result = await running
     numel = bucket.buffer().numel()
     if not isinstance(result, torch.Tensor) or result.numel() != numel:
         raise UsageError(
-            f"hook {shown(hook)} has to return the {numel} elements of its bucket in "
+            f"hook {shown(hook)} must return the {numel} elements of its bucket in "
             "one tensor"
         )
     return result
@@ -303,5 +303,5 @@ def _check_real(buffer: torch.Tensor) -> None:
     if not buffer.dtype.is_floating_point or buffer.dtype.itemsize == 1:
         raise UsageError(
             f"gradients of {buffer.dtype} cannot be made half precision: use a hook "
-            "without, as allreduce_hook"
+            "without, such as allreduce_hook"
         )

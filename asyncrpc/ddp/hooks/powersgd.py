@@ -139,8 +139,8 @@ def _checked(state: PowerSGDState, bucket: GradBucket) -> torch.Tensor:
     buffer = bucket.buffer()
     if not buffer.dtype.is_floating_point:
         raise UsageError(
-            f"PowerSGD compresses real numbers, and the bucket has {buffer.dtype}: "
-            "register another hook, as allreduce_hook"
+            f"PowerSGD compresses real numbers, but the bucket has {buffer.dtype}: "
+            "register another hook, such as allreduce_hook"
         )
     return buffer
 

@@ -1,4 +1,4 @@
-"""What the states of communication hooks share: a group, and a module's parameters.
+"""The base of communication hooks' states: a group, and a module's parameters.
 
 A state may be made before there is a module, and is saved without its group.  So the
 module tells it, by `bound`, which group is its own and which parameters it reduces; a
@@ -18,7 +18,7 @@ from asyncrpc.errors import UsageError
 
 
 class HookState:
-    """What a communication hook keeps from bucket to bucket, for one module.
+    """The memory of a communication hook from bucket to bucket, for one module.
 
     Attributes:
         process_group: the ranks, as given; None: those of the module.
@@ -89,7 +89,7 @@ class HookState:
 
 
 def bound(state: Any, group: Group, parameters: Sequence[torch.Tensor]) -> Any:
-    """Return a state as its hook is to be given it.
+    """Return the form of a state that its hook gets.
 
     Args:
         state: as registered.

@@ -1,7 +1,7 @@
-"""The step of an optimizer of torch's, within one that is a coroutine.
+"""The step of a torch optimizer, within a coroutine.
 
-torch calls hooks around a step that it takes for a plain function, so it would call
-those that come after a step before a coroutine has begun: they are called here.
+torch takes the wrapped step for a plain function, so it would call hooks for after a
+step before the coroutine has begun: they are called here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def call_hooks_before(
             continue
         if not isinstance(changed, tuple) or len(changed) != 2:  # noqa: PLR2004
             raise UsageError(
-                f"a hook before a step returns None, or arguments and keyword "
+                f"a hook before a step must return None, or arguments and keyword "
                 f"arguments; {hook!r} returned {changed!r}"
             )
         args, kwargs = changed

@@ -20,7 +20,7 @@ from asyncrpc.errors import UsageError
 
 logger = logging.getLogger("asyncrpc")
 
-# Where torch keeps hooks: they are those of the optimizer within.
+# torch keeps hooks here: they are those of the inner optimizer.
 _HOOKS: Final = (
     "_optimizer_step_pre_hooks",
     "_optimizer_step_post_hooks",
@@ -32,10 +32,10 @@ _HOOKS: Final = (
 
 
 class PostLocalSGDOptimizer(torch.optim.Optimizer):
-    """An optimizer of this rank, after whose steps parameters are averaged.
+    """An optimizer of this rank that averages parameters after its steps.
 
-    Groups, options, state and hooks are those of the optimizer within, so torch's
-    schedulers take it for any other.
+    Groups, options, state and hooks are those of the inner optimizer, so torch's
+    schedulers work with it.
 
     Attributes:
         optim: the optimizer within, as given.
@@ -89,7 +89,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]  # likewise
-        """What the optimizer keeps for each parameter."""
+        """Return what the optimizer keeps for each parameter."""
         return self.optim.state
 
     def __repr__(self) -> str:
@@ -135,7 +135,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002  (torch's signature)
-        """Take the gradients away, or set them to zero.
+        """Remove the gradients, or set them to zero.
 
         Args:
             set_to_none: take them away.
@@ -147,13 +147,13 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         self.optim.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take in one more group of parameters.
+        """Add a group of parameters.
 
         Args:
             param_group: `params`, and options.
 
         Raises:
-            UsageError: it is no group, or one that the optimizer within refuses.
+            UsageError: it is not a group, or the inner optimizer refuses it.
         """
         check_param_group(param_group)
         with named("param_group"):
@@ -164,14 +164,14 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         return {**self.optim.state_dict(), "step": self.averager.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up a state, and go on at its step.
+        """Load a state, and continue at its step.
 
         Args:
             state_dict: what `state_dict` returned, here or of torch's.  Without `step`
                 the averager begins anew, with a warning in the log.
 
         Raises:
-            UsageError: it is no state, or one that the optimizer within refuses.
+            UsageError: it is not a state, or the inner optimizer refuses it.
         """
         check_state(state_dict, ("state", "param_groups"))
         check_count("state_dict['step']", state_dict.get("step", 0))

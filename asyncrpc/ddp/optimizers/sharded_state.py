@@ -79,11 +79,11 @@ def to_bytes(optimizer: torch.optim.Optimizer, places: Sequence[int]) -> torch.T
 
 
 def from_bytes(saved: torch.Tensor, who: str) -> dict[int, dict[str, Any]]:
-    """Return what `to_bytes` was given; nothing that it holds is run.
+    """Return the value that `to_bytes` got; no code in it is run.
 
     Args:
         saved: by `to_bytes`.
-        who: the rank that it is of, for errors.
+        who: its rank, for errors.
 
     Raises:
         OptimizerError: there is something in it that only running code could make.
@@ -94,8 +94,8 @@ def from_bytes(saved: torch.Tensor, who: str) -> dict[int, dict[str, Any]]:
         )
     except pickle.UnpicklingError as error:
         raise OptimizerError(
-            f"the state of {who} has other values than tensors, numbers, texts and "
-            f"containers of these, which are not taken from another rank: {error}"
+            f"the state of {who} has other values than tensors, numbers, strings and "
+            f"containers of these, which this rank does not accept: {error}"
         ) from error
     return found
 
@@ -138,7 +138,7 @@ def _check_fits(state: Mapping[str, Any], sizes: Sequence[int]) -> None:
         places = set(state["state"])
     except (KeyError, TypeError) as error:
         raise UsageError(
-            f"state_dict is no state of an optimizer, it has no {error}; give what "
+            f"state_dict is not a state of an optimizer, it has no {error}; give what "
             "state_dict() returned, here or from torch's optimizer"
         ) from error
     if saved != list(sizes) or not places <= set(range(sum(sizes))):

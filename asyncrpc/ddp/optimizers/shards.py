@@ -1,10 +1,9 @@
-"""Parameters that are shared out among ranks, and how all get those of each.
+"""Parameters divided among ranks, and how all ranks get those of each.
 
-Each parameter belongs to one rank, its owner, which alone changes it.  Then every owner
-sends what it has: what is small in one collective for all owners, the rest by
-broadcasts of one owner after the other, in pieces.  A piece that lies in one stretch of
-memory, a large parameter or a bucket, is sent from there, and received where it
-belongs.
+Each parameter belongs to one rank, its owner, and only the owner changes it.  Then
+every owner sends its parameters: small ones in one collective for all owners, the rest
+by broadcasts of one owner after the other, in pieces.  A piece that is contiguous in
+memory, a large parameter or a bucket, is sent from there, and received in place.
 
 Measured on one host, for all owners together: 64 KiB over 2 ranks take 0.3 ms gathered
 and 0.9 ms by broadcasts; 40 MiB 39 ms gathered, with a copy out of what came, and
@@ -32,7 +31,7 @@ _ALIGN: Final = 64  # bytes, of parameters in a bucket
 
 
 class Partition:
-    """Who owns what: the largest first, each to the rank that has least so far.
+    """Assigns owners: the largest parameter first, each to the rank with the least.
 
     Attributes:
         loads: elements that each rank owns.
@@ -90,7 +89,7 @@ class Piece:
         )
 
     def memory(self) -> torch.Tensor | None:
-        """Return the memory in which all of it lies, uint8; None: there is none."""
+        """Return the memory, uint8, that holds all of it; None if there is none."""
         if self._bucket is not None:
             return self._bucket
         only = self.parameters[0]
@@ -138,7 +137,7 @@ class Shards:
         self._made_for: list[tuple[bool, int]] = []
 
     def add(self, parameters: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
-        """Take in parameters, and their owners; `refresh` has to follow."""
+        """Add parameters with their owners; call `refresh` afterwards."""
         for parameter, owner in zip(parameters, owners, strict=True):
             self._owned[owner].append(parameter)
 
@@ -162,7 +161,7 @@ class Shards:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        """Those of all ranks."""
+        """Return the parameters of all ranks."""
         return [one for owned in self._owned for one in owned]
 
     def _look(self) -> list[tuple[bool, int]]:
@@ -270,7 +269,7 @@ def _sent(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _portions(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Cut parameters into those that are sent together."""
+    """Cut parameters into portions that are sent together."""
     alone = [[one] for one in parameters if one.nbytes >= _ALONE_BYTES]
     together: list[list[torch.Tensor]] = []
     nbytes = _PACKED_BYTES

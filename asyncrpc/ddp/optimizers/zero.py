@@ -308,7 +308,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     # --- groups of parameters --------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take in one more group of parameters; at every rank, before the next step.
+        """Add a group of parameters; at every rank, before the next step.
 
         Args:
             param_group: `params`, and options; the same at every rank.
@@ -413,7 +413,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         return state
 
     def _places(self) -> list[int]:
-        """Return where among all parameters those of this rank are."""
+        """Return the positions of this rank's parameters among all."""
         owners = [owner for listed in self._owners for owner in listed]
         return [at for at, owner in enumerate(owners) if owner == self.group.rank]
 
@@ -451,10 +451,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         return whole
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up this rank's share of a state; every rank loads the same.
+        """Load this rank's share of a state; every rank loads the same.
 
         Parameters are not part of it: load those of the module, at every rank.  After
-        that, a step that failed before does not matter any more.
+        that, an earlier failed step does not matter any more.
 
         Args:
             state_dict: what `state_dict` returned, here or of torch's optimizer.  It is
@@ -507,7 +507,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
 
 def _iterable(params: Params) -> Params:
-    """Return parameters as torch takes them, with a better error for what is none."""
+    """Return parameters as torch takes them; refuse what is not iterable."""
     if isinstance(params, torch.Tensor):
         raise wrong("params", "parameters in a list, or groups of them", params)
     return listed("params", params, "parameters in a list, or groups of them")

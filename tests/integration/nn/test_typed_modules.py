@@ -186,7 +186,7 @@ async def test_what_is_no_interface_is_refused(interface: Any) -> None:
 
 async def test_methods_must_be_declared_as_they_are_used() -> None:
     async with three_workers():
-        with pytest.raises(UsageError, match=r"Plain\.encode is no `async def`"):
+        with pytest.raises(UsageError, match=r"Plain\.encode is not `async def`"):
             await RemoteModule("b", Codec).typed(Plain)
 
 

@@ -66,7 +66,11 @@ def is_said_well(error: CallError | None, kind: str) -> None:
     """The text says that the value is at fault, and that the function ran."""
     assert isinstance(error, EncodeError | DecodeError), (kind, error)
     assert error.outcome is Outcome.EXECUTED, (kind, error)
-    said = ("cannot be sent: ", "the message is not a value: ", "could not be rebuilt: ")
+    said = (
+        "cannot be sent: ",
+        "the message is not a value: ",
+        "could not be rebuilt: ",
+    )
     assert any(words in str(error) for words in said), (kind, error)
     assert "(outcome: not executed)" not in str(error), (kind, error)
 

@@ -104,7 +104,9 @@ class TestDialling:
         addresses = (Address("tcp", "127.0.0.1", 1), PS[0])
         dialled = await connect_any(addresses, world.handler, world.connectors)
         assert dialled.address == PS[0]
-        with pytest.raises(ConnectError, match="no connector for this scheme; there are: mem"):
+        with pytest.raises(
+            ConnectError, match="no connector for this scheme; there are: mem"
+        ):
             await connect_any(addresses[:1], world.handler, world.connectors)
 
     async def test_no_address_at_all(self) -> None:

@@ -5,8 +5,8 @@
     optimizer = DistributedOptimizer(SGD, module.remote_parameters(), lr=0.1)
 
 In calls it travels as a reference with a few attributes; any other pickle is refused.
-The two are told apart by the reference inside: calls take it out of the pickle, and
-whoever does not is refused by it.
+The reference inside tells the two apart: calls take it out of the pickle, and any other
+pickler makes it raise.
 
 Source: torch.distributed.nn.api.remote_module, version 2.13, for names and texts.
 Better than there: `train(False)` is heard, the modes return the module itself, what
@@ -82,10 +82,10 @@ def _refused(instead: str = "") -> Any:  # in a class, mypy would compare signat
 
 @dataclass(frozen=True, slots=True)
 class _Forward:
-    """The two methods that run a module where it is.
+    """The two methods that run a module on its worker.
 
-    They are bound to this and not to the RemoteModule that has them: an object in a
-    circle would keep the module alive until the garbage collector comes by.
+    They are bound to this object and not to the RemoteModule that has them: an object
+    in a cycle would keep the module alive until the garbage collector runs.
     """
 
     module_rref: RRef[nn.Module]
@@ -129,7 +129,7 @@ class _RemoteModule(nn.Module):
         kwargs: Mapping[str, Any] | None = None,
         _module_interface_cls: Any = None,
     ) -> None:
-        """Begin to make a module on another worker; return at once.
+        """Start making a module on another worker; return at once.
 
         Args:
             remote_device: as for `RemoteModule`, likewise the others.
@@ -140,7 +140,7 @@ class _RemoteModule(nn.Module):
                 `torch.jit.script`; made by `torch.jit.interface`.
 
         Raises:
-            ValueError: the interface is none.
+            ValueError: `_module_interface_cls` is not an interface.
         """
         super().__init__()
         self._place(remote_device)
@@ -164,7 +164,7 @@ class _RemoteModule(nn.Module):
 
         Raises:
             AssertionError: RPC has not been initialized.
-            ValueError: `remote_device` is not understood, or the interface is none.
+            ValueError: `remote_device` is not understood, or the interface is not one.
 
         Source: torch.distributed.nn.RemoteModule.init_from_module_rref.
         """
@@ -201,7 +201,7 @@ class _RemoteModule(nn.Module):
         """Take an interface, if there is one.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not an interface.
         """
         self.is_scriptable = interface is not None
         if interface is not None:
@@ -209,7 +209,7 @@ class _RemoteModule(nn.Module):
             self._interface = interface
 
     def _refer(self, module_rref: RRef[nn.Module]) -> None:
-        """Take the reference, and the methods that go by it."""
+        """Keep the reference, and the methods that use it."""
         self.generated_methods = list(_GENERATED_METHODS)
         self.module_rref = module_rref
         self._install_generated_methods()
@@ -244,7 +244,7 @@ class _RemoteModule(nn.Module):
         """Return a reference to each parameter, for a DistributedOptimizer.
 
         Args:
-            recurse: also to those of the modules inside.
+            recurse: include those of inner modules.
 
         Raises:
             Exception: what the module's constructor raised.
@@ -423,7 +423,7 @@ def _remote_forward(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Run a module that is here; its tensors come and go by the host's memory."""
+    """Run a module of this worker; its tensors travel through host memory."""
     module, place = module_rref.local_value(), torch.device(device)
     if place.type == "cpu":
         return module.forward(*args, **kwargs)
@@ -440,7 +440,7 @@ def _param_rrefs(
     module_rref: RRef[nn.Module],
     recurse: bool,  # noqa: FBT001  (travels in a call)
 ) -> list[RRef[nn.Parameter]]:
-    """Return a reference to each parameter of a module that is here."""
+    """Return a reference to each parameter of a module of this worker."""
     return [RRef(one) for one in module_rref.local_value().parameters(recurse)]
 
 
@@ -448,7 +448,7 @@ def _set_mode(
     module_rref: RRef[nn.Module],
     mode: bool,  # noqa: FBT001  (travels in a call)
 ) -> None:
-    """Set the mode of a module that is here."""
+    """Set the mode of a module of this worker."""
     module_rref.local_value().train(mode)
 
 
@@ -458,8 +458,8 @@ def _set_mode(
 class _Travelling(RRef[nn.Module]):
     """The reference of a RemoteModule in a pickle: a call's takes it out.
 
-    It is another's reference under another type, for a message that is being encoded:
-    nobody counts it, so it must not outlive that.
+    It is another reference under another type, for a message that is being encoded: it
+    is not counted, so it must not outlive the message.
     """
 
     __slots__ = ()

@@ -1,9 +1,9 @@
-"""A RemoteModule that TorchScript can compile: what is compiled calls Python.
+"""A RemoteModule that TorchScript can compile: its compiled methods call Python.
 
 TorchScript knows no references but those of torch's C++ RPC.  So the methods have the
-types of an interface, and hand what they are given to others, which TorchScript leaves
-to Python (`torch.jit.ignore`): those make the call, as any RemoteModule does.  The
-price is the interpreter's lock, which they take.
+types of an interface, and pass their arguments to others, which TorchScript leaves to
+Python (`torch.jit.ignore`): those make the call, as any RemoteModule does.  The price
+is that they take the GIL.
 
 A call begins in the thread, and in the autograd context, of the code that makes it;
 another thread of TorchScript's waits for it.
@@ -69,7 +69,7 @@ _made: dict[str, type[nn.Module]] = {}  # by the interface's name in TorchScript
 
 
 class Runs(Protocol):
-    """What makes the calls."""
+    """Makes the calls."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module where it is; block."""
@@ -102,7 +102,7 @@ class ScriptedCalls:
 
 
 class Base(nn.Module):
-    """What the classes of all interfaces have in common."""
+    """What the classes of all interfaces share."""
 
     __jit_ignored_attributes__ = ("save_to_buffer",)
 
@@ -123,10 +123,10 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 
 def check_interface(interface: Any) -> None:
-    """Refuse what is no interface of TorchScript's.
+    """Refuse a class that is not an interface of TorchScript.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an interface.
     """
     if not getattr(interface, "__torch_script_interface__", False):
         raise ValueError(

@@ -11,8 +11,8 @@
     )
     rpc.init_rpc("worker0", backend, 0, 2, rpc_backend_options=options)
 
-To import this makes the backend known.  What it does and does not simulate is said in
-`faulty_worker`.
+Importing this makes the backend known.  `faulty_worker` says what it simulates and what
+it does not.
 
 Source: torch.distributed.rpc._testing.
 """

@@ -46,7 +46,7 @@ class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
         super().__init__(**options)
         if isinstance(messages_to_fail, str) or not isinstance(num_fail_sends, int):
             raise TypeError(
-                "messages_to_fail is a list of names and num_fail_sends an int, not "
+                "messages_to_fail must be a list of names, num_fail_sends an int, not "
                 f"{messages_to_fail!r} and {num_fail_sends!r}"
             )
         self._messages_to_fail = list(messages_to_fail)

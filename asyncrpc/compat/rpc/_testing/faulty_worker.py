@@ -6,14 +6,15 @@ What is simulated, of the messages whose types the options name:
   callee.  It fails at once, as torch's does, and does not wait for its timeout, as it
   would on a network.  A value that is lost fails as one whose creation took too long.
 - A message that is held back is sent later, with its arguments as they are then; its
-  timeout counts from the start.  Nothing waits for it, where torch blocks the thread
-  that sends.  If its time is over before, a call or a `to_here` is not sent at all; a
-  creation is, as torch's: the owner makes the value, and nobody can use it.
-- Messages to the worker itself, likewise; but `to_here` of its own value sends none.
+timeout counts from the start.  Nothing waits for it, where torch blocks the sending
+thread.  If its timeout passes before, a call or a `to_here` is not sent at all; a
+creation is, as in torch: the owner makes the value, and it cannot be used.
+- The same holds for messages to the worker itself; but `to_here` of its own value sends
+none.
 - In an autograd context only calls of torch's operators whose arguments need no
-  gradient: all others are messages of another type in torch, which none can name.
-- Whether a fetch is SCRIPT_RREF_FETCH_CALL is known of references where they were made;
-  elsewhere all are PYTHON_RREF_FETCH_CALL.
+    gradient: in torch all others are messages of another type, which cannot be named.
+  - Whether a fetch is SCRIPT_RREF_FETCH_CALL is known only where the reference was
+  made; elsewhere all are PYTHON_RREF_FETCH_CALL.
 
 What is not: RREF_FORK_REQUEST, RREF_CHILD_ACCEPT, RREF_USER_DELETE and
 CLEANUP_AUTOGRAD_CONTEXT_REQ are accepted, and change nothing.  torch sends those again
@@ -135,12 +136,12 @@ class FaultyCalls:
         meta = self._parts.calls.meta_here() if meta is None else meta
         self._hold_back(delay_s, call, (target, values), timeout_s, meta, on_link)
 
-    # --- what it is ------------------------------------------------------------------
+    # --- types of messages -----------------------------------------------------------
 
     def _kind_of(
         self, target: str | list[Any] | None, values: Values, meta: Any
     ) -> MessageType | None:
-        """Return the type of a message; None if it is none that can be named."""
+        """Return the type of a message; None if the type cannot be named."""
         if isinstance(target, str) and target.startswith(_UNTOUCHED):
             return None
         is_fetch = isinstance(target, list) and not target[3]
