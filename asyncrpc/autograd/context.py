@@ -24,7 +24,7 @@ current_context_var: Final[ContextVar[Context | None]] = ContextVar(
 
 
 class ContextService(Protocol):
-    """What keeps the state of contexts on one worker.
+    """Keeps the state of contexts on one worker.
 
     Attributes:
         engine: runs local graphs.

@@ -1,4 +1,4 @@
-"""The autograd contexts that one worker knows of, and those that have ended."""
+"""The autograd contexts of one worker, open ones and ended ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Contexts:
     """The contexts of one worker.
 
     Attributes:
-        open: the states of those that are open here.
+        open: the states of contexts that are open here.
         on_released: called with each that ends.
     """
 
@@ -117,7 +117,7 @@ class Contexts:
                     link.notify(SERVICE, "release", list(context_id))
 
     def close(self) -> None:
-        """Let go of every graph, and tell whoever waits here for a pass."""
+        """Drop every graph, and fail the tasks that wait here for a pass."""
         for state in self.open.values():
             for pass_id in list(state.passes):
                 one = state.end_pass(pass_id, commit=False)
@@ -128,4 +128,4 @@ class Contexts:
 
 
 def _do_nothing(_context_id: ContextId) -> None:
-    """Nobody wants to be told."""
+    """Do nothing when a context ends."""

@@ -1,7 +1,7 @@
-"""The forward pass: what messages take out of a worker's graph, and bring into it.
+"""The forward pass: which tensors messages take from a worker's graph and bring to it.
 
-A message that goes out in a context notes where the gradients of its tensors will enter
-this worker's graph; one that comes in makes its tensors differentiable.
+An outgoing message in a context notes where the gradients of its tensors will enter
+this worker's graph; an incoming one makes its tensors differentiable.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Crossings:
                 self._prefetch_soon(state)
         state.peers.add(link.peer)
         if context.id.creator == self._me:
-            return [*context.id, serial]  # whoever reads it knows this worker's name
+            return [*context.id, serial]  # the receiver knows this worker's name
         # Each time: this message may be the first of the context that is read there,
         # though others were sent before, and who reads it may have to ask its creator.
         return [*context.id, serial, state.creator.name]
 
     def _prefetch_soon(self, state: ContextState) -> None:
-        """Walk the graph of what is sent while others work with that.
+        """Walk the graph of sent tensors while other workers use them.
 
-        A backward pass would have to, and everybody would wait for it.
+        Otherwise the backward pass would walk it, while all its workers wait.
         """
         state.is_prefetching = True
         # Twice: messages that are joined are written at the loop's next turn.

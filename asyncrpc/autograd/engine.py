@@ -78,16 +78,16 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRun:
-    """A segment that is to run, with all that enters it.
+    """A segment that will run, with all its inputs.
 
     Attributes:
-        segment: what runs.
+        segment: the segment to run.
         nodes: its nodes.
         entering: gradients, by where they enter.
         parameters: those among its nodes.
-        received: the received tensors among its nodes, whose gradients are complete
+        received: the received tensors among its nodes; their gradients are complete
             afterwards.
-        flow: where gradients of parameters go, and those that wait.
+        flow: where gradients of parameters go, and gradients that wait.
         keeping: what is kept.
     """
 
@@ -100,7 +100,7 @@ class SegmentRun:
     keeping: Keeping
 
     def straight_through(self) -> Leaving | None:
-        """Return what leaves if nothing is to be run; None if something is.
+        """Return the outputs if nothing must run; None if something must.
 
         Nothing is where tensors that came were sent on as they are.
         """
@@ -118,9 +118,9 @@ class SegmentRun:
 
     @property
     def kind(self) -> Hashable:
-        """What tells it from runs that may take another time; None if nothing does.
+        """Return a key shared by runs that take about as long; None if there is none.
 
-        None too for what may wait for something: nobody knows what hooks do.
+        None also for a run with hooks: they may wait for something.
         """
         parameters = self.parameters
         if len(parameters) > SMALL or torch.distributed.is_initialized():
@@ -146,7 +146,7 @@ def root_gradients(
     """Return the gradient that each root of a pass starts with.
 
     Raises:
-        UsageError: a root or a gradient is none, or does not fit.
+        UsageError: a root or a gradient is not a tensor, or they do not fit.
         NoGradientPathError: a root requires no gradient.
     """
     if not roots:
@@ -167,12 +167,13 @@ def root_gradients(
             raise wrong(f"gradients[{index}]", "a tensor", gradient)
         if gradient is None and (root.numel() != 1 or root.is_complex()):
             raise UsageError(
-                f"roots[{index}] of shape {tuple(root.shape)} is no real scalar: give "
+                f"roots[{index}] of shape {tuple(root.shape)} is not a real scalar: "
+                "give "
                 "its gradient (gradients=[...])"
             )
         if gradient is not None and gradient.shape != root.shape:
             raise UsageError(
-                f"roots[{index}] has shape {tuple(root.shape)}, and gradients[{index}] "
+                f"roots[{index}] has shape {tuple(root.shape)}, but gradients[{index}] "
                 f"{tuple(gradient.shape)}"
             )
         found.append(torch.ones_like(root) if gradient is None else gradient)
@@ -186,14 +187,14 @@ def prepare(
     flow: Flow,
     keeping: Keeping,
 ) -> SegmentRun:
-    """Gather what a segment needs to run.
+    """Gather the inputs of a segment.
 
     Args:
-        segment: what is to run.
-        starts: where its gradients enter; None for a gradient that there is not.
+        segment: the segment to run.
+        starts: where its gradients enter; None for a missing gradient.
         region: the part of the graph that takes part.
         flow: gradients on their way through the graph.
-        keeping: what is to be kept.
+        keeping: what is kept.
     """
     for edge, gradient in starts:
         if gradient is not None:

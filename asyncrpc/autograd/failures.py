@@ -1,4 +1,4 @@
-"""What `backward` says of an error that ended its pass, on whatever worker.
+"""How `backward` reports an error that ended its pass, on any worker.
 
 An error of a hook's may say of itself what is wrong, or raise when it is looked at: so
 it is judged by its type alone.
@@ -14,7 +14,7 @@ from asyncrpc.serde import words_of
 
 
 def is_told(error: BaseException) -> bool:
-    """Return whether `backward` tells of an error in its own words.
+    """Return whether `backward` reports an error in its own words.
 
     Not of what ends a program, or a task; nor of ours, if it arose here.
     """

@@ -31,7 +31,7 @@ class CrossingId(NamedTuple):
 
     @property
     def key(self) -> list[int]:
-        """What names it between the two workers."""
+        """Return its name between the two workers."""
         return [self.message.serial, self.position]
 
 
@@ -45,12 +45,12 @@ def total(have: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True, eq=False)
 class Received:
-    """A tensor that came from another worker, as a place where a pass leaves.
+    """A tensor from another worker, where a pass leaves this one.
 
     Attributes:
-        crossing: which one.
-        sender: who waits for its gradient.
-        gradient: what the engine has brought here and nobody has taken; or None.
+        crossing: its id.
+        sender: the worker that waits for its gradient.
+        gradient: a gradient from the engine that was not taken yet; or None.
         like: the shape, data type and device of its gradients.
         tensor: the tensor itself, as long as the program has it.
         has_hooks: whether hooks have been registered on its node.
@@ -248,7 +248,7 @@ class Region:
         return bool(todo)
 
     def adopt(self, other: Region) -> list[Received]:
-        """Be as another, all of it; return the received tensors."""
+        """Copy the nodes of `other`, ending its walk; return the received tensors."""
         other.go_on(sys.maxsize)
         self.nodes.update(other.nodes)
         self.received += other.received

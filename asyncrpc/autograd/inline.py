@@ -1,8 +1,8 @@
 """Which work is so short that the loop does it itself.
 
-To hand work to a thread and hear of its end takes the time of a small backward run.  So
-work that has been short, each time that it ran in a thread, is done at once by the loop
-from then on; once it takes long, it is not.
+Handing work to a thread and learning of its end takes as long as a small backward run.
+So work that has been short, each time that it ran in a thread, runs on the loop from
+then on; once it takes long, it does not.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ class Runner:
         """Return whether `run_here` should run a job at once; it has the lock then.
 
         Args:
-            kind: what tells the job from those that may take another time; None if
-                nothing does.
+            kind: a key shared by jobs that take about as long; None if there is none.
         """
         return (
             kind is not None
@@ -92,7 +91,7 @@ class Runner:
 
 
 class InlinePolicy:
-    """What is known of the time that kinds of work take.
+    """How long each kind of work takes, as far as is known.
 
     Thread safety: none; all calls on the worker's loop.
     """
@@ -106,7 +105,7 @@ class InlinePolicy:
         return self._short.get(kind, 0) >= TRIALS
 
     def note(self, kind: Hashable, took_s: float) -> None:
-        """Take note of how long work of this kind took."""
+        """Record how long work of this kind took."""
         trials = self._short.get(kind, 0)
         if trials == _NEVER:
             return

@@ -12,7 +12,7 @@ from asyncrpc.runtime.ports import PeerLink, Scheduler
 
 
 class ContextLifetime:
-    """Ends contexts as their creators say, or when nobody is left to say it."""
+    """Ends contexts when their creators say so, or die."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class ContextLifetime:
         return state is not None
 
     def on_peer_lost(self, peer: WorkerId) -> None:
-        """End the contexts that a dead worker opened: nobody else will.
+        """End the contexts that a dead worker opened: no other worker will.
 
-        Of those that it may have brought here their creator is asked.
+        For those that it may have brought here, ask their creator.
         """
         for context_id, state in list(self._contexts.open.items()):
             if context_id.creator == peer.incarnation:

@@ -38,13 +38,13 @@ Report: TypeAlias = tuple[int, bool]  # its number, and whether that worker has 
 
 @dataclass(frozen=True, slots=True)
 class Segment(Generic[S, N]):
-    """A part of the graph to be run now.
+    """A part of the graph to run now.
 
     Attributes:
-        starts: whose gradients enter here.
-        nodes: what runs; empty if it is the whole graph.
-        ends: those of them that nothing follows here.
-        cuts: those of them that are followed by nodes that run later.
+        starts: the tensors whose gradients enter here.
+        nodes: the nodes to run; empty if it is the whole graph.
+        ends: those of the nodes that nothing follows here.
+        cuts: those of the nodes that are followed by nodes that run later.
         is_rest: whether nothing is left after it.
         is_whole: whether nothing came before it, either.
     """
@@ -93,7 +93,7 @@ class LocalPass(Generic[S, N]):
 
     @property
     def is_done(self) -> bool:
-        """Whether all that takes part, as far as is known, has been handed out."""
+        """Return whether all that takes part, as far as is known, was handed out."""
         if self._waiting or self._here:
             return False
         return self._missing is None or self._live_handed == len(self._live)
@@ -105,7 +105,7 @@ class LocalPass(Generic[S, N]):
 
     @property
     def unsettled(self) -> list[S]:
-        """Tensors of which nobody has said whether they take part."""
+        """Return the tensors that may or may not take part."""
         return list(self._open)
 
     def knows(self, start: S) -> bool:
@@ -118,29 +118,31 @@ class LocalPass(Generic[S, N]):
         self._waiting[start] = None
 
     def want(self, starts: Iterable[S]) -> list[S]:
-        """Take note that tensors take part; return those of which it is news."""
+        """Record that tensors take part; return those that were not known to."""
         new = [start for start in starts if start in self._open]
         self._open.difference_update(new)
         self._waiting.update(dict.fromkeys(new))
         return new
 
     def arrive(self, starts: Iterable[S]) -> None:
-        """Take gradients that have come.
+        """Take gradients that have arrived.
 
         Raises:
-            RemoteProtocolError: a gradient nobody waits for.  Nothing changed.
+            RemoteProtocolError: a gradient that is not expected.  Nothing changed.
         """
         arrived = list(starts)
         unknown = [start for start in arrived if start not in self._waiting]
         if unknown:
-            raise RemoteProtocolError(f"a gradient for {unknown[0]}, which awaits none")
+            raise RemoteProtocolError(
+                f"a gradient came for {unknown[0]}, which expects none"
+            )
         for start in arrived:
             del self._waiting[start]
             self._settle(start)
         self._here += arrived
 
     def rule_out(self) -> None:
-        """Take note that no tensor takes part that is not known to."""
+        """Record that no further tensors take part."""
         for start in self._open:
             self._settle(start)
         self._open.clear()
@@ -166,7 +168,7 @@ class LocalPass(Generic[S, N]):
         return Segment(starts, nodes, ends, cuts, is_rest=is_rest, is_whole=False)
 
     def _starts_here(self) -> list[S]:
-        """Take out the starts whose nodes have been handed out."""
+        """Take out the starts whose nodes were handed out."""
         starts = [start for start in self._here if self._node[start] in self._handed]
         self._here = [start for start in self._here if start not in starts]
         return starts
@@ -252,13 +254,13 @@ class LocalPass(Generic[S, N]):
 
 
 class Wave:
-    """What one worker has under way for a pass, and what it has heard of the others.
+    """What a pass has running on one worker, and what that worker knows of the others.
 
     Attributes:
         is_running: whether something runs here.
         outstanding: messages sent that have not been answered.
-        is_engaged: whether somebody waits to hear that all this has ended.
-        reports: by worker, the last that it said of itself.
+        is_engaged: whether a worker waits to hear that all this has ended.
+        reports: by worker, its last report.
     """
 
     __slots__ = ("_number", "is_engaged", "is_running", "outstanding", "reports")
@@ -272,7 +274,7 @@ class Wave:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way here."""
+        """Return whether nothing is running here."""
         return not self.is_running and not self.outstanding
 
     def engage(self) -> bool:
@@ -285,7 +287,7 @@ class Wave:
     def disengage(self, me: int, *, is_done: bool) -> list[list[int]]:
         """All has ended: return the answer, which says what is known of each worker."""
         if not self.is_idle:
-            raise LocalProtocolError("what is under way has not ended")
+            raise LocalProtocolError("something is still running for the pass")
         self.is_engaged = False
         self._number += 1
         self.reports[me] = (self._number, is_done)
@@ -294,7 +296,7 @@ class Wave:
         ]
 
     def hear(self, answer: Iterable[Iterable[int]]) -> None:
-        """Take what an answer says; of each worker the last word counts."""
+        """Take the reports in an answer; the last one of each worker counts."""
         for who, number, is_done in answer:
             if number > self.reports.get(who, (0, False))[0]:
                 self.reports[who] = (number, bool(is_done))

@@ -1,4 +1,4 @@
-"""What the messages of autograd must be, and what those of a pass say."""
+"""The messages of autograd: their schema, and the fields of a pass's messages."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Advance(NamedTuple):
         ids: of the context and the pass.
         root: name of the worker that began it.
         keeping: what is kept of the graph.
-        is_fast: whether all that was sent is taken to take part.
+        is_fast: whether every sent tensor is taken to take part.
         asked: pairs of message and position: tensors whose gradient comes later.
-        given: the same of those whose gradient is here.
+        given: pairs for tensors whose gradient is in this message.
         history: the message, then indices of gradients that have a history.
     """
 
@@ -107,12 +107,14 @@ def advance(name: str, value: Any) -> None:
     *_, asked, given, history = plan[:9]
     if len(asked) % 2 or len(given) != 2 * len(gradients) or not (asked or given):
         raise MalformedError(
-            f"{name} names {len(asked)} / 2 and {len(given)} / 2 tensors, and brings "
+            f"{name} names {len(asked)} / 2 and {len(given)} / 2 tensors, but brings "
             f"{len(gradients)} gradients"
         )
     for index in (history or [0])[1:]:
         if index >= len(gradients) or gradients[index] is None:
-            raise MalformedError(f"{name} has a history of gradient {index}, of none")
+            raise MalformedError(
+                f"{name} has a history of gradient {index}, which is missing"
+            )
     if history is not None and not history:
         raise MalformedError(f"{name} has a history without a message")
 

@@ -50,10 +50,10 @@ class Modes(NamedTuple):
     """torch's modes of a thread.
 
     Attributes:
-        grad: whether operations record what they do.
-        inference: whether they make tensors that never record anything.
-        cache: whether autocast remembers what it has cast.
-        autocast: what is cast to, by kinds of devices; those where it is on.
+        grad: whether operations are recorded.
+        inference: whether they make tensors that are never recorded.
+        cache: whether autocast caches its casts.
+        autocast: the target dtype by device type, where it is on.
     """
 
     grad: bool
@@ -138,7 +138,8 @@ def _set_autocast(kinds: Iterable[str], modes: Modes, dtypes: Autocast) -> None:
 def surrounded(function: Callable[..., Any], modes: Modes) -> Callable[..., Any]:
     """Return a function of the same kind that runs under `modes`, to its end.
 
-    Coroutines and generators that it returns do so, too, in each of their steps.
+    Coroutines and generators that it returns also run under them, in each of their
+    steps.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -225,7 +226,7 @@ class ThreadModes:
     key = "m"
 
     def here(self) -> Any:
-        """Return the modes of this thread as they travel, None if there are none."""
+        """Return this thread's modes as they travel; None if all are defaults."""
         found = modes_here()
         return None if found == _NONE else _lowered(found)
 
@@ -233,7 +234,7 @@ class ThreadModes:
         """Return the function, run under the modes that came with the call.
 
         Raises:
-            MalformedError: they cannot be read.
+            MalformedError: the modes are malformed.
         """
         return surrounded(function, _lifted(meta))
 
@@ -255,8 +256,8 @@ def _lifted(meta: Any) -> Modes:
         found = {str(kind): _DTYPES[dtype] for kind, dtype in autocast.items()}
         flags = int(flags)
     except (ValueError, TypeError, AttributeError, LookupError) as error:
-        raise MalformedError(f"modes that cannot be read: {meta!r:.80}") from error
-    # Kinds of devices that this torch has never heard of are left out.
+        raise MalformedError(f"modes are malformed: {meta!r:.80}") from error
+    # Device types that this torch does not know are left out.
     autocast = {kind: dtype for kind, dtype in found.items() if kind in _DEVICES}
     return Modes(
         not flags & _NO_GRAD, bool(flags & _INFERENCE), not flags & _NO_CACHE, autocast

@@ -46,11 +46,11 @@ class PassParticipant:
             contexts: in which passes run.
             work: runs the local part.
             ends: ends passes.
-            waits: says what they wait for.
+            waits: reports what they wait for.
             devices: where gradients go.
-            receive: gives a gradient that has come a history.
-            links: to those who begin passes.
-            scheduler: of what is asked of them.
+            receive: gives an arrived gradient a history.
+            links: to workers that begin passes.
+            scheduler: runs what they ask for.
         """
         self._me = me
         self._contexts = contexts
@@ -113,7 +113,7 @@ class PassParticipant:
         return found
 
     async def on_close(self, link: PeerLink, value: Any) -> list[list[int]]:
-        """Nobody takes part but those who have been asked.
+        """Record that no further workers take part.
 
         Raises:
             AutogradError: the pass has been aborted.
@@ -176,7 +176,7 @@ class PassParticipant:
                     self._scheduler.start_task(self._ask_outcome(ids, one.root))
 
     async def _ask_outcome(self, ids: Ids, root: str) -> None:
-        """Nobody may tell us how a pass has ended: ask who began it."""
+        """Ask the worker that began a pass how it ended: its message may be lost."""
         is_good = False
         try:
             link = await self._links.link_to(root)

@@ -19,11 +19,11 @@ class Pool(Protocol):
 
     @property
     def runs_here(self) -> bool:
-        """Whether jobs run on the loop itself: so it is in a simulation."""
+        """Return whether jobs run on the loop itself, as in a simulation."""
 
     @property
     def takes_turns(self) -> bool:
-        """Whether a device takes turns, so that the loop must not touch it."""
+        """Return whether a device takes turns, so that the loop must not touch it."""
 
 
 class Threads(Protocol):
@@ -43,7 +43,7 @@ class Devices(Protocol):
     def placed(
         self, wanted: dict[int, tuple[torch.Tensor, str]], /
     ) -> Awaitable[dict[int, torch.Tensor]]:
-        """Put tensors of the host where they are to be."""
+        """Move tensors of the host to their devices."""
 
 
 class Directory(Protocol):

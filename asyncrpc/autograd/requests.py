@@ -1,4 +1,4 @@
-"""What a backward pass asks of other workers, and their answers."""
+"""The requests of a backward pass to other workers, and their answers."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class PassRequests:
 
         Args:
             me: this worker.
-            contexts: give numbers to what is sent.
-            directory: the links that are open.
-            links: makes those that are not.
-            scheduler: makes them beside the pass.
+            contexts: give numbers to requests.
+            directory: the open links.
+            links: opens the others.
+            scheduler: opens them beside the pass.
         """
         self._me = me
         self._contexts = contexts
@@ -79,7 +79,7 @@ class PassRequests:
             self._request(one, peer, "advance", advance.encode())
 
     def close(self, one: Pass) -> None:
-        """Tell those that were asked: nobody takes part who has not been."""
+        """Tell the workers that take part: no others will."""
         for peer in list(one.onward.values()):
             if peer.incarnation not in (self._me, one.ids[1][0]):
                 self._request(one, peer, "close", [*one.ids[0], *one.ids[1]])
@@ -132,7 +132,7 @@ class PassRequests:
         async def watched() -> None:
             try:
                 await work()  # made here: the task may be cancelled before it begins
-            except Exception as error:  # noqa: BLE001  (whoever waits gets it)
+            except Exception as error:  # noqa: BLE001  (the waiting task gets it)
                 one.fail(error)
 
         task = self._scheduler.start_task(watched())
@@ -148,7 +148,7 @@ class PassRequests:
 
 
 def _on_ended(one: Pass, task: asyncio.Task[None]) -> None:
-    """Let a pass fail if its work was cancelled: nothing else would tell of it."""
+    """Let a pass fail if its work was cancelled: nothing else would report it."""
     one.tasks.discard(task)
     if task.cancelled():
         one.fail(AutogradError(ABORTED))

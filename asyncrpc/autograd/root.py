@@ -1,19 +1,19 @@
-"""The worker that begins a backward pass: it gives the roots, and says how it ends.
+"""The worker that begins a backward pass: it gives the roots, and decides its end.
 
-Gradients go out with the request to take part, as soon as nothing that has been sent in
-the context could still add to them; so a pass takes one message for each step of the
-way.  Where that is not known yet, a worker is only asked to find out who else takes
-part, and gets the gradient later.  Once all is quiet the worker that began knows who
-takes part; if somebody still waits to hear that, it is told (`close`).
+Gradients go out with the request to take part, as soon as no other tensor sent in the
+context can still add to them; so a pass takes one message for each step of the way.
+Where that is not known yet, a worker is first asked only to find out which others take
+part, and gets the gradient later.  Once all is quiet the root knows which workers take
+part; a worker that still waits to learn that is told (`close`).
 
 1.  `advance`: the tensors whose gradients come now, and those whose will come later.
-2.  `close`: nobody takes part but those who have been asked.  Often not needed.
+2.  `close`: no further workers take part.  Often not needed.
 3.  `commit` or `abort`: gradients of parameters enter the context, or are dropped.
 
-Each crossing that takes part gets exactly one gradient (or word that there is none),
-the others get nothing: an unused result costs nothing, and nothing waits for it.  FAST
-skips the question: everything that was sent is expected to take part, as in torch; if
-it turns out that it does not, the pass fails, and says what it waits for.
+Each crossing that takes part gets exactly one gradient (or a message that there is
+none), the others get nothing: an unused result costs nothing, and nothing waits for
+it.  FAST skips the question: everything that was sent is expected to take part, as in
+torch; if something does not, the pass fails, and names what it waits for.
 
 Source: pytorch/pytorch#23110 describes the exact ("SMART") mode and its difficulty.
 """

@@ -2,13 +2,13 @@
 
 It joins its parts, and decides nothing itself:
 
-    contexts        those that are open here, and those that have ended
-    crossings       what messages take out of the local graph, and bring into it
-    lifetime        the end of contexts that others opened
-    root            backward passes that this worker begins
-    participant     its part in those of others
-    work            the local part of a pass;  requests: what it asks of others
-    ends, waits     how a pass ends; what it waits for
+        contexts        those that are open here, and those that have ended
+        crossings       what messages take out of the local graph, and bring into it
+        lifetime        the end of contexts that others opened
+        root            backward passes that this worker begins
+        participant     its part in those of others
+        work            the local part of a pass;  requests: its requests to others
+        ends, waits     how a pass ends; what it waits for
 
 Source: torch.distributed.autograd.
 """
@@ -74,8 +74,8 @@ class AutogradService(ServiceMethods):
 
     Attributes:
         me: the worker.
-        engine: runs local graphs; its lock is over `.grad` of every parameter here.
-        contexts: those that are known here.
+        engine: runs local graphs; its lock guards `.grad` of every parameter here.
+        contexts: those that this worker knows.
         state_class: of the contexts' states; a facade has its own.
     """
 
@@ -253,5 +253,5 @@ class AutogradService(ServiceMethods):
         self._participant.on_peer_lost(peer)
 
     async def close(self) -> None:
-        """Let go of every graph, and tell whoever waits here for a pass."""
+        """Drop every graph, and fail the tasks that wait here for a pass."""
         self.contexts.close()

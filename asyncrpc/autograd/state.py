@@ -1,4 +1,4 @@
-"""What one worker knows of an autograd context, and of the passes in it."""
+"""One worker's state of an autograd context, and of the passes in it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ABORTED: Final = "the pass has been aborted"
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a message took out of this worker's graph.
+    """The tensors that a message took out of this worker's graph.
 
     Attributes:
         edges: where the gradient of each tensor enters.
@@ -44,7 +44,7 @@ class Sent:
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], to: WorkerId) -> Self:
-        """Take note of tensors as they are now."""
+        """Record tensors as they are now."""
         edges = [edge_of(tensor) for tensor in tensors]
         if all(tensor.is_cpu for tensor in tensors):
             return cls(edges, to)
@@ -52,7 +52,7 @@ class Sent:
 
 
 class ContextState:
-    """What one worker knows of one context.
+    """One worker's state of one context.
 
     Attributes:
         id: the same on every worker.
@@ -97,12 +97,12 @@ class ContextState:
         self.is_prefetching = False
         self._pass_ended = asyncio.Event()
         self._committed: dict[torch.Tensor, torch.Tensor] = {}
-        # On devices that the loop must not use: added up by whoever looks at them.
+        # On devices that the loop must not use: added up by the thread that reads them.
         self._later: list[dict[torch.Tensor, torch.Tensor]] = []
         self._lock = threading.Lock()
 
     def note_sent(self, message: MessageId, sent: Sent) -> None:
-        """Take note of what a message takes out of the graph."""
+        """Record what a message takes out of the graph."""
         self.sent[message] = sent
         self.tensors_sent += len(sent.edges)
         self.prefetched.begin(sent.edges)
@@ -119,11 +119,11 @@ class ContextState:
             )
 
     def check_sent(self, peer: WorkerId, crossings: Iterable[CrossingId]) -> None:
-        """Refuse gradients of tensors that were not sent to whom they come from.
+        """Refuse gradients of tensors that were not sent to the worker they come from.
 
         Raises:
-            AutogradError: they were not sent in this context.
-            MalformedError: they were sent to another worker.
+            AutogradError: a tensor was not sent in this context.
+            MalformedError: a tensor was sent to another worker.
         """
         for crossing in crossings:
             sent = self.sent.get(crossing.message)
@@ -171,7 +171,7 @@ class ContextState:
 
     async def outcome(self, pass_id: PassId) -> bool:
         """Wait until a pass has ended; say whether it has succeeded."""
-        while pass_id in self.passes:  # whoever began it ends it, or else its loss does
+        while pass_id in self.passes:  # its root ends it, or else the root's loss does
             self._pass_ended.clear()
             await self._pass_ended.wait()
         return self.ended.get(pass_id, False)
@@ -205,12 +205,12 @@ class ContextState:
 
     @property
     def is_added_up(self) -> bool:
-        """Whether `gradients` has nothing to add up."""
+        """Return whether `gradients` has nothing to add up."""
         return not self._later
 
     @property
     def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
-        """What has been gathered and committed, by leaf tensor.
+        """Return the gathered and committed gradients, by leaf tensor.
 
         Thread safety: from any thread.
         """
@@ -228,19 +228,19 @@ class Pass:
         state: of the context.
         root: name of the worker that began it.
         keeping: what is kept of the graph.
-        edges: where gradients enter, by crossing: of all that was sent, and of roots.
+        edges: where gradients enter, by crossing: of every sent tensor, and of roots.
         region: the local graph that takes part.
-        machine: what of it may run.
-        wave: what is under way.
+        machine: decides which of it may run.
+        wave: what is running.
         flow: gradients on their way through the graph.
-        arrived: gradients that have come and have not entered the graph.
-        new: received tensors that have been reached, and nobody has been told.
+        arrived: gradients that have arrived and have not entered the graph.
+        new: received tensors that were reached; their senders do not know yet.
         onward: the workers that this one asked to take part; it tells them the end.
         inward: the workers that asked this one.
-        tasks: what runs for it here beside the requests.
+        tasks: run for it here beside the requests.
         failure: why it has failed, here or elsewhere; None again once it is aborted.
-        is_fast: whether all that was sent is taken to take part.
-        is_settled: whether it is known who takes part.
+        is_fast: whether every sent tensor is taken to take part.
+        is_settled: whether it is known which workers take part.
     """
 
     __slots__ = (
@@ -307,16 +307,16 @@ class Pass:
         self.new.update(dict.fromkeys(found))
 
     def enter(self, gradients: dict[CrossingId, torch.Tensor | None]) -> None:
-        """Take gradients that have come.
+        """Take gradients that have arrived.
 
         Raises:
-            RemoteProtocolError: nobody waits for one of them.
+            RemoteProtocolError: one of them is not expected.
         """
         self.machine.arrive(gradients)
         self.arrived.update(gradients)
 
     def fail(self, error: BaseException) -> None:
-        """Tell whoever waits that the pass has failed."""
+        """Tell the waiting tasks that the pass has failed."""
         if not self._is_over:
             self.failure = error
         self.look_up()

@@ -45,9 +45,11 @@ class PassWork:
         """
         if not one.wave.engage():
             if not one.wave.is_running:  # who runs it looks again
-                one.wave.is_running = True  # from now on: nobody may take us for idle
-                # First what others wait for, then an answer that nobody hurries for.
-                # If it fails, so has the pass, and whoever waits for that knows.
+                one.wave.is_running = (
+                    True  # from now on: others must not take us for idle
+                )
+                # First what others wait for, then an answer that is not urgent.
+                # If it fails, the pass has failed, and its waiters know.
                 with suppress(Exception):
                     await self._drain(one)
             return []
@@ -58,7 +60,7 @@ class PassWork:
         return one.wave.disengage(self._me, is_done=one.machine.is_done)
 
     async def close(self, one: Pass) -> list[list[int]]:
-        """Nobody takes part who has not been asked: go on, and tell the others."""
+        """Continue, knowing that no further workers take part, and tell the others."""
         if one.is_settled:
             return []
         one.is_settled = True

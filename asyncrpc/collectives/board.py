@@ -10,13 +10,13 @@ Each rank has words of its own, in cache lines of their own, which only it write
               how many pieces of a collective: number << 32 | pieces; see `windows`
 
 and, in turn for even and odd collectives, a *note*, which says what the rank believes
-the collective to be, and a *slot*, which holds tensors that are small.  A note and a
-slot are written again two collectives later; before that everyone has to be over with
-the one in between: so nobody waits in the ordinary case.  Last come the windows.
+the collective to be, and a *slot*, which holds small tensors.  A note and a slot are
+written again two collectives later; before that all ranks must have ended the one in
+between.  So in the ordinary case no rank waits.  Last come the windows.
 
-Who waits looks at the words for a while, then sleeps; whoever completes what another
-sleeps for tells it by a message.  A store is seen by the others before what is read
-after it (`_fence`), so one of the two always notices.
+A waiting rank looks at the words for a while, then sleeps; the rank that completes what
+another sleeps for sends it a message.  The others see a store before the writer reads
+what comes after it (`_fence`), so one of the two always notices.
 
 Only for x86: elsewhere another process may see what is written in another order.
 """
@@ -169,7 +169,7 @@ class Board:
     # --- words -----------------------------------------------------------------------
 
     def post(self, number: int, stage: int) -> list[int]:
-        """Say how far this rank is; return the ranks that are to be woken for it."""
+        """Post how far this rank is; return the ranks that must be woken for it."""
         words = self._words
         words[self._mine] = 4 * number + stage
         self._fence()

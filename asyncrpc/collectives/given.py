@@ -1,4 +1,4 @@
-"""What users give to a group, but for tensors: checked before anything begins."""
+"""Arguments of a group, except tensors: checked before anything begins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrpc.runtime.devices.names import CPU
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.worker import Worker
 
-_REASON_MAX: Final = 4096  # characters that others are told
+_REASON_MAX: Final = 4096  # characters that other ranks get
 _TAG_BITS: Final = 63  # and the sign: what a message can carry
 _BYTES_MAX: Final = 1 << 62  # of one tensor
 _DEVICE_MAX: Final = 64  # characters
@@ -38,7 +38,7 @@ def names_of(worker: Parts, members: Sequence[str | int] | None) -> tuple[str, .
     """Return the names of the workers of a group, by rank.
 
     Raises:
-        UsageError: they cannot make up one.
+        UsageError: the workers cannot form a group.
         UnknownWorkerError: there is no such worker.
     """
     if members is None:
@@ -53,7 +53,7 @@ def names_of(worker: Parts, members: Sequence[str | int] | None) -> tuple[str, .
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(
-            f"a group has every worker once; twice in it: {', '.join(map(repr, twice))}"
+            f"a worker is in the group twice: {', '.join(map(repr, twice))}"
         )
     return names
 
@@ -95,10 +95,10 @@ async def check_device(worker: Parts, device: str) -> None:
 
 
 def bytes_of(sizes: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of a tensor that is to be.
+    """Return the bytes of a tensor that will be made.
 
     Raises:
-        UsageError: there can be none of these sizes, or of the dtype.
+        UsageError: the sizes or the dtype are not those of a tensor.
     """
     check_kind("dtype", dtype, torch.dtype, "a torch.dtype")
     check_sequence("shape", sizes, "sizes, integers of at least 0")
@@ -106,7 +106,7 @@ def bytes_of(sizes: Any, dtype: torch.dtype) -> int:
         raise wrong("shape", "sizes, integers of at least 0", sizes)
     nbytes: int = math.prod(sizes) * dtype.itemsize
     if nbytes > _BYTES_MAX:
-        raise wrong("shape", "of a tensor that fits into memory", sizes)
+        raise wrong("shape", "the shape of a tensor that fits into memory", sizes)
     return nbytes
 
 

@@ -35,11 +35,11 @@ class Group:
     """Workers that take part in collectives, each with a rank.
 
     Every member makes the group, with the same name and the same members in the same
-    order, and begins the same collectives in the same order; several may be under way
-    at once.  A collective that fails does so for every rank that has not ended it: one
-    called with another shape, dtype or operation elsewhere, one that a rank gave up or
-    was too late for.  The next one can be used.  A worker that is lost ends the group:
-    make one of those who are left.
+    order, and begins the same collectives in the same order; several may run at once.
+    If a collective fails, it fails on every rank that has not ended it: because a rank
+    called it with another shape, dtype or operation, gave it up, or was late.  The next
+    one can be used.  A lost worker ends the group: make one of the workers that are
+    left.
 
     Attributes:
         worker: as given.
@@ -48,7 +48,7 @@ class Group:
         rank: of this worker in the group.
         size: number of ranks.
         timeout_s: seconds that a collective may take; None: no limit.
-        kept: memory of `empty`, for as long as the group is open, by what it is for.
+        kept: memory of `empty`, by purpose, as long as the group is open.
 
     Example:
         >>> group = asyncrpc.Group(worker)  # of all workers of a fixed group
@@ -68,9 +68,9 @@ class Group:
         """Make the group here; nothing is sent.
 
         Args:
-            worker: this process's; it has to run.
+            worker: this process's; it must be running.
             members: names or ranks of the workers; None: all of the worker's own group,
-                by rank, which has to be of a fixed size.
+                by rank, which must be of a fixed size.
             name: tells groups of the same members apart.
             timeout_s: seconds that a collective may take; None: no limit.
 
@@ -385,7 +385,7 @@ class Group:
             tensors: at `root` one for each rank, of any shapes and dtypes; elsewhere
                 None.
             root: the rank that gives them.
-            device: where the result is to be; None: in host memory.
+            device: for the result; None: host memory.
 
         Returns:
             A tensor of its own.
@@ -526,7 +526,7 @@ class Group:
             UsageError: an argument is of another kind.
 
         Cancellation:
-            What comes is for the next one who asks.
+            The next receive gets the tensor.
         """
         if from_ is not None:
             given.check_rank(from_, "from_", self.size)
@@ -539,7 +539,7 @@ class Group:
             return found
         if out.shape != found.shape or out.dtype != found.dtype:
             raise CollectiveError(
-                f"{shapes.text(found)} came, and `out` is {shapes.text(out)}"
+                f"{shapes.text(found)} came, but `out` is {shapes.text(out)}"
             )
         if out.is_cpu:
             out.detach().copy_(found)
@@ -550,7 +550,7 @@ class Group:
     # --- parts -----------------------------------------------------------------------
 
     async def _copies(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return copies in contiguous host memory, which nobody else has."""
+        """Return copies in contiguous host memory that nothing else refers to."""
         hosts = await self.parts.devices.copies_of(tensors)
         return [
             shapes.copy(tensor) if tensor.is_cpu else shapes.packed(host)
@@ -586,7 +586,7 @@ class Group:
         if self._opening is None:
             run = self._matching.begin(Descriptor("open"), None)
             self._opening = self.parts.start_task(self._open(run))
-            # Who refuses waits for nothing: nobody may ever ask how it ended.
+            # A refusal waits for nothing: its outcome may never be awaited.
             self._opening.add_done_callback(lambda it: it.cancelled() or it.exception())
         return self._opening
 

@@ -1,7 +1,7 @@
-"""One group at one rank: what is under way, what comes for it, and how it fails.
+"""One group at one rank: running collectives, messages for them, and failures.
 
-A collective fails for all: whoever notices says so to every other rank.  What has
-failed for one collective leaves the next ones be; a rank that is lost leaves none.
+A collective fails on all ranks: the rank that notices tells every other.  A failure of
+one collective does not affect the next ones; a lost rank fails them all.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class Matching:
         self._heard.clear()
 
     def check_speaker(self, name: str, rank: int | None = None) -> None:
-        """Refuse the word of a worker that is not in the group, or not that rank.
+        """Refuse a worker that is not in the group, or does not have that rank.
 
-        As far as is known: before the group is made here, each is who it says it is,
-        as long as it says the same, and nobody else does.
+        As far as is known: before the group is made here, a worker is believed as long
+        as it says the same each time, and no other worker says it.
 
         Raises:
             MalformedError: it is not.
@@ -145,7 +145,7 @@ class Matching:
         return run
 
     def refuse(self, reason: str) -> None:
-        """Take the turn of the next collective, and let it fail for all.
+        """Take the number of the next collective, and let that one fail for all.
 
         Raises:
             CollectiveError: everything has failed before.
@@ -175,7 +175,7 @@ class Matching:
         descriptor: Descriptor | None,
         tensors: list[torch.Tensor],
     ) -> CollectiveFailure | None:
-        """Take in a message, and say when it has been taken; or why it is not."""
+        """Take a message; return when it has been taken, or why it is refused."""
         failure = self._lost_for(number) or self.operations.failure_of(number)
         if failure is None and self.operations.is_over(number):
             return self._too_late(number, place.rank, descriptor)
@@ -206,7 +206,7 @@ class Matching:
         )
 
     def on_begun(self, number: int, rank: int, descriptor: Descriptor) -> None:
-        """Another rank says what it has begun."""
+        """Take another rank's report of what it has begun."""
         mismatch = self.operations.hear(number, rank, descriptor)
         if mismatch is not None:
             self.on_mismatch(number, mismatch)
@@ -271,7 +271,7 @@ class Matching:
         return self.lost if number >= self._ended else None
 
     def leave(self) -> None:
-        """This rank is the one that goes: tell the others which ones it has ended."""
+        """Leave the group: tell the others which collectives this rank has ended."""
         who = self.name_of(self.rank)
         failure = CollectiveFailure(
             GroupChangedError.code,
@@ -322,7 +322,7 @@ class Matching:
         try:
             link = await self.worker.link_to(name)
         except AsyncRpcError:
-            return  # it is lost, which is told by others
+            return  # it is lost, which other ranks report
         link.notify(SERVICE, method, value, at_once=True)
 
     # --- who is late -----------------------------------------------------------------
@@ -477,7 +477,7 @@ class CollectiveRun:
         """Raise if the collective has failed.
 
         Raises:
-            CollectiveError: it has.
+            CollectiveError: the collective has failed.
         """
         if self.operation.failure is not None:
             raise error_of(self.operation.failure)
@@ -519,7 +519,7 @@ class CollectiveRun:
         self.check()
 
     def wake(self) -> None:
-        """Something has changed that whoever waits may wait for."""
+        """Wake the tasks that wait for a change."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -117,7 +117,7 @@ class MessagePath:
         mine: torch.Tensor,
         plan: Callable[[int, int], Schedule],
     ) -> list[torch.Tensor]:
-        # One plan for all sizes: those of other ranks are not known here.
+        # One plan for all sizes: this rank does not know those of other ranks.
         found = [mine] * self._size
         await play(run, plan(self._rank, self._size), found, adopt=True)
         return found

@@ -1,7 +1,7 @@
-"""Which way the collectives of a group take: through shared memory, or by messages.
+"""The path of a group's collectives: through shared memory, or by messages.
 
 All ranks agree on it once, by messages, when the first collective begins: they tell
-each other where they are; on one host rank 0 makes the board, and passes it on.
+each other where they run; on one host rank 0 makes the board, and passes it on.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _is_willing(run: CollectiveRun) -> bool:
 
 
 def _board_memory(size: int) -> torch.Tensor | None:
-    """Make the board, memory without a name; None if there is none to be had."""
+    """Make the board, anonymous memory; return None if the system gives none."""
     try:
         return shared_bytes(board.board_bytes(size), "asyncrpc-board")
     except (OSError, RuntimeError):

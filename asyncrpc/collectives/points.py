@@ -24,12 +24,12 @@ from asyncrpc.errors import (
 if TYPE_CHECKING:
     from asyncrpc.collectives.matching import Matching
 
-WAITING_MAX: Final = 1 << 16  # tensors that have come and nobody has taken
+WAITING_MAX: Final = 1 << 16  # tensors that have come and were not received
 
 
 @dataclass(slots=True)
 class _Come:
-    """A tensor that nobody has asked for yet."""
+    """A tensor that has come before its receiver."""
 
     rank: int
     tag: int
@@ -50,7 +50,7 @@ class _PendingReceive:
 
 
 class Points:
-    """What goes from one rank to one other, at one rank of a group."""
+    """Point-to-point messages at one rank of a group."""
 
     def __init__(self, matching: Matching) -> None:
         self._matching = matching
@@ -110,7 +110,7 @@ class Points:
     async def on_point(
         self, rank: int, tag: int, tensor: torch.Tensor
     ) -> CollectiveFailure | None:
-        """Take in a tensor; say when it has been taken, or why it never will."""
+        """Take a tensor; return when it has been received, or why it never will be."""
         if self._matching.lost is not None:
             return self._matching.lost
         for wanted in self._wanted:

@@ -65,7 +65,7 @@ def _reduction_for(how: str, dtype: torch.dtype) -> Reduction:
     kind = _kind(dtype)
     if how in _NOT_FOR[kind]:
         raise UsageError(
-            f"{how!r} has no meaning for {dtype}, a {kind} dtype; "
+            f"{how!r} is not defined for {dtype}, a {kind} dtype; "
             + _INSTEAD.get(kind, "use another reduction, or convert the tensor")
         )
     array, tensor = _COMBINE[how]

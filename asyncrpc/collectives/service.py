@@ -145,7 +145,7 @@ class CollectivesService(ServiceMethods):
             unknown = sum(not one.members for one in self._groups.values())
             if unknown >= UNKNOWN_MAX:
                 raise MalformedError(
-                    f"{unknown} groups are known by messages alone; no more are taken"
+                    f"{unknown} groups are known by messages alone, which is the limit"
                 )
             found = self._groups[number] = Matching(self.worker, number)
         return found
@@ -185,7 +185,7 @@ class CollectivesService(ServiceMethods):
         return CollectiveFailure(GroupChangedError.code, problem, (self.worker.name,))
 
     def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        """Take the word of another rank about a collective."""
+        """Take a message of another rank about a collective."""
         take = self.notices.find(link.peer.name, method, value)
         if value[0] not in self._closed:
             take(link, value)
@@ -213,7 +213,7 @@ class CollectivesService(ServiceMethods):
     def _speaking(
         self, link: PeerLink, group: int, rank: int | None = None
     ) -> Matching:
-        """Return a group in which a worker speaks, as a rank if that is said.
+        """Return the group that a worker names, after checking its membership.
 
         Raises:
             MalformedError: it is not in it, or not that rank.
@@ -234,7 +234,7 @@ class CollectivesService(ServiceMethods):
                 del self._groups[matching.id]
 
     def on_peer_back(self, peer: WorkerId) -> None:
-        """Groups made from now on may have it; those that failed stay so."""
+        """Do nothing: new groups may include the worker; failed ones stay failed."""
         self._lost.pop(peer.name, None)
 
     async def close(self) -> None:
@@ -250,6 +250,6 @@ class CollectivesService(ServiceMethods):
 
 def group_id(name: str, members: Sequence[str], made: int) -> int:
     """Return the number by which the ranks of a group know it."""
-    # Names are as users give them: they may have what is no Unicode.
+    # Users choose names, which may not be valid Unicode.
     text = "\0".join((name, str(made), *members)).encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

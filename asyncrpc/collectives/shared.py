@@ -11,9 +11,9 @@ written once.
                 combine  piece k of our own share, from the windows of all
                 take     piece k - 1 of the results of others
 
-Nothing is written into memory that another rank may free: so one that fails, or has
-gone on, spoils nothing of one that is behind.  Every sum is made in the order of the
-ranks: so the result has the same bits everywhere, whatever the size.
+Nothing is written into memory that another rank may free: so a rank that fails, or has
+gone on, spoils nothing for a rank that is behind.  Every sum is made in the order of
+the ranks: so the result has the same bits everywhere, whatever the size.
 
 The collectives of a group pass here one after the other, in the order of their numbers.
 """
@@ -65,7 +65,7 @@ class Part(NamedTuple):
         """Return memory for it."""
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
-            raise CollectiveError(f"there is no dtype {self.dtype!r} here")
+            raise CollectiveError(f"this rank has no dtype {self.dtype!r}")
         return torch.empty(self.shape, dtype=dtype)
 
 
@@ -351,7 +351,7 @@ class SharedPath:
                 future.exception()
             raise
         given_up = self._board.failed(run.number)
-        if given_up:  # what it has posted since does not count
+        if given_up:  # what the rank has posted since does not count
             raise run.refuse(given_up[0], "no more: it gave up")
 
     # --- publishing ------------------------------------------------------------------
@@ -493,10 +493,10 @@ def _combine(by: Reduction, pieces: Sequence[Any], result: torch.Tensor) -> None
 
 
 def shared_bytes(nbytes: int, name: str) -> torch.Tensor:
-    """Return memory without a name that other processes can be given: uint8.
+    """Return anonymous memory that other processes can map: uint8.
 
     Raises:
-        OSError: there is none to be had.
+        OSError: the system gives none.
     """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     try:

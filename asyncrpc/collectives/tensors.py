@@ -101,7 +101,7 @@ def text(tensor: torch.Tensor) -> str:
 
 
 def copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous copy, which nobody else has."""
+    """Return a contiguous copy that nothing else refers to."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     return plain.clone(memory_format=torch.contiguous_format)
 
@@ -118,7 +118,7 @@ def cut(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
 
 
 class RankTensors:
-    """Tensors that are one for each rank, or one that is cut into them.
+    """One tensor for each rank, or one tensor that is cut into them.
 
     Attributes:
         like: the first tensor that was given.
@@ -175,16 +175,16 @@ class RankTensors:
 def one_each(
     tensors: Sequence[torch.Tensor] | None, operation: str, size: int
 ) -> Sequence[torch.Tensor]:
-    """Return tensors that are one for each rank.
+    """Return the tensors, if there is one for each rank.
 
     Raises:
-        UsageError: they are not, or no collective can move one of them.
+        UsageError: there is not one for each rank, or no collective can move one.
     """
     check_sequence("tensors", tensors, f"one tensor for each of the {size} ranks")
     assert tensors is not None  # checked above
     if len(tensors) != size:
         raise UsageError(
-            f"tensors: {operation} needs one tensor for each of the {size} ranks, and "
+            f"tensors: {operation} needs one tensor for each of the {size} ranks, but "
             f"got {len(tensors)}"
         )
     for rank, tensor in enumerate(tensors):

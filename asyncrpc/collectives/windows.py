@@ -6,10 +6,9 @@
     exchange   of two ranks: each combines everything
     move       each rank copies pieces into its windows, others take them out
 
-Of two windows one is filled while the other is read.  So a rank may be one piece ahead
-of another, and no step waits for what comes after it: in turn k a rank relies on what
-the others do in turn k - 1 or before, and gives in its own turn; the one that is last
-never has to wait.
+One of two windows is filled while the other is read.  So a rank may be one piece ahead
+of another, and no step waits for a later one: in turn k a rank relies on what the
+others do in turn k - 1 or before, and gives in its own turn; the last rank never waits.
 
 The windows of one collective are not used by the next one before all ranks have
 published that: so the last pieces need not be waited for.
@@ -134,8 +133,8 @@ class Windows:
     ) -> None:
         """Reduce a flat tensor in place over two ranks: each combines all of it.
 
-        So no result has to be passed on; what a piece of ours is combined with comes
-        from the other's cache, as a share would, and ours is still in our own.
+        So no result has to be passed on: the other's piece comes from its cache, as a
+        share would, and ours is still in our own.
         """
         board, rank, peer = self._board, self.rank, self.others
         step = self.step(flat.dtype)
@@ -287,7 +286,7 @@ class _Combining:
             if total is None:
                 total = value
                 continue
-            # The result may be where our own share is, which has to be used before;
+            # The result may lie where our own share is, which must be used before;
             # until then the sum is kept in the window of the first rank.
             out = result if rank >= self._rank else total
             self._by.combine(total, value, out)

@@ -45,12 +45,12 @@ def required_failure(words: Any) -> CollectiveFailure:
     """Read a failure.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: it is not a failure.
     """
     match words:
         case [str(code), str(problem), [*ranks]]:
             return CollectiveFailure(code, problem, tuple(map(str, ranks)))
-    raise MalformedError(f"a failure of a collective: {words!r}")
+    raise MalformedError(f"not a failure of a collective: {words!r}")
 
 
 def words_for(failure: CollectiveFailure | None) -> list[Any] | None:

@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class BlockingPool(Protocol):
-    """Threads that may say that one of them waits."""
+    """Threads that can report that one of them waits."""
 
     def blocked(self) -> AbstractContextManager[Any]:
         """A thread waits inside: others run meanwhile."""
@@ -100,4 +100,4 @@ async def run_with_callbacks(
 
 
 class _AbandonedError(Exception):
-    """Nobody answers any more."""
+    """No task answers any more."""

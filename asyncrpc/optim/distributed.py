@@ -279,7 +279,7 @@ class DistributedOptimizer:
         return await self._engine.state(per_owner=per_owner)
 
     async def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up a state, as `state_dict` returned it, here or in one process.
+        """Load a state that `state_dict` returned, here or in one process.
 
         The options come with it.  Schedulers have a state of their own, which you keep.
 
@@ -319,14 +319,14 @@ def class_of(wanted: Any) -> Callable[..., torch.optim.Optimizer]:
     """Return the class that is meant; a name is one of `torch.optim`.
 
     Raises:
-        UsageError: there is none of the name, or this makes no optimizer.
+        UsageError: the name is unknown, or the class makes no optimizer.
     """
     if type(wanted) is str:
         found = getattr(torch.optim, wanted, None)
         if not _is_optimizer(found):
             known = sorted(one for one in dir(torch.optim) if _is_named(one))
             raise UsageError(
-                f"optimizer_class must be an optimizer's, and torch.optim has no "
+                f"optimizer_class must be an optimizer's, but torch.optim has no "
                 f"{shown(wanted)}; it has {', '.join(known)}. Give the class itself if "
                 "it is not torch's"
             )

@@ -2,8 +2,8 @@
 
 LBFGS sees all parameters as one vector: one such optimizer on each owner would be
 another algorithm.  So torch's own runs here, on mirrors of the parameters; each time it
-calls its closure, the owners are given the mirrors' values and asked for the gradients.
-Its numbers are those of one process.  A parameter travels twice for each evaluation.
+calls its closure, the owners get the mirrors' values and return the gradients.  Its
+numbers are those of one process.  A parameter travels twice for each evaluation.
 
 From its begin to its end no other step changes these parameters: owners keep what they
 were, and put it back if anything fails, or if this worker dies.
@@ -138,13 +138,13 @@ class GatheredOptimizer:
             if failed:
                 names = ", ".join(repr(one.name) for one in failed)
                 raise OptimizerError(
-                    f"the step was applied, and may have been undone on {names}; load "
-                    "the last checkpoint on all owners"
+                    f"the step was applied, but perhaps undone on {names}; load the "
+                    "last checkpoint on all owners"
                 ) from next(iter(failed.values()))
             return run.result(is_applied=True)
 
     async def _begin(self, owners: Sequence[WorkerId]) -> None:
-        """Have the parameters to ourselves, and take over their values.
+        """Reserve the parameters, and copy their values.
 
         One owner after the other, in the order that all take: see `optim.machine`.
         """
@@ -217,7 +217,7 @@ class GatheredOptimizer:
             return copy.deepcopy(self.options.state_dict())
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a state; see `DistributedOptimizer.load_state_dict`."""
+        """Load a state; see `DistributedOptimizer.load_state_dict`."""
         states.check_fits(self._groups, state)
         assert self.options is not None  # made
         async with self._one_at_a_time:
@@ -225,11 +225,11 @@ class GatheredOptimizer:
 
 
 class _NotFiniteError(Exception):
-    """A gradient is infinite or NaN, and the step is to be skipped."""
+    """A gradient is infinite or NaN, and the step must be skipped."""
 
 
 class _ExitsError(Exception):
-    """What would end the event loop, were it raised in a task: a SystemExit, say.
+    """Wraps an error, such as SystemExit, that in a task would end the event loop.
 
     Attributes:
         error: as the user's code raised it.

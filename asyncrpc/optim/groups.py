@@ -20,7 +20,7 @@ def groups_of(parameters: Parameters) -> list[Group]:
     """Check parameters, and return them as groups.
 
     Raises:
-        UsageError: there are none, or they are no RRefs.
+        UsageError: the list is empty, or has elements that are not RRefs.
     """
     name = "params_rref"
     given = listed(name, parameters, "RRefs in a list, or groups of them")
@@ -41,7 +41,7 @@ def group_of(name: str, given: Any) -> Group:
         given: by a user.
 
     Raises:
-        UsageError: it is none, or its parameters are no RRefs.
+        UsageError: it is not a group, or its parameters are not RRefs.
     """
     wanted = f"a dictionary with {_KEY!r}, a list of RRefs"
     if not isinstance(given, Mapping) or _KEY not in given:

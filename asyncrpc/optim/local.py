@@ -6,11 +6,11 @@ this context has none, so a gradient of an earlier step is never applied again, 
 `.grad` that the program keeps there for itself is put back.
 
 A step that may raise keeps a copy of what it changes, and puts it back.  A copy costs
-about as much as a plain SGD step, so it is made only while it is not known that the
-step cannot raise.  torch's own optimizers refuse parameters and gradients of kinds that
-they do not support, sparse ones for instance: a parameter that has been stepped with a
-gradient of the same layout will be again.  What an optimizer of the user's does, nobody
-knows: it is copied at every step.
+about as much as a plain SGD step, so it is made only until it is known that the step
+cannot raise.  torch's own optimizers refuse parameters and gradients of kinds that they
+do not support, sparse ones for instance: a parameter that was stepped with a gradient
+of the same layout will be stepped again.  The user's own optimizers may do anything:
+they are copied at every step.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LocalParameters:
         self.keys = frozenset(id(one) for one in self.listed)
 
     def gradients(self, gathered: Gathered) -> Gradients:
-        """Return those of the gradients that are of our parameters."""
+        """Return the gradients that belong to our parameters."""
         return [gathered.get(one) for one in self.listed]
 
     def values(self) -> list[torch.Tensor]:
@@ -110,7 +110,7 @@ class LocalOptimizer(LocalParameters):
         return self._optimizer
 
     def kind(self, gradients: Gradients) -> Hashable | None:
-        """Return what tells a step from those that may take another time.
+        """Return a key shared by steps that take about as long.
 
         None if nothing does: of the user's code, or of large tensors.
         """
@@ -231,7 +231,7 @@ class LocalOptimizer(LocalParameters):
             set_options(self._optimizer, differing)
 
     def add_group(self, group: dict[str, Any]) -> None:
-        """Take in one more group of parameters."""
+        """Add a group of parameters."""
         with self._lock:
             self._optimizer.add_param_group(group)
             self._look()
@@ -248,14 +248,14 @@ class LocalOptimizer(LocalParameters):
         if not _is_state(copied):
             name = type(self._optimizer).__name__
             raise OptimizerError(
-                f"state_dict() of {name} has to give a mapping of 'state' to one by "
-                f"parameter and of 'param_groups' to a list, and gave {shown(copied)}"
+                f"state_dict() of {name} must return a mapping of 'state' to one by "
+                f"parameter and of 'param_groups' to a list, not {shown(copied)}"
             )
         found: dict[str, Any] = in_host_memory(copied)
         return found
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a state that `state` returned.
+        """Load a state that `state` returned.
 
         Raises:
             ValueError: it is of other groups of parameters.
@@ -341,8 +341,8 @@ def check_parameters(values: Sequence[Any]) -> None:
             )
         if not value.is_leaf:
             raise OptimizerError(
-                f"parameter {index} of shape {tuple(value.shape)} is no leaf tensor: "
-                "it was computed from others, which are to be optimized instead"
+                f"parameter {index} of shape {tuple(value.shape)} is not a leaf "
+                "tensor: it was computed from others; optimize those instead"
             )
 
 

@@ -1,13 +1,13 @@
 """Decides whose turn it is to change parameters.
 
-A holder asks for a turn on a set of parameters.  It has it when no holder that came
-before shares a parameter with it, and keeps it until it ends.  So holders that share
-nothing go at once, those that share go in the order in which they came, and nobody is
-passed by for ever.
+A holder asks for a turn on a set of parameters.  It has the turn when no earlier holder
+shares a parameter with it, and keeps it until it ends.  So holders without a common
+parameter go at once, the others go in the order in which they came, and none waits for
+ever.
 
-Workers that wait for one another are not seen here.  Who takes turns on several workers
-and keeps them takes them in the order of the workers' ids: then nobody waits in a
-circle.
+Workers that wait for one another are not seen here.  A trainer that takes turns on
+several workers and keeps them takes them in the order of the workers' ids: then no
+circle of waiting arises.
 
 Source: strict two-phase locking with ordered acquisition.
 """
@@ -20,7 +20,7 @@ from asyncrpc.errors import LocalProtocolError
 
 
 class Turns:
-    """Who has a turn, and who waits for one."""
+    """Which holders have a turn, and which wait for one."""
 
     __slots__ = ("_keys", "_waiting")
 
@@ -32,10 +32,10 @@ class Turns:
         return len(self._keys)
 
     def ask(self, holder: int, keys: AbstractSet[int]) -> bool:
-        """Take up a holder; say whether it has its turn at once.
+        """Add a holder; return whether it has its turn at once.
 
         Raises:
-            LocalProtocolError: it is here already.  Nothing changed.
+            LocalProtocolError: the holder was added before.  Nothing changed.
         """
         if holder in self._keys:
             raise LocalProtocolError(f"holder {holder} has asked for a turn before")
@@ -59,7 +59,7 @@ class Turns:
         return begun
 
     def _may(self, holder: int) -> bool:
-        """Return whether nobody who came before shares a key with this one."""
+        """Return whether no earlier holder shares a key with this one."""
         keys = self._keys[holder]
         for other, others in self._keys.items():
             if other == holder:

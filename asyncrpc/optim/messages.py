@@ -1,4 +1,4 @@
-"""What the messages to the owners of a distributed optimizer's parameters must be.
+"""The schema of messages to the owners of a distributed optimizer's parameters.
 
 Each begins with the number that the optimizer has at its maker.
 """

@@ -1,6 +1,6 @@
-"""The options of groups, such as the learning rate, where the optimizer was made.
+"""The options of groups, such as the learning rate, on the optimizer's worker.
 
-Here torch's schedulers set them; with each step the owners are told what has changed.
+torch's schedulers set them here; each step tells the owners what has changed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GroupOptions(torch.optim.Optimizer):
         )
 
     def note_step(self) -> None:
-        """Tell schedulers that a step has been taken: they warn if none was."""
+        """Tell schedulers that a step was taken: they warn otherwise."""
         self._opt_called = True  # where LRScheduler looks
 
 
@@ -66,10 +66,10 @@ def options_of(optimizer: torch.optim.Optimizer) -> list[Options]:
 
 
 def _is_constant(value: Any) -> bool:
-    """Return whether a value is told by comparing it, and does not change by itself."""
+    """Return whether comparing a value shows a change, and only we change it."""
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
-    if type(value) is list:  # the parameters, of which there are none here
+    if type(value) is list:  # the parameters, which this copy has not
         return not value
     return value is None or isinstance(value, bool | int | float | complex | str)
 

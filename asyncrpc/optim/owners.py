@@ -26,7 +26,7 @@ class OptimizerWorker(Scheduler, Links, Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
 
     @property
     def directory(self) -> Directory:
@@ -110,7 +110,7 @@ class Owners:
     async def settle(
         self, owners: Sequence[WorkerId], *, is_applied: bool
     ) -> dict[WorkerId, BaseException]:
-        """End what owners keep; return the errors of those that could not be told.
+        """End what owners keep; return the errors of owners that could not be reached.
 
         The caller's deadline may have passed, which is no reason to leave it undone:
         each message has the time that any call has.
@@ -157,7 +157,7 @@ async def try_each(
 
 
 def _seen(task: asyncio.Task[Any]) -> None:
-    """Take note of an error: who started the task may have been cancelled."""
+    """Mark an error as read: the task that would read it may have been cancelled."""
     if not task.cancelled():
         task.exception()
 

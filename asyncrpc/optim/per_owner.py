@@ -2,11 +2,11 @@
 
 Which way a step is committed depends on the votes.
 
-*   At most one owner's step might raise: it goes first, alone.  If it raises it has
-    undone itself, and nobody else has been told.  The others follow, at once.
-*   More might: all are told one after the other, and keep what undoes it until the last
-    has applied it.  They are told in the order of their ids, as all trainers do, so two
-    steps never wait for each other in a circle.
+*   If at most one owner's step might raise, it goes first, alone.  If it raises it has
+undone itself, and no other owner has begun.  The others follow, at once.
+*   If more might, all owners go one after the other, and keep what undoes the step
+until the last has applied it.  Their order is that of their ids, as for all trainers,
+so two steps never wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ class PerOwnerOptimizer:
             step = _Commit(self._owners, context_id, scale)
             parts = {one: self._commit_of(one, how, now) for one in votes}
             unsure = [one for one, vote in votes.items() if not vote[2]]
-            # Once one owner is told, all are: a task that our cancellation passes by.
+            # Once one owner is told, all must be: in a task that our cancellation does
+            # not reach.
             task = self._owners.start(self._commit(step, parts, unsure, now))
             await asyncio.shield(task)
         return StepResult(scale is not None, count, norm)
@@ -222,7 +223,7 @@ class PerOwnerOptimizer:
         return states.joined(self._groups, found, now)
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a state; see `DistributedOptimizer.load_state_dict`."""
+        """Load a state; see `DistributedOptimizer.load_state_dict`."""
         if "owners" in state:
             parts = self._parts_by_name(state["owners"])
         else:
@@ -246,7 +247,7 @@ class PerOwnerOptimizer:
         names = {owner.name for owner in self._owners.listed}
         if names != set(parts):
             raise UsageError(
-                f"the state is of the workers {sorted(parts)}, and the parameters are "
+                f"the state is of the workers {sorted(parts)}, but the parameters are "
                 f"on {sorted(names)}; what state_dict() returns without per_owner fits "
                 "any workers"
             )
@@ -296,7 +297,7 @@ class _Commit:
         failed = await self._owners.settle(begun, is_applied=True)
         if failed:
             raise OptimizerError(
-                f"the step was applied, and may have been undone on {named(failed)}; "
+                f"the step was applied, but perhaps undone on {named(failed)}; "
                 "load the last checkpoint on all owners"
             ) from next(iter(failed.values()))
 

@@ -4,14 +4,14 @@ A step over several owners has two phases.  PREPARE asks each what gradients it 
 whether its step might raise; it changes nothing and keeps nothing, so to abort is to
 send no COMMIT.  COMMIT applies them.  With one owner both are one message, `step`.
 
-If several owners' steps might raise, a COMMIT is also *kept*: the owner has what undoes
-it, and lets nobody else step on these parameters, until SETTLE says that all have
-applied it, or that one has not.  A trainer that dies in between has its steps undone.
-`begin` keeps in the same way, for optimizers that run at the trainer.
+If several owners' steps might raise, a COMMIT is also *kept*: the owner keeps what
+undoes it, and lets no other trainer step on these parameters, until SETTLE says whether
+all have applied it.  The steps of a trainer that dies in between are undone.  `begin`
+keeps in the same way, for optimizers that run at the trainer.
 
-Steps that are not kept wait for nobody: PREPARE reads the gradients of its own context,
-which no other context changes.  Each owner's COMMIT is serialized, whole, by turns and
-by the lock that also keeps backward passes off `.grad`.
+Steps that are not kept do not wait for each other: PREPARE reads the gradients of its
+own context, which no other context changes.  Each owner's COMMIT is serialized, whole,
+by turns and by the lock that also keeps backward passes off `.grad`.
 
 A COMMIT that has begun is completed: it runs in a thread, which nothing interrupts, or
 at once, if its like has always been short.
@@ -56,12 +56,12 @@ from asyncrpc.serde import words_of
 
 T = TypeVar("T")
 SERVICE: Final = "optim"
-Key = tuple[int, int]  # who made it, and its number there: nobody else can name it
+Key = tuple[int, int]  # the maker, and its number there: only the maker can name it
 
 
 @dataclass(frozen=True, slots=True)
 class _UndoableStep:
-    """A change that has been made here and may have to be undone."""
+    """A change that was made here and may have to be undone."""
 
     turn: int
     local: LocalParameters
@@ -82,7 +82,7 @@ class GradientsHere(Protocol):
 
 
 class Functions(Protocol):
-    """What peers may call."""
+    """The functions that peers may call."""
 
     def is_allowed(self, function: Any, /) -> bool:
         """Return whether peers may call a function or a class."""
@@ -184,7 +184,7 @@ class OptimizerService(ServiceMethods):
         self._optimizers.pop((maker, serial), None)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        """Let go of what a dead worker made, and undo what it has not settled."""
+        """Free what a dead worker made, and undo what it has not settled."""
         for key in [key for key in self._optimizers if key[0] == peer.incarnation]:
             del self._optimizers[key]
         for key in [key for key in self._kept if key[0] == peer.incarnation]:
@@ -289,7 +289,7 @@ class OptimizerService(ServiceMethods):
     ) -> None:
         kept = self._kept.get(key)
         if kept is None:
-            raise OptimizerError("the parameters may be set between begin and settle")
+            raise OptimizerError("parameters may only be set between begin and settle")
         await self._threads.run_in_thread(
             partial(kept.local.assign, values, allow_stale=allow_stale)
         )
@@ -339,7 +339,7 @@ class OptimizerService(ServiceMethods):
         """Run a job that returns what undoes it, and keep that and the turn.
 
         Cancellation:
-            It is undone as soon as it is done: nobody would settle it.
+            The job is undone as soon as it is done, because it would never be settled.
         """
         work = self._threads.run_in_thread(job)
         try:
@@ -397,7 +397,7 @@ class OptimizerService(ServiceMethods):
         return [options_of(made), travelling(made.defaults)]
 
     async def _add_group(self, key: Key, group: dict[str, Any]) -> list[Options]:
-        """Take in a group; return the options of all."""
+        """Add a group; return the options of all."""
         local = self._find_optimizer(key)
         resolved = await _resolved(group)
         await self._threads.run_in_thread(partial(local.add_group, resolved))
@@ -407,7 +407,7 @@ class OptimizerService(ServiceMethods):
         return await self._threads.run_in_thread(self._find_optimizer(key).state)
 
     async def _load_state(self, key: Key, state: dict[str, Any]) -> list[Options]:
-        """Take up a state; return the options of all groups."""
+        """Load a state; return the options of all groups."""
         local = self._find_optimizer(key)
         await self._threads.run_in_thread(partial(local.load_state, state))
         return options_of(local.optimizer)
@@ -417,7 +417,7 @@ class OptimizerService(ServiceMethods):
         await self._threads.run_in_thread(partial(local.set_options, differing))
 
     def _check_new(self, key: Key) -> None:
-        """Refuse to make an optimizer in the place of one that may keep a step.
+        """Refuse to replace an optimizer that may keep a step.
 
         Raises:
             MalformedError: its number is taken; makers count.
@@ -482,7 +482,7 @@ def checked(made: Any) -> torch.optim.Optimizer:
 
 
 def travelling(options: Options) -> Options:
-    """Return those of the options that can travel."""
+    """Return the options that can travel."""
     return {key: value for key, value in options.items() if can_travel(value)}
 
 

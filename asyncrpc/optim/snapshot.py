@@ -1,4 +1,4 @@
-"""What a step may change, kept so that it can be put back."""
+"""A copy of what a step may change, so that it can be put back."""
 
 from __future__ import annotations
 

@@ -84,12 +84,12 @@ def check_fits(groups: Sequence[Group], state: Mapping[str, Any]) -> None:
         numbers = set(state["state"])
     except (KeyError, TypeError) as error:
         raise UsageError(
-            f"state_dict is no state of an optimizer, it has no {error}; give what "
+            f"state_dict is not a state of an optimizer, it has no {error}; give what "
             "state_dict() returned, here or from torch's optimizer"
         ) from error
     have = [len(group["params"]) for group in groups]
     if saved != have or not numbers <= set(range(sum(have))):
         raise UsageError(
-            f"the state is of groups of {saved} parameters, and the optimizer has "
+            f"the state is of groups of {saved} parameters, but the optimizer has "
             f"groups of {have}"
         )

@@ -1,4 +1,4 @@
-"""What one step asks for, and what it did."""
+"""The options of one step, and its result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """What one step asks for.
+    """The options of one step.
 
     Attributes:
         clip_norm: the largest norm of all gradients together; None: any.
@@ -47,14 +47,14 @@ class StepOptions:
 
     @property
     def needs_norm(self) -> bool:
-        """Whether the norm of the gradients is asked for."""
+        """Return whether the norm of the gradients is needed."""
         return self.clip_norm is not None or self.skip_nonfinite
 
     def check(self) -> None:
-        """Refuse what makes no sense.
+        """Refuse options that are out of range.
 
         Raises:
-            UsageError: the norm is not positive, or a flag is none.
+            UsageError: the norm is not positive, or a flag is not a bool.
         """
         check_clipping(self.clip_norm)
         check_flags(skip_nonfinite=self.skip_nonfinite, allow_stale=self.allow_stale)

@@ -43,7 +43,7 @@ class TurnQueue:
         return turn
 
     def close(self) -> None:
-        """The worker ends, and with it whoever would give turns away."""
+        """End with the worker: no more turns are given."""
         for future in self._futures.values():
             if not future.done():
                 future.set_exception(ClosedError("the worker was shut down"))

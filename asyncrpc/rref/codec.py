@@ -46,12 +46,12 @@ class ReferenceCodec:
 
         Args:
             me: this worker.
-            tables: count what travels.
-            handles: make handles of what arrives.
-            shared: what the handles of each value share.
-            values: that are here, or are to be.
+            tables: count the references in messages.
+            handles: make handles of references that arrive.
+            shared: the state that the handles of each value share.
+            values: of this worker, also those that are still to be made.
             names: of owners.
-            meet: is told of the link of each message.
+            meet: called with the link of each message.
         """
         self.lifted = 0
         self._me = me
@@ -72,7 +72,7 @@ class ReferenceCodec:
         self._meet(link)
 
     def end_encode(self, *, sent: bool) -> MessagePins | None:
-        """It has been, or could not be."""
+        """End the encoding of a message, which was sent or could not be."""
         pins, self._pins, self._link = self._pins, None, None
         if pins is not None and not sent:
             pins.undo()
@@ -119,7 +119,7 @@ class ReferenceCodec:
         self._meet(link)
 
     def end_decode(self) -> Any:
-        """It has been; return the loans that it brought."""
+        """End the decoding of a message; return the loans that it brought."""
         self._link = None
         loans, self._loans = self._loans, []
         return loans or None
@@ -130,20 +130,20 @@ class ReferenceCodec:
         self.lifted += 1
         rref_id, owner, form, token = _read_reference(tree)
         if link is None:
-            raise DecodeError("an RRef outside of a call")
+            raise DecodeError("an RRef arrived outside of a call")
         if link.is_lost:
-            raise DecodeError("an RRef from a worker that was lost meanwhile")
+            raise DecodeError("an RRef arrived from a worker that was lost meanwhile")
         sender = link.peer.incarnation
         self._names.note_hearsay(owner)
         if form == HOME and sender != self._me.incarnation:
-            raise DecodeError("an RRef that claims to have stayed at home")
+            raise DecodeError("an RRef arrived that claims to have stayed at home")
         if form == HOME:  # its count came with it
             return self._handles.make(self._shared.of(rref_id, owner))
         if owner.incarnation == self._me.incarnation:
             return self._lift_own(rref_id, sender, token)
         if form == FORK:
             if owner.incarnation != sender:
-                raise DecodeError("an RRef that its owner did not send")
+                raise DecodeError("an RRef arrived that its owner did not send")
             effects = self._user.receive_fork(rref_id, sender)
         else:
             effects = self._user.borrow(rref_id, owner.incarnation, sender, token)
@@ -184,7 +184,7 @@ class ReferenceCodec:
         return here
 
     def undo(self, to: Incarnation, forks: list[RRefId], loans: list[int]) -> None:
-        """Take back what a message counted that nobody has read."""
+        """Take back the counts of a message that was not read."""
         effects: list[m.Effect] = []
         for rref_id in forks:
             effects += self._owner.undo_hand_out(rref_id, to)
@@ -200,9 +200,9 @@ class ReferenceCodec:
 def _read_reference(tree: Any) -> tuple[RRefId, WorkerId, int, int]:
     types = (int, int, int, str, int, int)
     if type(tree) is not list or len(tree) != len(types):
-        raise DecodeError("an RRef that is no array of six")
+        raise DecodeError("an RRef must be an array of six")
     if any(type(value) is not kind for value, kind in zip(tree, types, strict=True)):
-        raise DecodeError("an RRef with fields of the wrong types")
+        raise DecodeError("an RRef has fields of the wrong types")
     creator, serial, incarnation, name, form, token = tree
     owner = WorkerId(name, Incarnation(incarnation))
     return RRefId(Incarnation(creator), serial), owner, form, token

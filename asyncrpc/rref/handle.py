@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class HandleService(Protocol):
-    """What a handle asks of the references of its worker.
+    """What a handle asks of its worker's references.
 
     Attributes:
         worker: that has the handle.
@@ -42,7 +42,7 @@ class HandleService(Protocol):
         """Return whether the owner counts this worker."""
 
     def local_value(self, handle: RRef[Any], /) -> Any:
-        """Return a value that is here."""
+        """Return a value of this worker."""
 
     async def fetch(
         self, handle: RRef[Any], timeout_s: Any, out: torch.Tensor | None = None
@@ -189,8 +189,8 @@ class RRef(Generic[T]):
             Exception: what the function that was to make it raised.
 
         Cancellation:
-            The owner is told; nothing else changes, but for the content of `out`,
-            which is no longer written to.
+            The owner is told; nothing else changes, except that the content of `out` is
+            undefined; it is no longer written to.
 
         Source: torch.distributed.rpc.RRef.to_here; `out` is ours.
         """

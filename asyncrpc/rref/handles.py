@@ -78,7 +78,7 @@ class Handles:
         return handle
 
     def adopt(self, handle: RRef[Any], rref_id: RRefId) -> None:
-        """Make `handle` refer to a value that is here; from any thread."""
+        """Make `handle` refer to a value of this worker; from any thread."""
         shared = self._shared.of(rref_id, self._me)
         self._note(self._owner_creates, shared)
         attach(handle, self.service, shared, self._note_dropped)

@@ -1,4 +1,4 @@
-"""What other workers say of references, and their loss: fed to the tables."""
+"""Messages of other workers about references, and their loss: fed to the tables."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class IncomingNotices:
         """Prepare to take messages.
 
         Args:
-            tables: are told.
+            tables: the machines that get them.
             names: of the workers.
             notices: to workers; those to a lost one are dropped.
-            shared: what handles share; that of a lost worker's values fails.
+            shared: state of handles; that of a lost worker's values fails.
             settle: applies what handles have queued.
         """
         self.methods = Methods(
@@ -72,7 +72,7 @@ class IncomingNotices:
         take(link.peer.incarnation, value)
 
     def _take_release(self, from_: Incarnation, released: list[list[int]]) -> None:
-        """Take back forks; an entry that is wrong spoils no other."""
+        """Take back forks; a wrong entry does not affect the others."""
         problem: RemoteProtocolError | None = None
         for creator, serial, forks, *_ in released:
             rref_id = RRefId(Incarnation(creator), serial)
@@ -84,10 +84,10 @@ class IncomingNotices:
             raise problem
 
     def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
-        """Take back loans; a wrong one spoils no other.
+        """Take back loans; a wrong one does not affect the others.
 
         Raises:
-            RemoteProtocolError: that worker does not have one of them.
+            RemoteProtocolError: that worker does not have one of the loans.
         """
         problem: RemoteProtocolError | None = None
         for token in tokens:
@@ -118,7 +118,7 @@ class IncomingNotices:
         holding = self._user.get(rref_id)
         if holding is not None and holding.owner != from_:
             raise RemoteProtocolError(
-                f"worker {self._names.shown(from_)!r} speaks of {rref_id}, which "
+                f"worker {self._names.shown(from_)!r} wrote about {rref_id}, which "
                 f"worker {self._names.shown(holding.owner)!r} owns"
             )
 
@@ -150,7 +150,7 @@ class IncomingNotices:
         self._carry_out(self._user.forgive(peer.incarnation))
 
     def meet(self, link: PeerLink) -> None:
-        """Take note that a link to a worker is open, which may have been lost before.
+        """Record that a link to a worker is open, which may have been lost before.
 
         A worker may have been declared lost here alone, since it could not be reached.
         """

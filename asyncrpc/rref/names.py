@@ -14,11 +14,11 @@ class PeerNames:
         self._met: dict[Incarnation, str] = {me.incarnation: me.name}
 
     def note(self, peer: WorkerId) -> None:
-        """A worker has proved who it is."""
+        """Record the name of a worker that has proved it."""
         self._met[peer.incarnation] = peer.name
 
     def note_hearsay(self, peer: WorkerId) -> None:
-        """Another worker has named it: that renames nobody."""
+        """Record a name that another worker reported: it replaces no known name."""
         self._met.setdefault(peer.incarnation, peer.name)
 
     def forget(self, peer: Incarnation) -> None:

@@ -1,8 +1,8 @@
 """The protocol's own messages on their way out: batched, kept until a link is there.
 
-Whatever lets go can wait: a release or the return of a loan only makes somebody keep a
-value a little longer.  So they are collected, and each worker gets one message of each
-kind in a turn of the loop.  Whatever asks or answers goes at once.
+A release or the return of a loan can wait: until then another worker only keeps a value
+a little longer.  So they are collected, and each worker gets one message of each kind
+in a turn of the loop.  Questions and answers go at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCH_MAX: Final = 4096
 
 
 class _NoticeBatch:
-    """What is to be given back to one worker."""
+    """Forks and loans to return to one worker."""
 
     __slots__ = ("releases", "tokens")
 
@@ -50,10 +50,10 @@ class Notices:
 
         Args:
             scheduler: of the sender.
-            directory: the links that are open.
-            links: makes those that are not.
+            directory: the open links.
+            links: opens the others.
             name_of: the name of a worker, empty if it is not known.
-            on_unreachable: called with a worker that could not be told, and why.
+            on_unreachable: called with a worker that could not be reached, and why.
         """
         self._scheduler = scheduler
         self._directory = directory
@@ -105,7 +105,7 @@ class Notices:
             self.send(to, "returned", batch.tokens)
 
     def send(self, to: Incarnation, method: str, value: list[Any]) -> None:
-        """Send a message, over a connection that may have to be made first."""
+        """Send a message; make the connection first if necessary."""
         link = self._directory.link_of(to)
         if link is not None and to not in self._waiting:
             link.notify(SERVICE, method, value)

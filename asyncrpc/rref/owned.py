@@ -34,9 +34,9 @@ _METHOD: Final[Form] = array(
 
 
 class _LocalValue:
-    """A function that gives a value which is here."""
+    """A function that returns a value of this worker."""
 
-    __qualname__ = "to_here"  # what it is called by
+    __qualname__ = "to_here"  # its name in errors
     __slots__ = ("_value",)
 
     def __init__(self, value: Any) -> None:
@@ -50,7 +50,7 @@ setattr(_LocalValue, MODE_ATTRIBUTE, Mode.ON_LOOP)
 
 
 class OwnedValues:
-    """Values of this worker: those that calls make, and calls of their methods."""
+    """Values of this worker: results of calls, and calls of their methods."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class OwnedValues:
         Args:
             me: this worker.
             tables: count references.
-            values: that are here, or are to be.
+            values: of this worker, also those that are still to be made.
             functions: what peers may call.
             values_max: how many values there may be.
         """
@@ -109,8 +109,8 @@ class OwnedValues:
         target: list[Any],
         ready: Callable[[Callable[..., Any] | RefusedFunction], None],
     ) -> None:
-        """Call `ready` with a method of a value that is here, once it is made."""
-        _ = link  # whoever knows a value's number may call it
+        """Call `ready` with a method of a value, once the value is made."""
+        _ = link  # every worker that knows a value's number may call it
         try:
             _METHOD("what is to be called", target)
         except MalformedError as error:  # of this request, and of no other
@@ -166,7 +166,7 @@ class OwnedValues:
         return method
 
     def local_value(self, handle: RRef[Any]) -> Any:
-        """Return a value that is here; see `RRef.local_value`."""
+        """Return a value of this worker; see `RRef.local_value`."""
         shared = shared_of(handle)
         shared.check()
         if not shared.is_here:
@@ -190,7 +190,7 @@ def _outcome_of(error: BaseException, name: str) -> Outcome:
 
     A method has not run.  Who asks for the value asks what became of its function.
     """
-    kind = type(error)  # its own code may say that it is of another, or raise
+    kind = type(error)  # `__class__` is the error's own code: it may lie, or raise
     if name or issubclass(kind, RRefDeletedError):
         return Outcome.NOT_EXECUTED
     if issubclass(kind, DeadlineExceededError):

@@ -1,4 +1,4 @@
-"""What a message that carries references relies on, until its receiver has answered."""
+"""What a message with references relies on, until its receiver has answered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrpc.runtime.ports import PeerLink
 
 
 class Counted(Protocol):
-    """Takes back what a message counted that nobody has read."""
+    """Takes back the counts of a message that was not read."""
 
     def undo(self, to: Incarnation, forks: list[RRefId], loans: list[int]) -> None:
         """Take back forks and loans."""
@@ -21,7 +21,7 @@ class Counted(Protocol):
 
 
 class MessagePins:
-    """What one message that was sent relies on; a `runtime.extensions.Pins`."""
+    """What one sent message relies on; a `runtime.extensions.Pins`."""
 
     __slots__ = ("_at_home", "_counted", "_forks", "_link", "_loans")
 
@@ -46,11 +46,12 @@ class MessagePins:
         self._at_home.append(shared)
 
     def on_sent(self) -> None:
-        """Do nothing: the receiver returns what it was lent."""
+        """Do nothing: the receiver returns its loans."""
 
     def undo(self) -> None:
-        """The message was never sent, or not to its end: nobody has read it."""
-        # The count of a lost peer went with it; one that came back has another.
+        """Take the counts back: the message was not sent, or not to its end."""
+        # The count of a lost peer went with it; an incarnation that came back has
+        # another.
         forks = [] if self._link.is_lost else self._forks
         self._counted.undo(self._link.peer.incarnation, forks, self._loans)
         self._counted.drop_all(self._at_home)

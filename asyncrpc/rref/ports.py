@@ -1,4 +1,4 @@
-"""What remote references need of their worker: its directory, and how calls begin."""
+"""What remote references need of their worker: its directory, and its calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncrpc.runtime.ports import PeerLink
 
 
 class Entry(Protocol):
-    """What is known of one peer."""
+    """One peer."""
 
     @property
     def member(self) -> Member:
@@ -47,7 +47,7 @@ class Links(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the worker has ended."""
+        """Return whether the worker has ended."""
 
     def link_to(self, name: str, /) -> Awaitable[PeerLink]:
         """Return the link to a worker, connecting if need be."""
@@ -68,7 +68,7 @@ class Calls(Protocol):
     def new_call(
         self, function: str, to: str, *, with_site: bool = False, kind: str = "async"
     ) -> CallFuture[Any]:
-        """Make the future of a call that is to be started by `begin`."""
+        """Make the future of a call that `begin` will start."""
 
     def begin(
         self,
@@ -84,7 +84,7 @@ class Calls(Protocol):
 
 
 class Functions(Protocol):
-    """What peers may call."""
+    """The functions that peers may call."""
 
     def is_allowed_method(self, kind: type, name: str, /) -> bool:
         """Return whether peers may call this method of values of a type."""

@@ -1,7 +1,7 @@
-"""Proxies: the methods of a referenced object, called where it is, in one round trip.
+"""Proxies: the methods of a referenced object, called on its owner, in one round trip.
 
-The names are those of the remote object, which is not here to be asked: so whatever
-attribute is named is called, and the owner says if there is none.
+The names are those of the remote object, which cannot be asked here: so any attribute
+is called, and the owner raises if it does not exist.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _MethodProxy(Generic[T]):
         Raises:
             UsageError: always.
         """
-        raise UsageError("what calls methods of an RRef stays here; send the RRef")
+        raise UsageError("a proxy of an RRef cannot be sent; send the RRef")
 
     def _start(self, name: str, args: Any, kwargs: Any) -> Any:
         return self._start_method(self._rref, name, args, kwargs, self._timeout)

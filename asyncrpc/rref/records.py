@@ -1,4 +1,4 @@
-"""What a worker says of its references: one record for each, to find what leaks."""
+"""A worker's report of its references: one record for each, to find leaks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class RRefRecord:
         state: on the owner `"live"`, `"unborn"` (heard of before the call that makes
             it) or `"gone"`; elsewhere `"pending"`, `"borrowed"`, `"registering"`,
             `"confirmed"` or `"lost"`: see the RRef protocol.
-        type_name: of the value, on its owner; of what was raised instead of it;
-            empty while it is being made, and elsewhere.
+        type_name: of the value, or of the exception that was raised instead, on the
+            owner; empty while it is being made, and elsewhere.
         holders: on the owner: names of the workers that hold it, and how many forks
             each was given.
         handles: Python objects here that refer to it.

@@ -96,7 +96,7 @@ class RemoteValues:
         self._calls.check_on_loop("RRef.to_here")
         future = self._values.get(handle.rref_id)
         if future is None:
-            raise RRefDeletedError(f"the value of {handle!r} is gone, or never came")
+            raise RRefDeletedError(f"the value of {handle!r} was freed, or never made")
         if timeout_s is UNSET:
             timeout_s = self._timeout_s
         try:
@@ -239,7 +239,7 @@ class RemoteValues:
                 on_link=partial(self._bind, shared, of),
             )
         except (CallError, RRefError) as error:
-            # Not the one that is raised: its traceback keeps the handle.
+            # Raise a copy: the traceback of this one would keep the handle alive.
             call.fail(rebuild(type(error), error.args, dict(vars(error))))
             call.exception()
             if isinstance(error, EncodeError):

@@ -55,7 +55,7 @@ class ReferenceWorker(Scheduler, Calls, Links, Protocol):
 
     @property
     def functions(self) -> Functions:
-        """What peers may call."""
+        """Return the functions that peers may call."""
 
 
 class _CountingParts(TypedDict):
@@ -72,12 +72,12 @@ class RRefService(ServiceMethods):
     """A `runtime.extensions.References` and `Service`.
 
     Attributes:
-        worker: that has the references.
+        worker: the worker of the references.
         backward_from: runs a backward pass from a referenced tensor; set by autograd.
         handles: makes the handles.
-        values: those that are here.
-        shared: what the handles of each value share.
-        user: the machine of what is held of others' values.
+        values: of this worker.
+        shared: the state that the handles of each value share.
+        user: the machine for references to others' values.
         names: of the workers that references come from.
     """
 
@@ -221,12 +221,12 @@ class RRefService(ServiceMethods):
         self._incoming.on_peer_lost(peer, reason)
 
     async def close(self) -> None:
-        """Let go of every value; who waits here for one is told that it never comes."""
+        """Free every value; fail the tasks that wait for one."""
         self.handles.settle()
         self._notices.close()
         self.values.close()
 
-    # --- what is here ----------------------------------------------------------------
+    # --- parts -------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
         """Return how many values are owned and held here, for leak checks."""

@@ -1,4 +1,4 @@
-"""What all handles of one worker to one value share."""
+"""The state that all handles of one worker to one value share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrpc.serde.dismantling import assemble, dismantle
 
 
 class Shared:
-    """What all handles of this worker to one value share.
+    """The state that all handles of this worker to one value share.
 
     Attributes:
         rref_id: of the value.
@@ -64,7 +64,7 @@ class Shared:
 
 
 class SharedById:
-    """What the handles of each value share, for as long as one of them lives.
+    """The shared state of each value, as long as it has a handle.
 
     Thread safety: `of` may be called from any thread; the rest on the worker's loop.
     """
@@ -117,10 +117,10 @@ class SharedById:
 
 
 def copy_of(error: BaseException) -> BaseException:
-    """Return an error like one that is kept, to be raised.
+    """Return a copy of a kept error, to be raised.
 
-    Raising the one that is kept would hang frames on it, and a frame may hold the very
-    handle whose finalizer keeps the error.
+    Raising the kept error itself would attach frames to it, and a frame may hold the
+    very handle whose finalizer keeps the error.
     """
     try:
         copy = assemble(type(error), dismantle(error))

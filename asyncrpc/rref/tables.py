@@ -21,7 +21,7 @@ _METHODS: Final[dict[type, str]] = {
 
 
 class Tables:
-    """Who holds which value: the owner's table, the user's, and their effects.
+    """Which worker holds which value: the owner's table, the user's, and their effects.
 
     Attributes:
         owner: of the values that are here.
@@ -79,7 +79,7 @@ class Tables:
 
     def _free(self, effect: m.Freed | m.NotWanted) -> None:
         freed = RRefDeletedError("the value was freed before it was made")
-        self._values.free(effect.rref_id, freed)  # which one that is made ignores
+        self._values.free(effect.rref_id, freed)  # ignored if the value was made
 
     def _fail_value(self, effect: m.ValueGone) -> None:
         gone = RRefDeletedError(

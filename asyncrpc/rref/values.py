@@ -1,4 +1,4 @@
-"""The values that are here, or are to be: futures, by their reference."""
+"""The values of this worker, made or still to be made: futures, by reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrpc.runtime.threads import settable
 
 
 class Value(asyncio.Future[Any]):
-    """A value that is here or is to be, and since when, on the loop's clock."""
+    """A value that is made or still to be made, and since when, on the loop's clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
@@ -48,7 +48,7 @@ class Values:
         self._known[rref_id] = future
 
     def expect(self, rref_id: RRefId) -> Value:
-        """Return the future of a value that is here, or is to be."""
+        """Return the future of a value, made or still to be made."""
         future = self._known.get(rref_id)
         if future is None:
             future = self._known[rref_id] = Value(self._loop)
@@ -65,7 +65,7 @@ class Values:
         future = self._known.get(id_of(rref_id))
         if future is not None and not future.done():
             future.set_exception(settable(error))
-            future.exception()  # whoever asks is told; nobody may ever ask
+            future.exception()  # marks it as read: it may never be awaited
 
     def free(self, rref_id: RRefId, why: Exception) -> None:
         """Let go of a value; it fails if it has not been made."""
@@ -73,7 +73,7 @@ class Values:
         self._known.pop(rref_id, None)
 
     def close(self) -> None:
-        """Let go of all; who waits for one is told that it never comes."""
+        """Drop all values; fail the tasks that wait for one."""
         self.is_closed = True
         for rref_id in self._known:
             self.fail(rref_id, ClosedError("its owner was shut down before"))
@@ -81,7 +81,7 @@ class Values:
 
 
 def result_of(done: asyncio.Future[Any]) -> Any:
-    """Return a value that is here, or raise a copy of why there is none.
+    """Return a value, or raise a copy of the error that it became.
 
     Not the error that is kept: raising it would hang frames on it, and a frame may hold
     the very reference whose entry keeps the error.

@@ -363,7 +363,7 @@ def _wrong_roots(load: Load, result: torch.Tensor) -> list[tuple[Any, str]]:
         ([1.0], "must be a tensor, not 1.0"),
         ([], "at least one root"),
         ([torch.ones(1)], "does not require a gradient"),
-        ([result], "no real scalar"),
+        ([result], "not a real scalar"),
     ]
     return load.rng.sample(roots, 2)
 

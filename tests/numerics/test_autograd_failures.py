@@ -244,7 +244,7 @@ async def test_a_gradient_that_comes_twice_is_refused() -> None:
         await link.request_service("autograd", "advance", advance(ids, key))
         once = advance(ids, [], key, [torch.ones_like(y)])
         await link.request_service("autograd", "advance", once)
-        with pytest.raises(asyncrpc.RemoteError, match="which awaits none"):
+        with pytest.raises(asyncrpc.RemoteError, match="which expects none"):
             await link.request_service("autograd", "advance", once)
         link.notify("autograd", "commit", ids)
         assert (await ask(keepers["b"], "report")).gradients[0] is not None

@@ -1,7 +1,7 @@
-"""The collectives of a group under way at one rank, and what has come for them.
+"""The running collectives of a group at one rank, and the messages for them.
 
 Collectives are matched by their numbers: the n-th that one rank begins belongs with the
-n-th of every other.  A message says which it is for, what its sender believes that to
+n-th of every other.  A message names its collective, what its sender believes that to
 be (a `Descriptor`), and its place among those of the sender.
 
     began here   not yet     the message is *early*: it is kept
@@ -9,9 +9,9 @@ be (a `Descriptor`), and its place among those of the sender.
                              collective fails for both, who tell the others
                  is over     it is refused: the sender is late, or has failed
 
-Invariants: a message is handed over once; one that is refused is not kept; what has
-failed stays so, and nothing is kept for it.  Of failures the last `FAILURES_KEPT` are
-remembered, to say to latecomers what has happened.
+Invariants: a message is delivered once; a refused one is not kept; a failed collective
+    stays failed, and nothing is kept for it.  The last `FAILURES_KEPT` failures are
+    remembered, to be reported to latecomers.
 
 Sans-IO; `M` is a message, which is not looked into.
 """
@@ -41,7 +41,7 @@ class Descriptor(NamedTuple):
         how: of a reduction, such as `sum`; else empty.
         dtype: of the tensor; empty if ranks may differ.
         shape: of the tensor; None if ranks may differ.
-        root: the rank in the middle; -1: there is none.
+        root: the rank in the middle; -1 if there is none.
     """
 
     operation: str
@@ -79,7 +79,7 @@ class Descriptor(NamedTuple):
 
 
 class CollectiveFailure(NamedTuple):
-    """Why a collective has failed, as it is told to others.
+    """Why a collective has failed, as other ranks are told.
 
     Attributes:
         code: of the error's class.
@@ -93,7 +93,7 @@ class CollectiveFailure(NamedTuple):
 
 
 class MessageKey(NamedTuple):
-    """Where a message belongs: the sender's rank, and which it is of its messages."""
+    """Identifies a message: the sender's rank, and its number among the sender's."""
 
     rank: int
     turn: int
@@ -104,10 +104,10 @@ class Operation(Generic[M]):
     """A collective that has begun here.
 
     Attributes:
-        number: which one of the group it is.
+        number: its number in the group.
         descriptor: what it is here.
-        arrived: what has come and has not been taken.
-        failure: why it has failed; None: it has not.
+        arrived: messages that have arrived and were not taken.
+        failure: why it has failed; None if it has not.
     """
 
     number: int
@@ -125,18 +125,18 @@ class Mismatch(NamedTuple):
 
 
 class Operations(Generic[M]):
-    """Those of one rank in one group.
+    """The collectives of one rank in one group.
 
     Attributes:
         begun: how many collectives have begun here.
-        running: those that have not ended, by number.
+        running: the collectives that have not ended, by number.
     """
 
     def __init__(self) -> None:
         self.begun = 0
         self.running: dict[int, Operation[M]] = {}
         self._early: dict[int, dict[MessageKey, M]] = {}
-        self._said: dict[int, dict[int, Descriptor]] = {}  # by those who are early
+        self._said: dict[int, dict[int, Descriptor]] = {}  # by ranks that are ahead
         self._failed: OrderedDict[int, CollectiveFailure] = OrderedDict()
         self._kept = 0
 
@@ -154,7 +154,7 @@ class Operations(Generic[M]):
         return operation, None
 
     def hear(self, number: int, rank: int, theirs: Descriptor) -> Mismatch | None:
-        """Take note of what another rank believes a collective to be."""
+        """Record what another rank believes a collective to be; return a mismatch."""
         operation = self.running.get(number)
         if operation is not None:
             if operation.descriptor != theirs:
@@ -165,7 +165,7 @@ class Operations(Generic[M]):
         return None
 
     def arrive(self, number: int, place: MessageKey, message: M) -> Operation[M] | None:
-        """Take in a message; return the collective that may wait for it.
+        """Take a message; return the collective that may wait for it.
 
         Raises:
             MalformedError: there is such a message already, or too many came early.
@@ -191,10 +191,10 @@ class Operations(Generic[M]):
         return number < self.begun and number not in self.running
 
     def fail(self, number: int, failure: CollectiveFailure) -> Sequence[M]:
-        """Let a collective fail; return the messages that wait for it no more.
+        """Let a collective fail; return the messages that no longer wait for it.
 
         Raises:
-            MalformedError: it is too far ahead; nobody can have come to it.
+            MalformedError: it is too far ahead for any rank to have reached it.
         """
         if number not in self._failed:
             self._check_early(number)
@@ -233,5 +233,5 @@ class Operations(Generic[M]):
     def _check_early(self, number: int, kept: int = 0) -> None:
         if kept >= EARLY_MAX or number - self.begun >= EARLY_MAX:
             raise MalformedError(
-                f"collective {number}, where {self.begun} have begun: too far ahead"
+                f"collective {number} is too far ahead: only {self.begun} have begun"
             )

@@ -14,7 +14,7 @@ A reduced block is the result of one chain of additions, made at one rank and co
 the others: so it has the same bits everywhere.
 
 No step overwrites a block that this rank has sent before the peer is known to have it;
-so nothing has to be copied before it is sent, however slow the link.
+so no block is copied before it is sent, however slow the link.
 
 Source: Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations
 in MPICH, 2005; Patarasuk, Yuan: Bandwidth Optimal All-reduce Algorithms, 2009.
@@ -159,7 +159,7 @@ def tree_reduce_scatter(rank: int, size: int) -> Schedule:
 
 
 def barrier(rank: int, size: int) -> Schedule:
-    """Let nobody end before all have begun: log2(n) rounds without blocks.
+    """Let no rank end before all have begun: log2(n) rounds without blocks.
 
     Source: Hensgen, Finkel, Manber: Two Algorithms for Barrier Synchronization, 1988.
     """

@@ -74,8 +74,8 @@ def _participant(
         if isinstance(default, AsyncRpcProcessGroup) and default.participant.is_open:
             if options is not None:
                 raise TypeError(
-                    "pg_options are those of the worker, which the process groups of "
-                    "a process share: give them to init_process_group"
+                    "pg_options are those of the worker, which all process groups of a "
+                    "process share: give them to init_process_group"
                 )
             return default.participant, members
     return _start(given, options), range(given.group_size)
@@ -87,7 +87,7 @@ def _start(given: Any, options: Options | None) -> RankRuntime:
         options = Options()
     if not isinstance(options, Options):
         raise TypeError(
-            f"the backend {NAME!r} takes asyncrpc.Options as pg_options, and got a "
+            f"the backend {NAME!r} takes asyncrpc.Options as pg_options, not a "
             f"{type(options).__name__}"
         )
     rank, size = given.group_rank, given.group_size
@@ -107,8 +107,8 @@ def _start(given: Any, options: Options | None) -> RankRuntime:
     )
 
 
-# A process group of ours serves every device, also those that torch learns of later:
-# the list only says for which of them one is made.  So it touches nobody's default:
+# A process group of ours serves every device, also ones that torch learns of later:
+# the list only says for which of them one is made.  So no device's default changes:
 # that of the host is gloo before we come.
 dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 _GUARD = guard()

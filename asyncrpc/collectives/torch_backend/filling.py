@@ -1,4 +1,4 @@
-"""What torch asks of a process group, done by the collectives of a `Group`.
+"""The operations of torch's process groups, done by the collectives of a `Group`.
 
 Torch gives tensors to be filled, where a `Group` returns new ones: these are copied.
 What one call does in several collectives is begun at once: so all ranks begin the same
@@ -42,7 +42,7 @@ _HOW: Final[dict[Any, str]] = {
 
 
 class CollectiveOps:
-    """One process group, as the coroutines that its functions run on the loop.
+    """One process group: a coroutine for each operation, run on the loop.
 
     Attributes:
         group: of asyncrpc.
@@ -70,7 +70,9 @@ class CollectiveOps:
     async def _all_reduce_sparse(self, tensor: torch.Tensor, by: str) -> None:
         """Sum sparse tensors in place: each rank gets the elements of all."""
         if by not in {"sum", "avg"}:
-            raise UsageError(f"sparse tensors can be summed; {by!r} is for dense ones")
+            raise UsageError(
+                f"sparse tensors can only be summed; {by!r} needs dense ones"
+            )
         mine = tensor.detach().coalesce()
         indices, values = await _together(
             [
@@ -237,7 +239,7 @@ class CollectiveOps:
         for rank, (out, got) in enumerate(zip(outs, found, strict=True)):
             if out.numel() != got.numel() or out.dtype != got.dtype:
                 raise CollectiveError(
-                    f"output {rank} is {shapes.text(out)}, and {shapes.text(got)} came"
+                    f"output {rank} is {shapes.text(out)}, but {shapes.text(got)} came"
                 )
 
         def copy() -> None:
@@ -270,8 +272,8 @@ def how(op: ReduceOp) -> str:
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor over the same memory, of another storage.
 
-    A storage that numpy has seen can be resized no more, and torch's trainers and hooks
-    resize what they have reduced.  Whoever calls keeps the tensor meanwhile.
+    A storage that numpy has seen cannot be resized any more, and torch's trainers and
+    hooks resize what they have reduced.  The caller keeps the tensor meanwhile.
     """
     shapes.check(tensor)
     plain = tensor.detach()
@@ -323,7 +325,7 @@ def _rows(tensor: torch.Tensor, rows: Sequence[int], size: int) -> Tensors:
     if not rows:
         if length % size:
             raise UsageError(
-                f"{shapes.text(tensor)} cannot be cut in {size} equal parts: say how "
+                f"{shapes.text(tensor)} cannot be cut into {size} equal parts: say how "
                 "long each is"
             )
         rows = [length // size] * size
@@ -337,7 +339,7 @@ def _rows(tensor: torch.Tensor, rows: Sequence[int], size: int) -> Tensors:
 
 
 def _letter(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """Return the bytes of a tensor, after those of who sends it and what it is.
+    """Return the bytes of a tensor, after its sender and its metadata.
 
     A `Group` says neither who has sent a tensor that any rank may send, nor does it
     take one in place of another of the same length.
@@ -367,8 +369,8 @@ def _open_letter(letter: torch.Tensor, out: torch.Tensor) -> tuple[int, torch.Te
     nbytes = letter.numel() - _HEAD_BYTES
     if dtype != str(out.dtype) or nbytes != out.nbytes:
         raise CollectiveError(
-            f"rank {rank} sent {nbytes} bytes of {dtype}, where {shapes.text(out)} is "
-            f"to be filled, of {out.nbytes} bytes"
+            f"rank {rank} sent {nbytes} bytes of {dtype}, but {shapes.text(out)} must "
+            f"be filled, of {out.nbytes} bytes"
         )
     if not nbytes:
         return rank, torch.empty(out.shape, dtype=out.dtype)

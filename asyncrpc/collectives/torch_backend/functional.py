@@ -35,7 +35,7 @@ _NAMES: Final = (
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
 )
-# Where calls on its tensors come by before they get to torch_xla.
+# Calls with tensors of torch_xla pass through here before they reach it.
 _KEY: Final = "AutogradXLA"
 _BELOW: Any = torch._C._after_autograd_keyset  # noqa: SLF001  unlisted
 
@@ -65,7 +65,7 @@ def _pass_on(operation: Any, at: int, keys: Any, *args: Any, **others: Any) -> A
     """Let a call go on to torch_xla, unless it is for a process group of ours.
 
     Raises:
-        ValueError: it is.
+        ValueError: it is for one of ours.
     """
     name = args[at] if at < len(args) else others["group_name"]
     if isinstance(_resolve_process_group(name), AsyncRpcProcessGroup):

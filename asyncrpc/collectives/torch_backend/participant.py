@@ -168,7 +168,7 @@ class RankRuntime:
             self.thread.run(self._end(drain_s))
         finally:
             self.thread.stop()
-            for work in tuple(self._works):  # nobody else will
+            for work in tuple(self._works):  # nothing else will end them
                 work.end(destroyed(work.what))
                 work.tell()
 
@@ -186,11 +186,11 @@ class RankRuntime:
     # --- work ------------------------------------------------------------------------
 
     def submit(self, group: Group, work: CollectiveWork, doing: Doing) -> None:
-        """Begin something on the loop, after all that was submitted before.
+        """Begin an operation on the loop, after all that were submitted before.
 
         Args:
-            group: in which it is.
-            work: what torch gets for it.
+            group: of the operation.
+            work: the object that torch gets for it.
             doing: starts the coroutine that does it.
 
         Raises:
@@ -244,17 +244,17 @@ async def _do(work: CollectiveWork, doing: Doing) -> None:
     except asyncio.CancelledError:
         work.end(destroyed(work.what))
         raise
-    except BaseException as error:  # noqa: BLE001  (whoever waits for it raises it)
+    except BaseException as error:  # noqa: BLE001  (the waiting thread raises it)
         work.end(error)
     else:
         work.end(None, -1 if sender is None else sender)
 
 
 def check_reach(members: Iterable[Member], host_id: str = HOST_ID) -> None:
-    """Refuse a group in which some cannot be reached from here.
+    """Refuse a group with members that this worker cannot reach.
 
     Raises:
-        UsageError: they are on other hosts, and have no secret to open a port with.
+        UsageError: members on other hosts have no secret, so they open no port.
     """
     far = [
         member.name
@@ -264,7 +264,7 @@ def check_reach(members: Iterable[Member], host_id: str = HOST_ID) -> None:
     ]
     if far:
         raise UsageError(
-            f"on other hosts, and listening to their own host only: {', '.join(far)}; "
+            f"these listen to their own host only, which is another: {', '.join(far)}; "
             "start every rank with the same secret, in ASYNCRPC_SECRET or "
             "Options.secret"
         )

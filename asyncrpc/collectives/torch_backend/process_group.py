@@ -1,8 +1,8 @@
 """torch's process group over a `Group`.
 
-Its functions begin a collective on the loop, and return at once; torch waits for what
-they return, or gives it to the program.  A call from torch's C++ code (DDP, functional
-collectives) comes by the same functions, under the same names.
+Its functions begin a collective on the loop, and return at once; torch waits for the
+objects that they return, or gives them to the program.  Calls from torch's C++ code
+(DDP, functional collectives) reach the same functions, under the same names.
 
 Source: torch/csrc/distributed/c10d/ProcessGroup.hpp and PyProcessGroup.hpp, versions
 2.9 to 2.13: the functions that torch calls, and what they are given.
@@ -78,7 +78,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self._takes_turns = participant.takes_turns
         self._coalesced: list[tuple[Tensors, Doing, StagedTensors]] | None = None
 
-    # --- what it is ------------------------------------------------------------------
+    # --- identity -------------------------------------------------------------------
 
     @property
     def group_name(self) -> str:
@@ -94,7 +94,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     @property
     def group_desc(self) -> str:
-        """What the program says it is for."""
+        """Return the program's description of the group."""
         return self._description
 
     def getGroupDesc(self) -> str:  # noqa: N802  (torch's name)
@@ -223,7 +223,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     def allgather_coalesced(
         self, outs: Sequence[Tensors], tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
-        """Do the same where the lists are those of the ranks, one for each."""
+        """Do the same where there is one list for each rank."""
         by_tensor = [[its[n] for its in outs] for n in range(len(tensors))]
         return self.allgather(by_tensor, tensors, opts)
 
@@ -331,7 +331,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     # --- several as one --------------------------------------------------------------
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """What is asked for from now on begins at `_end_coalescing`."""
+        """Delay operations from now on until `_end_coalescing`."""
         if self._coalesced is not None:
             raise RuntimeError("this process group is coalescing already")
         self._coalesced = []
@@ -367,7 +367,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
 
 def _operation(opts: Any) -> Any:
-    """Return the reduction that torch's options say; those of C++ code may say none."""
+    """Return the reduction in torch's options; those of C++ code may have none."""
     return dist.ReduceOp.SUM if opts is _NONE else opts.reduceOp
 
 

@@ -1,10 +1,11 @@
-"""The tensors of one call in host memory: copies of those that are on devices.
+"""The tensors of one call in host memory, with copies of those on devices.
 
-What a collective reads is copied at the call, and what it fills is copied back when
-somebody waits for it, both in that somebody's thread: where a device must not be used
-by two threads at once, whoever calls us is the one that may.  So neither the loop nor
-the worker's threads see a tensor of a device, but for one case: a future on a device
-that any thread may use is completed by a thread of the worker, which copies first.
+The inputs of a collective are copied at the call, and its outputs are copied back when
+a thread waits for it, both in the calling thread: where a device must not be used by
+two threads at once, the calling thread is the one that may use it.  So neither the loop
+nor the worker's threads see a tensor of a device, with one exception: a future on a
+device that any thread may use is completed by a thread of the worker, which copies
+first.
 
 Tensors of the host are what they are, and cost a look each.
 """
@@ -25,7 +26,7 @@ Tensors: TypeAlias = Sequence[torch.Tensor]
 
 
 class _WriteBack(NamedTuple):
-    """What is to be put back.
+    """A tensor to copy back to its device.
 
     Attributes:
         tensor: of a device.
@@ -44,9 +45,8 @@ class StagedTensors:
     """The tensors of one call.
 
     Attributes:
-        is_to_be_put_back: whether a tensor of a device is filled.
-        takes_turns: whether such a device is one that only the thread that asks may
-            use.
+        is_to_be_put_back: whether a tensor on a device is filled.
+        takes_turns: whether only the calling thread may use that device.
     """
 
     # Of the class until a tensor is on a device: there is one of these for each call.
@@ -92,7 +92,7 @@ class StagedTensors:
         return tensors
 
     def add(self, other: StagedTensors) -> None:
-        """Take over what another call has to put back."""
+        """Take over the copies that another call must still make."""
         self._targets = [*self._targets, *other._targets]
         self.is_to_be_put_back = self.is_to_be_put_back or other.is_to_be_put_back
         self.takes_turns = self.takes_turns or other.takes_turns
@@ -114,7 +114,7 @@ class StagedTensors:
         """Fill the tensors of devices, in this thread; complete when this returns.
 
         Raises:
-            RuntimeError: a device does not take one of them; those before it are
+            RuntimeError: a device refuses one of the tensors; those before it are
                 filled.
         """
         for target in self._targets:
@@ -132,7 +132,7 @@ def _fill(target: _WriteBack) -> None:
     if tensor.layout is not torch.strided:
         host = host.to(tensor.device)  # torch copies these only from where they are
     # A tensor of inference mode is written in that alone, and this may be any thread.
-    # To leave the mode turns gradients on: they are turned off after it.
+    # Leaving the mode turns gradients on: they are turned off after it.
     with torch.inference_mode(mode=tensor.is_inference()), torch.no_grad():
         tensor.copy_(host)
 
@@ -179,10 +179,10 @@ def _copy_of_sparse(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check(tensor: torch.Tensor) -> None:
-    """Refuse what cannot be moved, or would come back as something else.
+    """Refuse a tensor that cannot be moved, or would come back changed.
 
     Raises:
-        ValueError: it is none that a collective takes, or not on that device.
+        ValueError: no collective takes such a tensor, or the device does not.
     """
     try:
         shapes.check(tensor)
@@ -195,11 +195,11 @@ def _check_kept(tensor: torch.Tensor) -> None:
     type_ = tensor.device.type
     if tensor.dtype in backend_of(type_).spoilt:
         raise UsageError(
-            f"{shapes.text(tensor)} on {tensor.device}: {type_} does not keep that "
+            f"{shapes.text(tensor)} on {tensor.device}: {type_} does not keep its "
             "dtype; use another, or a tensor of the host"
         )
 
 
 def _blame(error: RuntimeError, doing: str) -> None:
-    """Say what was being done; the error stays what it is, programs look at that."""
+    """Add what was being done to an error; keep its type, which programs check."""
     error.add_note(f"while {doing} for a collective")

@@ -1,4 +1,4 @@
-"""What torch gets for each collective: waited for, asked, or turned into a future.
+"""The object that torch gets for each collective: a wait, a query, or a future.
 
 It ends on the event loop; who waits for it is a thread of the program, or of torch.
 """
@@ -32,30 +32,29 @@ class Home(Protocol):
         """
 
     def forget(self, work: CollectiveWork) -> None:
-        """The work has ended, and whoever had to know does."""
+        """Take note that the work has ended and its observers know."""
 
 
 class HostCopies(Protocol):
-    """What of its tensors is on devices; see `staged`."""
+    """The tensors of a work that are on devices; see `staged`."""
 
     @property
     def takes_turns(self) -> bool:
-        """Whether one of them may be used by the thread that asks alone."""
+        """Return whether only the calling thread may use one of the devices."""
 
     @property
     def is_to_be_put_back(self) -> bool:
-        """Whether there is any."""
+        """Return whether a tensor must be copied back."""
 
     def put_back(self) -> None:
         """Fill them, in this thread."""
 
 
 class CollectiveWork(Work):
-    """A collective under way, or several that were begun together.
+    """A running collective, or several that were begun together.
 
-    Tensors on devices are filled when somebody first asks for them or for its end, in
-    that somebody's thread: by `wait`, `is_completed`, `is_success`, `result` or a
-    future.
+    Tensors on devices are filled when a thread first asks for them or for its end, in
+    that thread: by `wait`, `is_completed`, `is_success`, `result` or a future.
 
     Attributes:
         what: its name, for errors.
@@ -74,8 +73,8 @@ class CollectiveWork(Work):
         Args:
             what: its name.
             tensors: that it fills, which are its result.
-            home: where it is under way.
-            staged: those of them that are on devices.
+            home: the runtime that runs it.
+            staged: its tensors on devices.
         """
         super().__init__()
         self.what = what
@@ -98,7 +97,7 @@ class CollectiveWork(Work):
     # --- ending, on the loop ---------------------------------------------------------
 
     def end(self, error: BaseException | None, sender: int = -1) -> None:
-        """It has ended, well or not.  What comes later does not count.
+        """End it, with or without an error; later calls do nothing.
 
         Args:
             error: why not; None: well.
@@ -115,7 +114,7 @@ class CollectiveWork(Work):
         if not is_awaited:
             self._home.forget(self)
             return
-        # What is to be done then is the program's: it may wait for other work, and the
+        # Callbacks are the program's code: it may wait for other work, and the
         # loop must not.
         try:
             self._home.run_in_thread(self.tell)
@@ -220,9 +219,9 @@ class CollectiveWork(Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors.
 
-        What is chained to it runs in a thread, and may wait for other work.  Where a
-        device is to be used by the program's threads alone, it is this one: the future
-        is complete when this returns.
+        Callbacks of the future run in a thread, and may wait for other work.  Where
+        only the program's threads may use a device, this thread waits: the future is
+        complete when this returns.
         """
         staged = self._staged
         if staged is not None and staged.takes_turns:

@@ -1,14 +1,14 @@
-"""The lifetime of an RRef: who may free the value, and when.
+"""The lifetime of an RRef: which worker may free the value, and when.
 
 Two machines.  `OwnerTable` lives beside the values: it counts, per incarnation, the
 forks that were handed to it.  `UserTable` lives on every worker: one `Holding` per RRef
-of somebody else, however many handles share it.  Their methods take what happened and
-return what to do about it, in order; they do no I/O and know neither time nor chance.
+of another worker, however many handles share it.  Their methods take an event and
+return its effects, in order; they do no I/O and know neither time nor chance.
 
     G1  Every fork that the owner counts comes back, or its holder is dead.
     G2  No holding is given back while a borrower relies on it.
 
-Together: a value outlives every handle to it, and is freed once there is none.
+Together: a value outlives every handle to it, and is freed once none is left.
 
 What is asked of the network: between two workers, messages are *delivered* in order and
 once, until one is declared lost at both; what was under way then is never fed.  Between

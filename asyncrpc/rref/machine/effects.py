@@ -1,4 +1,4 @@
-"""What the machines ask for: messages to send, and news for this worker.
+"""The effects of the machines: messages to send, and news for this worker.
 
 In every `Send…`, `to` is the worker that gets the message.  One to a worker that has
 died since may be dropped.
@@ -37,7 +37,7 @@ class SendRegistered:
 
 @dataclass(frozen=True, slots=True)
 class SendGone:
-    """Owner to user: there is no such value, and there will be none."""
+    """Owner to user: the value does not exist, and never will."""
 
     to: Incarnation
     rref_id: RRefId
@@ -62,7 +62,7 @@ class SendLoanReturned:
 
 @dataclass(frozen=True, slots=True)
 class SendProbe:
-    """Owner to creator: I heard of this early; say so if no remote() is to come."""
+    """Owner to creator: I heard of this early; tell me if no remote() will come."""
 
     to: Incarnation
     rref_id: RRefId
@@ -85,14 +85,14 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class NotWanted:
-    """On the owner: nobody asks any more for a value that has not been made."""
+    """On the owner: no worker asks any more for a value that was not made yet."""
 
     rref_id: RRefId
 
 
 @dataclass(frozen=True, slots=True)
 class ValueGone:
-    """On the owner: fail whoever waits here for this value; it will not come."""
+    """On the owner: fail the tasks that wait for this value; it will not come."""
 
     rref_id: RRefId
 

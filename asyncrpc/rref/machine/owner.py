@@ -1,9 +1,9 @@
-"""The owner's side: which values are here, and who holds them.
+"""The owner's side: which values it has, and which workers hold them.
 
-A value may be heard of before it is made: a creator sends its remote() to the owner and
-lends the RRef to a third worker, and the two messages race.  Such an entry is UNBORN:
+An entry may exist before its value: a creator sends its remote() to the owner and lends
+the RRef to a third worker, and the two messages race.  Such an entry is UNBORN:
 questions about it wait.  It is born by its remote(), or given up when the creator dies
-or says that nothing is to come.
+or says that no remote() will come.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from asyncrpc.rref.machine.index import Index, Tombstones
 
 
 class EntryState(enum.Enum):
-    UNBORN = "unborn"  # somebody has heard of it before the remote() that makes it
+    UNBORN = "unborn"  # a worker mentioned it before the remote() that makes it
     LIVE = "live"
     GONE = "gone"  # freed before, or never to be made; kept while pinned here
 
@@ -54,12 +54,12 @@ class _OwnedValue:
 
 
 class OwnerTable:
-    """The values of this worker, and who holds them.
+    """The values of this worker, and the workers that hold them.
 
     Args:
         me: this worker.
-        entries_max: beyond it no RRef is waited for that was heard of before its
-            remote(): it is GONE.  What has been made is never refused here.
+        entries_max: with more entries, an RRef that is mentioned before its remote() is
+            GONE, not UNBORN.  Values that were made are never refused here.
 
     Thread safety: none; all calls on the worker's loop.
     """
@@ -102,8 +102,8 @@ class OwnerTable:
         """Add a value: of a remote() by `for_holder`, or of a handle made here.
 
         Returns:
-            Answers to those who registered before; `Freed` if nobody is left to want
-            the value, which then need not be computed.
+            Answers to workers that registered before; `Freed` if no worker wants the
+            value any more, so that it need not be computed.
 
         Raises:
             RemoteProtocolError: the id is taken, or was declared never to come.
@@ -141,7 +141,7 @@ class OwnerTable:
             self._count(rref_id, entry, to)
 
     def undo_hand_out(self, rref_id: RRefId, to: Incarnation) -> list[Effect]:
-        """Take back a `hand_out` whose message was never sent, not even in part."""
+        """Take back a `hand_out` whose message was not sent, not even in part."""
         entry = self._entries.get(rref_id)
         if entry is None or to not in entry.holders:
             return []  # `to` has died meanwhile, and with it everything it held
@@ -160,7 +160,7 @@ class OwnerTable:
         if entry is None or not 0 < forks <= held:
             raise RemoteProtocolError(
                 f"worker {from_:016x} released {forks} forks of {rref_id}"
-                f" and holds {held}"
+                f" but holds {held}"
             )
         return self._uncount(rref_id, entry, from_, forks)
 
@@ -304,7 +304,7 @@ class OwnerTable:
         return self._collect(rref_id, entry)
 
     def _give_up(self, rref_id: RRefId, entry: _OwnedValue) -> list[Effect]:
-        """Tell those who wait that the value will never be made."""
+        """Tell the waiting workers that the value will never be made."""
         entry.state = GONE
         self._unborn_of.discard(rref_id.creator, rref_id)
         effects: list[Effect] = [SendGone(to, rref_id) for to in entry.waiting]

@@ -101,7 +101,7 @@ class Debt(NamedTuple):
 
 @dataclass(slots=True)
 class Holding:
-    """What this worker has of one RRef of another worker.
+    """This worker's share in one RRef of another worker.
 
     Attributes:
         forks: given by the owner and not given back.
@@ -207,7 +207,9 @@ class UserTable:
         """
         holding = self._holdings.get(rref_id)
         if holding is None:
-            raise LocalProtocolError(f"{rref_id} is not held here, so cannot be sent")
+            raise LocalProtocolError(
+                f"{rref_id} is not held here, so it cannot be sent"
+            )
         if holding.state is LOST:
             cause = holding.cause.value if holding.cause else ""
             raise RRefDeletedError(f"{rref_id} cannot be sent: {cause}; make it again")
@@ -283,7 +285,7 @@ class UserTable:
         return self._lose(rref_id, holding, LossCause.FREED)
 
     def probe(self, rref_id: RRefId, from_: Incarnation) -> list[Effect]:
-        """Answer an owner that has heard of `rref_id` before our remote().
+        """Answer an owner to which `rref_id` was mentioned before our remote().
 
         No answer if the remote() is under way: it is the answer.
         """
@@ -317,7 +319,7 @@ class UserTable:
         if holding.state is not BORROWED and holding.state is not REGISTERING:
             return [SendLoanReturned(lender, token)]  # we hold it in our own right
         if lender in self._dead or not token:
-            return self._review(rref_id, holding)  # nobody holds it for us
+            return self._review(rref_id, holding)  # no other worker holds it for us
         debt = Debt(lender, token)
         holding.debts[debt] = True
         self._owed_to.add(lender, (rref_id, debt))
@@ -470,7 +472,7 @@ class UserTable:
         return [SendRegister(holding.owner, rref_id)]
 
     def _return_ended(self, rref_id: RRefId, holding: Holding) -> list[Effect]:
-        """Return the loans of calls that have ended, but for one that we may need.
+        """Return the loans of calls that have ended, except one that we may need.
 
         A later loan may come from a worker that relies on us: two that relied on each
         other would protect nothing, and never let go.  So the first stays while we have

@@ -379,7 +379,7 @@ def wrong_and_unlike(rank: int, size: int, url: str) -> str:
         dist.all_gather_into_tensor(on_device(torch.ones(3)), on_device(torch.ones(2)))
     if TYPE == "xla":
         spoilt = on_device(torch.ones(2, dtype=torch.complex128))
-        with pytest.raises(ValueError, match="does not keep that dtype"):
+        with pytest.raises(ValueError, match="does not keep its dtype"):
             world().broadcast([spoilt])  # torch's function would take it apart
     work: Any = dist.all_gather(outs, on_device(torch.ones(3)), async_op=True)
     with pytest.raises(RuntimeError, match="output 0 is"):

@@ -244,7 +244,7 @@ async def test_a_reference_to_itself_keeps_its_count_on_the_way() -> None:
 @pytest.mark.parametrize(
     ("tree", "problem"),
     [
-        ([1, 2, 3], "no array of six"),
+        ([1, 2, 3], "must be an array of six"),
         ([1, 2, 3, 4, 5, 6], "wrong types"),
         (fork(1, owner=THIRD), "its owner did not send"),
         (fork(1, form=HOME), "stayed at home"),
@@ -336,7 +336,7 @@ async def test_who_cannot_be_dialed_may_have_dialed_itself(*, has_dialed: bool) 
 async def test_only_its_owner_speaks_of_a_value() -> None:
     parts = Everything()
     parts.lift(fork(7), parts.peer)
-    with pytest.raises(Exception, match=r"'third' speaks of .* worker 'peer' owns"):
+    with pytest.raises(Exception, match=r"'third' wrote about .* worker 'peer' owns"):
         parts.incoming.take(parts.third, "gone", [int(PEER.incarnation), 7])
 
 
