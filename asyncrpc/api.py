@@ -104,14 +104,14 @@ async def _backward_here(
     context_id: Sequence[int],
     retain_graph: bool,  # noqa: FBT001
 ) -> None:
-    """Run a backward pass for another worker, from a tensor that is here."""
+    """Run a backward pass for another worker, from a tensor of this one."""
     autograd: Any = current_worker().parts.service("autograd")
     root = await handle
     await backward_from(autograd.context_of(context_id), root, retain_graph)
 
 
 class _Starting:
-    """What `init_rpc` returns: awaited, or entered with `async with`."""
+    """The result of `init_rpc`: await it, or enter it with `async with`."""
 
     __slots__ = ("_worker",)
 
@@ -310,7 +310,7 @@ def remote(
         timeout: seconds in which the value must be made; None is no limit.
 
     Returns:
-        The reference; what `func` raises is raised by whoever uses it.
+        The reference; an error of `func` is raised when the reference is used.
 
     Raises:
         NotStartedError: there is no current worker.

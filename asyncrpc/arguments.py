@@ -1,4 +1,4 @@
-"""What a user gives: checked where it is given, and named in the error.
+"""Arguments of users: checked where they are given, and named in the error.
 
 A wrong argument is the program's fault, so each check raises `UsageError`, whose text
 names the argument, says what it must be, and shows what it was.  To show a value runs
@@ -178,7 +178,7 @@ def sizes_of(shape: tuple[Any, ...]) -> list[int]:
     """Return the sizes that a shape of integers, or of one sequence of them, names.
 
     Raises:
-        UsageError: they are no sizes.
+        UsageError: they are not sizes.
     """
     is_nested = len(shape) == 1 and isinstance(shape[0], tuple | list)
     sizes = list(shape[0] if is_nested else shape)

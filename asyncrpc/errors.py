@@ -170,7 +170,7 @@ class ConnectError(TransportError, code="transport.connect"):
 
 
 class RefusedError(ConnectError, code="transport.connect.refused"):
-    """Nobody listens there: the worker has ended, or has not begun."""
+    """No process listens there: the worker has ended, or has not begun."""
 
 
 class AuthenticationError(ConnectError, code="transport.connect.authentication"):
@@ -189,7 +189,7 @@ class RendezvousTimeoutError(AsyncRpcError, TimeoutError, code="rendezvous.timeo
     """Not every worker appeared in time.
 
     Attributes:
-        missing: what is known of those that did not: their ranks or names.
+        missing: the ranks or names of those that did not, as far as they are known.
     """
 
     def __init__(self, problem: str, *, missing: Iterable[str | int]) -> None:
@@ -242,7 +242,7 @@ class CallError(AsyncRpcError, code="call"):
 
     @property
     def problem(self) -> str:
-        """What went wrong, without the call it happened to."""
+        """Return what went wrong, without the call it happened to."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
@@ -375,11 +375,11 @@ class OptimizerError(AsyncRpcError, code="optimizer"):
 
 
 class BarrierBrokenError(AsyncRpcError, code="barrier.broken"):
-    """A barrier or a rendezvous failed for all who had not passed it; use the next.
+    """A barrier failed for all workers that had not passed it; use the next.
 
     Attributes:
-        number: of it, from 0, by how often this worker has come to one.
-        missing: names of those that had not come, as far as was known.
+        number: of the barrier, from 0, as this worker counts.
+        missing: names of workers that had not come, as far as they are known.
     """
 
     def __init__(self, problem: str, *, number: int, missing: Iterable[str]) -> None:
@@ -412,8 +412,8 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError, code="collective.tim
 
 
 class RankLostError(CollectiveError, code="collective.rank_lost"):
-    """A worker of the group is gone: so is the group.  Make one of those who live."""
+    """A worker of the group is gone, and so is the group.  Make one of the others."""
 
 
 class GroupChangedError(CollectiveError, code="collective.group_changed"):
-    """The group is not what it was: closed, or made anew, by this rank or another."""
+    """The group was closed, or made anew, by this rank or another."""

@@ -85,7 +85,7 @@ class Handshake:
             binding: what names the channel at both ends; empty if nothing does.
         """
         if len(nonce) != NONCE_BYTES:
-            raise LocalProtocolError(f"a nonce has {NONCE_BYTES} bytes")
+            raise LocalProtocolError(f"a nonce must have {NONCE_BYTES} bytes")
         self.state = HandshakeState.PREFACE
         self.binding = binding
         self._role = role
@@ -110,7 +110,7 @@ class Handshake:
         """Refuse a stranger at the first byte that no worker would send.
 
         Args:
-            beginning: of the record that is to be received, as far as it is here.
+            beginning: of the next record, as far as it has arrived.
 
         Raises:
             MalformedError: no record of a worker begins like this.
@@ -125,8 +125,8 @@ class Handshake:
 
         Raises:
             AuthenticationError: the peer does not know the secret, or does not believe
-                that we do.  `farewell` is to be sent before the connection is closed.
-            VersionMismatchError: it speaks another version.
+                that we do.  Send `farewell` before the connection is closed.
+            VersionMismatchError: the peer speaks another version.
             MalformedError: it does not speak this protocol.
             LocalProtocolError: the record is not `wanted` bytes long.
         """
@@ -152,7 +152,7 @@ class Handshake:
 
     @property
     def farewell(self) -> bytes:
-        """What to send before closing after an error: it tells the peer of it."""
+        """Return what to send before closing after an error, to tell the peer."""
         return self._farewell
 
     def _on_preface(self, record: bytes) -> bytes:
@@ -204,7 +204,7 @@ class Handshake:
 
     def _on_proof(self, record: bytes) -> bytes:
         if record == REFUSAL:
-            self._farewell = b""  # it knows: nothing more to tell
+            self._farewell = b""  # the peer knows already
             raise AuthenticationError(
                 f"the peer refused our proof: {self._why_wrong()}; "
                 "give both the same ASYNCRPC_SECRET or Options(secret=...)"
@@ -273,7 +273,7 @@ class HandshakeReader:
         return self._place[: self._handshake.wanted - len(self._record)]
 
     def advance(self, nbytes: int) -> None:
-        """Take what has landed.
+        """Take the bytes that have arrived.
 
         Raises:
             AuthenticationError: see `Handshake.receive`.

@@ -42,7 +42,7 @@ _PACKER: Final = msgpack.Packer(autoreset=True)
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who one end of a connection is; the first frame of each side.
+    """The identity of one end of a connection; the first frame of each side.
 
     Attributes:
         name: of the worker.
@@ -109,7 +109,7 @@ class Hello:
         for name in ("addresses", "watch"):
             addresses = values.get(name, [])
             if any(type(address) is not str for address in addresses):
-                raise MalformedError("a HELLO has an address that is no text")
+                raise MalformedError("a HELLO has an address that is not a string")
             values[name] = tuple(addresses)
         return cls(**values)
 
@@ -125,7 +125,7 @@ def pack_head(record: list[Any]) -> bytes:
     """Return the bytes of a head.
 
     Raises:
-        LocalProtocolError: they are too many.
+        LocalProtocolError: the head is too long.
     """
     packed: bytes = _PACKER.pack(record)
     if len(packed) > HEAD_BYTES_MAX:
@@ -144,7 +144,7 @@ def unpack_head(head: bytes) -> list[Any]:
     try:
         record = msgpack.unpackb(head, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:
-        raise MalformedError(f"a head that is no msgpack: {error}") from error
+        raise MalformedError(f"a head is not msgpack: {error}") from error
     if type(record) is not list:
-        raise MalformedError("a head that is no array")
+        raise MalformedError("a head is not an array")
     return record

@@ -59,7 +59,7 @@ def placed_prefix(
         aux: of the header.
         head: routing.
         control: the value.
-        entries: of its buffers; those that are not in a slab follow as the payload.
+        entries: of its buffers; those outside of slabs follow as the payload.
     """
     table: list[int] = []
     payload_bytes = 0
@@ -86,11 +86,11 @@ def placed_prefix(
 
 
 def check_body(count: int, payload_bytes: int) -> int:
-    """Check what a header says; return how many bytes of table and payload follow.
+    """Check the fields of a header; return how many bytes of table and payload follow.
 
     Args:
         count: of its buffers; 0 if such a message cannot be placed.
-        payload_bytes: of those that are not in a slab.
+        payload_bytes: of the buffers outside of slabs.
 
     Raises:
         MalformedError: no such message can be placed.
@@ -106,7 +106,7 @@ def read_table(scratch: bytearray | memoryview, at: int, count: int) -> list[Buf
     """Read the table of a PLACED frame.
 
     Raises:
-        MalformedError: a placement is unknown, or a location makes no sense.
+        MalformedError: a placement is unknown, or a location is out of range.
     """
     numbers = struct.unpack_from(f"<{2 * count}Q", scratch, at)
     entries: list[BufferRow] = []

@@ -90,7 +90,7 @@ def _no_memory(nbytes: int) -> FrameTooLargeError:
 
 
 class MessageSink(Protocol):
-    """Who gets the messages."""
+    """Receives the messages."""
 
     def on_message(  # noqa: PLR0917  (a call per message: no object in between)
         self,
@@ -102,7 +102,7 @@ class MessageSink(Protocol):
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """One whole message has arrived, its buffers filled."""
+        """Take one whole message, with its buffers filled."""
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
         """The peer gave up a message whose payload was on its way."""
@@ -124,13 +124,14 @@ class FrameReader:
         sink: gets the messages; may be replaced between two of them.
         arrivals: payloads that come over lanes; None if there can be none.
         places: finds buffers in shared memory; None if there can be none.
-        on_request: told of the call and the bytes of each request whose payload begins
-            to arrive; what it raises ends the connection.
-        unreadable: makes what stands for a control part, given why the message cannot
-            be read: so arrives one for which there is no memory, and its bytes are
-            thrown away.  None: such a message ends the connection.
-        is_exact: take no more than the frame that comes next; for a connection of which
-            it is not known yet what it will be.
+        on_request: called with the call and the bytes of each request whose payload
+            begins to arrive; an error that it raises ends the connection.
+        unreadable: makes a control part for a message that cannot be read, given the
+            reason.  Such a message arrives instead of one that does not fit into
+            memory, and its bytes are dropped.  None: such a message ends the
+            connection.
+        is_exact: take no more than the next frame; for a connection whose purpose is
+            not known yet.
         bytes_copied: bytes of buffers that were copied out of the scratch buffer.
         message_bytes_copied: of these, those of the message that the sink is being
             given.
@@ -192,11 +193,11 @@ class FrameReader:
         return self._view[self._end :]
 
     def advance(self, nbytes: int) -> None:
-        """Take note that `nbytes` bytes have landed in the last `get_buffer`.
+        """Record that `nbytes` bytes have arrived in the last `get_buffer`.
 
         Raises:
-            RemoteProtocolError: they are not what the protocol allows.  The position
-                in the stream is lost: the connection must be aborted.
+            RemoteProtocolError: the protocol does not allow them.  The position in the
+                stream is lost: the connection must be aborted.
         """
         if self._landing:
             self._landed(nbytes)
@@ -264,7 +265,7 @@ class FrameReader:
         self._start, self._end = 0, len(rest)
 
     def _parse_frame(self) -> None:  # noqa: C901, PLR0912  (of every message: no calls)
-        """Read the frame at `_start` if it is here in full; else learn its length."""
+        """Read the frame at `_start` if it is complete; else learn its length."""
         start = self._start
         (
             magic,
@@ -282,9 +283,7 @@ class FrameReader:
             self._refuse(magic, version, kind)
         if kind == _DATA:
             if head_bytes or control_bytes or count:
-                raise MalformedError(
-                    "a DATA frame that is more than a piece of payload"
-                )
+                raise MalformedError("a DATA frame is more than a piece of a payload")
             self._begin_data((flags, call_id), aux, payload_bytes)
             return
         if self._wanted == HEADER_BYTES:
@@ -322,7 +321,7 @@ class FrameReader:
     # --- what there is no memory for -------------------------------------------------
 
     def _lengthen(self, head_bytes: int) -> None:
-        """Make room for a long frame; if there is none, wait for no more than its head.
+        """Make room for a long frame; if there is none, wait only for its head.
 
         Heads are short.  A byte more at least: the length of a bare header says that
         nothing of a frame has been read.
@@ -382,11 +381,11 @@ class FrameReader:
             raise VersionMismatchError(
                 f"the peer speaks version {version} of the protocol, we {VERSION}"
             )
-        raise MalformedError(f"{kind} is no kind of frame")
+        raise MalformedError(f"{kind} is not a kind of frame")
 
     def _refuse_control(self, control_bytes: int) -> None:
         raise FrameTooLargeError(
-            f"a control part of {control_bytes} bytes; "
+            f"a control part of {control_bytes} bytes arrived; "
             f"the limit is {self._control_bytes_max}"
         )
 
@@ -395,18 +394,18 @@ class FrameReader:
         limits = self._limits
         if payload_bytes > limits.payload_bytes_max:
             raise FrameTooLargeError(
-                f"a payload of {payload_bytes} bytes; "
+                f"a payload of {payload_bytes} bytes arrived; "
                 f"the limit is {limits.payload_bytes_max}"
             )
         if count > limits.buffers_max:
             raise FrameTooLargeError(
-                f"{count} buffers; the limit is {limits.buffers_max}"
+                f"{count} buffers arrived; the limit is {limits.buffers_max}"
             )
         if payload_bytes and not count:
             raise MalformedError(f"a payload of {payload_bytes} bytes in no buffer")
         if kind == _DROP:  # its flags are a kind
             if count:
-                raise MalformedError("a DROP with buffers")
+                raise MalformedError("a DROP has buffers")
             return 0
         if flags & _PLACED:
             may = kind in _MAY_DEFER and not flags & _DEFERRED

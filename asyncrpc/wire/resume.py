@@ -1,4 +1,4 @@
-"""What was sent and may have to be sent again: how a connection outlives its transport.
+"""Bytes that were sent and may have to be sent again after a reconnect.
 
 From its HELLO on each side counts the bytes that it reads, and says from time to time
 how many there were (ACK).  The other side keeps what has not been acknowledged.  If the
@@ -45,7 +45,7 @@ class ResumeState(enum.Enum):
 
 
 class ResumeEvent(enum.Enum):
-    """What decides whether it does."""
+    """An event that decides whether a connection outlives its transport."""
 
     ALLOW = "it may outlive its transport from now on"
     LOSE = "the transport has ended"
@@ -79,7 +79,7 @@ TRANSITIONS: Final[Mapping[ResumeState, Mapping[ResumeEvent, ResumeState]]] = {
         _E.LOSE: ENDED,
         _E.RESUME: CONNECTED,
         _E.CLOSE: ENDING,  # nothing can be written any more
-        _E.PEER_CLOSE: ENDED,  # the end has overtaken this word: nobody dials again
+        _E.PEER_CLOSE: ENDED,  # the end has overtaken this message: neither side dials
         _E.END: ENDED,
     },
     CLOSING: {
@@ -103,11 +103,11 @@ TRANSITIONS: Final[Mapping[ResumeState, Mapping[ResumeEvent, ResumeState]]] = {
 
 
 class Receipts:
-    """How many bytes of one connection have been read, and how many the peer knows of.
+    """How many bytes of one connection were read, and how many the peer knows of.
 
     Attributes:
         received: how many have been read since the peer's HELLO.
-        due_at: at so many the peer is to be told again.
+        due_at: the number at which the peer must be told again.
     """
 
     __slots__ = ("_every_bytes", "_told", "due_at", "received")
@@ -119,16 +119,16 @@ class Receipts:
         self._every_bytes = 0  # 0: the peer is never told
 
     def begin(self, every_bytes: int) -> None:
-        """Have the peer told each time that so many bytes have been read."""
+        """Begin; the peer is told after each `every_bytes`."""
         self._every_bytes = every_bytes
         self.due_at = self.received + every_bytes
 
     def has_news(self, nbytes: int) -> bool:
-        """Return whether the peer is to be told of `nbytes` bytes or more."""
+        """Return whether the peer must be told of `nbytes` bytes or more."""
         return self._every_bytes > 0 and self.received - self._told >= nbytes
 
     def told(self) -> int:
-        """Take note that the peer is told; return how many bytes have been read."""
+        """Record that the peer is told; return how many bytes have been read."""
         self._told = self.received
         self.due_at = self.received + self._every_bytes
         return self.received

@@ -102,7 +102,7 @@ class TestHead:
         ],
     )
     def test_what_is_no_msgpack_is_malformed(self, head: bytes) -> None:
-        with pytest.raises(MalformedError, match="no msgpack"):
+        with pytest.raises(MalformedError, match="not msgpack"):
             unpack_head(head)
 
     @pytest.mark.parametrize("value", [1, None, "text", {}])

@@ -326,7 +326,7 @@ class TestRefusals:
             (
                 header(kind=FrameKind.DROP, flags=REQUEST, count=1),
                 MalformedError,
-                "a DROP with buffers",
+                "a DROP has buffers",
             ),
             (
                 header(kind=FrameKind.DROP, flags=REQUEST),
