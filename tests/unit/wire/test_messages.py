@@ -107,5 +107,5 @@ class TestHead:
 
     @pytest.mark.parametrize("value", [1, None, "text", {}])
     def test_what_is_no_array_is_malformed(self, value: object) -> None:
-        with pytest.raises(MalformedError, match="no array"):
+        with pytest.raises(MalformedError, match="not an array"):
             unpack_head(msgpack.packb(value))
