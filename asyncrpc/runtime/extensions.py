@@ -26,14 +26,14 @@ class Pins(Protocol):
         """The last byte has been handed to the transport."""
 
     def undo(self) -> None:
-        """The message was never sent whole: nobody has read it."""
+        """Take the counts back: the message was not sent whole, so it was not read."""
 
 
 class RefusedFunction(NamedTuple):
-    """In place of a function that cannot be run.
+    """Takes the place of a function that cannot be run.
 
     Attributes:
-        error: why not; what the caller is told.
+        error: the reason, for the caller.
         outcome: whether what the caller asks for has happened all the same.
     """
 
@@ -64,23 +64,23 @@ class References(Protocol):
         """A message to the other end of `link` is about to be encoded."""
 
     def end_encode(self, *, sent: bool) -> Pins | None:
-        """It has been; not `sent`: it could not be, and nothing leaves."""
+        """End the encoding of a message; not `sent`: it failed, and nothing leaves."""
 
     def begin_decode(self, link: PeerLink) -> None:
         """A message from the other end of `link` is about to be decoded."""
 
     def end_decode(self) -> Any:
-        """It has been, or could not be.
+        """End the decoding of a message, which was read or could not be.
 
-        Its sender counts every reference in it as arrived, so whoever does not read a
-        message lifts what is left of them, and lets go.
+        Its sender counts every reference in it as arrived, so a message that is not
+        read must be lifted and let go of.
 
         Returns:
             What it lent, for `settle_loans`; None if nothing.
         """
 
     def settle_loans(self, link: PeerLink, loans: Any, *, answered: bool) -> list[int]:
-        """The call that lent them is over, or its result has been handed on.
+        """Settle the loans of a call that is over, or whose result was handed on.
 
         Args:
             link: to the lender.
@@ -88,8 +88,8 @@ class References(Protocol):
             answered: whether an answer is about to be sent that can carry tokens.
 
         Returns:
-            The tokens that go back with the answer; empty if there is none, the loans
-            then go back by messages of their own.
+            The tokens to return with the answer; empty if there is none: then the loans
+            go back by messages of their own.
         """
 
     def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
@@ -133,7 +133,7 @@ class Propagator(Protocol):
     key: str  # of its part of a message's meta; one or two letters
 
     def outgoing(self, link: PeerLink, tensors: list[torch.Tensor]) -> Any:
-        """Return what is to travel with a message, None for nothing.
+        """Return the metadata for a message, None for nothing.
 
         Called in the context of the caller (for a request) or of the function (for a
         response), with the tensors of the message that require grad.
@@ -159,7 +159,7 @@ class ThreadState(Protocol):
     key: str  # as of a `Propagator`
 
     def here(self) -> Any:
-        """Return what is to travel with a call of this thread, None for nothing."""
+        """Return the metadata for a call of this thread, None for nothing."""
 
     def surround(self, meta: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return what a request runs in place of its function.
@@ -178,7 +178,7 @@ class Service(Protocol):
         """Answer one message; what this raises is raised at the sender."""
 
     def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        """Take one message that wants no answer; in the order of arrival."""
+        """Take one message without an answer; in the order of arrival."""
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """A worker is gone, or cannot be reached any more."""
@@ -192,4 +192,4 @@ class RemembersLost(Protocol):
     """A `Service` that remembers which workers were lost."""
 
     def on_peer_back(self, peer: WorkerId) -> None:
-        """A worker that was lost is here again: everything begins anew."""
+        """Begin anew with a worker that was lost and is back."""

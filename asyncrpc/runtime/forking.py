@@ -1,12 +1,12 @@
-"""What `os.fork` does to a worker: the child has none.
+"""The effect of `os.fork` on a worker: the child has none.
 
 The child holds the parent's sockets and a loop that polls with the parent's kernel
 objects, but none of its threads: a call made there could be written into the middle of
 the parent's, and never be answered.  So a fork ends the child's copy of every worker,
-and whoever uses one is told.  The parent's are untouched.
+and using one raises.  The parent's are untouched.
 
-`os.fork` is of the process, so who is to be told must be known process-wide: the
-workers, weakly.  Their loops are the parent's, too.
+`os.fork` belongs to the process, so the workers must be known process-wide: weakly.
+Their loops are the parent's, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 
 class Forkable(Protocol):
-    """What ends in a forked child."""
+    """Ends in a forked child."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -33,7 +33,7 @@ _known: Final[weakref.WeakSet[Forkable]] = weakref.WeakSet()
 
 
 def end_in_forked_children(one: Forkable) -> None:
-    """Have `one` end in every process that is forked from this one."""
+    """Make `one` end in every process that is forked from this one."""
     _known.add(one)
 
 
@@ -43,7 +43,7 @@ def known_workers() -> list[Forkable]:
 
 
 def is_parents(loop: object) -> bool:
-    """Say whether a loop is that of a worker of the process this was forked from."""
+    """Return whether a loop is that of a worker in the parent of this fork."""
     return any(loop is one for one in _parents_loops)
 
 

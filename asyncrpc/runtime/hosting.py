@@ -39,7 +39,7 @@ class LoopThread:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the loop's own thread."""
+        """Return whether this is the loop's own thread."""
         return threading.get_ident() == self._thread.ident
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""Who a worker is, as its peers are told."""
+"""The identity of a worker, as its peers know it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _nowhere() -> tuple[str, ...]:
 
 
 class WorkerIdentity:
-    """The name of a worker, this life of it, and where it is reached.
+    """The name of a worker, this life of it, and its addresses.
 
     Attributes:
         name: unique among the workers that can reach one another.
@@ -25,10 +25,10 @@ class WorkerIdentity:
         world_size: number of workers in the group; 0 if it is not fixed.
         incarnation: 64 random bits: this life of this worker.
         pid: of its process, for peers to show.
-        host_id: of the host it is on, for those who may share memory with it.
+        host_id: of its host, for peers that may share memory with it.
         is_strict: whether it accepts no pickles.
-        addresses_of: returns the addresses at which it is reached, as others are told.
-        watched_at: returns where others ask whether its process lives.
+        addresses_of: returns the addresses for others to reach it.
+        watched_at: returns the addresses at which others ask whether its process lives.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class WorkerIdentity:
 
     @property
     def member(self) -> Member:
-        """What others are told of the worker."""
+        """Return the worker's record for others."""
         return Member(
             self.name, self.rank, self.incarnation, self.addresses_of(), self.host_id
         )

@@ -93,7 +93,7 @@ class Lifecycle:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has been started, and shutdown has not begun."""
+        """Return whether it has been started, and shutdown has not begun."""
         return self.state is RUNNING
 
     def check_running(self) -> None:

@@ -53,7 +53,7 @@ def check_loop(used: str, loop: asyncio.AbstractEventLoop, whose: str) -> None:
 
     Args:
         used: what was called, for the error.
-        loop: on which it has to be used.
+        loop: on which it must be used.
         whose: loop it is, as in "that `whose` was started on".
     """
     running = running_loop()
@@ -83,7 +83,7 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
         >>> asyncrpc.run(main())
     """
     check_kind("main", main, Coroutine, "a coroutine, such as main()")
-    with closing(main):  # if it is not run, nobody is to miss it
+    with closing(main):  # if it is not run, it needs no warning
         if debug is not None:
             check_flag("debug", debug)
         _refuse_on_loop()
@@ -96,4 +96,4 @@ def _refuse_on_loop() -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise UsageError("run() makes an event loop, and one runs in this thread: await it")
+    raise UsageError("run() makes an event loop, but one runs in this thread: await it")

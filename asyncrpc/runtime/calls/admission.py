@@ -1,4 +1,4 @@
-"""How many calls a worker serves at the same time, and when there are none left."""
+"""The limit of calls that a worker serves at the same time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CallAdmission:
         self._idle = asyncio.Event()
 
     def admit(self) -> None:
-        """Take a call in, or refuse it.
+        """Accept a call, or refuse it.
 
         Raises:
             RejectedError: too many calls, or the worker is shutting down.
@@ -34,13 +34,13 @@ class CallAdmission:
             )
         if self.active >= self._calls_max:
             raise RejectedError(
-                f"the worker has {self.active} calls in hand, its limit "
+                f"the worker is serving {self.active} calls, its limit "
                 "(Options.inbound_calls_max); try again later",
                 outcome=Outcome.NOT_EXECUTED,
             )
 
     def on_served(self) -> None:
-        """A call has been answered, or nobody waits for it."""
+        """Count a call as ended: it has been answered, or its caller has gone."""
         self.active -= 1
         if not self.active:
             self._idle.set()

@@ -36,12 +36,12 @@ _TOKENS: Final[Form] = each(ID)
 
 
 class AnswerHost(Protocol):
-    """What a worker reads answers with.
+    """The parts of a worker that read answers.
 
     Attributes:
         codec: of all its values.
-        functions: classes of exceptions that may be made again.
-        references: take back what requests lent; None if there are none.
+        functions: classes of exceptions that may be rebuilt.
+        references: take back the loans of requests; None if there are none.
     """
 
     codec: Codec
@@ -54,14 +54,14 @@ class CountsReceived(Protocol):
 
     @property
     def message_bytes_copied(self) -> int:
-        """What of the message at hand was copied on its way in."""
+        """Return how many bytes of the current message were copied on arrival."""
 
 
 class CancelsCalls(Protocol):
-    """What gives calls up."""
+    """Cancels calls."""
 
     def cancel(self, call: StreamReceiver) -> None:
-        """Tell the callee that nobody waits any more."""
+        """Tell the callee that the caller does not wait any more."""
 
 
 def _unreadable_answer(
@@ -159,7 +159,7 @@ class AnswerReceiver:
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """Take what a call, or a stream, has failed with.
+        """Take the error of a call or a stream.
 
         Raises:
             MalformedError: no such answer can come.
@@ -208,13 +208,13 @@ class AnswerReceiver:
         stream = self._pending.get(call_id)
         if not isinstance(stream, StreamReceiver):
             self._refuse_kind(stream, call_id)
-            self._messages.give_back(control)  # nobody waits for it any more
+            self._messages.give_back(control)  # the consumer has gone
             return
         record = unpack_head(head)
         meta = record[1] if len(record) > 1 and record[1] else NO_META
         serial = record[0] if record and type(record[0]) is int else -1
         if serial < 0 or stream.has(serial):
-            raise MalformedError(f"an item of a stream with the number {serial}")
+            raise MalformedError(f"an item of a stream has the number {serial}")
         try:
             value, loans = self._decode(control, buffers, meta)
         except BaseException as raised:  # noqa: BLE001  (a value's own code may run)
@@ -254,14 +254,14 @@ class AnswerReceiver:
             raise MalformedError(f"call {call_id} is answered as another kind of call")
 
     def _check_count(self, stream: StreamReceiver, items: int) -> None:
-        """Refuse the end of a stream that says less than what has come.
+        """Refuse the end of a stream that counts fewer items than have come.
 
         Raises:
-            MalformedError: it does.
+            MalformedError: it counts fewer.
         """
         if items < stream.received:
             raise MalformedError(
-                f"a stream of {items} items ends, of which {stream.received} have come"
+                f"a stream ends after {items} items, but {stream.received} have come"
             )
 
     def _end_if_whole(self, stream: StreamReceiver) -> None:
@@ -270,12 +270,12 @@ class AnswerReceiver:
             self._pending.take(stream.call_id)
 
     def _release_pins(self, call: CallFuture[Any] | StreamReceiver, meta: Meta) -> None:
-        """The answer is here: the request need not be kept up any more."""
+        """Release the pins of a request, which has been answered."""
         call.pins = None
         self._take_back(meta)
 
     def _take_back(self, meta: Meta) -> None:
-        """Take back the loans of a request; the answer is good if they are not."""
+        """Take back the loans of a request; a bad loan does not spoil the answer."""
         references = self._references
         if references is None or "l" not in meta:
             return
@@ -286,6 +286,6 @@ class AnswerReceiver:
             logger.warning("from worker %r: %s", self._peer.name, error)
 
     def _discard(self, control: bytes, meta: Meta) -> None:
-        """Take an answer nobody waits for: what it lends must be given back."""
+        """Discard an answer whose caller has gone: give back its loans."""
         self._take_back(meta)
         self._messages.give_back(control)

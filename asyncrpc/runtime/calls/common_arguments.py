@@ -14,12 +14,12 @@ RunOnHost = Callable[[Callable[[], Encoded]], "asyncio.Future[Encoded]"]
 
 
 class CommonArguments:
-    """Arguments of one call to several peers, encoded once if nothing forbids it.
+    """Arguments of one call to several peers, encoded once if possible.
 
     Attributes:
         value: arguments and keyword arguments.
-        encodings: what all peers are sent, by codec ("" is none); empty if it is
-            different for each, or not known yet.
+        encodings: the message for all peers, by codec ("" is none); empty if messages
+            differ, or are not known yet.
     """
 
     __slots__ = ("_packings", "encodings", "value")

@@ -1,4 +1,4 @@
-"""What a running function can know: its worker, its deadline, the call it serves.
+"""What a running function can ask: its worker, its deadline, the call it serves.
 
 All are context variables, so every task has its own, and a thread that runs a function
 for a call sees the call's.
@@ -45,7 +45,7 @@ _GRACE_S: Final = 0.005
 
 
 def cancelled() -> bool:
-    """Say whether the caller of the running function no longer wants its result.
+    """Return whether the caller of the running function no longer wants its result.
 
     For plain functions, which run in threads and cannot be interrupted: a long loop
     asks now and then, and returns early.  Always False outside a call.

@@ -37,7 +37,7 @@ logger = logging.getLogger("asyncrpc")
 FREE_BYTES_MAX: Final = 8 << 10
 
 # Of the limit, what the pool of received memory may keep while calls fill the limit:
-# blocks change hands, and one that is dropped takes 1 to 8 ms to make anew.
+# blocks change hands, and a dropped one takes 1 to 8 ms to make anew.
 IDLE_PART: Final = 16
 
 _CREDIT: Final = int(FrameKind.CREDIT)
@@ -45,7 +45,7 @@ _CREDIT: Final = int(FrameKind.CREDIT)
 
 @dataclass(frozen=True, slots=True)
 class CreditStatistics:
-    """What a worker's budget for large requests is used for.
+    """How a worker's budget for large requests is used.
 
     Attributes:
         limit_bytes: `Options.inbound_bytes_max`.
@@ -81,7 +81,7 @@ class CreditedPeer(Protocol):
 
 
 class InboundCredit:
-    """What one worker takes in of large requests, over all peers.
+    """The large requests that one worker accepts, over all peers.
 
     Attributes:
         budget: decides.
@@ -194,7 +194,7 @@ class InboundCredit:
 
 
 class Claim:
-    """What one served call holds of its worker's budget."""
+    """The share of one served call in its worker's budget."""
 
     __slots__ = ("_credit", "_holds", "nbytes")
 
@@ -208,13 +208,13 @@ class Claim:
         self._holds += 1
 
     def let_go(self) -> None:
-        """It is used no more; the last one gives the credit back."""
+        """Let go once; the last holder gives the credit back."""
         self._holds -= 1
         if not self._holds:
             self._credit.release(self.nbytes)
 
     def until_sent(self, then: Callable[[], None] | None) -> Callable[[], None]:
-        """Hold until the answer is sent; return what is to be called then."""
+        """Hold until the answer is sent; return the function to call then."""
         self.hold()
 
         def on_sent() -> None:
@@ -309,7 +309,7 @@ class LinkCredit:
         return True
 
     def on_credit(self, _flags: int, call_id: int, aux: int, *_rest: object) -> None:
-        """Take credit, and send what has waited for it."""
+        """Take credit, and send requests that have waited for it."""
         send, wants = self.waiting.on_credit(call_id, aux)
         self._ask(wants)
         if send is not None:

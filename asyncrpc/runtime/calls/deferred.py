@@ -1,8 +1,8 @@
-"""Messages that wait: for the peer to have what they refer to, or for their bytes.
+"""Messages that wait: until the peer has their memory, or until their bytes are ready.
 
 A deferred message has been encoded and given to its connection, which keeps it until
-nothing more is awaited.  If what it waits for cannot come, whoever waits for the
-message is told.
+nothing more is awaited.  If that cannot come, the call or the caller of the message
+gets an error.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DeferredMessage(list[memoryview]):
         self.key, self._send, self._on_sent = key, send, on_sent
 
     def add_dependency(self) -> None:
-        """Wait for one more thing: `release` is to be called once more."""
+        """Wait for one more thing: `release` must be called once more."""
         self._awaited += 1
 
     def release(self) -> None:
@@ -79,7 +79,7 @@ class DeferredMessage(list[memoryview]):
             self.fail(error)
 
     def fail(self, error: AsyncRpcError) -> None:
-        """What it waits for cannot come: tell whoever waits for it."""
+        """Give up: something that it waits for cannot come; fail its call."""
         if self._on_failed is not None:
             self._on_failed(self, error)
 
@@ -103,9 +103,9 @@ class Call(Protocol):
 
     Attributes:
         call_id: of the call.
-        request_bytes: what it has spent of the peer's credit.
-        function: what is called.
-        pins: what the request relies on.
+        request_bytes: the part of the peer's credit that it has spent.
+        function: the called function.
+        pins: of the request.
     """
 
     call_id: int
@@ -117,14 +117,14 @@ class Call(Protocol):
         """Let go of what was kept for the call in flight."""
 
     def fail(self, error: BaseException) -> None:
-        """It has failed."""
+        """Fail with an error."""
 
 
 class Served(Protocol):
     """A call of the peer, as far as a failing answer concerns it."""
 
     def cancel(self) -> None:
-        """It cannot go on."""
+        """Cancel it."""
 
 
 class WithdrawsRequests(Protocol):
@@ -147,7 +147,7 @@ class DeferredMessages:
         credit: WithdrawsRequests,
         errors: ErrorEncoder,
     ) -> None:
-        """Join what a message that fails is taken out of.
+        """Join the parts that hold messages.
 
         Args:
             to: name of the peer.
@@ -155,7 +155,7 @@ class DeferredMessages:
             pending: calls of ours: each a `Call`.
             served: calls of the peer: each a `Served`.
             credit: keeps requests that wait for credit as well.
-            errors: encodes what the peer is told.
+            errors: encodes errors for the peer.
         """
         self._to = to
         self._connection = connection
@@ -165,7 +165,7 @@ class DeferredMessages:
         self._errors = errors
 
     def defer(self, encoded: Encoded) -> DeferredMessage:
-        """Have a message wait for one more thing, and return it."""
+        """Make a message wait for one more thing, and return it."""
         buffers = encoded.buffers
         if isinstance(buffers, DeferredMessage):
             buffers.add_dependency()
@@ -174,7 +174,7 @@ class DeferredMessages:
         return message
 
     def _fail(self, message: DeferredMessage, error: AsyncRpcError) -> None:
-        """Give up a message that can never be sent, and tell whoever waits for it."""
+        """Give up a message that can never be sent, and fail its call."""
         kind, call_id = message.key
         if self._connection.drop(kind, call_id):  # unless the caller has given it up
             if kind == FrameKind.REQUEST:
@@ -184,13 +184,13 @@ class DeferredMessages:
             self._tell(kind, call_id, error)
 
     def _return_credit(self, call_id: int) -> None:
-        """Nothing of a request will be sent: give back the credit that it has taken."""
+        """Give back the credit of a request of which nothing was sent."""
         call = self._pending.get(call_id)
         if call is not None and call.request_bytes:
             self._connection.send(FrameKind.CANCEL, call_id, aux=call.request_bytes)
 
     def _tell(self, kind: int, call_id: int, error: AsyncRpcError) -> None:
-        """Tell whoever waits for a message, or for its answer, that it was not sent."""
+        """Fail the call of a message that was not sent, here or at the peer."""
         if kind not in (FrameKind.REQUEST, FrameKind.SERVICE):
             served = self._served.get(call_id)
             if served is not None:  # a stream: it cannot go on without this item

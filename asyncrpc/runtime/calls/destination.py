@@ -68,12 +68,12 @@ class Destination:
     def deliver(
         self, call: CallFuture[Any], value: Any, buffers: list[memoryview]
     ) -> None:
-        """End a call with this tensor, or with why the value does not fit.
+        """End a call with this tensor, or with an error if the value does not fit.
 
         Args:
             call: its future.
-            value: what came.
-            buffers: what it was made over.
+            value: the result that arrived.
+            buffers: the memory under the value.
         """
         problem = mismatch(value, self.out)
         if problem:
@@ -153,41 +153,41 @@ def check(out: Any) -> None:
             has elements that share memory.
     """
     if not isinstance(out, torch.Tensor):
-        raise UsageError(f"out= takes a tensor, not a {type(out).__name__}")
+        raise UsageError(f"out= must be a tensor, not a {type(out).__name__}")
     if out.layout is not torch.strided or out.is_quantized or out.is_nested:
         raise UsageError(
-            "out= takes a dense tensor: no sparse, quantized or nested one"
+            "out= must be a dense tensor, not a sparse, quantized or nested one"
         )
     if not out.is_cpu:
         raise UsageError(
-            f"out= takes a tensor in the host's memory, not one on {out.device}; "
+            f"out= must be a tensor in host memory, not on {out.device}; "
             "receive without it and copy the result there"
         )
     if out.requires_grad:
         raise UsageError(
-            "out= takes no tensor that requires a gradient: it is written to outside "
+            "out= must not require a gradient: it is written to outside "
             "of autograd; give `tensor.detach()`, which has the same memory"
         )
     if out.is_conj() or out.is_neg():
         raise UsageError(
-            "out= takes no conjugate or negative view; give `resolve_conj()`'s or "
+            "out= must not be a conjugate or negative view; give `resolve_conj()`'s or "
             "`resolve_neg()`'s result"
         )
     if not has_its_memory(out):
         raise UsageError(
-            f"out= takes no tensor whose storage was resized to less than its "
+            f"out= must not be a tensor whose storage was resized to less than its "
             f"{out.nbytes} bytes; give one that has its memory"
         )
     if not _is_disjoint(out):
         raise UsageError(
-            f"out= takes no tensor whose elements share memory, such as an expanded "
+            f"out= must not have elements that share memory, such as an expanded "
             f"one: its shape is {tuple(out.shape)}, its strides are {out.stride()}; "
             "give `tensor.contiguous()`"
         )
 
 
 def _is_disjoint(out: torch.Tensor) -> bool:
-    """Say whether every dimension steps over all that the smaller ones reach."""
+    """Return whether every dimension steps over all that the smaller ones reach."""
     reach = 0
     for stride, size in sorted(zip(out.stride(), out.shape, strict=True)):
         if size > 1:
@@ -241,7 +241,7 @@ def _lies_like(value: torch.Tensor, out: torch.Tensor) -> bool:
 
 
 def _note_written(out: torch.Tensor) -> None:
-    """Tell autograd that a tensor has changed, for what it has kept of it."""
+    """Tell autograd that a tensor has changed, since it may have saved it."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
 

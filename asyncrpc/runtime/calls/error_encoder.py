@@ -75,7 +75,7 @@ class ErrorEncoder:
 
 
 def holds_device_tensor(error: BaseException) -> bool:
-    """Say whether the text of an error may show what is on a device."""
+    """Return whether the text of an error may show a tensor on a device."""
     # Whatever its class makes of the name.
     args = vars(BaseException)["args"].__get__(error)
     tensors = [one for one in args if issubclass(type(one), torch.Tensor)]

@@ -18,7 +18,7 @@ NAMES_MAX: Final = 1 << 16
 
 
 class NamedFunctions:
-    """What each number of a peer stands for.
+    """The functions that a peer's numbers stand for.
 
     Attributes:
         targets: those that have been found, by their numbers.
@@ -41,11 +41,13 @@ class NamedFunctions:
         if not _is_named(target):
             return  # something for an extension
         if len(target) != 2 or type(target[1]) is not str:  # noqa: PLR2004
-            raise MalformedError("a function is named by a number and a text")
+            raise MalformedError("a function must be named by a number and a string")
         number, name = target
         if number:
             if len(self._names) >= NAMES_MAX:
-                raise MalformedError(f"more than {NAMES_MAX} functions have been named")
+                raise MalformedError(
+                    f"the peer has named more than {NAMES_MAX} functions"
+                )
             self._names[number] = name
 
     def find(self, target: Any) -> Target | None:

@@ -28,16 +28,16 @@ LOOK_S: Final = 1.0  # how often a thread sees whether the loop it waits for is 
 
 @dataclass(slots=True)
 class CallStats:
-    """What one call moved through this worker's memory.
+    """The bytes that one call moved through this worker's memory.
 
     Attributes:
         bytes_sent: of buffers (tensors, arrays, long byte strings) of the request.
-        bytes_received: of buffers of the response, once it is here.
+        bytes_received: of buffers of the response, once it has arrived.
         bytes_copied: of both, copied by this worker in user space, each as often as it
-            was: gathered from a tensor with holes, put into shared memory, cut out of
-            a read that brought more than the payload (all that is up to 64 KiB long),
-            or copied to `out`.  Not what an argument's own code does to make bytes of
-            it, nor the kernel's copies.
+            was: gathered from a tensor with holes, put into shared memory, cut out of a
+            read that brought more than the payload (all payloads up to 64 KiB), or
+            copied to `out`.  It does not count copies that an argument's own code
+            makes, nor the kernel's.
     """
 
     bytes_sent: int = 0
@@ -49,7 +49,7 @@ class CancelsCalls(Protocol):
     """The link that a call has been sent over."""
 
     def cancel(self, call: CallFuture[Any]) -> None:
-        """Tell the callee that nobody waits any more."""
+        """Tell the callee that the caller does not wait any more."""
 
 
 class CallFuture(asyncio.Future[T], Generic[T]):
@@ -145,7 +145,7 @@ class CallFuture(asyncio.Future[T], Generic[T]):
 
     @property
     def outcome_if_lost(self) -> Outcome:
-        """What can be said of the function if no answer ever comes."""
+        """Return the outcome of the call if no answer ever comes."""
         return Outcome.NOT_EXECUTED if self.link is None else Outcome.UNKNOWN
 
     def settle(self) -> None:
@@ -200,9 +200,9 @@ def wait_on_loop(
     wait: Callable[[float], bool],
     timeout_s: float | None = None,
 ) -> bool:
-    """Block this thread until something that the loop does has happened.
+    """Block this thread until the loop has done something.
 
-    A loop that is closed does nothing more, and tells nobody: so it is looked at.
+    A closed loop does nothing more, and signals nothing: so it is checked.
 
     Args:
         loop: what this thread waits for.
@@ -239,7 +239,7 @@ def refuse_on_loop(
     """Raise if this thread runs an event loop, which `what` would stop.
 
     Raises:
-        UsageError: it does.
+        UsageError: this thread runs one.
     """
     running = running_loop()
     if running is not None and (loop is None or running is loop):

@@ -1,4 +1,4 @@
-"""What a request is for, in few bytes: a function's name travels once per connection.
+"""The head of a request, in few bytes: a function's name travels once per connection.
 
 The caller (`SentHeads`) gives a number to each function with the first request for it;
 from then on the number is sent.  The callee (`ReceivedHeads`) keeps what each number
@@ -83,22 +83,20 @@ class ReceivedHeads:
         self.known: dict[bytes, tuple[Target, dict[str, Any]]] = {}
 
     def read(self, head: bytes) -> tuple[Any, dict[str, Any]]:
-        """Return what to run, as far as it is known, and what travels beside it.
+        """Return the target, as far as it is known, and the metadata of a request.
 
         Raises:
-            MalformedError: the head is none of a request.
+            MalformedError: the head is not that of a request.
         """
         record = unpack_head(head)
         if not record:
-            raise MalformedError("a request for nothing")
+            raise MalformedError("a request names no function")
         if type(record[0]) is list:
             self.functions.learn(record[0])
         if len(record) != 1:
             meta = record[1]
             if meta is not None and type(meta) is not dict:
-                raise MalformedError(
-                    "a request with something else beside it than a map"
-                )
+                raise MalformedError("the metadata of a request must be a map")
             return record[0], meta or _NO_META
         number = record[0]
         found = self.functions.targets.get(number) if type(number) is int else None

@@ -1,4 +1,4 @@
-"""One call that a peer has made here: from its decoded request to its answer.
+"""One call from a peer: from its decoded request to its answer.
 
 How a function runs is decided in `modes`.
 """
@@ -53,7 +53,7 @@ class ServingOptions(Protocol):
 
 
 class CallHost(Scheduler, Protocol):
-    """What a worker runs the functions of calls with.
+    """The parts of a worker that run the functions of calls.
 
     Attributes:
         name: of the worker.
@@ -73,7 +73,7 @@ class CallHost(Scheduler, Protocol):
 
     @property
     def is_draining(self) -> bool:
-        """Whether shutdown has begun."""
+        """Return whether shutdown has begun."""
 
     def start_eagerly(
         self,
@@ -88,7 +88,7 @@ class CallHost(Scheduler, Protocol):
 
 
 class AnswersCalls(Protocol):
-    """What sends the answers of calls to their caller."""
+    """Sends the answers of calls to their caller."""
 
     def answer(self, inbound: InboundCall, value: Any) -> None:
         """Send a function's result, or keep it where it is to stay."""
@@ -101,10 +101,10 @@ class AnswersCalls(Protocol):
         items: int = 0,
         outcome: Outcome = Outcome.EXECUTED,
     ) -> None:
-        """Send what a function raised, or keep it for those who ask for the value."""
+        """Send a function's exception, or keep it for those that fetch the value."""
 
     def forget(self, inbound: InboundCall) -> None:
-        """Nobody waits for this call any more: no answer."""
+        """Send no answer: the caller has gone."""
 
     def send_item(self, inbound: InboundCall, serial: int, value: Any) -> int:
         """Send one item of a stream; return the bytes of its buffers."""
@@ -117,16 +117,16 @@ class AnswersCalls(Protocol):
 
 
 class HeldCredit(Protocol):
-    """What a call holds of its worker's budget for large requests."""
+    """The share of a call in its worker's budget for large requests."""
 
     def hold(self) -> None:
         """Something more uses what was received; `let_go` is to follow."""
 
     def let_go(self) -> None:
-        """It is used no more."""
+        """Let go of it."""
 
     def until_sent(self, then: Callable[[], None] | None) -> Callable[[], None]:
-        """Hold until the answer is sent; return what is to be called then."""
+        """Hold until the answer is sent; return the function to call then."""
 
 
 class InboundCall:
@@ -210,7 +210,7 @@ class InboundCall:
 
     @property
     def function_name(self) -> str:
-        """What is called, for people to read; empty if that could not be read."""
+        """Return the function's name, for people; empty if it could not be read."""
         return self.target.name if self.target is not None else ""
 
     def run(self, target: Target, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -252,7 +252,7 @@ class InboundCall:
             self.responder.forget(self)
 
     def end(self) -> None:
-        """The call has been answered, or nobody waits."""
+        """End the call: it has been answered, or its caller has gone."""
         # Its context has this call, which so lasts until the garbage collector comes;
         # the value that a method belongs to, or that `to_here` returns, need not.
         self.target = None
@@ -340,7 +340,7 @@ class InboundCall:
             kwargs.clear()
 
     def _on_future(self, result: Any, error: BaseException | None) -> None:
-        """Take what a marked function returned; of a call given up, cancel it."""
+        """Take the future of a marked function; cancel it if the call was given up."""
         if self.is_cancelled:
             with contextlib.suppress(Exception):  # its own code may run
                 _cancel(result, self.host.loop)
@@ -359,10 +359,11 @@ class InboundCall:
             self.claim.let_go()
 
     def _on_returned(self, result: Any) -> None:
-        """Take what a plain function returned: a value, or what is to be awaited."""
+        """Take the result of a plain function: a value, or an awaitable."""
         is_marked = self.target is not None and self.target.mode is Mode.ASYNC_EXECUTION
         future = as_awaitable(result) if is_marked else None
-        # By its type: a result may claim to be of another; a generator is none.
+        # By its type: a result may pretend to be of another; a generator is not
+        # awaitable.
         if future is None and issubclass(type(result), Coroutine):
             future = result
         if future is not None:
@@ -400,7 +401,7 @@ async def _identity(future: Any) -> Any:
 
 
 def _cancel(value: Any, loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel a future, or close a coroutine, that nobody is going to await."""
+    """Cancel a future, or close a coroutine, that will not be awaited."""
     kind = type(value)  # what it says of itself may be wrong
     if issubclass(kind, Coroutine):
         value.close()

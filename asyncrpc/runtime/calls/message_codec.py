@@ -43,13 +43,13 @@ CODEC: Final = "c"  # in the meta of a request: the codec that the caller uses a
 
 
 class MessageParts(Protocol):
-    """What a worker's messages are made of.
+    """The parts of a worker that make messages.
 
     Attributes:
         loop: of the worker.
         codec: of all its values.
-        references: count what is referred to; None if there are none.
-        propagators: add what travels beside the values.
+        references: count references in messages; None if there are none.
+        propagators: add metadata to messages.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -85,16 +85,16 @@ class SharedPlaces(Protocol):
 
 
 class CountsCopies(Protocol):
-    """What counts the bytes that were copied together for a connection."""
+    """Counts the bytes that were copied together for a connection."""
 
     bytes_gathered: int
 
 
 class DefersMessages(Protocol):
-    """What makes deferred messages."""
+    """Makes deferred messages."""
 
     def defer(self, encoded: Encoded) -> DeferredMessage:
-        """Have a message wait for one more thing."""
+        """Make a message wait for one more thing."""
 
 
 def unreadable(error: BaseException) -> AsyncRpcError:
@@ -148,15 +148,15 @@ class MessageCodec:
         devices: DeviceCopies,
         deferred: DefersMessages,
     ) -> None:
-        """Join what takes part in messages.
+        """Join the parts that take part in messages.
 
         Args:
-            link: whose messages these are; references and propagators are told.
-            parts: what messages are made of.
-            connection: counts what was copied together.
+            link: of these messages; references and propagators get it.
+            parts: make messages.
+            connection: counts bytes that were copied together.
             places: are given back before a message is written.
-            refer: has the peer map the shared memory that a message refers to.
-            devices: fill what a message needs of them.
+            refer: makes the peer map the shared memory that a message refers to.
+            devices: fill the buffers of tensors on devices.
             deferred: makes the messages that wait for that.
         """
         self._link = link
@@ -213,7 +213,7 @@ class MessageCodec:
         return encoded, pins, self._propagate(encoded, meta)
 
     def _refer(self, encoded: Encoded, pins: Pins | None) -> None:
-        """Have the peer map the memory that a message refers to before it reads it."""
+        """Make the peer map the memory of a message before it reads the message."""
         try:
             self._refer_to(encoded)
         except AsyncRpcError:
@@ -306,7 +306,7 @@ class MessageCodec:
     def give_back(self, control: bytes) -> None:
         """Take the references of a message that is not read, and give them back.
 
-        Whoever sent it counts them as arrived: see `References`.
+        The sender counts them as arrived: see `References`.
         """
         references = self._references
         if references is not None:
@@ -314,7 +314,7 @@ class MessageCodec:
             self._settle_unread(references, control, 0)
 
     def _settle_unread(self, references: References, control: bytes, read: int) -> None:
-        """Take those that have not been read, then give back all of the message."""
+        """Take the references that were not read, then give back all of the message."""
         for tree in references_in(control)[read:]:
             with suppress(AsyncRpcError):
                 references.lift(tree)

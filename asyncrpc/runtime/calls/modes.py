@@ -1,4 +1,4 @@
-"""What a call runs, and where: decided once per function.
+"""The target of a call, and where it runs: decided once per function.
 
 coroutine function        a task on the event loop
 plain function            a thread of the pool
@@ -36,7 +36,7 @@ class Mode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a call runs."""
+    """The target of a call."""
 
     name: str
     function: Callable[..., Any]
@@ -45,7 +45,7 @@ class Target:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it gives many values."""
+        """Return whether it gives many values."""
         return self.mode is _ASYNC_GENERATOR or self.mode is _GENERATOR
 
 
@@ -74,8 +74,8 @@ def mode_of(function: Callable[..., Any]) -> Mode:
 def on_loop(function: F) -> F:
     """Mark a plain function to run on the callee's event loop itself.
 
-    For functions of a few microseconds that never wait: they save a hand-over to a
-    thread and back.  While one runs, the worker does nothing else.
+    For functions of a few microseconds that never wait: they save the way to a thread
+    and back.  While one runs, the worker does nothing else.
 
     Example:
         >>> @asyncrpc.on_loop

@@ -51,7 +51,7 @@ OutboundCall = CallFuture[Any] | StreamReceiver
 
 
 class CallOptionsOfPeers(Protocol):
-    """What calls to a peer have that name no options of their own."""
+    """The default options of calls to a peer."""
 
     def compression_to(self, peer: str) -> Compression | None:
         """Return the codec of calls to a peer."""
@@ -61,7 +61,7 @@ class CallOptionsOfPeers(Protocol):
 
 
 class OutboundHost(PackingHost, Protocol):
-    """What a worker's calls need of it."""
+    """What calls need of their worker."""
 
     codec: Codec
 
@@ -113,7 +113,7 @@ class CallLink(Protocol):
     """What a call keeps of its link once it has been sent."""
 
     def cancel(self, call: OutboundCall) -> None:
-        """Tell the callee that nobody waits any more."""
+        """Tell the callee that the caller does not wait any more."""
 
 
 class OutboundCalls:
@@ -134,11 +134,11 @@ class OutboundCalls:
         """Make calls over a connection.
 
         Args:
-            link: what calls keep of it, to be cancelled by.
-            peer: who is called.
+            link: calls keep it, to cancel themselves.
+            peer: the callee.
             host: the worker that calls.
             connection: carries the calls.
-            pending: those that have been sent and not answered.
+            pending: calls that have been sent and not answered.
             status: of the link.
             credit: of the peer, for large requests.
             messages: encodes arguments.
@@ -397,7 +397,7 @@ class OutboundCalls:
         head: list[Any] = [service, method]
         if device_map is not None:
             head.append({DEVICES: device_map.wire})
-        # Not before: one that is refused would wait for ever.
+        # Not before: a refused call would wait for ever.
         call = self._service_call(name)
         call.device_map, call.pins = device_map, pins
         call.call_id = self._open(call)
@@ -474,7 +474,7 @@ class OutboundCalls:
         self._send(FrameKind.STREAM_CREDIT, call_id, aux=items)
 
     def cancel(self, call: OutboundCall) -> None:
-        """Tell the callee that nobody waits any more; nothing if it has ended."""
+        """Tell the callee that the caller has gone, unless the call has ended."""
         if self._pending.get(call.call_id) is not call:
             return
         self._pending.take(call.call_id)
@@ -553,15 +553,15 @@ class OutboundCalls:
         )
 
     def on_lost(self, waited: set[int]) -> None:
-        """The connection has ended: fail every call.
+        """Fail every call: the connection has ended.
 
         Args:
-            waited: those that waited for credit, and so never left this worker.
+            waited: the calls that waited for credit, and so never left this worker.
         """
         first_unsent = self._connection.first_unsent
         for call in self._pending.take_all():
             call.settle()
-            call.pins = None  # the peer's death settles what it was lent
+            call.pins = None  # the peer's death settles its loans
             outcome = call.outcome_if_lost
             if call.call_id in waited or call.call_id >= first_unsent:
                 outcome = Outcome.NOT_EXECUTED

@@ -27,7 +27,7 @@ class FetchesCopies(Protocol):
 
 
 class PackingHost(Scheduler, Protocol):
-    """What a worker packs requests with."""
+    """The parts of a worker that pack requests."""
 
     @property
     def unsent(self) -> UnsentCalls:
@@ -105,7 +105,7 @@ class RequestPacking:
 
 
 def undo_pins(call: CallFuture[Any]) -> None:
-    """Take back what a request counted that will never be sent."""
+    """Take back the counts of a request that will never be sent."""
     if call.pins is not None:
         call.pins.undo()
         call.pins = None

@@ -1,8 +1,8 @@
 """Messages that must be prepared before they are read: unpacked, or put on devices.
 
-Both are done in threads.  To whoever takes messages, such a one is one that arrives a
-little later, as one with a large payload is.  The other direction is in `packing` and
-`responder`: an encoded message is packed in a thread and then sent.
+Both are done in threads.  For the receiver, such a message arrives a little later, like
+one with a large payload.  The other direction is in `packing` and `responder`: an
+encoded message is packed in a thread and then sent.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class Threads(Protocol):
 
 
 class PutsOnDevices(Protocol):
-    """What puts tensors on devices."""
+    """Puts tensors on devices."""
 
     def place(
         self,
         wanted: dict[int, tuple[torch.Tensor, str]],
         done: Callable[[dict[int, torch.Tensor], BaseException | None], None],
     ) -> None:
-        """Put tensors of the host where they are to be, then hand them over."""
+        """Move tensors of the host to their devices, then hand them over."""
 
 
 class PreparationHost(Protocol):
-    """What a worker prepares messages with."""
+    """The parts of a worker that prepare messages."""
 
     codec: Codec
 
@@ -90,14 +90,14 @@ class ReceivesMessages(Protocol):
 
     @property
     def message_bytes_copied(self) -> int:
-        """What of the message at hand was copied on its way in."""
+        """Return how many bytes of the current message were copied on arrival."""
 
     def fail(self, error: AsyncRpcError) -> None:
         """Abort the connection because of `error`."""
 
 
 class Unread(Protocol):
-    """What takes messages that are not read."""
+    """Takes messages that are not read."""
 
     def give_back(self, control: bytes) -> None:
         """Take the references of a message that is not read, and give them back."""
@@ -265,7 +265,7 @@ class MessagePreparation:
     def _put(
         self, arrival: _PendingMessage, control: bytes, buffers: list[memoryview]
     ) -> None:
-        """Have the tensors of a message put on devices."""
+        """Move the tensors of a message to their devices."""
         limits = self._codec.limits
         try:
             device_map = self._device_map_of(arrival)
@@ -283,7 +283,7 @@ class MessagePreparation:
         self._host.devices.place(landing.wanted, done)
 
     def _device_map_of(self, arrival: _PendingMessage) -> DeviceMap:
-        """Return where the tensors of a message from the peer are to be.
+        """Return the device map for the tensors of a message from the peer.
 
         Raises:
             MalformedError: it says so, and what it says is no map.

@@ -1,6 +1,6 @@
 """Calls in torch's profiler: a range at the caller, and one at the callee.
 
-While nobody profiles, all there is to it is a look at `profiler._is_profiler_enabled`,
+Unless a profiler runs, the only cost is a look at `profiler._is_profiler_enabled`,
 which torch itself keeps for this: 10 ns.
 
 A range begins when a call is made, or its function begins, and ends with the answer.
@@ -28,7 +28,7 @@ def show_call(call: CallFuture[Any], kind: str, caller: str) -> None:
     """Show a call as a range from now to its answer.
 
     Args:
-        call: its future, which nobody else has yet.
+        call: its future, which no other code has yet.
         kind: "async" or "remote".
         caller: name of the worker that makes it.
     """

@@ -1,7 +1,7 @@
-"""Calls that may be made again: for functions declared idempotent, and no others.
+"""Calls that may be made again: only of functions declared idempotent.
 
-A call whose worker is lost, or that drains, is made again after a pause, to whoever has
-the name then: the same worker after a partition, or one restarted in its place.
+A call whose worker is lost, or drains, is made again after a pause, to the worker that
+has the name then: the same one after a partition, or one restarted in its place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def idempotent(function: F) -> F:
 
 
 def is_idempotent(function: Callable[..., Any]) -> bool:
-    """Say whether a function has been declared idempotent."""
+    """Return whether a function has been declared idempotent."""
     try:
         return getattr(function, IDEMPOTENT_ATTRIBUTE, False) is True
     except Exception:  # noqa: BLE001  (its own code; to describe it says what is wrong)

@@ -60,10 +60,10 @@ _REFERENCE: Final[Form] = array(creator=ID, serial=ID)
 
 
 class AdmitsCalls(Protocol):
-    """What limits the calls that a worker serves at once."""
+    """Limits the calls that a worker serves at once."""
 
     def admit(self) -> None:
-        """Take a call in.
+        """Accept a call.
 
         Raises:
             RejectedError: too many calls, or the worker is shutting down.
@@ -71,12 +71,13 @@ class AdmitsCalls(Protocol):
 
 
 class RequestHost(CallHost, Protocol):
-    """What a worker takes requests in with.
+    """The parts of a worker that take requests.
 
     Attributes:
-        functions: what peers may call.
-        references: resolve what is no function's name; None if there are none.
-        thread_states: what functions of calls run under.
+        functions: that peers may call.
+        references: resolve targets that are not functions' names; None if there are
+            none.
+        thread_states: the modes under which functions of calls run.
     """
 
     functions: FunctionTable
@@ -94,12 +95,12 @@ class RequestHost(CallHost, Protocol):
         """Return the part of this worker that has a name.
 
         Raises:
-            MalformedError: there is none.
+            MalformedError: there is no such part.
         """
 
 
 class DropsLanes(Protocol):
-    """Lanes, as far as answers that nobody wants go."""
+    """The lanes, for answers that are not wanted any more."""
 
     def drop_unwanted(self, kind: int, call_id: int) -> None:
         """Give up an answer that may be on its way."""
@@ -117,7 +118,7 @@ class ReceivesRequests(Protocol):
 
 
 class RequestCredit(Protocol):
-    """What the peer has of this worker's budget for large requests."""
+    """The share of the peer in this worker's budget for large requests."""
 
     @property
     def arriving(self) -> dict[int, int]:
@@ -149,14 +150,14 @@ class RequestDispatcher:
         """Take requests.
 
         Args:
-            link: to the peer; services are told.
-            host: the worker that is asked.
-            connection: that requests come over.
+            link: to the peer; services get it.
+            host: the called worker.
+            connection: brings requests.
             served: calls that run here.
             credit: of the peer, for large requests.
             messages: decodes arguments.
-            heads: what the peer's requests are for.
-            preparation: keeps requests that are not ready to be read.
+            heads: decode the targets of the peer's requests.
+            preparation: keeps requests that cannot be read yet.
             responder: sends the answers.
         """
         self._link = link
@@ -187,7 +188,7 @@ class RequestDispatcher:
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """Take a call in, or refuse it.
+        """Accept a call, or refuse it.
 
         Raises:
             MalformedError: no such message can come.
@@ -232,10 +233,10 @@ class RequestDispatcher:
             self._responder.answer_error(inbound, error)
 
     def _check_meta(self, inbound: InboundCall, meta: Meta) -> None:
-        """Look at what travels beside a request, before its function may run.
+        """Check the metadata of a request, before its function may run.
 
         Raises:
-            MalformedError: it makes no sense.
+            MalformedError: a field is missing, or has the wrong type.
             RejectedError: no more values can be made here.
         """
         if DEVICES in meta:
@@ -266,7 +267,7 @@ class RequestDispatcher:
             raise _no_arguments("it has none")
         args, kwargs = value
         if type(args) is not list or type(kwargs) is not dict:
-            raise _no_arguments("they are no list and no map")
+            raise _no_arguments("they are not a list and a map")
         return (args, kwargs), loans
 
     def _refuse(
@@ -290,7 +291,7 @@ class RequestDispatcher:
         kwargs: dict[str, Any],
         flags: int,
     ) -> None:
-        """Find what is to run, and run it."""
+        """Find the target, and run it."""
         if target is None:
             found = self._value_target(args)
         else:
@@ -315,7 +316,7 @@ class RequestDispatcher:
             raise RejectedError(
                 "it is a generator: use `stream`, not `call`"
                 if is_stream
-                else "it is no generator: use `call`, not `stream`",
+                else "it is not a generator: use `call`, not `stream`",
                 function=target.name,
                 to=self._host.name,
                 outcome=Outcome.NOT_EXECUTED,
@@ -355,7 +356,7 @@ class RequestDispatcher:
     def _value_target(self, args: list[Any]) -> Target:
         if not args or not callable(args[0]):
             raise DecodeError(
-                "what is to be called arrived as a value, and is not callable",
+                "the target of the call arrived as a value, and is not callable",
                 outcome=Outcome.NOT_EXECUTED,
             )
         function = args.pop(0)
@@ -476,7 +477,7 @@ class RequestDispatcher:
             value, _ = self._decode(control, buffers, NO_META)
             service.on_notice(self._link, str(record[1]), value)
         except BaseException as error:
-            # Nobody waits for an answer to it, and other messages are not at fault.
+            # It has no answer that could fail, and other messages are not at fault.
             is_expected = isinstance(error, AsyncRpcError)
             logger.warning(
                 "a notice of %r could not be taken: %s.%s: %s",
@@ -492,7 +493,7 @@ def _routed(head: bytes) -> list[Any]:
     """Return the service and the method that a message is for, and what follows."""
     record = unpack_head(head)
     if len(record) < 2:  # noqa: PLR2004
-        raise MalformedError("a message to a service that names none")
+        raise MalformedError("a message to a service does not name one")
     return record
 
 

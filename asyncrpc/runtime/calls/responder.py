@@ -43,7 +43,7 @@ class FillsCopies(Protocol):
 
 
 class CountsServed(Protocol):
-    """What counts the calls that a worker serves.
+    """Counts the calls that a worker serves.
 
     Attributes:
         active: how many there are now, by all links.
@@ -52,18 +52,18 @@ class CountsServed(Protocol):
     active: int
 
     def on_served(self) -> None:
-        """A call has been answered, or nobody waits for it."""
+        """Count a call as ended: it has been answered, or its caller has gone."""
 
 
 class ResponderHost(Protocol):
-    """What a worker answers calls with.
+    """The parts of a worker that answer calls.
 
     Attributes:
         name: of the worker.
         pool: threads that may touch devices.
         references: keep results that stay here; None if there are none.
-        error_encoder: describes what functions raise.
-        on_raised: is told what functions raise, if anybody wants to know.
+        error_encoder: describes exceptions of functions.
+        on_raised: called with exceptions of functions, if not None.
     """
 
     name: str
@@ -107,9 +107,9 @@ class Responder:
         """Answer calls.
 
         Args:
-            link: to the peer; references are told.
+            link: to the peer; references get it.
             host: the worker that answers.
-            connection: that answers go over.
+            connection: carries answers.
             served: calls that run here.
             messages: encodes results.
         """
@@ -212,7 +212,7 @@ class Responder:
         items: int = 0,
         outcome: Outcome = Outcome.EXECUTED,
     ) -> None:
-        """Send what a function raised, or keep it for those who ask for the value.
+        """Send a function's exception, or keep it for those that fetch the value.
 
         Args:
             inbound: the call.
@@ -226,7 +226,7 @@ class Responder:
         if outcome is Outcome.EXECUTED and self._host.on_raised is not None:
             self._host.on_raised(error)
         if inbound.rref_id is not None and references is not None:
-            # The value failed, which those are told who ask for it; the call did not.
+            # The value failed, as its users will see; the call did not.
             references.fail(inbound.rref_id, error)
             inbound.rref_id = None
             self.answer(inbound, None)
@@ -258,14 +258,14 @@ class Responder:
         self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items)
 
     def forget(self, inbound: InboundCall) -> None:
-        """Nobody waits for this call any more: no answer."""
+        """Send no answer: the caller has gone."""
         if self._served.get(inbound.call_id) is inbound:
             self._give_up_value(inbound)
             self._end_served(inbound)
             self._settle_loans(inbound, answered=False)
 
     def _give_up_value(self, inbound: InboundCall) -> None:
-        """Tell those who wait for the value of a remote() that it will never come.
+        """Fail the tasks that wait for the value of a remote(): it will never come.
 
         Its creator is gone; others may have been lent the reference.
         """

@@ -35,11 +35,11 @@ class StreamLink(Protocol):
         """Tell a stream's producer that items have been taken."""
 
     def cancel(self, call: Any) -> None:
-        """Tell the producer that nobody waits any more."""
+        """Tell the producer that the consumer has gone."""
 
 
 class Links(Protocol[L_co]):
-    """What connects to other workers."""
+    """Connects to other workers."""
 
     async def link_to(self, to: str) -> L_co:
         """Return the open link to a worker, connecting if need be."""
@@ -120,7 +120,7 @@ class StreamReceiver:
         self._ack_every = max(1, items_max // 4)
 
     def settle(self) -> None:
-        """Nothing is kept that an answer would free."""
+        """Do nothing: nothing is kept that an answer would free."""
 
     def on_item(self, serial: int, value: Any) -> None:
         """Take an item off the wire."""
@@ -153,7 +153,7 @@ class StreamReceiver:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the stream has ended and all its items have arrived."""
+        """Return whether the stream has ended and all its items have arrived."""
         return self._order.state is StreamState.WHOLE
 
     async def take(self) -> Any:
@@ -195,10 +195,10 @@ async def consume(
 async def link_by(
     deadline: Deadline | None, links: Links[L_co], to: str, function: str
 ) -> L_co:
-    """Return the link that a stream is to come over, before the deadline.
+    """Return the link that a stream will come over, before the deadline.
 
     Raises:
-        DeadlineExceededError: there was none in time; nothing was sent.
+        DeadlineExceededError: no link was made in time; nothing was sent.
         WorkerLostError: the worker cannot be reached.
     """
     try:

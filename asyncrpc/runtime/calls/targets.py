@@ -1,4 +1,4 @@
-"""What peers may call, by the names that they use, and where it runs."""
+"""The functions that peers may call, by the names that they use, and where they run."""
 
 from __future__ import annotations
 

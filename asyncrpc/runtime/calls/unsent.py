@@ -53,7 +53,7 @@ class UnsentCalls:
         except AsyncRpcError as error:
             if isinstance(error, CallError):
                 error.function, error.to = call.function, call.to
-            # Without its traceback: its frames keep the call, and what it is for.
+            # Without its traceback: its frames keep the call and its arguments.
             call.fail(error.with_traceback(None))
         except TimeoutError:
             allowed_s = 0.0 if deadline is None else deadline.allowed_s

@@ -58,7 +58,7 @@ class Backend:
         )
 
     def mark(self, device: torch.device) -> Any:
-        """Return what says when tensors are ready, as of now; None: they are."""
+        """Return a mark for when tensors are ready, as of now; None if they are."""
         _ = device
 
     def reach(self, mark: Any) -> None:
@@ -73,7 +73,7 @@ class Backend:
     def to_device(
         self, tensors: Sequence[torch.Tensor], index: int
     ) -> list[torch.Tensor]:
-        """Return copies of host tensors on a device; ready for whoever gets them.
+        """Return copies of host tensors on a device; ready for the receiver.
 
         Raises:
             TypeError: it does not hold a dtype.
@@ -88,13 +88,13 @@ class Backend:
         return placed
 
     def choose(self, index: int) -> None:
-        """Make a device the one that this thread uses where a program names none."""
+        """Make a device the default of this thread."""
 
     def settle(self, index: int) -> None:
         """End a turn at a device: leave nothing that others could stumble over."""
 
     def write(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Fill tensors of a device with those of the host; complete at the return."""
+        """Fill tensors on a device from those of the host; complete on return."""
         with torch.no_grad():
             for target, source in pairs:
                 target.copy_(source)
@@ -127,8 +127,9 @@ class Backend:
 class Cuda(Backend):
     """CUDA: copies on a stream of their own, which waits for the program's.
 
-    Received tensors belong to the default stream, as those that a program makes; who
-    uses them on another does what torch asks for there (`record_stream`).
+    Received tensors belong to the default stream, as those that a program makes; a
+    program that uses them on another stream must do what torch asks for
+    (`record_stream`).
     """
 
     def __init__(self, type_: str) -> None:
@@ -210,10 +211,10 @@ class Cuda(Backend):
         return found
 
     def end(self, handle: list[Any]) -> None:
-        """Count for a process that may have been killed before it did.
+        """Count down for a process that may have been killed before it did.
 
-        torch keeps memory until whoever opened it has counted down; a process that is
-        killed never does.  One count too many is harmless: each handle has its own.
+        torch keeps memory until the process that opened it has counted down; a killed
+        process never does.  One count too many is harmless: each handle has its own.
         """
         _, device, _, _, _, counter, offset, *_ = handle
         kind: Any = torch.UntypedStorage
@@ -259,7 +260,7 @@ class Xla(Backend):
         return int(runtime.addressable_runtime_device_count())
 
     def choose(self, index: int) -> None:
-        """Have torch_xla take a device where it is given none."""
+        """Make torch_xla use a device by default."""
         xla: Any = sys.modules.get("torch_xla")
         if xla is None or index == getattr(self._of_thread, "index", 0):
             return
@@ -288,7 +289,7 @@ def backend_of(type_: str) -> Backend:
 
 
 class DeviceLockHooks:
-    """What the turns of one worker begin and end with."""
+    """What the device lock of one worker does at its begin and end."""
 
     def __init__(self, devices: Sequence[DeviceName]) -> None:
         """Name the devices.
@@ -300,7 +301,7 @@ class DeviceLockHooks:
         self._counts: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Have the worker's only device of a type be the one where none is named."""
+        """Make the worker's only device of a type the default of this thread."""
         for backend, index in self._devices:
             backend.choose(index or 0)
 
@@ -320,7 +321,7 @@ class DeviceLockHooks:
 
 
 def is_loaded(type_: str) -> bool:
-    """Say whether this process has what devices of a type need, without importing it.
+    """Return whether this process can use devices of a type, without importing it.
 
     A peer's message must not be what makes a process import an accelerator's runtime.
     """

@@ -1,4 +1,4 @@
-"""Device maps: where a caller's tensors are to be at the callee, and back.
+"""Device maps: where a caller's tensors go at the callee, and back.
 
 A map holds for the arguments of a call; results come back by its inverse, so it must
 not send two devices to one.  A device that is not in it keeps its name.
@@ -39,8 +39,8 @@ class DeviceMap:
             what: how errors call it.
 
         Raises:
-            UsageError: a name is none, or two devices go to one, so that results could
-                not come back.
+            UsageError: a name is not that of a device, or two devices map to one, so
+                that results could not come back.
 
         Source: torch's TensorPipeRpcBackendOptions.set_device_map.
         """
@@ -71,15 +71,15 @@ class DeviceMap:
         if not is_map or any(
             type(part) is not str for pair in value.items() for part in pair
         ):
-            raise MalformedError(f"a device map is {value!r:.60}")
+            raise MalformedError(f"a device map must be a map, not {value!r:.60}")
         try:
             return cls.parse(value)
         except UsageError as error:
-            raise MalformedError(f"a device map that is none: {error}") from error
+            raise MalformedError(f"a device map is malformed: {error}") from error
 
     @property
     def wire(self) -> dict[str, str]:
-        """What a message says of it."""
+        """Return its form on the wire."""
         return self._pairs
 
     def target(self, device: str) -> str:

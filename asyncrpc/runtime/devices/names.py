@@ -1,4 +1,4 @@
-"""What devices are called: `"cuda:1"`, read by our own rules.
+"""Names of devices: `"cuda:1"`, read by our own rules.
 
 torch reads only the types that it has been told of, and takes `"tpu:1"` for `"tpu:0"`
 where there is one device; here a name is a name, and whether the device exists is asked
@@ -50,7 +50,7 @@ class DeviceName:
         """Read `"cuda:1"`, `"cuda"`, a `torch.device`, or 1 for `"cuda:1"`.
 
         Raises:
-            UsageError: it is none of them.
+            UsageError: the text has none of these forms.
 
         Source: torch.device, which takes these too.
         """
@@ -65,12 +65,12 @@ class DeviceName:
             )
         index = None if found["index"] is None else int(found["index"])
         if found["type"] == CPU and index:
-            raise UsageError(f"there is one cpu, and no {text!r}")
+            raise UsageError(f"there is only one cpu, not {text!r}")
         return cls(found["type"], None if found["type"] == CPU else index)
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is the host's memory."""
+        """Return whether it is host memory."""
         return self.type == CPU
 
     @property

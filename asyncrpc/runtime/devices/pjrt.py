@@ -1,8 +1,8 @@
-"""PJRT, the runtime of XLA devices: which device, and who else takes part.
+"""PJRT, the runtime of XLA devices: which device, and which processes take part.
 
 `PJRT_DEVICE` of the environment names the type of device before torch_xla is imported.
-`choose` decides what it is to be, `place` finds rank, number of processes and master:
-both from what they are told, so that they can be tested without an accelerator.
+`choose` decides the type, `place` finds rank, number of processes and master: both from
+their arguments, so that they can be tested without an accelerator.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def set_up(environ: MutableMapping[str, str] = os.environ) -> str:
 
 
 def has_tpu(devices: Path = Path("/dev")) -> bool:
-    """Say whether this host has a TPU, and the library that drives it."""
+    """Return whether this host has a TPU, and the library that drives it."""
     if importlib.util.find_spec("libtpu") is None:
         return False
     return any(devices.glob("accel*")) or any(devices.glob("vfio/[0-9]*"))
@@ -160,10 +160,10 @@ def _master() -> str:
 
 
 def check_installed() -> None:
-    """Say that there is no torch_xla, without importing it if there is.
+    """Raise if torch_xla is not installed, without importing it.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it is not installed.
     """
     if importlib.util.find_spec("torch_xla") is None:
         module("torch_xla")

@@ -30,7 +30,7 @@ from asyncrpc.serde import Copy
 T = TypeVar("T")
 
 Placed = dict[int, torch.Tensor]
-Wanted = dict[int, tuple[torch.Tensor, str]]  # in host memory, and where it is to be
+Wanted = dict[int, tuple[torch.Tensor, str]]  # in host memory, and its device
 
 
 class DeviceOptions(Protocol):
@@ -38,7 +38,7 @@ class DeviceOptions(Protocol):
 
     @property
     def device_names(self) -> tuple[DeviceName, ...] | None:
-        """The devices of the worker; None: those that the process has."""
+        """Return the devices of the worker; None: those of the process."""
 
 
 class DeviceHost(Protocol):
@@ -77,10 +77,10 @@ class Devices:
     # --- which there are -------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find the devices that the worker was told to use.
+        """Find the devices that the options name.
 
         Raises:
-            UsageError: one of them is not there.
+            UsageError: one of them does not exist.
 
         Cancellation:
             The thread that looks goes on.
@@ -91,7 +91,9 @@ class Devices:
                 await self._run(self._counted(backend), backend, name.index)
                 if self._absence(backend, name.index or 0):
                     here = ", ".join(map(str, self._found()))
-                    raise UsageError(f"Options.devices has {name}, and here are {here}")
+                    raise UsageError(
+                        f"Options.devices has {name}, but this process has {here}"
+                    )
 
     def _found(self) -> list[DeviceName]:
         """Return the devices that are known to be in this process, `cpu` first."""
@@ -106,12 +108,12 @@ class Devices:
         return [str(device) for device in self._found() if self._is_allowed(device)]
 
     def require(self, name: str) -> str:
-        """Return the name of a device of this worker as torch is to be given it.
+        """Return the name of a device of this worker, as torch takes it.
 
         To be called in a thread of the worker: it may have to ask the device.
 
         Raises:
-            UsageError: it is none, or this worker does not have it.
+            UsageError: it is not a device, or not one of this worker.
         """
         device = DeviceName.parse(name)
         if device.is_cpu:
@@ -323,7 +325,7 @@ class Devices:
             done(None, error)
 
     async def copies_of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return copies of tensors in host memory, and those that are there already.
+        """Return tensors in host memory: copies, or those that are there already.
 
         Raises:
             EncodeError: a tensor cannot leave its device.
@@ -358,7 +360,7 @@ class Devices:
         )
 
     async def placed(self, wanted: Wanted) -> Placed:
-        """Put tensors of the host where they are to be.
+        """Move tensors of the host to their devices.
 
         Raises:
             DecodeError: a device is not here, or does not take the tensor.
@@ -374,7 +376,7 @@ class Devices:
     def place(
         self, wanted: Wanted, done: Callable[[Placed, BaseException | None], None]
     ) -> None:
-        """Put tensors of the host where they are to be, then hand them over."""
+        """Move tensors of the host to their devices, then hand them over."""
         placed: Placed = {}
         groups: dict[DeviceName, list[int]] = {}
         for index, (tensor, where) in wanted.items():
@@ -446,7 +448,7 @@ class _Together:
         self._error: BaseException | None = None
 
     def on_done(self, _result: object, error: BaseException | None) -> None:
-        """One has ended."""
+        """Count one as ended."""
         self._error = self._error or error
         self._left -= 1
         if not self._left:

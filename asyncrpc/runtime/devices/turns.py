@@ -36,7 +36,7 @@ class DeviceLock:
         self._devices = tuple(devices)
 
     def overlaps(self, other: DeviceLock) -> bool:
-        """Say whether the two cannot be had at the same time."""
+        """Return whether the two exclude each other."""
         if not self._devices or not other._devices:
             return True
         return any(
@@ -46,7 +46,7 @@ class DeviceLock:
         )
 
     def acquire(self) -> None:
-        """Wait until nobody who came before has any of the devices."""
+        """Wait until no earlier lock has any of the devices."""
         _QUEUE.enter(self)
 
     def release(self) -> None:
@@ -63,7 +63,7 @@ class DeviceLock:
 
 
 class _LockQueue:
-    """Those who have turns, and those who wait for one."""
+    """The locks that are held, and those that wait."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -73,7 +73,7 @@ class _LockQueue:
         ticket = object()
         with self._changed:
             self._entries.append((ticket, turn))
-            # Whoever has a turn gives it back, however its `with` ends.
+            # A holder always releases, however its `with` ends.
             self._changed.wait_for(lambda: self._may_go(ticket, turn))
 
     def _may_go(self, ticket: object, turn: DeviceLock) -> bool:
@@ -93,7 +93,7 @@ _QUEUE: Final = _LockQueue()
 
 @contextmanager
 def turn(device: str | None = None) -> Iterator[None]:
-    """Use a device that takes turns from a thread of the program's own.
+    """Hold an exclusive device in a thread of the program's own.
 
     Functions that run for calls have their turn already, as has what
     `asyncrpc.devices.run` runs.  Nothing else moves meanwhile, copies for calls among
@@ -104,7 +104,7 @@ def turn(device: str | None = None) -> Iterator[None]:
 
     Raises:
         UsageError: called on an event loop, which it could stop: use
-            `asyncrpc.devices.run`.  Or the device is none.
+            `asyncrpc.devices.run`.  Or `device` is not a device.
 
     Example:
         >>> with asyncrpc.devices.turn():
@@ -113,8 +113,8 @@ def turn(device: str | None = None) -> Iterator[None]:
     with suppress(RuntimeError):
         asyncio.get_running_loop()
         raise UsageError(
-            "a turn at a device would stop the event loop while others have theirs; "
-            "run what needs it by `await asyncrpc.devices.run(function)`"
+            "waiting for a device would stop the event loop; run what needs it "
+            "by `await asyncrpc.devices.run(function)`"
         )
     with DeviceLock(() if device is None else (DeviceName.parse(device),)):
         yield

@@ -1,10 +1,10 @@
-"""Admission: connections that have been accepted and not yet introduced themselves.
+"""Admission: accepted connections that have not introduced themselves yet.
 
-They cost memory and a descriptor each, and whoever reaches the port can make them.  So
-there is a limit of their number and of their time.  At the first limit the *oldest*
-that has proved nothing goes: a flood of silent connections then ends itself, while a
-worker that belongs here needs a few milliseconds to prove it.  One that has proved
-itself is never put out for a stranger.
+They cost memory and a descriptor each, and anyone who reaches the port can make them.
+So their number and their time are limited.  At the first limit the *oldest* one that
+has proved nothing is closed: a flood of silent connections then ends itself, while a
+worker that belongs here needs a few milliseconds to prove it.  A connection that has
+proved itself is never closed for a stranger.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Stranger(Protocol):
 
     @property
     def has_proved(self) -> bool:
-        """Whether it has proved that it knows the secret, if there is one."""
+        """Return whether it has proved that it knows the secret, if there is one."""
 
     @property
     def where(self) -> str:
@@ -88,7 +88,7 @@ class Admission:
         return len(self._waiting)
 
     def admit(self, connection: Stranger) -> None:
-        """Take in a connection that has just been accepted, for a while."""
+        """Admit a connection that has just been accepted, for a while."""
         if len(self._waiting) >= self._handshakes_max:
             self._make_room(connection)
         self._waiting[connection] = self._loop.call_later(
@@ -120,7 +120,7 @@ class Admission:
         connection.fail(ConnectError(why))
 
     def _settle(self, connection: Stranger, opened: asyncio.Future[object]) -> None:
-        """Take note that a connection is open, or has ended before."""
+        """Record that a connection is open, or has ended before."""
         timer = self._waiting.pop(connection, None)
         if timer is not None:
             timer.cancel()
@@ -154,7 +154,7 @@ def check_listen_address(address: Address, *, is_guarded: bool) -> None:
     """
     if address.scheme == "tcp" and not is_guarded:
         raise UsageError(
-            f"refusing to listen at {address} without a secret: anybody who reaches it "
+            f"refusing to listen at {address} without a secret: anyone who reaches it "
             "could run code here. Set ASYNCRPC_SECRET, or Options(secret=...), to the "
             "same value on every worker; or verify their certificates, with "
             "Options(tls=Tls(ca=...)); or listen at a Unix socket (uds://)"

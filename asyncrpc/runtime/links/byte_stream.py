@@ -29,13 +29,13 @@ class ByteReader(Protocol):
 
     @property
     def message_bytes_copied(self) -> int:
-        """Of them, those of the message that is being handed on."""
+        """Return how many of them belong to the current message."""
 
     def get_buffer(self) -> memoryview:
         """Return where the next bytes must land."""
 
     def advance(self, nbytes: int) -> None:
-        """Take what has landed."""
+        """Take the bytes that have arrived."""
 
 
 class Poller(Protocol):
@@ -162,16 +162,16 @@ class ByteStream:
 
     @property
     def scheme(self) -> str:
-        """The transport's scheme; empty if there is none."""
+        """Return the transport's scheme; empty if there is none."""
         return self.transport.scheme if self.transport is not None else ""
 
     @property
     def credentials(self) -> PeerCredentials | None:
-        """Who is at the other end, where the kernel vouches for it."""
+        """Return the process at the other end, if the kernel vouches for it."""
         return self.transport.credentials if self.transport is not None else None
 
     def use_marks(self, marks: WaterMarks) -> None:
-        """Have the transport, and each that follows it, hold back at other marks."""
+        """Use other water marks for the transport, and for each that follows it."""
         self._marks = marks
         if self.transport is not None:
             self.transport.use_marks(marks)
@@ -193,8 +193,8 @@ class ByteStream:
 
         Args:
             transport: connected.
-            handler: whom it tells of everything from now on.
-            first: what it sends before all else; none of it is kept once more.
+            handler: receives everything from now on.
+            first: sent before all else; it is not kept for resending.
         """
         self.transport = transport
         transport.set_handler(handler)

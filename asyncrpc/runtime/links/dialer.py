@@ -76,8 +76,8 @@ class Dialer(Generic[LinkT]):
         """Return the link to a peer, made by this side or by the peer.
 
         Args:
-            entry: what is known of the peer.
-            group: knows whether it is somewhere else now; None if nobody does.
+            entry: of the peer.
+            group: knows whether the peer is elsewhere now; None if nothing does.
 
         Raises:
             WorkerLostError: it cannot be reached; nothing was sent.
@@ -131,7 +131,7 @@ class Dialer(Generic[LinkT]):
 
 
 class _Dial(Generic[LinkT]):
-    """One dial: all attempts for those who wait for a link to one peer."""
+    """One dial: all attempts for the tasks that wait for a link to one peer."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class _Dial(Generic[LinkT]):
     async def _await_proof(self) -> DialEvent:
         """Wait until a connection that was taken is open at the peer too, or ends."""
         connection = self._entry.machine.connection
-        assert connection is not None  # nobody else dials
+        assert connection is not None  # no other task dials
         is_settled = await self._settles_in(self._timeout_s)
         if not is_settled and not connection.is_broken:  # else others decide its end
             connection.end(ConnectionLostError("its dialer does not use it"))

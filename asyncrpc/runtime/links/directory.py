@@ -1,10 +1,9 @@
-"""The directory: which workers there are, and the link to each.
+"""The directory: the known workers, and the link to each.
 
-A connection is made on first use, by whoever needs it first; if both do at once, the
-machine in `machine.pool` says which one survives.  What the directory does not do
-itself, its parts do: `Connections` makes connections, `Dialer` dials, `Reconnector`
-resumes what has broken, `LaneDialer` opens lanes, `Liveness` judges peers, `Admission`
-limits strangers.
+A connection is made on first use, by the side that needs it first; if both dial at
+once, the machine in `machine.pool` decides which one survives.  Its parts do the rest:
+`Connections` makes connections, `Dialer` dials, `Reconnector` resumes broken ones,
+`LaneDialer` opens lanes, `Liveness` judges peers, `Admission` limits strangers.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ class Directory(Generic[LinkT]):
     """The workers that one worker knows.
 
     Attributes:
-        connections: those that are there.
-        routes: the ways to the others.
-        admission: those who have not introduced themselves.
-        reconnector: resumes what has broken.
+        connections: the open ones.
+        routes: the addresses of the others.
+        admission: connections that have not introduced themselves.
+        reconnector: resumes broken connections.
         lane_dialer: opens lanes.
     """
 
@@ -81,7 +80,7 @@ class Directory(Generic[LinkT]):
         peers: PeerObserver,
         sidecar: ShowsWorker,
     ) -> None:
-        """Prepare; nobody is known yet.
+        """Prepare; no worker is known yet.
 
         Args:
             identity: whose directory it is.
@@ -162,7 +161,7 @@ class Directory(Generic[LinkT]):
     # --- who there is ----------------------------------------------------------------
 
     def add(self, members: Iterable[Member]) -> None:
-        """Take note of workers."""
+        """Add workers."""
         for member in members:
             entry = self._entries.get(member.name)
             if entry is None:
@@ -197,7 +196,7 @@ class Directory(Generic[LinkT]):
         """Return a worker by name or rank.
 
         Raises:
-            UnknownWorkerError: there is none.
+            UnknownWorkerError: no worker has this name or rank.
             UsageError: `to` is neither a name nor a rank.
         """
         check_kind("to", to, (str, int), "the name or the rank of a worker")
@@ -236,7 +235,7 @@ class Directory(Generic[LinkT]):
 
         Raises:
             WorkerLostError: it cannot be reached; nothing was sent.
-            UnknownWorkerError: there is none of the name.
+            UnknownWorkerError: no worker has this name.
             AuthenticationError: the secrets differ.
 
         Cancellation:
@@ -276,7 +275,7 @@ class Directory(Generic[LinkT]):
         try:
             return await self._await_dial(entry.dial)
         except WorkerLostError as error:
-            # Nobody listened before this caller came; by now somebody may.
+            # No process listened before this caller came; by now one may.
             if not (joined and again and isinstance(error.__cause__, RefusedError)):
                 raise
         return await self._connect(entry, again=False)
@@ -287,7 +286,7 @@ class Directory(Generic[LinkT]):
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if dial.cancelled() and not (task and task.cancelling()):
-                raise self._closed() from None  # nobody cancelled whoever waits here
+                raise self._closed() from None  # not cancelled itself
             raise
         except AsyncRpcError as error:
             # One for each who waits: an error keeps the frames that it has passed, and
@@ -327,7 +326,7 @@ class Directory(Generic[LinkT]):
     # --- being dialed ----------------------------------------------------------------
 
     def accept(self) -> LinkConnection:
-        """Make the handler of a connection that somebody dials."""
+        """Make the handler of an incoming connection."""
         connection = self.connections.make(
             Role.ACCEPTOR, lambda _connection: None, self._on_offer
         )
@@ -340,7 +339,7 @@ class Directory(Generic[LinkT]):
         return len(self._early or ())
 
     def serve(self) -> None:
-        """Take up the connections of those who dialed while this worker was starting.
+        """Accept the connections that were dialed while this worker was starting.
 
         The first to know of everyone may call the last, whose functions must find a
         worker that knows everyone too.
@@ -374,7 +373,7 @@ class Directory(Generic[LinkT]):
             connection.hello(self._identity.hello())
 
     def _verdict(self, connection: LinkConnection, hello: Hello) -> str:
-        """Take a connection, or return why not."""
+        """Accept a connection, or return why not."""
         identity = self._identity
         if self.connections.is_closing:
             return "it is shutting down"
@@ -404,7 +403,7 @@ class Directory(Generic[LinkT]):
     # --- both ------------------------------------------------------------------------
 
     def _learn(self, hello: Hello) -> None:
-        """Take note of a worker that introduces itself, or has been restarted."""
+        """Record a worker that introduces itself, or has been restarted."""
         entry = self._entries.get(hello.name)
         if entry is not None and entry.member.incarnation == hello.incarnation:
             return
@@ -477,7 +476,7 @@ class Directory(Generic[LinkT]):
             self._peers.on_peer_lost(link.peer, reason)
 
     def set_broken(self, connection: ResumableConnection, *, broken: bool) -> None:
-        """Have new calls wait while the connection to their peer is broken."""
+        """Make new calls wait while the connection to their peer is broken."""
         link = self._links.get(connection)
         entry = None if link is None else self._entries.get(link.peer.name)
         if link is None or entry is None or entry.machine.connection is not connection:

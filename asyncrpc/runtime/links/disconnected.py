@@ -1,4 +1,4 @@
-"""What stands where a connection's transport was, until another takes its place."""
+"""Stands in for the transport of a broken connection, until another one is there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Discard:
         self._scratch = memoryview(bytearray(1 << 10))
 
     def connection_made(self, transport: Transport) -> None:
-        """It was made long ago."""
+        """Do nothing: it was made long ago."""
 
     def get_buffer(self, _sizehint: int = -1, /) -> memoryview:
         """Return where bytes are thrown away."""
@@ -31,13 +31,13 @@ class Discard:
         """Throw them away."""
 
     def connection_lost(self, error: TransportError | None, /) -> None:
-        """Nobody waits for its end."""
+        """Do nothing: its end is not awaited."""
 
     def pause_writing(self) -> None:
-        """Nothing is written."""
+        """Do nothing: nothing is written."""
 
     def resume_writing(self) -> None:
-        """Nothing is written."""
+        """Do nothing: nothing is written."""
 
 
 class DisconnectedTransport(Transport):
@@ -84,7 +84,7 @@ class DisconnectedTransport(Transport):
         return self._credentials
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        """Count what will have to be sent; too much ends the connection."""
+        """Count bytes that must be sent later; too many end the connection."""
         self._bytes += sum(map(len, buffers))
         if self._bytes > DISCONNECTED_BYTES_MAX and not self._ended:
             self._fail(
@@ -96,24 +96,24 @@ class DisconnectedTransport(Transport):
 
     @property
     def queued_bytes(self) -> int:
-        """Nothing is queued here."""
+        """Return 0: nothing is queued here."""
         return 0
 
     def pause_reading(self) -> None:
-        """Nothing is read."""
+        """Do nothing: nothing is read."""
 
     def resume_reading(self) -> None:
-        """Nothing is read."""
+        """Do nothing: nothing is read."""
 
     def use_marks(self, marks: WaterMarks) -> None:
-        """Nothing is queued."""
+        """Do nothing: nothing is queued."""
 
     def set_handler(self, handler: StreamHandler) -> None:
         """Tell another handler of the end."""
         self._handler = handler
 
     def close(self) -> None:
-        """End; the handler is told."""
+        """End; tell the handler."""
         if not self._ended:
             self._ended = True
             self._loop.call_soon(self._lost)
@@ -122,5 +122,5 @@ class DisconnectedTransport(Transport):
         self._handler.connection_lost(None)
 
     def abort(self) -> None:
-        """End; the handler is told."""
+        """End; tell the handler."""
         self.close()

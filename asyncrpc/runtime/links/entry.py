@@ -1,4 +1,4 @@
-"""What a worker knows of another, and the one link to it."""
+"""One worker's record of another, and the one link to it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ class PeerEntry(Generic[LinkT]):
 
     Attributes:
         member: what is known of it.
-        link: to it; None if there is none, its connection is broken just now, or the
-            peer has dialed it and not yet shown that it is open there too.
-        broken: the link whose connection is broken: calls wait for what becomes of it.
-        machine: says which of several connections is the one.
+        link: to it; None if there is none, if its connection is broken, or if the peer
+            has dialed it and not yet shown that it is open there too.
+        broken: the link whose connection is broken: calls wait for its end or its
+            return.
+        machine: decides which of several connections survives.
         dial: makes a connection.
         settled: set when a link has come up, or a connection has ended.
     """
@@ -58,11 +59,11 @@ class PeerEntry(Generic[LinkT]):
         """The dial has ended."""
         self.dial = None
         if not task.cancelled():
-            task.exception()  # whoever waited has it; perhaps nobody waits any more
+            task.exception()  # marks it as read: perhaps no task waits any more
 
 
 class FirstMessage(Generic[LinkT]):
-    """The sink of a connection until the first message, which it tells of."""
+    """The sink of a connection until its first message, which it reports."""
 
     def __init__(self, entry: PeerEntry[LinkT], link: LinkT) -> None:
         self._entry = entry
@@ -78,11 +79,11 @@ class FirstMessage(Generic[LinkT]):
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """Take it; all further ones go to the link."""
+        """Take the first message; all further ones go to the link."""
         self._tell().on_message(kind, flags, call_id, aux, head, control, buffers)
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
-        """Take that as the first message."""
+        """Take it as the first message."""
         self._tell().on_transfer_dropped(kind, call_id)
 
     def _tell(self) -> LinkT:

@@ -1,4 +1,4 @@
-"""What became of a peer's process, as far as anybody can tell.
+"""What has become of a peer's process, as far as it can be found out.
 
 A process of this host is seen from the kernel and from its heartbeat record; for one of
 another host its sidecar is asked.  Where both are, `Hello.watch` says; see `sidecar`.
@@ -37,16 +37,16 @@ async def evidence_of(
     secret: bytes | None,
     timeout_s: float,
 ) -> Evidence:
-    """Find out what became of the process of a peer.  Never raises.
+    """Find out what has become of a peer's process.  Never raises.
 
     Args:
-        hello: how the peer introduced itself.
-        credentials_pid: its process as the kernel tells it, over a Unix socket.
-        secret: the cluster's; its sidecar answers only those who know it.
-        timeout_s: seconds to wait for the sidecar, if this host does not tell.
+        hello: the peer's HELLO.
+        credentials_pid: its process as the kernel states it, over a Unix socket.
+        secret: the cluster's; the peer's sidecar answers only if it is right.
+        timeout_s: seconds to wait for the sidecar, if this host does not know.
 
     Returns:
-        UNKNOWN where nobody could tell, UNREACHABLE where the sidecar does not answer.
+        UNKNOWN if it cannot be found out, UNREACHABLE if the sidecar does not answer.
 
     Cancellation:
         Nothing is left of it.
@@ -115,7 +115,7 @@ async def _answer(address: Address, key: bytes, incarnation: int) -> int | None:
 
 
 def _tcp_address(text: str) -> Address | None:
-    """Return an address of a sidecar; None if it is none that needs no name service."""
+    """Return a sidecar's address; None if it is not one, or needs a name service."""
     if not text.startswith("tcp://"):
         return None
     try:

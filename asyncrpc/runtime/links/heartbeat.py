@@ -35,7 +35,7 @@ def now_ns() -> int:
 
 @dataclass(frozen=True, slots=True)
 class PulseAddress:
-    """Where on its host the heartbeat record of a worker is to be found.
+    """Where on its host the heartbeat record of a worker lies.
 
     Attributes:
         pid: of the worker's process.
@@ -67,7 +67,7 @@ class PulseAddress:
 
     @property
     def is_here(self) -> bool:
-        """Whether `pid` means the same process here."""
+        """Return whether `pid` means the same process here."""
         try:
             return self.namespace == pulse.pid_namespace()
         except OSError:
@@ -115,7 +115,7 @@ class HeartbeatRecord:
         except BaseException:
             os.close(self.descriptor)
             raise
-        # An array of numbers: each is written as a whole, whoever reads meanwhile.
+        # An array of numbers: each is written as a whole, whatever is read meanwhile.
         self._numbers = memoryview(self._memory).cast("Q")
         self.address = PulseAddress(
             pid, record.started, record.namespace, self.descriptor

@@ -1,4 +1,4 @@
-"""The first frame of a connection: the peer says who it is."""
+"""The first frame of a connection: the peer's HELLO."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class HelloSink:
             MalformedError: it is something else, or the second one.
         """
         if kind != FrameKind.HELLO or self._has_come:
-            raise MalformedError(f"a {FrameKind(kind).name} before the HELLO")
+            raise MalformedError(f"a {FrameKind(kind).name} came before the HELLO")
         hello = Hello.decode(control)
         self._has_come = True
         self._on_hello(hello)
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
         """No transfer can have begun before the HELLO."""
-        raise MalformedError(f"a DROP of {kind} {call_id} before the HELLO")
+        raise MalformedError(f"a DROP of {kind} {call_id} came before the HELLO")

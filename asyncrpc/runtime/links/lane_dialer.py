@@ -29,7 +29,7 @@ from asyncrpc.wire.transfers import Arrivals
 
 
 class LaneDialer:
-    """Opens the lanes of one worker, and takes those that peers open."""
+    """Opens the lanes of one worker, and accepts those that peers open."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class LaneDialer:
     def _lanes_for(
         self, control: LinkConnection, member: Member, arrivals: Arrivals
     ) -> Lanes:
-        """Return the lanes of a connection; whoever dialed it dials them."""
+        """Return the lanes of a connection; the side that dialed it dials them."""
         dialed = control.role is Role.DIALER
         return Lanes(
             control,
@@ -84,7 +84,7 @@ class LaneDialer:
         """Open lanes; one is enough.
 
         Raises:
-            TransportError: there is none; the reason of the first.
+            TransportError: no lane could be opened; the error of the first.
         """
         tries = [self.dial(member, control) for _ in range(count)]
         errors = await asyncio.gather(*tries, return_exceptions=True)

@@ -96,7 +96,7 @@ class LinkHost(AnswerHost, OutboundHost, RequestHost, ResponderHost, Protocol):
 
     @property
     def memory(self) -> SharedMemory:
-        """What it shares with peers."""
+        """Return the memory that it shares with peers."""
 
     def target(self, name: str) -> Target:
         """Return what a peer may call by this name."""
@@ -252,7 +252,7 @@ class Link:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended."""
+        """Return whether the connection has ended."""
         return self.status.is_lost
 
     @property
@@ -273,7 +273,7 @@ class Link:
         """Take one message."""
         handler = self._handlers.get(kind)
         if handler is None:
-            raise MalformedError(f"a {FrameKind(kind).name} on an open connection")
+            raise MalformedError(f"a {FrameKind(kind).name} came on an open connection")
         if buffers and is_unprepared(control):
             if kind == FrameKind.REQUEST:
                 self.credit.on_arrived(call_id, buffers)
@@ -287,7 +287,7 @@ class Link:
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
         """Take note that the peer gave up a message.
 
-        A request has not begun here; an answer is given up when nobody waits for it.
+        A request has not begun here; an answer is given up when its caller has gone.
         """
         is_unwanted = kind == FrameKind.RESPONSE and self.pending.get(call_id) is None
         if kind != FrameKind.REQUEST and not is_unwanted:
@@ -297,7 +297,7 @@ class Link:
         self.connection.send(FrameKind.PONG, call_id, aux=aux)
 
     def _on_pong(self, *_rest: object) -> None:
-        """Take it: that something has come is all that was wanted."""
+        """Do nothing: its arrival is what counts."""
 
     def _on_ack(self, _flags: int, lane: int, aux: int, *_rest: object) -> None:
         if not lane:

@@ -1,4 +1,4 @@
-"""Liveness: which peers are alive, judged by what is heard of them and of their hosts.
+"""Liveness: which peers are alive, judged by their messages and by their hosts.
 
 One timer for all links of a worker.  What is decided is in `machine.detector`; what
 became of a process, in `evidence`.  Nothing here runs for a message: that something has
@@ -27,7 +27,7 @@ from asyncrpc.wire.messages import Hello
 EVIDENCE_S: Final = 2.0  # how long another host may take to answer for one of its own
 # Less than this is not acknowledged by itself: or ACKs would be answered by ACKs.
 NEWS_BYTES: Final = 1 << 10
-# If the peer's process runs, or nobody can tell, its silence may be the connection's.
+# If the peer's process runs, or is not known, its silence may be the connection's.
 _MAY_BE_THE_NETWORK: Final = frozenset(
     {Evidence.TICKING, Evidence.UNKNOWN, Evidence.UNREACHABLE}
 )
@@ -74,7 +74,7 @@ class Liveness:
             sidecar: is told of peers that may ask for this worker.
             heartbeat_s: seconds of silence after which a peer is pinged.
             lost_after_s: seconds of silence after which it may be lost.
-            secret: the cluster's; the sidecars of peers answer only who knows it.
+            secret: the cluster's; the sidecars of peers answer only if it is right.
         """
         self.on_network_suspected: Callable[[LinkConnection], None] | None = None
         self._scheduler = scheduler
@@ -110,7 +110,7 @@ class Liveness:
             self._timer = None
 
     def close(self) -> None:
-        """Judge nobody any more."""
+        """Stop judging peers."""
         for connection in tuple(self._judged):
             self.forget(connection)
 
@@ -128,7 +128,7 @@ class Liveness:
             judged.detector.on_resumed(self._scheduler.loop.time())
 
     def is_silent(self, connection: ResumableConnection) -> bool:
-        """Say whether the peer is suspected of being dead."""
+        """Return whether the peer is suspected of being dead."""
         judged = self._judged.get(connection)
         return judged is not None and judged.detector.verdict is Verdict.SUSPECT
 

@@ -42,7 +42,7 @@ class HandshakeConnection(StreamHandler, Protocol):
 
     @property
     def token(self) -> int:
-        """What names it at both ends."""
+        """Return its name at both ends."""
 
     @property
     def scheme(self) -> str:
@@ -54,11 +54,11 @@ class HandshakeConnection(StreamHandler, Protocol):
 
     @property
     def has_proved(self) -> bool:
-        """Whether both ends have proved that they know the secret, if there is one."""
+        """Return whether both ends have proved that they know the secret, if any."""
 
     @property
     def credentials(self) -> PeerCredentials | None:
-        """Who is at the other end, where the kernel vouches for it."""
+        """Return the process at the other end, if the kernel vouches for it."""
 
     def hello(self, hello: Hello) -> None:
         """Send our HELLO."""
@@ -73,7 +73,7 @@ class HandshakeConnection(StreamHandler, Protocol):
         """Abort the connection because of `error`."""
 
     def end(self, error: AsyncRpcError) -> None:
-        """End it at once; whoever waits is told before this returns."""
+        """End it at once; its waiters are told before this returns."""
 
     def close(self, why: str = "") -> None:
         """Write what is queued, then end in order."""
@@ -94,11 +94,11 @@ class ResumableConnection(HandshakeConnection, Protocol):
 
     @property
     def is_broken(self) -> bool:
-        """Whether it waits for another transport."""
+        """Return whether it waits for another transport."""
 
     @property
     def on_broken(self) -> object:
-        """What is called when its transport has broken; None if it ends with that."""
+        """Return what is called when its transport breaks; None if nothing is."""
 
     @property
     def ack_through(self) -> ResumableConnection:
@@ -121,18 +121,18 @@ class ResumableConnection(HandshakeConnection, Protocol):
 
 
 class PayloadLanes(Protocol):
-    """What carries the large payloads of a connection."""
+    """Carries the large payloads of a connection."""
 
     @property
     def lanes(self) -> Collection[object]:
-        """Those that are open at both ends."""
+        """Return those that are open at both ends."""
 
     @property
     def accepted(self) -> Collection[object]:
-        """Those that the dialer has not shown to hold."""
+        """Return those that the dialer has not shown to hold."""
 
     def attach(self, connection: Any) -> None:
-        """Take a connection as a lane; both HELLOs are in."""
+        """Take a connection as a lane; both HELLOs have arrived."""
 
     def acknowledge(self) -> None:
         """Tell the peer what has been read."""
@@ -154,7 +154,7 @@ class LinkConnection(ControlConnection, ResumableConnection, Protocol):
 
     @property
     def lanes(self) -> PayloadLanes | None:
-        """What carries large payloads, once it has been prepared."""
+        """Return the carrier of large payloads, once it has been prepared."""
 
     def acknowledge(self, news_bytes: int = 1) -> None:
         """Say how much has been read, if the peer does not know of so many bytes."""
@@ -171,13 +171,13 @@ class LinkConnection(ControlConnection, ResumableConnection, Protocol):
 
 
 class Handshakes(Protocol):
-    """Makes the connections of one worker, and knows those that are there."""
+    """Makes the connections of one worker, and knows the open ones."""
 
     is_closing: bool
 
     @property
     def live(self) -> Collection[LinkConnection]:
-        """Those that have a transport and have not ended."""
+        """Return those that have a transport and have not ended."""
 
     def make(
         self,
@@ -203,7 +203,7 @@ class PendingCallIds(Protocol):
 
     @property
     def calls(self) -> Mapping[int, object]:
-        """Those that wait, by id; always the same object."""
+        """Return the waiting calls, by id; always the same object."""
 
 
 class DirectoryLink(MessageSink, Protocol):
@@ -217,15 +217,15 @@ class DirectoryLink(MessageSink, Protocol):
 
     @property
     def peer(self) -> WorkerId:
-        """Who is at the other end."""
+        """Return the worker at the other end."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended for good."""
+        """Return whether the connection has ended for good."""
 
     @property
     def connection(self) -> LinkConnection:
-        """What it goes over."""
+        """Return its connection."""
 
     @property
     def pending(self) -> PendingCallIds:
@@ -236,7 +236,7 @@ class DirectoryLink(MessageSink, Protocol):
 
 
 class GroupRecords(Protocol):
-    """Who belongs to the group, as far as the directory has to ask."""
+    """The group's records, as far as the directory needs them."""
 
     def refusal(self, hello: Hello) -> str:
         """Return why a worker that dials is not to be spoken to; empty if it is."""
@@ -249,13 +249,13 @@ class GroupRecords(Protocol):
 
 
 class PeerObserver(Protocol):
-    """Who is told which peers are lost, and which are back."""
+    """Is told which peers are lost, and which are back."""
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """A peer is gone."""
 
     def on_peer_back(self, peer: WorkerId) -> None:
-        """A peer is here again that was lost."""
+        """Take note that a lost peer is back."""
 
 
 class Silent:

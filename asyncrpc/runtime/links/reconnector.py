@@ -52,7 +52,7 @@ logger = logging.getLogger("asyncrpc")
 
 
 class JudgesPeers(Protocol):
-    """Whether a peer is alive, as far as a reconnect has to know."""
+    """Judges whether a peer is alive, as far as a reconnect needs it."""
 
     def on_broken(self, connection: ResumableConnection) -> None:
         """The connection of a link has broken; another may take its place."""
@@ -68,7 +68,7 @@ class JudgesPeers(Protocol):
 
 
 class HoldsCalls(Protocol):
-    """Who has calls wait while the connection to their peer is broken."""
+    """Makes calls wait while the connection to their peer is broken."""
 
     def set_broken(self, connection: ResumableConnection, *, broken: bool) -> None:
         """Let new calls wait, or go on."""
@@ -179,7 +179,7 @@ class Reconnector:
             self._scheduler.start_task(self._reconnect(broken, error))
 
     async def _reconnect(self, broken: Broken, error: TransportError | None) -> None:
-        """Have a broken connection resumed, or end it."""
+        """Resume a broken connection, or end it."""
         connection, control = broken.connection, broken.connection.ack_through
         if connection is not control and connection.role is Role.ACCEPTOR:
             taken = broken.machine.attempt
@@ -236,8 +236,8 @@ class Reconnector:
 
         Args:
             connection: the lane.
-            attempt: the last one that the peer had taken when it broke; an earlier one
-                than the last one here means that it has been resumed since.
+            attempt: the last one that the peer had accepted when it broke; an earlier
+                one than the last one here means that it has been resumed since.
         """
         if attempt >= self._of(connection).machine.attempt:
             connection.break_off("it has broken at the peer")
@@ -385,7 +385,7 @@ class Reconnector:
     # --- the side that was dialed ----------------------------------------------------
 
     async def _ask(self, broken: Broken) -> str:
-        """Return why nobody will resume a connection; empty if somebody may."""
+        """Return why a connection will not be resumed; empty if it may be."""
         connection = broken.connection
         advice, evidence = await self._advice(connection)
         if advice is Advice.GIVE_UP:

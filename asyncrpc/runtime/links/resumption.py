@@ -47,11 +47,11 @@ class Resumption:
         send_ack: Callable[[int], None],
         fail: Callable[[AsyncRpcError], None],
     ) -> None:
-        """Begin as of a connection that ends with its transport.
+        """Begin as a connection that ends with its transport.
 
         Args:
             stream: what the connection writes.
-            handler: whom its transports tell of everything: the connection.
+            handler: receives everything from its transports: the connection.
             send_ack: tells the peer how many bytes have been read.
             fail: ends the connection, if too much is written while it is broken.
         """
@@ -70,7 +70,7 @@ class Resumption:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the connection waits for another transport."""
+        """Return whether the connection waits for another transport."""
         return self.state in _BROKEN
 
     def on(self, event: ResumeEvent) -> ResumeState:
@@ -105,9 +105,9 @@ class Resumption:
         return True
 
     def break_off(self, reason: str) -> None:
-        """Give up the transport, which brings nothing any more, but not the connection.
+        """Give up a transport that brings nothing any more, but not the connection.
 
-        The peer may have no sign of it: whoever dialed dials again.
+        The peer may have no sign of it: the side that dialed dials again.
         """
         transport = self._stream.transport
         if transport is None or self.is_broken:
@@ -131,7 +131,7 @@ class Resumption:
         self._on_broken(error)
 
     def adopt(self, transport: Transport, received: int) -> None:
-        """Go on over another transport; `mended` is set by whoever has brought it.
+        """Go on over another transport; the caller sets `mended`.
 
         Args:
             transport: connected, and both HELLOs are in.

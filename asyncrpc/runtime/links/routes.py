@@ -42,7 +42,7 @@ def open_connectors(
 
 
 def default_addresses(sockets: Path, *, is_guarded: bool) -> list[str]:
-    """Return where a worker listens if nothing is said of it.
+    """Return where a worker listens by default.
 
     Args:
         sockets: a directory of its own for Unix sockets.

@@ -1,4 +1,4 @@
-"""The liveness sidecar: lets peers see whether this worker runs, whatever it does.
+"""The liveness sidecar: lets peers see whether this worker runs, even if it is busy.
 
 Peers of this host see it from the kernel and from our *heartbeat record*, which the
 event loop writes twice a second; those of other hosts ask the *sidecar process*, which
@@ -37,7 +37,7 @@ logger = logging.getLogger("asyncrpc")
 
 
 class Sidecar:
-    """What lets peers see that one worker runs: its record, and a process beside it.
+    """Lets peers see that one worker runs: its record, and a process beside it.
 
     Attributes:
         addresses: for `Hello.watch`.
@@ -45,10 +45,10 @@ class Sidecar:
     """
 
     def __init__(self, identity: Identity, options: Options) -> None:
-        """Prepare it; nothing is to be seen yet.
+        """Prepare it; nothing can be seen yet.
 
         Args:
-            identity: who is to be seen.
+            identity: of the worker.
             options: whether there is a process, where it listens, and its secret.
         """
         self._identity = identity
@@ -96,7 +96,7 @@ class Sidecar:
             self.process.start()
 
     def on_peer(self, hello: Hello) -> None:
-        """Have the process answer if this peer cannot see for itself."""
+        """Make the process answer if this peer cannot see for itself."""
         if self.process is not None and find_here(hello) is None:
             self.process.start()
 

@@ -1,8 +1,7 @@
 """Starts and ends the process of a liveness sidecar; see `asyncrpc.watch`.
 
-Its sockets listen from the start, so that their addresses are known at once and can be
-told.  The process that answers there need not be: whoever asks meanwhile waits in the
-kernel's queue.
+Its sockets listen from the start, so that their addresses are known at once.  The
+process that answers may start later: queries wait in the kernel's queue meanwhile.
 
 It is given away what it needs as open descriptors: a worker that stands still or dies
 at whatever moment leaves it with all of it.
@@ -45,7 +44,7 @@ is_supported: Final = hasattr(os, "pidfd_open") and bool(sys.executable)
 
 
 class _Socket(Protocol):
-    """What is needed of a socket that listens; `transport` has made it."""
+    """A listening socket; `transport` has made it."""
 
     def fileno(self) -> int: ...
 
@@ -71,9 +70,9 @@ class SidecarProcess:
         """Describe it.
 
         Args:
-            identity: whom it watches.
+            identity: of the worker that it watches.
             loop: is told of its end.
-            secret: the cluster's; it answers only who knows it.
+            secret: the cluster's; it answers only peers that have it.
             memory: descriptor of the worker's heartbeat record.
         """
         self._identity = identity
@@ -144,7 +143,7 @@ class SidecarProcess:
         return process
 
     def _on_exit(self) -> None:
-        """The process has ended by itself, or somebody else has ended it."""
+        """Take note that the process has ended by itself, or was killed."""
         self._warn(f"has ended with status {self._take_status()}")
 
     def _take_status(self) -> int:

@@ -372,7 +372,7 @@ async def test_a_worker_without_devices() -> None:
 async def test_a_device_that_a_worker_is_told_of_and_lacks() -> None:
     set_up()
     worker = Worker("a", rendezvous={}, options=Options(devices=(f"{TYPE}:9",)))
-    words = rf"Options.devices has {TYPE}:9, and here are cpu, {TYPE}:0"
+    words = rf"Options.devices has {TYPE}:9, but this process has cpu, {TYPE}:0"
     with pytest.raises(asyncrpc.UsageError, match=words):
         async with worker:
             pass

@@ -1,1 +1,1 @@
-"""What the machines of calls decide: whose answer, how much room, what order."""
+"""The machines of calls: matching of answers, credit, and order of streams."""

@@ -41,7 +41,7 @@ class PendingCalls(Generic[R]):
 
     @property
     def calls(self) -> Mapping[int, R]:
-        """Those that wait, by id; always the same object."""
+        """Return the waiting calls, by id; always the same object."""
         return self._open
 
     def open(self, record: R) -> int:
@@ -52,11 +52,11 @@ class PendingCalls(Generic[R]):
         return call_id
 
     def get(self, call_id: int) -> R | None:
-        """Return the call, or None if nobody waits any more."""
+        """Return the call, or None if it does not wait any more."""
         return self._open.get(call_id)
 
     def take(self, call_id: int) -> R | None:
-        """Remove the call and return it; None if nobody waits any more.
+        """Remove the call and return it; None if it does not wait any more.
 
         Raises:
             MalformedError: no such call was ever sent: the peer made the answer up.
@@ -109,5 +109,5 @@ class ServedCalls(Generic[R]):
         return self._running.get(call_id)
 
     def end(self, call_id: int) -> None:
-        """Forget a call: it has been answered, or nobody is left to answer."""
+        """Forget a call: it has been answered, or its caller has gone."""
         self._running.pop(call_id, None)

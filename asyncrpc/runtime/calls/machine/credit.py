@@ -1,9 +1,9 @@
 """Credit: how many bytes of large requests may be on their way to a worker, and whose.
 
-A worker takes in large requests up to a limit of bytes, over all peers; whoever has
-more to send waits.  Each request is held against the limit from the moment that it is
-promised room until its call has ended.  Small requests take no part, and no answer
-does: so an answer never waits for a request.
+A worker accepts large requests up to a limit of bytes, over all peers; peers with more
+to send wait.  Each request counts against the limit from the moment that it is promised
+room until its call has ended.  Small requests take no part, and no answer does: so an
+answer never waits for a request.
 
 The callee (`InboundBudget`) gives credit in two forms:
 
@@ -23,11 +23,12 @@ for the rest, in the order of the calls.
 
 Whole requests are granted, never parts: two peers that hold half of what each needs
 would wait for ever.  The peers take turns, so one that has asked for much delays
-another by one request; the first in turn is not passed by others that would fit, so it
-is not starved by them.  Requests made by a function that is itself running for a call
-are *nested*: the end of the calls that fill the limit may depend on them.  They go
-first, `PASSED_MAX` of them before one that is not nested, and if for `BEYOND_AFTER_S`
-nothing has ended, one of them is granted beyond the limit: so a chain of calls through
+another by one request; smaller requests that would fit do not pass the first in turn,
+so it is not starved.  Requests made by a function that is itself running for a call are
+*nested*: the end of the calls that fill the limit may depend on them.  They go first,
+`PASSED_MAX` of them before one that is not nested, and if nothing has ended for
+`BEYOND_AFTER_S`, one of them is granted beyond the limit: so a chain of calls through
+the same workers always goes on.
 the same workers always goes on.
 
 Invariants: the books add up (`held + promised` is what was granted and has not ended);
@@ -70,7 +71,7 @@ PASSED_MAX: Final = 16
 # Most calls end within it, and a chain of calls that waits for itself is as slow.
 BEYOND_AFTER_S: Final = 1.0
 
-# After it, people are told.
+# After it, a warning is logged.
 STALLED_AFTER_S: Final = 10.0
 
 WINDOW: Final = 0  # in place of a call id
@@ -86,10 +87,10 @@ class Why(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grant(Generic[P]):
-    """Credit to be given to a peer.
+    """Credit for a peer.
 
     Attributes:
-        peer: who gets it.
+        peer: the peer that gets it.
         call_id: of the request that it is for; `WINDOW`: for any.
         nbytes: how much.
         why: for the log.
@@ -112,10 +113,10 @@ class _WaitingRequest:
 
 
 class Account(Generic[P]):
-    """What one peer has of a worker's budget.
+    """The share of one peer in a worker's budget.
 
     Attributes:
-        peer: whose it is.
+        peer: the peer.
         window: bytes that it may send without asking.
         tickets: bytes granted to requests that have not arrived, by call.
         arriving: bytes of requests that are arriving, or are here and do not run yet.
@@ -161,13 +162,13 @@ class InboundBudget(Generic[P]):
 
     @property
     def free_bytes(self) -> int:
-        """What can be granted; negative while more than the limit is granted."""
+        """Return the bytes that can be granted; negative above the limit."""
         promised = self.tickets_bytes + self.windows_bytes
         return self.limit_bytes - self.held_bytes - promised
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a request waits."""
+        """Return whether a request waits."""
         return bool(self._turns[False] or self._turns[True])
 
     @property
@@ -182,7 +183,7 @@ class InboundBudget(Generic[P]):
 
     @property
     def due_s(self) -> float | None:
-        """When `on_time` is to be called, if nothing else happens before."""
+        """Return when to call `on_time`, if nothing else happens before."""
         nested = self._first(nested=True)
         if nested is None:
             return None
@@ -191,7 +192,7 @@ class InboundBudget(Generic[P]):
 
     @property
     def stalled_s(self) -> float | None:
-        """When somebody will have waited for long and no call have ended meanwhile."""
+        """Return when a request will have waited for long without a call ending."""
         firsts = [self._first(nested=False), self._first(nested=True)]
         since_s = [first[2].since_s for first in firsts if first is not None]
         if not since_s:
@@ -210,7 +211,7 @@ class InboundBudget(Generic[P]):
         return self._fill(account, full)
 
     def close(self, account: Account[P], now_s: float) -> list[Grant[P]]:
-        """Take back all that a peer had, but for what its calls that run here hold."""
+        """Take back all that a peer had, except what its calls that run here hold."""
         account.is_open = False
         for nested in (False, True):
             account.wants[nested].clear()
@@ -290,7 +291,7 @@ class InboundBudget(Generic[P]):
         credit = account.window if ticket is None else ticket
         if nbytes > credit or call_id in account.arriving:
             raise MalformedError(
-                f"a request of {nbytes} bytes, with a credit of {credit} bytes"
+                f"a request of {nbytes} bytes came with a credit of {credit} bytes"
             )
         if ticket is None:
             account.window -= nbytes
@@ -306,7 +307,7 @@ class InboundBudget(Generic[P]):
         return account.arriving.pop(call_id, 0)
 
     def release(self, account: Account[P], nbytes: int, now_s: float) -> list[Grant[P]]:
-        """A call has ended, and with it the use of what it was sent.
+        """Release the bytes of a call that has ended.
 
         Args:
             account: of the peer that made it; it may be closed.
@@ -368,7 +369,7 @@ class InboundBudget(Generic[P]):
         return Grant(account.peer, call_id, nbytes, why)
 
     def _fill(self, account: Account[P], full: int) -> list[Grant[P]]:
-        """Fill a peer's window, if it is half empty and nobody waits for room."""
+        """Fill a peer's window, if it is half empty and no request waits for room."""
         missing = full - account.window
         is_needed = full >= WINDOW_BYTES_MIN and missing >= full >> 1
         if not is_needed or not account.is_open or self.has_waiting:
@@ -389,7 +390,7 @@ class InboundBudget(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class CreditWanted:
-    """What the callee is to be told: a request waits for so many bytes of credit.
+    """A message for the callee: a request waits for so many bytes of credit.
 
     Attributes:
         call_id: of the request.
@@ -432,7 +433,7 @@ class WaitingRequests(Generic[R]):
             yield from queue
 
     def spend(self, nbytes: int) -> bool:
-        """Take a request's bytes from the window; False: it must wait.
+        """Take a request's bytes from the window; return False if it must wait.
 
         It waits behind others even if it would fit.
         """
@@ -444,14 +445,14 @@ class WaitingRequests(Generic[R]):
     def wait(
         self, call_id: int, nbytes: int, record: R, *, nested: bool
     ) -> list[CreditWanted]:
-        """Keep a request until there is credit; return what to tell the callee."""
+        """Keep a request until there is credit; return messages for the callee."""
         self._unasked[nested][call_id] = record, nbytes
         return self._ask(nested=nested)
 
     def on_credit(
         self, call_id: int, nbytes: int
     ) -> tuple[R | None, list[CreditWanted]]:
-        """Take credit; return the request that may go, and what to tell the callee.
+        """Take credit; return the request that may go, and messages for the callee.
 
         Raises:
             MalformedError: it is no credit.
@@ -469,7 +470,7 @@ class WaitingRequests(Generic[R]):
         return record, self._ask(nested=nested)
 
     def withdraw(self, call_id: int) -> tuple[bool, list[CreditWanted]]:
-        """Give up a request; say whether the callee knows of it, and what to tell it.
+        """Give up a request; return whether the callee knows it, and messages for it.
 
         There must be one.
         """

@@ -26,7 +26,7 @@ class LinkState(enum.Enum):
 
 
 class LinkEvent(enum.Enum):
-    """What changes the state of a link."""
+    """Events that change the state of a link."""
 
     GOODBYE = "the peer shuts down"
     LOST = "the connection has ended for good"
@@ -60,7 +60,7 @@ class LinkStatus:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended."""
+        """Return whether the connection has ended."""
         return self.state is LinkState.LOST
 
     def on_goodbye(self) -> None:

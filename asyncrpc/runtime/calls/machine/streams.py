@@ -46,24 +46,24 @@ class StreamOrder(Generic[T]):
 
     @property
     def state(self) -> StreamState:
-        """What is still to come."""
+        """Return what is still to come."""
         if self.end is None:
             return StreamState.OPEN
         return StreamState.WHOLE if self.received >= self.end else StreamState.ENDED
 
     @property
     def has_next(self) -> bool:
-        """Whether the next item is here."""
+        """Return whether the next item has arrived."""
         return self.next_serial in self._items
 
     @property
     def is_empty(self) -> bool:
-        """Whether no item waits to be given out."""
+        """Return whether no item waits to be consumed."""
         return not self._items
 
     @property
     def is_over(self) -> bool:
-        """Whether every item has been given out."""
+        """Return whether every item has been consumed."""
         return self.end is not None and self.next_serial >= self.end
 
     def has(self, serial: int) -> bool:
@@ -99,7 +99,7 @@ class StreamCredit:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more item may be sent."""
+        """Return whether one more item may be sent."""
         return len(self._sizes) < self._items_max and self._bytes < self._bytes_max
 
     def spend(self, nbytes: int) -> None:

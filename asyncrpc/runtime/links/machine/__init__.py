@@ -1,1 +1,1 @@
-"""What the machines of links decide: who dials, who is alive, what survives."""
+"""The machines of links: which side dials, which peers live, which link survives."""

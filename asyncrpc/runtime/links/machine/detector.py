@@ -2,8 +2,9 @@
 
 A network cannot tell a process that is busy (one call of C code may hold the
 interpreter for minutes, and then nothing is answered) from one that is stopped, or out
-of reach.  So silence alone makes a peer *suspect*; whoever watches its process is asked
-for *evidence*, again at every heartbeat; and only that and time can make it *lost*.
+of reach.  So silence alone makes a peer *suspect*; then its host or its sidecar is
+asked for *evidence*, again at every heartbeat; and only that and time can make it
+*lost*.
 
     evidence       it is lost
     GONE           at once
@@ -21,7 +22,7 @@ What counts as silence:
 *   nothing from before the last evidence that the peer was busy.
 
 So, as long as this worker runs, a peer that can do nothing any more is lost at most
-`lost_after_s + heartbeat_s` after it fell silent, and one that is busy is not.
+`lost_after_s + heartbeat_s` after it fell silent, and a busy one is not.
 
 Time comes in from outside, in seconds.  Everything is a plain method: a receipt is one
 assignment.
@@ -44,7 +45,7 @@ TICKS: Final = 4
 
 
 class Evidence(enum.Enum):
-    """What is known of the process of a peer that cannot be heard."""
+    """What is known of the process of a silent peer."""
 
     GONE = "its process has ended"
     STOPPED = "its process is stopped, by a signal or a debugger"
@@ -55,7 +56,7 @@ class Evidence(enum.Enum):
 
 
 class SilenceAction(enum.Enum):
-    """What is to be done after a tick."""
+    """What to do after a tick."""
 
     NONE = "nothing"
     SEND_PING = "ask the peer for a sign of life"
@@ -64,7 +65,7 @@ class SilenceAction(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """What is thought of a peer."""
+    """The judgement of a peer."""
 
     ALIVE = "it has been heard"
     SUSPECT = "it is silent"
@@ -72,12 +73,12 @@ class Verdict(enum.Enum):
 
 
 class Detector:
-    """Judges one peer, from what is heard of it over one connection after another.
+    """Judges one peer by its silence, over one connection after another.
 
     Attributes:
-        verdict: what is thought of it now.
+        verdict: the present one.
         reason: once it is lost, why, for people; empty before.
-        tick_s: how often `on_tick` is to be called.
+        tick_s: how often to call `on_tick`.
         is_broken: whether there is no connection.
     """
 
@@ -145,7 +146,7 @@ class Detector:
         if self.verdict is Verdict.LOST or self.is_broken:
             return SilenceAction.NONE
         self.is_broken = True
-        # Whoever was silent already has died then, not now.
+        # A peer that was silent already has died then, not now.
         if now_s - self._heard_s < self._heartbeat_s / 2:
             self._heard(now_s)
         return self._ask(now_s)
@@ -175,7 +176,7 @@ class Detector:
         return SilenceAction.NONE
 
     def on_evidence(self, now_s: float, evidence: Evidence) -> Verdict:
-        """What became of the peer's process, as far as could be found out.
+        """Take what was found out about the peer's process.
 
         Returns:
             `verdict`: LOST is final.
@@ -247,7 +248,7 @@ class Detector:
         return f"nothing was received of it for {silent_s:.1f} s: {why}"
 
     def _forgive_own_stall(self, now_s: float) -> None:
-        """What this worker missed while it stood still, the peer is not blamed for."""
+        """Do not blame the peer for what this worker missed while it stood still."""
         missed_s = now_s - self._ticked_s - self.tick_s
         self._ticked_s = now_s
         if missed_s < self.tick_s:  # the usual delay of a busy loop

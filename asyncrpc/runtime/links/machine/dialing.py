@@ -1,8 +1,8 @@
-"""How often a peer is dialed, and when that is given up.
+"""How often a peer is dialed, and when dialing is given up.
 
-One object for one dial: all attempts that are made for those who wait for a
-connection.  Which of two connections survives, if both sides dial, is decided in
-`machine.pool`; here is what follows from it for the side that dials:
+One object for one dial: all attempts for the tasks that wait for a connection.
+`machine.pool` decides which of two connections survives, if both sides dial; this
+module decides what the dialing side does then:
 
 - A peer whose own dial has been taken is waited for, to show that it uses it.
 - A dial that the peer refused as `DUPLICATE` is followed by a wait for the peer's own.
@@ -27,7 +27,7 @@ PAUSES_AFTER_BREAK_S: Final = (0.02, 0.1, 0.5)
 
 
 class DialState(enum.Enum):
-    """What is to be done now."""
+    """What to do now."""
 
     READY = "look whether to dial, to wait or to end"
     DIALING = "dial"
@@ -40,7 +40,7 @@ class DialState(enum.Enum):
 
 
 class DialEvent(enum.Enum):
-    """What came of a step."""
+    """The outcome of a step."""
 
     LINKED = "there is a link"
     FREE = "nobody else dials"
@@ -77,7 +77,7 @@ class DialAttempts:
     """The attempts of one dial.
 
     Attributes:
-        state: what is to be done now.
+        state: what to do now.
         number: of the present attempt, from 0.
         pause_s: how long to wait if the state is PAUSED.
     """
@@ -92,12 +92,12 @@ class DialAttempts:
 
     @property
     def is_over(self) -> bool:
-        """Whether the dial has ended."""
+        """Return whether the dial has ended."""
         return self.state in FINAL
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no attempt is left."""
+        """Return whether no attempt is left."""
         return self.number >= ATTEMPTS_MAX
 
     def on(self, event: DialEvent) -> None:

@@ -46,7 +46,7 @@ class DialVerdict(Generic[C]):
 
     Attributes:
         accept: whether to take it.
-        replaced: the connection it takes the place of, which is to be aborted.
+        replaced: the connection that it replaces, which must be aborted.
     """
 
     accept: bool
@@ -74,7 +74,7 @@ class PeerConnection(Generic[C]):
         self._refused = False  # whether an offer was refused while it was open
 
     def want(self, attempt: int = 0) -> bool:
-        """Ask for a connection; return whether a dial is to be started.
+        """Ask for a connection; return whether to start a dial.
 
         Args:
             attempt: how often in a row the peer has refused us before.
@@ -100,7 +100,7 @@ class PeerConnection(Generic[C]):
         """Decide on a connection that we dialed and the peer took.
 
         One of the peer's may be open meanwhile, if one of the two has been lost at its
-        other end.  Nobody can know here which, so both ends keep the same one.
+        other end.  Neither side can know which, so both ends keep the same one.
         """
         is_smaller = self.own_incarnation < peer_incarnation
         if self.connection is None or is_smaller:
@@ -108,7 +108,7 @@ class PeerConnection(Generic[C]):
         return DialVerdict(accept=False)
 
     def on_open(self, connection: C, *, dialed: bool) -> None:
-        """Take note of the connection that survived.
+        """Record the connection that survived.
 
         Args:
             connection: that one.

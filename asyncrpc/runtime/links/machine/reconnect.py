@@ -69,7 +69,7 @@ TRANSITIONS: Final[Mapping[tuple[ReconnectState, ReconnectEvent], ReconnectState
 
 
 class Advice(enum.Enum):
-    """What evidence of the peer's process says to who cannot reach it."""
+    """What evidence of the peer's process means for a side that cannot reach it."""
 
     GIVE_UP = "nobody will resume the connection"
     WAIT = "its process is there, so the network is at fault"
@@ -99,9 +99,9 @@ class Reconnect:
     """The state of one connection at one end.
 
     Attributes:
-        state: what there is.
+        state: the present one.
         attempt: at the side that dials, how many candidates there were; at the other,
-            the number of the last one that was taken.
+            the number of the last one that was accepted.
         pause_s: until the next attempt.
     """
 
@@ -116,7 +116,7 @@ class Reconnect:
 
     @property
     def awaits_transport(self) -> bool:
-        """Whether it is broken, and may yet go on."""
+        """Return whether it is broken, and may still be resumed."""
         return self.state in {ReconnectState.BROKEN, ReconnectState.CLAIMED}
 
     def on(self, event: ReconnectEvent) -> bool:
@@ -128,11 +128,11 @@ class Reconnect:
         return True
 
     def on_broken(self, now_s: float, limit_s: float | None) -> bool:
-        """The transport has broken; return whether attempts are to begin.
+        """Record that the transport has broken; return whether to begin attempts.
 
         Args:
             now_s: the time.
-            limit_s: seconds after which it is given up; None if others decide that.
+            limit_s: seconds after which to give it up; None if others decide that.
         """
         self.pause_s = FIRST_PAUSE_S
         self._since_s = now_s
@@ -142,7 +142,7 @@ class Reconnect:
     # --- attempts --------------------------------------------------------------------
 
     def may_try(self, under_way: int) -> bool:
-        """Return whether to begin an attempt beside those that are under way.
+        """Return whether to begin an attempt beside those that are running.
 
         An attempt may hang where the next one gets through, and on a slow network one
         takes longer than the pause to the next: so there may be several.

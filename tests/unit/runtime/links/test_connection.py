@@ -99,7 +99,7 @@ class TestOpening:
         await both.turn()
         both.line.deliver()
         await both.turn()
-        with pytest.raises(MalformedError, match="a REQUEST before the HELLO"):
+        with pytest.raises(MalformedError, match="a REQUEST came before the HELLO"):
             await both.b.connection.until_open()
 
     async def test_one_that_was_given_up_before_it_was_made_ends_when_it_is(
