@@ -1,4 +1,4 @@
-"""What workers tell of themselves where they meet, and what a meeting place owes."""
+"""Workers' records where they meet, and what every meeting place must do."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def member_of(hello: Hello) -> Member:
 class RunningGroup(tuple[Member, ...]):
     """What a rendezvous returns of a group that runs already: some of its members.
 
-    A worker that comes so late asks one of them to be taken in.
+    A worker that comes so late asks one of them to admit it.
     """
 
     __slots__ = ()

@@ -60,29 +60,29 @@ class Parts:
     """The parts of one worker.
 
     Attributes:
-        identity: who it is.
-        lifecycle: where it is in its life.
+        identity: of the worker.
+        lifecycle: its state.
         options: as given, completed from the environment.
-        counters: what has happened to it.
+        counters: count what happens to it.
         calls: starts calls.
-        admission: counts those that are served.
-        targets: what peers may call.
-        services: what peers may send messages to.
-        references: remote references, where there are any.
+        admission: counts the calls that are served.
+        targets: the functions that peers may call.
+        services: take messages of peers.
+        references: remote references, if there are any.
         propagators: take part in every message.
-        on_raised: is told what functions of calls raise; a facade prints it.
-        random_bytes: returns bytes that nobody can foresee; a simulation has others.
+        on_raised: called with exceptions of called functions; a facade prints them.
+        random_bytes: returns unpredictable bytes; a simulation has others.
         make_pool: makes the threads for plain functions; a simulation has others.
-        tasks: the event loop and what runs there; this and all that follow are there
-            once the worker has been started.
+        tasks: the event loop and its tasks; this and all that follow exist once the
+            worker has been started.
         pool: threads for functions.
         host_pool: threads for work on host memory, which waits for no device.
         directory: the peers, and the links to them.
-        membership: who else is there.
-        memory: what is shared with peers of the host.
+        membership: the other members.
+        memory: shared with peers of the host.
         devices: copies to and from devices.
         codec: values to bytes, and back.
-        context: in which functions run.
+        context: of running functions.
     """
 
     def __init__(
@@ -163,7 +163,9 @@ class Parts:
         Raises:
             UsageError: always.
         """
-        raise UsageError("a Worker stays in its process; send its name")
+        raise UsageError(
+            "a Worker cannot be sent: it stays in its process; send its name"
+        )
 
     # --- starting --------------------------------------------------------------------
 
@@ -261,7 +263,7 @@ class Parts:
             UsageError: it would listen to strangers, or its name or rank is taken.
 
         Cancellation:
-            What was started is to be stopped.
+            The caller must stop what was started.
         """
         await self.devices.start()
         await self._listen()
@@ -269,7 +271,7 @@ class Parts:
         await self.membership.enter(self.rendezvous, limit_s)
 
     def serve(self) -> None:
-        """Answer those who have dialed meanwhile, and everyone from now on."""
+        """Answer the peers that have dialed meanwhile, and all others from now on."""
         # Its own calls need no way around, and a NAT may not lead back in.
         self.directory.add([replace(self.identity.member, addresses=self.listening)])
         self.directory.serve()
@@ -305,7 +307,7 @@ class Parts:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Every address at which others are told that they can reach this worker."""
+        """Return the addresses at which others can reach this worker."""
         return self.options.advertise or self.listening
 
     @property

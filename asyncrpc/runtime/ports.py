@@ -35,7 +35,7 @@ class Scheduler(Protocol):
 
 
 class Identity(Protocol):
-    """Who a worker is, as its peers are told.
+    """A worker's identity, as its peers know it.
 
     Attributes:
         name: unique among the workers that can reach one another.
@@ -71,11 +71,11 @@ class PeerLink(Protocol):
 
     @property
     def peer(self) -> WorkerId:
-        """Who is at the other end."""
+        """Return the worker at the other end."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended for good."""
+        """Return whether the connection has ended for good."""
 
     def notify(
         self, service: str, method: str, value: Any, *, at_once: bool = False
@@ -95,7 +95,7 @@ class PeerLink(Protocol):
 
 
 class MessageSender(Protocol):
-    """What writes messages to a peer."""
+    """Writes messages to a peer."""
 
     def send(
         self,

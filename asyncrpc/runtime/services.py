@@ -25,10 +25,10 @@ class Services:
         self._by_name[service.name] = service
 
     def named(self, name: Any) -> Service:
-        """Return the service that has a name.
+        """Return the service with a name.
 
         Raises:
-            MalformedError: there is none: the peer speaks another dialect.
+            MalformedError: no service has it: the peer speaks another dialect.
         """
         found = self._by_name.get(name) if type(name) is str else None
         if found is None:
@@ -41,7 +41,7 @@ class Services:
             service.on_peer_lost(peer, reason)
 
     def on_peer_back(self, peer: WorkerId) -> None:
-        """Tell every service that a peer is here again that was lost."""
+        """Tell every service that a lost peer is back."""
         for service in self:
             if isinstance(service, RemembersLost):
                 service.on_peer_back(peer)

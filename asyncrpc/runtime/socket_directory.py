@@ -1,8 +1,8 @@
 """The private directory of a worker's Unix sockets, and the sweep of dead ones.
 
-A worker that is killed cannot remove its directory.  So each holds a lock on a file in
-its own for as long as it lives, which the kernel lets go of at its death; and each
-removes, when it starts, the directories of this user whose lock nobody holds.
+A killed worker cannot remove its directory.  So each holds a lock on a file in its own
+as long as it lives, and the kernel releases it at its death; and each removes, when it
+starts, the directories of this user whose lock is free.
 """
 
 from __future__ import annotations

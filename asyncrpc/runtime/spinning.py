@@ -71,7 +71,7 @@ def spinner_for(
 ) -> Spinner | None:
     """Return what polls as `Options.spin` says, or None."""
     if spin in {"off", 0} or os.cpu_count() == 1:
-        return None  # on a single core nobody could answer while we poll
+        return None  # on a single core the peer could not answer while we poll
     if spin == "adaptive":
         return Spinner(Spin(LIMIT_S, adaptive=True), loop, pool, host_pool)
     return Spinner(Spin(float(spin), adaptive=False), loop, pool, host_pool)

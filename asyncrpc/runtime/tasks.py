@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Cancellable(Protocol):
-    """What a task is run for, and may have given up by the task's first step."""
+    """The purpose of a task, which may have been given up by the task's first step."""
 
     is_cancelled: bool
     task: asyncio.Task[None] | None
@@ -40,7 +40,7 @@ class Tasks:
         return len(self._running)
 
     def __contains__(self, task: object) -> bool:
-        """Say whether a task is one of them, and runs."""
+        """Return whether a task is one of them, and runs."""
         return task in self._running
 
     def start_task(

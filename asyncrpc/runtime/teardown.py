@@ -1,6 +1,6 @@
 """Ending a worker: bounded, whatever the others do.
 
-What is in flight has the time that it is given.  Everything after that, together, has
+Calls in flight have the time that they are given.  Everything after that, together, has
 `CLOSING_S`: a step that would take longer is cut short, and the next one is taken.
 """
 
@@ -28,7 +28,7 @@ _SERVICES_S: Final = 0.1
 _TASKS_S: Final = 0.15
 _CONNECTIONS_S: Final = 0.3
 _THREADS_S: Final = 0.2
-# An end at once waits for nobody: so long may what ends by itself take.
+# An end at once waits for no peer: steps that end by themselves may take so long.
 _AT_ONCE_S: Final = 0.1
 _HASTE_S: Final = 0.02  # for each step once the time is up
 
@@ -125,7 +125,7 @@ class Teardown:
         for what, step, most_s in steps:
             left_s = 0.0 if cancelled else end_s - parts.loop.time()
             patience_s = max(min(most_s, left_s), _HASTE_S)
-            # A step knows how long it may take; one that does not heed it is cut short.
+            # A step knows its limit; one that does not heed it is cut short.
             limit_s = max(min(1.5 * most_s, left_s), _HASTE_S)
             try:
                 await self._take(what, step(patience_s), limit_s)
@@ -138,7 +138,7 @@ class Teardown:
             raise cancelled
 
     async def _take(self, what: str, step: Awaitable[None], limit_s: float) -> None:
-        """Take one step of the end; if it fails, or lasts too long, say so."""
+        """Take one step of the end; log it if it fails, or lasts too long."""
         try:
             async with asyncio.timeout(limit_s):
                 await step

@@ -33,7 +33,7 @@ Done = Callable[[Any, BaseException | None], None]
 
 
 class Lock(Protocol):
-    """What only one thread has at a time."""
+    """A lock that one thread has at a time."""
 
     def acquire(self) -> Any:
         """Wait for it."""
@@ -54,7 +54,7 @@ _IDLE_S: Final = 10.0  # a spare that finds no work for so long ends
 
 
 def outcome_to(future: asyncio.Future[Any]) -> Done:
-    """Return what gives a future of the loop its outcome, unless nobody wants it.
+    """Return a function that sets a future's outcome, unless it is done already.
 
     No future takes a StopIteration: it comes as a RuntimeError from it, as it would out
     of a generator; so does a GeneratorExit.  And so does a CancelledError that a job
@@ -67,7 +67,7 @@ def outcome_to(future: asyncio.Future[Any]) -> Done:
         if error is not None:
             future.set_exception(uncancelled(settable(error)))
             if issubclass(type(error), ClosedError):  # it may lie of its class
-                future.exception()  # that its worker ends is news to nobody else
+                future.exception()  # marks it as read
         else:
             future.set_result(result)
 
@@ -88,7 +88,7 @@ def settable(error: BaseException) -> BaseException:
 
 
 def uncancelled(error: BaseException) -> BaseException:
-    """Return what is told of an error that a job has raised, which nobody cancelled."""
+    """Return an error of a job that was not cancelled, as its caller should see it."""
     if not issubclass(type(error), asyncio.CancelledError):
         return error
     return _instead(error, "a CancelledError was raised where nothing was cancelled")
@@ -125,10 +125,10 @@ class ThreadPool:
         Args:
             name: of its threads.
             limit: how many functions run at once.
-            loop: that is told of their ends.
-            turn: what a function needs to run; None: nothing.
-            begin: what each turn begins with.
-            settle: what each turn ends with.
+            loop: is told of their ends.
+            turn: the lock that a function needs to run; None: none.
+            begin: called at the begin of each turn.
+            settle: called at the end of each turn.
         """
         self._name = name
         self._limit = limit if turn is None else 1
@@ -153,7 +153,7 @@ class ThreadPool:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether only one job runs at a time, of all pools with its lock."""
+        """Return whether only one job runs at a time, of all pools with its lock."""
         return self._turn is not None
 
     @property
@@ -186,7 +186,7 @@ class ThreadPool:
             self._watch_for_stall()
 
     def _take_back(self) -> None:
-        """Give up the only job there is: nobody will ever run it.
+        """Give up the only job: no thread will ever run it.
 
         Raises:
             RejectedError: always.
@@ -232,9 +232,8 @@ class ThreadPool:
     async def close(self, timeout_s: float) -> list[str]:
         """Let the threads end; return the names of those that have not in time.
 
-        Jobs that have not begun are dropped: whoever waits gets a `ClosedError`.  A
-        thread cannot be interrupted: one that runs on is a daemon, and does not keep
-        the process.
+        Jobs that have not begun are dropped, with a `ClosedError`.  A thread cannot be
+        interrupted: one that runs on is a daemon, and does not keep the process alive.
         """
         self._closed = True
         self._drop_jobs()
@@ -255,13 +254,13 @@ class ThreadPool:
         return sorted(thread.name for thread in self._threads)
 
     def _drop_jobs(self) -> None:
-        """Tell those who wait for jobs that have not begun that they never will."""
+        """Fail the jobs that have not begun."""
         with suppress(Empty):
             while (work := self._jobs.get_nowait()) is not None:
                 self.unfinished -= 1
                 try:
                     work[1](None, ClosedError("the worker was shut down before it ran"))
-                except Exception:  # whoever waits for another is to be told, too
+                except Exception:  # the callers of the other jobs must be told, too
                     logger.exception("the end of a worker could not be told")
 
     def _start_thread(self) -> bool:
@@ -351,7 +350,7 @@ class ThreadPool:
             self._waking = True
             try:
                 self._loop.call_soon_threadsafe(self._drain_finished)
-            except RuntimeError:  # the loop is closed: nobody is left to tell
+            except RuntimeError:  # the loop is closed: no task is left to tell
                 self._finished.clear()
 
     def _drain_finished(self) -> None:
@@ -362,7 +361,7 @@ class ThreadPool:
             self.unfinished -= 1
             try:
                 done(result, error)
-            except BaseException:  # the loop's handler is told; the others go on
+            except BaseException:  # goes to the loop's handler; the others go on
                 self._waking = True
                 self._loop.call_soon(self._drain_finished)
                 raise

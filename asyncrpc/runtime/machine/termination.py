@@ -1,24 +1,24 @@
 """When a group has nothing left to do: termination detection, without a centre.
 
 The members go through waves.  In each, every member says once whether it has started a
-call, or was at work, since it said so in the wave before; and it says it only when it
-is idle: it serves no call and waits for none.  A wave in which nobody has is the proof:
+call, or was at work, since it said so in the wave before; and it says so only when it
+is idle: it serves no call and waits for none.  A wave in which none has is the proof:
 
     Let T be the moment at which the last member spoke in the wave before.  Each member
-    was idle when it spoke then, before T, and when it speaks now, after T: for nobody
-    begins a wave before all have spoken in the one before.  In between it started
-    nothing.  So a call under way at T was started by a member before it spoke; but then
-    it was waited for, and the member was not idle.
+    was idle when it spoke then, before T, and when it speaks now, after T: for no
+    member begins a wave before all have spoken in the one before.  In between it
+    started nothing.  So a call under way at T was started by a member before it spoke;
+    but then it was waited for, and the member was not idle.
 
-Being at rest is stable: whoever has seen it may tell, and who is told may leave.
+Being at rest is stable: a member that has seen it may tell others, and they may leave.
 
-Everyone comes to the first wave at once, idle or not.  So it ends when all have asked
-for the end, and until then nobody is hurried.
+All members come to the first wave at once, idle or not.  So it ends when all have asked
+for the end, and until then no member is hurried.
 
-A member that is lost is left out: whoever hears of it joins the loss to those it knows,
-and begins again.  As losses only grow, and travel with every word, all who are left
-come to count the same members.  A member that was believed lost and is not learns of
-it in the same way, and must end alone.
+A lost member is left out: a member that learns of a loss adds it to those it knows, and
+begins again.  As losses only grow, and travel with every message, all members that are
+left come to count the same ones.  A member that was wrongly believed lost learns of it
+in the same way, and must end alone.
 
 Not known here: calls.  The service says whether it is busy and how many calls it has
 ever started.  Source: Mattern, "Algorithms for distributed termination detection",
@@ -65,12 +65,12 @@ class Termination:
 
     @property
     def is_over(self) -> bool:
-        """Whether this member need not wait any more."""
+        """Return whether this member need not wait any more."""
         return self.phase in (Phase.ENDED, Phase.EXCLUDED)
 
     @property
     def must_speak(self) -> bool:
-        """Whether the present wave waits for this member."""
+        """Return whether the present wave waits for this member."""
         is_in = self.phase in (Phase.GATHERING, Phase.DRAINING)
         return is_in and not self._gathering.has_come
 
@@ -86,7 +86,7 @@ class Termination:
 
     @property
     def marked(self) -> int:
-        """Bits of those that were at work since the wave before."""
+        """Return the bits of members that were at work since the wave before."""
         return self._gathering.marked
 
     def enter(self) -> None:
@@ -109,7 +109,7 @@ class Termination:
         self._go_on()
 
     def hear(self, lost: int, wave: int, known: int, marked: int) -> bool:
-        """Take what another member has told.
+        """Take another member's message.
 
         Returns:
             Whether it does not know what is known here, and must be told.
@@ -120,7 +120,7 @@ class Termination:
         if self.is_over or lost != self.lost or wave < self.wave:
             return True
         if wave > self.wave and self.phase is not Phase.BEFORE:
-            self._begin(wave)  # all have spoken in ours, or nobody would be in that one
+            self._begin(wave)  # all have spoken in ours, or none would be in that one
         if wave == self.wave:
             self._gathering.merge(known, marked)
             self._go_on()
@@ -154,7 +154,7 @@ class Termination:
 
     @property
     def listeners(self) -> list[int]:
-        """The ranks that this member tells what it knows; they must hear of the end."""
+        """Return the ranks that this member informs; they must learn of the end."""
         return self._gathering.listeners
 
     def _lose(self, lost: int) -> None:
@@ -182,7 +182,7 @@ class Termination:
     def _begin(self, wave: int) -> None:
         self.phase = Phase.DRAINING
         self.wave = wave
-        # To hear of this wave tells them that the one before has ended.
+        # A message of this wave tells them that the one before has ended.
         self._owed = self._gathering.due()
         self._gathering = self._anew()
 

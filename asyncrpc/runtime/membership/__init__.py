@@ -1,1 +1,1 @@
-"""Who is in the group: met, joined, told to each other; barriers, and its end."""
+"""The group: how members meet, join and learn of each other; barriers; its end."""

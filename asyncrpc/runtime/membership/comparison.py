@@ -1,4 +1,4 @@
-"""Comparing: what was lost of the news is found, and so is who has died unnoticed.
+"""Comparison: repairs lost news, and finds members that died unnoticed.
 
 Every few seconds a worker compares what it knows with its successor on the ring, and
 looks for one that was lost just after it: so the parts of a group whose network was cut
@@ -40,24 +40,24 @@ _RECORDS: Final[Form] = each(anything)
 
 
 class TakesRecords(Protocol):
-    """What becomes of what is found."""
+    """Takes the records that are found."""
 
     def take(
         self, record: Record, limit: int, link: MemberLink, *, is_repair: bool = False
     ) -> None:
-        """Take one record that has come over a link."""
+        """Take one record that arrived over a link."""
 
     def carry_out(self, effects: Iterable[Effect]) -> None:
         """Do what the machine has decided."""
 
     def forget_old(self, now_s: float) -> None:
-        """Let go of those who died long ago."""
+        """Forget members that died long ago."""
 
     def on_succeeded(self, by: str, now_s: float) -> None:
         """A member takes this worker for a former life of its name."""
 
     def on_accepted(self) -> None:
-        """A member takes this worker for what it is."""
+        """Record that a member accepts this worker's identity."""
 
 
 class Comparison:
@@ -130,7 +130,7 @@ class Comparison:
         self._scheduler.start_task(self._round())
 
     async def _round(self) -> None:
-        """Compare with the successor, and look for one that was lost."""
+        """Compare with the successor, and look for a lost member."""
         table = self._table
         try:
             self._records.forget_old(self._scheduler.loop.time())
@@ -199,7 +199,7 @@ class Comparison:
         return None if digest == self._table.digest else self._table.digests
 
     async def on_exchange(self, link: MemberLink, value: list[Any]) -> list[list[Any]]:
-        """Take records of some parts, and return those that are better here."""
+        """Take records of some parts, and return those that are newer here."""
         parts, packed, *_ = value
         theirs = [Record.unpack(one) for one in packed]
         better = self._table.better(parts, theirs)

@@ -1,4 +1,4 @@
-"""Whether another worker has this one's name by now: then no member speaks to it."""
+"""Whether another worker has this one's name now: then no member speaks to it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Displacement:
 
     @property
     def has_happened(self) -> bool:
-        """Whether another worker has the name."""
+        """Return whether another worker has the name."""
         return self.claim is NameClaim.DISPLACED
 
     def contest(self, record: Record) -> None:
@@ -92,7 +92,7 @@ class Displacement:
             self._on_displaced(f"as {by!r} says")
 
     def on_accepted(self) -> None:
-        """A member takes this worker for what it is."""
+        """Record that a member accepts this worker's identity."""
         self._succeeded_s = None
 
     def _on_displaced(self, where: str) -> None:

@@ -1,7 +1,7 @@
-"""Where is a worker?  Whom to ask that may know.
+"""Finds workers: which members to ask about a name.
 
-Any member can say: those that this one is connected to, and those whose place on the
-ring comes after the name's, to whom news of it came early.
+Any member can answer: those that this one is connected to, and those whose place on the
+ring comes after the name's, which got news of it early.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncrpc.runtime.membership.machine.ring import place_of
 from asyncrpc.runtime.membership.ports import MemberLink, Peers
 from asyncrpc.runtime.ports import Identity, Scheduler
 
-# Takes a record that has come over a link, and the part of the ring that is to be told.
+# Takes a record that arrived over a link, and the part of the ring to tell.
 TakeRecord: TypeAlias = Callable[[Record, int, MemberLink], None]
 
 ASKED_MAX: Final = 3  # members that are asked where another one is
@@ -53,10 +53,10 @@ class Finder:
         }
 
     async def find(self, table: Membership, name: str, timeout_s: float) -> None:
-        """Ask others where a worker is that this one does not know.
+        """Ask others about a worker that this one does not know.
 
         Raises:
-            UnknownWorkerError: nobody knows.
+            UnknownWorkerError: none of them knows it.
 
         Cancellation:
             Nothing has changed.
@@ -71,7 +71,7 @@ class Finder:
             raise UnknownWorkerError(name, [one.name for one in table.records])
 
     async def refresh(self, table: Membership, name: str) -> bool:
-        """Ask those who are connected whether a worker is elsewhere now.
+        """Ask connected members whether a worker is elsewhere now.
 
         Returns:
             Whether it is: a dial that has failed is worth another try.

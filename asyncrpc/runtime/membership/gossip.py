@@ -1,4 +1,4 @@
-"""Gossip: what is to be told of members, to whom, in one message for many.
+"""Gossip: which news to send to which members, many in one message.
 
 News to one worker are joined for a moment, so that fifty that leave at once cost it few
 messages.  A worker that cannot be told is passed over: the next one on the ring tells
@@ -19,7 +19,7 @@ from asyncrpc.runtime.membership.ports import Peers
 from asyncrpc.runtime.ports import Scheduler
 
 SERVICE: Final = "membership"
-FOR_YOU: Final = -1  # in place of a limit: tell nobody else
+FOR_YOU: Final = -1  # instead of a limit: for the receiver alone
 BATCH_S: Final = 0.02  # how long news wait for others
 ITEMS_MAX: Final = 256  # in one message
 PASSED_MAX: Final = 4_096  # news that are remembered as passed on
@@ -28,12 +28,12 @@ TRIES_MAX: Final = 3  # workers passed over, one after the other
 
 @dataclass(frozen=True, slots=True)
 class Rumor:
-    """One of the news for one worker.
+    """One piece of news for one worker.
 
     Attributes:
-        record: what it is told.
-        limit: of the part of the ring that it is to tell; `FOR_YOU` for none.
-        tries: how many workers have been passed over.
+        record: the news.
+        limit: of the part of the ring that the receiver informs; `FOR_YOU` for none.
+        tries: how many workers have been skipped.
     """
 
     record: Record
@@ -42,7 +42,7 @@ class Rumor:
 
 
 class Gossip:
-    """What one worker has to tell of the members.
+    """The news that one worker has to send.
 
     Attributes:
         sent: messages sent.
@@ -88,7 +88,7 @@ class Gossip:
             self._queue(name, Rumor(record, part))
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """Send no more news."""
         if self._timer is not None:
             self._timer.cancel()
         self._queues.clear()

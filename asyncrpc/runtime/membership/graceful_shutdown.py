@@ -1,8 +1,8 @@
 """Graceful shutdown: the group ends once nothing is in flight anywhere.
 
-`machine.termination` decides; here are its messages, its connections, and what it is
-told: whether this worker is busy, and how many calls it has started.  Both are read
-when a wave asks for them, so that a call costs nothing more for it.
+`machine.termination` decides; here are its messages, its connections, and its inputs:
+whether this worker is busy, and how many calls it has started.  Both are read when a
+wave asks for them, so that they cost a call nothing.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class ShutdownReport:
 
     Attributes:
         phase: how far the group has come.
-        is_late: whether the time given for all of it has passed.
-        missing: names of those that had not come, or had calls in flight.
-        lost: names of those that were left out.
+        is_late: whether the time for all of it has passed.
+        missing: names of members that had not come, or had calls in flight.
+        lost: names of members that were left out.
         left_s: seconds that are left for calls in flight.
     """
 
@@ -124,7 +124,7 @@ class GracefulShutdown(ServiceMethods):
         self._links: dict[
             CallingLink, None
         ] = {}  # all that were seen: ended ones count, too
-        self._gone_before: set[int] = set()  # those that may be back
+        self._gone_before: set[int] = set()  # they may be back
         self._is_closed = False
 
     async def wait(
@@ -220,7 +220,7 @@ class GracefulShutdown(ServiceMethods):
         if self._is_active():
             return True
         lost = set(map(self._messenger.name_of, ranks_of(self._machine.lost)))
-        # One that is left out may have more calls on their way to us while it is here.
+        # A member that is left out may still have calls on their way to us.
         return any(
             len(link.pending) or link.peer.name in lost for link in self._peers.links
         )
@@ -256,7 +256,7 @@ class GracefulShutdown(ServiceMethods):
             self._on_gone(rank, reason)
 
     async def close(self) -> None:
-        """Let go of whoever waits here."""
+        """Let go of the tasks that wait here."""
         self._is_closed = True
         self._changed.set()
 
@@ -267,7 +267,7 @@ class GracefulShutdown(ServiceMethods):
         self._changed.set()
 
     def _send_loss(self, beginning: int) -> None:
-        """If it has begun anew since, tell all: also whoever is believed lost."""
+        """If it has begun anew since, tell all: also members believed lost."""
         if self._machine.beginning != beginning:
             for link in self._others():
                 self._write(link)
@@ -277,7 +277,7 @@ class GracefulShutdown(ServiceMethods):
         return [one for one in self._peers.links if one.peer.name != name]
 
     async def _send_end(self) -> None:
-        """Tell everyone who is connected, and those who may rely on this worker."""
+        """Tell connected members, and those that may rely on this worker."""
         for rank in self._machine.listeners:
             self._messenger.send(rank)
         for link in self._others():

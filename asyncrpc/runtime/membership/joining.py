@@ -1,10 +1,10 @@
-"""Joining a group that runs: the worker that comes, and the member that takes it in.
+"""Joining a running group: the new worker, and the member that admits it.
 
-The new worker dials any member, with the whole handshake, and says HELLO without saying
-whom it expects.  The member looks whether the name is free; if a worker has it, whether
-that one still lives.  Its answer is a verdict: none, then the worker has been taken in
-and connects as any other; or why not.  So a name is taken over only from the dead, and
-nobody has to remember who asked.
+The new worker dials any member, with the whole handshake, and its HELLO does not say
+which worker it expects.  The member checks whether the name is free; if a worker has
+it, whether that one still lives.  Its answer is a verdict: empty if the worker was
+admitted and connects as any other; or the reason.  So a name is taken over only from a
+dead worker, and no member has to remember requests.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _NotNowError(Exception):
 
 
 class Joiner:
-    """Has this worker taken in by the members of a group that runs."""
+    """Joins this worker to a running group."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Joiner:
         self._handshakes = peers.connections
 
     async def join(self, members: Sequence[Member], timeout_s: float) -> list[Record]:
-        """Have this worker taken in by one of `members`; return all there are.
+        """Ask one of `members` to admit this worker; return all members.
 
         Raises:
             UsageError: the name or the rank is taken, or the group is static.
@@ -88,7 +88,7 @@ class Joiner:
             AuthenticationError: the secrets differ.
 
         Cancellation:
-            The group may have taken the worker in; it will find that it is not there.
+            The group may have admitted the worker; it will find that it is gone.
         """
         loop = self._scheduler.loop
         end_s = loop.time() + timeout_s
@@ -133,8 +133,8 @@ class Joiner:
         """Return whether another life of this worker's name answers at its addresses.
 
         Raises:
-            TransportError: nobody answers.
-            TimeoutError: nor does anybody refuse.
+            TransportError: no process answers.
+            TimeoutError: none refuses, either.
 
         Cancellation:
             The connection is closed.
@@ -147,7 +147,7 @@ class Joiner:
         """Ask a member to take this worker in; return its answer."""
         usable = self._routes.to(member)
         if not usable:
-            raise ConnectError("this worker has no way to such an address")
+            raise ConnectError("this worker cannot reach such an address")
         async with asyncio.timeout(self._routes.timeout_s):
             dialled = await self._routes.connect(usable, self._new_connection)
             connection = dialled.handler
@@ -208,13 +208,13 @@ class JoinAdmission:
         """Prepare.
 
         Args:
-            identity: the member.
+            identity: of the member.
             scheduler: runs the answers.
-            peers: whom it knows.
-            table: what it knows of the group.
+            peers: the workers it knows.
+            table: its records of the group.
             times: how long workers are looked for.
             is_draining: returns whether the member is shutting down.
-            carry_out: told what is to be done.
+            carry_out: called with the effects.
         """
         self._identity = identity
         self._scheduler = scheduler
@@ -226,7 +226,7 @@ class JoinAdmission:
         self._probes: dict[str, asyncio.Task[bool]] = {}
 
     def begin(self, table: Membership) -> None:
-        """Take workers in to the group of another table."""
+        """Admit workers to the group of another table."""
         self._table = table
 
     def take_in(self, connection: HandshakeConnection, hello: Hello) -> None:
@@ -246,14 +246,14 @@ class JoinAdmission:
         connection.close()
 
     async def _judge(self, member: Member) -> str:
-        """Take a worker in, or return why not."""
+        """Admit a worker, or return why not."""
         why = self._refuse(member) or await self._contested(member)
         if not why:
             self._carry_out(self._table.admit(member, self._scheduler.loop.time()))
         return why
 
     def _refuse(self, member: Member) -> str:
-        """Return why a worker may not join, whoever else there is; empty if it may."""
+        """Return why a worker may not join, whatever others say; empty if it may."""
         why = ""
         if self._is_draining():
             return "it is shutting down"
@@ -268,7 +268,7 @@ class JoinAdmission:
         return why and f"{REFUSED}{why}"
 
     async def _contested(self, member: Member) -> str:
-        """Return who keeps a worker from its name and rank; empty if nobody does."""
+        """Return which worker has a worker's name or rank; empty if none has."""
         loop, table = self._scheduler.loop, self._table
         for what, record in self._in_its_way(member):
             try:
@@ -312,7 +312,7 @@ class JoinAdmission:
             if link.peer.incarnation != record.incarnation:
                 return False
             await link.request_service(SERVICE, "ping", None, deadline=deadline)
-        except TimeoutError:  # nobody knows; but there is somebody
+        except TimeoutError:  # it did not answer; but a worker is there
             return True
         except AsyncRpcError:
             return False

@@ -1,6 +1,6 @@
 """Messages to workers by rank: at once where there is a link, else once there is one.
 
-For what goes round a group (barriers, the end).  A message says what its sender
+For messages that go round a group (barriers, the end).  A message holds what its sender
 knows when it is written, so one that waits for a link is never out of date, and one is
 enough.
 """
@@ -102,7 +102,7 @@ class PeerMessenger:
             return -1
 
     def check_rank(self, link: PeerLink) -> None:
-        """Refuse the message of a worker that has no rank among those of the group.
+        """Refuse the message of a worker without a rank in the group.
 
         Raises:
             MalformedError: it has none.
@@ -125,7 +125,7 @@ class PeerMessenger:
             dial.add_done_callback(lambda _: self._on_ended(rank, dial))
 
     def _on_ended(self, rank: int, dial: asyncio.Task[None]) -> None:
-        """Take note of a dial that was cancelled before it began, and did nothing."""
+        """Handle a dial that was cancelled before it began, and did nothing."""
         if self._dials.get(rank) is dial:
             del self._dials[rank]
             self._unsent.discard(rank)

@@ -1,4 +1,4 @@
-"""What the parts of the membership need of links and of who is known.
+"""What the parts of the membership need of links and of known workers.
 
 `Link` and `Directory` are what stands behind these.
 """
@@ -20,7 +20,7 @@ OnPeerLost = Callable[[WorkerId, str], None]
 
 
 class MemberConnection(Protocol):
-    """What a link to a member goes over."""
+    """The connection of a link to a member."""
 
     @property
     def peer(self) -> Hello | None:
@@ -28,7 +28,7 @@ class MemberConnection(Protocol):
 
     @property
     def is_broken(self) -> bool:
-        """Whether it waits for another transport."""
+        """Return whether it waits for another transport."""
 
     def end(self, error: AsyncRpcError) -> None:
         """End it at once."""
@@ -42,15 +42,15 @@ class MemberLink(PeerLink, Protocol):
 
     @property
     def connection(self) -> MemberConnection:
-        """What it goes over."""
+        """Return its connection."""
 
 
 class KnownPeer(Protocol):
-    """What is known of one worker."""
+    """One worker that is known."""
 
     @property
     def member(self) -> Member:
-        """Who and where it is."""
+        """Return its name, rank and addresses."""
 
     @property
     def link(self) -> MemberLink | None:
@@ -77,7 +77,7 @@ class Peers(Protocol):
         """Return the incarnation that calls to a worker go to; None if not known."""
 
     def add(self, members: Iterable[Member]) -> None:
-        """Take note of workers."""
+        """Add workers."""
 
     def forget(self, name: str) -> None:
         """Let go of a worker that ended long ago, unless there is a link to it."""

@@ -1,10 +1,10 @@
 """How workers find each other: a torch store, a list, one member, or a dictionary.
 
 Each worker publishes one record: its name, rank, incarnation and addresses.  The last
-one to arrive says so, the others wait for that word and read the records once;
-connections are made later, on demand.  After that the meeting place is not needed;
-whoever hosts a store waits until everyone has read.  If some do not come in time, the
-first to notice says who; all fail alike.
+one to arrive says so, the others wait for that message and read the records once;
+connections are made later, on demand.  After that the meeting place is not needed; the
+host of a store waits until all have read it.  If some do not come in time, the first
+worker to notice tells which; all fail alike.
 
 A worker that comes later, or again under its name, is taken in by any member: it is
 given the address of one (`JoinRendezvous`), or finds them all at the store.
@@ -72,15 +72,15 @@ class StaticRendezvous:
         ]
 
     async def leave(self, timeout_s: float) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRendezvous:
-    """Workers of a group that runs: any of them takes the new one in.
+    """Workers of a running group: any of them admits the new one.
 
-    The new worker proves the secret, as in any connection, and is told who else there
-    is; the others are told of it.  Nothing else has to be there: no store, no rank 0.
+    The new worker proves the secret, as in any connection, and gets the list of
+    members; the others are told of it.  Nothing else is needed: no store, no rank 0.
 
     Attributes:
         addresses: of some members, tried in turn, such as `tcp://10.0.0.2:7000`.
@@ -140,9 +140,9 @@ def _join_addresses(text: str) -> list[str]:
 
 @dataclass(slots=True)
 class LocalRendezvous:
-    """A meeting place inside one process; all workers are given the same object.
+    """A meeting place inside one process; all workers get the same object.
 
-    Once all were there, who comes joins those who run.
+    Once all were there, later workers join those that run.
     """
 
     world_size: int

@@ -1,14 +1,14 @@
-"""Membership: who is in the group now, told by its members to each other.
+"""Membership: which workers are in the group, as its members tell each other.
 
 `machine.membership` decides what of the news counts.  This service carries the news:
 
 - along the *ring* (`machine.ring`) in a tree, so that a change costs each worker about
   one message, and opens connections to few, always the same, others;
-- by *comparing* every few seconds with the successor on the ring, which repairs what
-  was lost, and notices the death of a worker that nobody speaks to.
+- by *comparing* every few seconds with the successor on the ring, which repairs lost
+  news, and notices the death of a worker that no other speaks to.
 
-A worker looks for those that were lost just after it on the ring: so the parts of a
-group whose network was cut find each other again.
+A worker looks for the lost ones just after it on the ring: so the parts of a group
+whose network was cut find each other again.
 
 Nothing of this runs in the first `Options.heartbeat_s` seconds, unless something
 happens or the program wants to know: a short program pays nothing.  In a static group
@@ -85,9 +85,9 @@ from asyncrpc.wire.messages import Hello
 logger = logging.getLogger("asyncrpc")
 
 # News wake a worker that has not begun to compare, but not at once: at the end of a
-# program all leave, and there is nobody to tell.
+# program all leave, and there is no member left to tell.
 WAKE_S: Final = 0.5
-LAST_DIAL_S: Final = 0.08  # for a worker that leaves and is connected to nobody
+LAST_DIAL_S: Final = 0.08  # for a worker that leaves without any connection
 NEWCOMER_S: Final = 1.0  # in which a worker that was taken in asks who there is
 
 
@@ -100,20 +100,20 @@ _EXCHANGE: Final[Form] = array(
 
 
 class MemberIdentity(Identity, Protocol):
-    """A worker, as it is told to the group."""
+    """A worker, as the group knows it."""
 
     @property
     def member(self) -> Member:
-        """What others are told of it."""
+        """Return its record for others."""
 
 
 class MembershipService(ServiceMethods):
-    """What one worker knows of its group; a `Service`.
+    """One worker's records of its group; a `Service`.
 
     Attributes:
         table: the records.
-        gossip: what is told.
-        comparison: repairs what was lost of it.
+        gossip: sends news.
+        comparison: repairs lost news.
     """
 
     name = SERVICE
@@ -187,14 +187,16 @@ class MembershipService(ServiceMethods):
     # --- life ------------------------------------------------------------------------
 
     async def enter(self, rendezvous: Rendezvous, timeout_s: float) -> None:
-        """Meet the others, or join those that run.
+        """Meet the others, or join a running group.
 
         Raises:
-            RendezvousTimeoutError: they did not come, or none took this worker in.
+            RendezvousTimeoutError: the others did not come, or none admitted this
+                worker.
             UsageError: the name or the rank is taken.
 
         Cancellation:
-            The others may hold this worker to be there; they find that it is not.
+            The others may believe this worker to be there; they will find that it is
+            not.
         """
         identity, now_s = self._identity, self._scheduler.loop.time
         is_static = self._options.membership == "static"
@@ -212,7 +214,7 @@ class MembershipService(ServiceMethods):
             table.begin(map(_first_life, members), now_s())
             self._begins_alone = not _is_list(members)
         self.gossip.begin(table)
-        # Those in a list, too, of whom no more is known than where they are to be.
+        # Includes workers in a list, of which only the addresses are known.
         listed = members if not isinstance(members, RunningGroup) else []
         self._peers.add(listed or [one.member for one in table.records])
 
@@ -233,7 +235,7 @@ class MembershipService(ServiceMethods):
         await self._announce_leave()
 
     async def _announce_leave(self) -> None:
-        """Tell all who are connected; one of them tells the others."""
+        """Tell connected members; one of them tells the others."""
         heir = self.table.successor
         record = self.table.leave(self._scheduler.loop.time())
         links = self._finder.links()
@@ -245,7 +247,7 @@ class MembershipService(ServiceMethods):
             link.notify(SERVICE, "news", pack([Rumor(record, limit)]))
 
     async def _link_in_haste(self, name: str) -> dict[str, MemberLink]:
-        """Connect to somebody who can tell the others, if that takes no time."""
+        """Connect to a member that can tell the others, if that takes no time."""
         try:
             async with asyncio.timeout(LAST_DIAL_S):
                 return {name: await self._peers.open_link(name)}
@@ -260,10 +262,10 @@ class MembershipService(ServiceMethods):
         return [WorkerInfo(one.name, one.member.rank) for one in self.table.records]
 
     async def find(self, name: str, timeout_s: float) -> None:
-        """Ask others where a worker is that this one does not know.
+        """Ask others about a worker that this one does not know.
 
         Raises:
-            UnknownWorkerError: nobody knows.
+            UnknownWorkerError: none of them knows it.
 
         Cancellation:
             Nothing has changed.
@@ -290,7 +292,7 @@ class MembershipService(ServiceMethods):
         return self.table.refusal(hello.name, hello.incarnation)
 
     async def refresh(self, name: str) -> bool:
-        """Ask those who are connected whether a worker is elsewhere now.
+        """Ask connected members whether a worker is elsewhere now.
 
         Returns:
             Whether it is: a dial that has failed is worth another try.
@@ -318,10 +320,10 @@ class MembershipService(ServiceMethods):
     # --- what other workers say ------------------------------------------------------
 
     def _on_news(self, link: MemberLink, value: list[Any]) -> None:
-        """Take news; what is wrong with one of them spoils no other.
+        """Take news; a wrong record does not affect the others.
 
         Raises:
-            MalformedError: one of them makes no sense.
+            MalformedError: a record is malformed.
         """
         problem: MalformedError | None = None
         for item in value:
@@ -363,7 +365,7 @@ class MembershipService(ServiceMethods):
     def take(
         self, record: Record, limit: int, link: MemberLink, *, is_repair: bool = False
     ) -> None:
-        """Take one record that has come over a link."""
+        """Take one record that arrived over a link."""
         table = self.table
         if self._is_closed:
             return
@@ -432,7 +434,7 @@ class MembershipService(ServiceMethods):
             link = self._peers.link_of(record.incarnation)
             if link is None:
                 self._on_peer_lost(WorkerId(name, record.incarnation), "it has left")
-            elif link.connection.is_broken:  # nobody will resume it
+            elif link.connection.is_broken:  # it will not be resumed
                 link.connection.end(ConnectionLostError("it has left"))
         if kind is not None:
             info = WorkerInfo(name, record.member.rank)
@@ -448,7 +450,7 @@ class MembershipService(ServiceMethods):
             self._on_peer_lost(former, "it has been restarted")
 
     def _note_in_directory(self, record: Record, previous: int) -> None:
-        """Have calls go where the worker is now."""
+        """Direct calls to where the worker is now."""
         known = self._peers.known_incarnation(record.name)
         if known in (None, UNKNOWN_INCARNATION, previous, record.incarnation):
             self._peers.add([record.member])
@@ -458,7 +460,7 @@ class MembershipService(ServiceMethods):
         self._displacement.on_succeeded(by, now_s)
 
     def on_accepted(self) -> None:
-        """A member takes this worker for what it is."""
+        """Record that a member accepts this worker's identity."""
         self._displacement.on_accepted()
 
     def _outlive(self, record: Record) -> None:
@@ -475,7 +477,7 @@ class MembershipService(ServiceMethods):
         return wait_s
 
     def forget_old(self, now_s: float) -> None:
-        """Let go of those who died long ago."""
+        """Forget workers that died long ago."""
         gone = self.table.forget(now_s)
         for name, lost_s in list(self._guests_lost_s.items()):
             is_over = len(self._guests_lost_s) > TOMBSTONES_MAX

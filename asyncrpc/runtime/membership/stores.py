@@ -36,7 +36,7 @@ _ALL: Final = "all"
 _POLL_S: Final = 0.02
 _KNOCK_S: Final = 0.1  # between attempts to find the host of a store
 _POLL_MAX_S: Final = 0.1  # ten questions a second from each worker that waits long
-# So long may those who came take to hear that others did not.
+# Workers that came may take so long to learn that others did not.
 _LAST_WORD_S: Final = 1.0
 
 _now_s: Final = Clock().now_s
@@ -132,7 +132,7 @@ class StoreRendezvous:
         return [Member.decode(packed) for packed in members]
 
     async def _await_host(self, end_s: float, timeout_s: float) -> None:
-        """Wait until somebody listens where the store will be.
+        """Wait until the store's host listens.
 
         torch waits for that too, but in a thread that cannot be called off.
         """
@@ -153,9 +153,9 @@ class StoreRendezvous:
                 return
 
     async def publish(self, member: Member) -> None:
-        """Put the record in place of that of the name's former life.
+        """Publish the record in place of that of the name's former life.
 
-        That the store is gone meanwhile is no failure: nobody needs it any more.
+        It is no failure if the store has gone meanwhile: it is not needed any more.
 
         Cancellation:
             The record may be there or not.
@@ -169,10 +169,10 @@ class StoreRendezvous:
                 store.set(f"{PREFIX}/member/{self.rank}", member.encode())  # type: ignore[arg-type]
 
     def _is_running(self, store: Store, member: Member) -> bool:
-        """Say whether all have met here before, this name among them.
+        """Return whether all have met here before, this name among them.
 
-        Then its former life has ended, and this one joins those who are left; if it has
-        not, they will say so.
+        Then its former life has ended, and this one joins the others; if it has not,
+        they will say so.
         """
         if not store.check([_WORD]) or store.get(_WORD).decode() != _ALL:
             return False
@@ -198,7 +198,7 @@ class StoreRendezvous:
             store.compare_set(_WORD, "", _ALL)
 
     def _await_word(self, store: Store, end_s: float) -> list[int]:
-        """Return who is missing, as all are told.
+        """Return the missing ranks, as all workers are told.
 
         The store's own wait would print a warning each time it is called off.
         """

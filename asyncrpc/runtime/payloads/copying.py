@@ -13,7 +13,7 @@ Copy: TypeAlias = tuple[memoryview, memoryview]  # to, from
 
 
 class Copying:
-    """What is to be copied for one message."""
+    """The copies for one message."""
 
     __slots__ = ("_copies", "_done", "on_whole")
 
@@ -21,8 +21,8 @@ class Copying:
         """Prepare to copy.
 
         Args:
-            copies: what is to be copied where.
-            on_whole: called by a queue once all of it has been.
+            copies: sources and targets.
+            on_whole: called by a queue once all have been made.
         """
         self.on_whole = on_whole
         self._copies = deque(copies)

@@ -14,7 +14,7 @@ CHUNKS_PER_TURN: Final = 4
 
 
 class ChunkStream(Protocol):
-    """What chunks are written to."""
+    """The stream that chunks are written to."""
 
     room: asyncio.Event
 

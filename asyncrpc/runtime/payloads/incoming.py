@@ -13,7 +13,7 @@ _RESPONSE: Final = int(FrameKind.RESPONSE)
 
 
 class IncomingPayloads:
-    """What one connection reads of frames, and the memory of their payloads.
+    """The frame reader of one connection, and the memory of payloads.
 
     Attributes:
         frames: reads them.
@@ -33,7 +33,7 @@ class IncomingPayloads:
         Args:
             sink: gets the first message.
             limits: what the peer may ask us to allocate.
-            make: makes memory that nobody claims.
+            make: makes memory that no call provides.
         """
         self._make = make
         self.claims: dict[int, memoryview] = {}
@@ -69,9 +69,9 @@ class IncomingPayloads:
         return self.frames.drop_transfer(kind, call_id)
 
     def watch_requests(self, begun: Callable[[int, int], None]) -> None:
-        """Have `begun` told of call and bytes of each large request that begins."""
+        """Call `begun` with call and bytes of each large request that begins."""
         self.frames.on_request = begun
 
     def stand_in(self, unreadable: Callable[[str], bytes]) -> None:
-        """Have `unreadable` stand for what there is no memory for."""
+        """Replace a message that does not fit into memory by one of `unreadable`."""
         self.frames.unreadable = unreadable

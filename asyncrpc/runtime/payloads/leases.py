@@ -24,7 +24,7 @@ _FREE: Final = int(FrameKind.FREE)
 
 
 class Lease:
-    """Lives as long as somebody uses a place; keeps the slab mapped."""
+    """Lives as long as a place is in use; keeps the slab mapped."""
 
     __slots__ = ("__weakref__", "_slab")
 
@@ -33,7 +33,7 @@ class Lease:
 
 
 class Lender(Protocol):
-    """Who gets places back."""
+    """Gets places back."""
 
     def take_back(self, locations: list[int]) -> None:
         """These places are not used any more."""
@@ -52,7 +52,7 @@ class BorrowingLink(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended for good."""
+        """Return whether the connection has ended for good."""
 
     @property
     def connection(self) -> BorrowingConnection:
@@ -60,7 +60,7 @@ class BorrowingLink(Protocol):
 
 
 class _LeaseWatch(weakref.ref[Lease]):
-    """Tells when a lease has died, and what it was for; half the cost of `finalize`."""
+    """Tells when a lease has died, and of what; half the cost of `finalize`."""
 
     __slots__ = ("lender", "location")
 
@@ -111,7 +111,7 @@ class Borrowed:
         start = location & OFFSET_MASK
         if slab is None or not nbytes or start + nbytes > slab.size_bytes:
             raise MalformedError(
-                f"{nbytes} bytes at {location:#x}, which is in no slab of the peer"
+                f"{nbytes} bytes at {location:#x} lie in no slab of the peer"
             )
         return self._leases.lend(self, slab, location, nbytes)
 
@@ -124,7 +124,7 @@ class Borrowed:
 
 
 class Leases:
-    """What this worker uses of slabs: its peers', and its own.
+    """The slabs that this worker uses: its peers', and its own.
 
     Attributes:
         dead: leases whose places have not gone back yet.
@@ -168,7 +168,7 @@ class Leases:
         self.give_back()
 
     def give_back(self) -> None:
-        """Tell the peers which places are free again.  Cheap if there is none."""
+        """Tell the peers which places are free again.  Cheap if there are none."""
         by_lender: dict[Lender, list[int]] = {}
         while self.dead:
             watch = self.dead.popleft()

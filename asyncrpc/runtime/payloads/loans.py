@@ -1,9 +1,9 @@
-"""Memory of devices that other processes use: it lives as long as they do so.
+"""Memory of devices that other processes use: it lives until they are done.
 
-Host memory belongs to all who have mapped it.  That of a device belongs to the process
-that has made it, and is gone for all when it is freed.  So whoever opens it gets the
-end of a pipe, and closes that when its last tensor over the memory has died; the kernel
-closes it for a process that is killed.  The lender sees the pipe's end, and lets go.
+Host memory belongs to all that have mapped it.  That of a device belongs to the process
+that has made it, and is gone for all when it is freed.  So a process that opens it gets
+the end of a pipe, and closes that when its last tensor over the memory has died; the
+kernel closes it for a killed process.  The lender sees the pipe's end, and lets go.
 
     lender                                 borrower
       has the pipe's other end
@@ -50,7 +50,7 @@ class MemoryLoan(NamedTuple):
 
 
 class Loans:
-    """What one worker has lent."""
+    """The loans of one worker."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Loans:
         return next(found, None)
 
     def begin(self, loan: MemoryLoan) -> int:
-        """Keep memory; return the descriptor that is to be closed when it is not used.
+        """Keep memory; return the descriptor to close when it is not used any more.
 
         It is the caller's, who passes it on.
 
@@ -96,13 +96,13 @@ class Loans:
 
     def _on_readable(self, ours: int) -> None:
         if os.read(ours, _DRAINED_BYTES):
-            return  # nobody writes there but to make us busy
+            return  # only an attacker writes there, to make us busy
         self._loop.remove_reader(ours)
         os.close(ours)
         self._run(self._loans.pop(ours).end)
 
     def close(self) -> None:
-        """The loop ends; what is lent is kept by a thread until nobody uses it."""
+        """End with the loop; a thread keeps the memory until it is unused."""
         left, self._loans = self._loans, {}
         for ours in left:
             self._loop.remove_reader(ours)
@@ -149,5 +149,5 @@ def _close(descriptor: int, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def is_borrowed(storage: torch.UntypedStorage) -> bool:
-    """Say whether a storage is another process's."""
+    """Return whether a storage belongs to another process."""
     return hasattr(storage, _HOLD)

@@ -1,8 +1,8 @@
 """Payloads to one peer of this host: copied into a slab, sent as a location.
 
-What is copied at once takes less than a small message may have to wait for; more is
-copied in pieces, between which the loop goes on, and its message is sent when it is
-whole.  So a large message may come after a small one that was sent later, as it may on
+Small copies are made at once, if a small message need not wait long for them; larger
+ones are made in pieces, between which the loop goes on, and their message is sent when
+it is whole.  So a large message may arrive after a small one that was sent later, as on
 the other ways.
 
 A tensor that lies in a slab already (`Worker.empty`) is not copied.
@@ -71,8 +71,8 @@ class _Message(NamedTuple):
 
     Attributes:
         key: its kind and call.
-        frame: what is to be written once the payload is in its place.
-        placement: where that is.
+        frame: written once the payload is in its place.
+        placement: that place.
         on_sent: see `Outgoing`.
     """
 
@@ -83,12 +83,12 @@ class _Message(NamedTuple):
 
 
 class _BufferPlacement:
-    """Where the buffers of one message will be; taken back whole if one finds no room.
+    """The places of one message's buffers; given back whole if one finds no room.
 
     Attributes:
-        entries: a line of the table for each buffer.
+        entries: a row of the table for each buffer.
         inline: the buffers that go with the message.
-        copies: what is to be copied where.
+        copies: sources and targets.
         copied_bytes: how much that is.
     """
 
@@ -260,7 +260,7 @@ class SlabMover:
         return bool(found)
 
     def _abandon(self, copying: Copying, message: _Message) -> _BufferPlacement:
-        """Stop copying; whoever waits to write to the source again may."""
+        """Stop copying; the source may be written to again."""
         self._copies.remove(copying)
         if message.on_sent is not None:
             message.on_sent()

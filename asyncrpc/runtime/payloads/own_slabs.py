@@ -26,14 +26,14 @@ class OwnSlabs:
         ] = []  # first and last address, sorted
 
     def add(self, made: Slab) -> int:
-        """Take a slab whose size has been reserved; return its id."""
+        """Add a slab whose size has been reserved; return its id."""
         slab = self.pool.add(made.size_bytes)
         self.by_id[slab] = made
         return slab
 
     @property
     def has_tensors(self) -> bool:
-        """Whether a tensor of this worker lies in one of its slabs."""
+        """Return whether a tensor of this worker lies in one of its slabs."""
         return bool(self._tensors)
 
     def note_tensor(self, block: Block, nbytes: int) -> None:

@@ -64,7 +64,7 @@ class ReceivePool:
 
     @property
     def idle_bytes(self) -> int:
-        """How much memory is kept that nobody uses."""
+        """Return how much idle memory is kept."""
         self._take_in()
         return self._idle.idle_bytes
 

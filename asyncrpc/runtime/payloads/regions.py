@@ -84,7 +84,7 @@ Mark = tuple[torch.device, Any]
 
 logger = logging.getLogger("asyncrpc")
 
-# A training loop comes by again within it.  A region is kept for once or twice as long.
+# A training loop comes back within it.  A region is kept for once or twice as long.
 IDLE_S: Final = 5.0
 # Each has a descriptor, of which a process often may have 1,024.
 REGIONS_MAX: Final = 4096
@@ -145,7 +145,7 @@ class RegionsHost(Scheduler, Protocol):
 
     @property
     def is_draining(self) -> bool:
-        """Whether the worker has begun to close."""
+        """Return whether the worker has begun to close."""
 
     @property
     def devices(self) -> SharedDevices:
@@ -172,7 +172,7 @@ class MemoryPath(Protocol):
 
 
 class MemoryPaths(Protocol):
-    """The ways by which descriptors come and go.
+    """The paths of descriptors.
 
     Attributes:
         inbox: takes those that peers pass.
@@ -200,7 +200,7 @@ class RegionLink(PeerLink, Protocol):
         """Carries the messages."""
 
     def defer(self, encoded: Encoded) -> DeferredMessage:
-        """Have a message wait for one more thing."""
+        """Make a message wait for one more thing."""
 
 
 class Regions(ServiceMethods):
@@ -277,7 +277,7 @@ class Regions(ServiceMethods):
         """
         storage = self._storages.get(key)
         if storage is None:
-            raise DecodeError("a shared tensor arrived whose memory is not here")
+            raise DecodeError("a shared tensor arrived, but its memory is not here")
         self._used.add(key)
         return storage
 
@@ -304,7 +304,7 @@ class Regions(ServiceMethods):
         marks: list[Mark],
         held: DeferredMessage,
     ) -> None:
-        """Have the peer map regions, then send what was held back for them."""
+        """Make the peer map regions, then send the messages that wait for them."""
         self._awaited.update(keys)
         try:
             if keys:
@@ -355,11 +355,11 @@ class Regions(ServiceMethods):
         storage: torch.UntypedStorage,
         token: bytes,
     ) -> None:
-        """Have a peer open memory of a device, and keep that for it."""
+        """Make a peer open memory of a device, and keep the memory for it."""
         device = storage.device
         if is_borrowed(storage):
             raise _refused(
-                f"memory on {device} can be sent on by the worker that shares it only;"
+                f"only the worker that shares memory on {device} can send it on;"
                 " send tensor.clone()"
             )
         devices = self._host.devices
@@ -379,7 +379,7 @@ class Regions(ServiceMethods):
         await self._ask(link, "open", asked)
 
     def _end_loan(self, end: Callable[[], None]) -> None:
-        """Take note, in a thread, that a peer has let go of memory of a device."""
+        """Record, in a thread, that a peer has let go of memory of a device."""
 
         def done(_: object, error: BaseException | None) -> None:
             if error is not None:
@@ -409,7 +409,7 @@ class Regions(ServiceMethods):
             self._sweeping = self._host.loop.call_later(IDLE_S, self._sweep)
 
     def _is_in_use(self, key: bytes, storage: torch.UntypedStorage) -> bool:
-        """Say whether a region is kept: also for a message that waits for its peer."""
+        """Return whether a region is kept, perhaps for a message that waits."""
         return key in self._used or key in self._awaited or users_of(storage) > 1
 
     async def _let_go(self, keys: list[bytes]) -> None:
@@ -426,7 +426,7 @@ class Regions(ServiceMethods):
         for key in keys:
             storage = self._storages.get(key)
             if storage is None or self._is_in_use(key, storage):
-                continue  # in use again; peers are told again when it is referred to
+                continue  # in use again; peers are told when a message refers to it
             del self._storages[key]
 
     # --- what peers ask --------------------------------------------------------------
@@ -480,7 +480,7 @@ class Regions(ServiceMethods):
             if not self._has(key, nbytes):
                 self._keep(key, storage_over(descriptor, key, nbytes))
         except (OSError, RuntimeError) as error:
-            raise MalformedError(f"memory that cannot be mapped: {error}") from error
+            raise MalformedError(f"shared memory cannot be mapped: {error}") from error
         finally:
             os.close(descriptor)
 

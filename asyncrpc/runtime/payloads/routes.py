@@ -1,7 +1,7 @@
-"""By which way the large messages of one connection leave, and giving them up.
+"""The ways of one connection's large messages, and how to give a message up.
 
 A message that must not be sent yet waits here; each way keeps those that it has taken.
-So a message is in one place at a time, and giving it up is to ask each in turn.
+So a message is in one place at a time, and giving it up means asking each in turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PayloadRoute(Protocol):
         """Take a message and its payload over, or refuse.
 
         Returns:
-            False if another way is to be tried; then nothing was done.
+            False if another way must be tried; then nothing was done.
         """
 
     def drop(self, kind: int, call_id: int) -> bool:
@@ -35,9 +35,9 @@ class PayloadRoutes:
     """The ways of one connection.
 
     Attributes:
-        mover: takes payloads through memory that both ends have, if there is any.
+        mover: takes payloads through shared memory, if there is any.
         lanes: take those that it leaves, once they have been prepared.
-        in_band: takes what is left, over the connection itself.
+        in_band: takes the rest, over the connection itself.
     """
 
     def __init__(self, in_band: PayloadRoute, send: Callable[[Outgoing], None]) -> None:

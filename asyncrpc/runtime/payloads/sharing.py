@@ -99,7 +99,7 @@ class MemoryConnection(MoverConnection, BorrowingConnection, Protocol):
 
     @property
     def credentials(self) -> PeerCredentials | None:
-        """Who is at the other end, where the kernel vouches for it."""
+        """Return the process at the other end, if the kernel vouches for it."""
 
     @property
     def peer(self) -> Hello | None:
@@ -122,11 +122,11 @@ class Sharing(ServiceMethods):
 
     Attributes:
         own: our slabs.
-        pool: who holds what in them.
+        pool: which holders have blocks in them.
         slabs: the same, by id.
-        leases: what we hold in those of our peers.
-        inbox: takes the descriptors of what peers share.
-        regions: what travels by reference.
+        leases: our holds in those of our peers.
+        inbox: takes the descriptors of memory that peers share.
+        regions: memory that travels by reference.
         is_on: whether this worker uses shared memory at all.
     """
 
@@ -163,7 +163,7 @@ class Sharing(ServiceMethods):
         self._sweeping: asyncio.TimerHandle | None = None
 
     def listen(self, path: str) -> None:
-        """Take descriptors beside the Unix socket at `path`; without, do without."""
+        """Take descriptors beside the Unix socket at `path`, or do without."""
         if self.is_on:
             try:
                 self.inbox.listen(path)
@@ -262,7 +262,7 @@ class Sharing(ServiceMethods):
         return slab
 
     async def _pass(self, mover: SlabMover, slab: int) -> None:
-        """Have a peer map one of our slabs.
+        """Make a peer map one of our slabs.
 
         By notices: a request would count as a call, which shutdown waits for.
 
@@ -320,7 +320,7 @@ class Sharing(ServiceMethods):
         return self.leases.lend(self, slab, block.location, nbytes)
 
     def _allocate_in_new(self, nbytes: int) -> Block | None:
-        """Take a block out of a new slab, whose pages are touched afterwards."""
+        """Take a block from a new slab, whose pages are touched afterwards."""
         size_bytes = self.pool.reserve(in_pages(nbytes))
         if not size_bytes:
             return None
@@ -380,7 +380,7 @@ class Sharing(ServiceMethods):
             attached.set_result(refusal)
 
     def _on_detach(self, link: PeerLink, slabs: list[int]) -> None:
-        """Unmap slabs; one that was never passed spoils no other.
+        """Unmap slabs; one that was never passed does not affect the others.
 
         Raises:
             MalformedError: there is one.
@@ -418,7 +418,7 @@ class Sharing(ServiceMethods):
         self._let_go_if_closed()
 
     def _let_go_if_closed(self) -> None:
-        """Unmap our slabs once nobody can send through them any more."""
+        """Unmap our slabs once nothing can be sent through them any more."""
         if self._is_closed and not self._movers:
             self.slabs.clear()
 

@@ -1,8 +1,8 @@
 """Fan-out: one function called on several peers, its arguments encoded once.
 
-The encoded arguments are shared by the requests to all peers, and so are the tensors
-that they view.  What must be counted per receiver, a reference (RRef), cannot be
-shared: such arguments are encoded for each peer, which nobody sees but a profiler.
+The requests to all peers share the encoded arguments, and the tensors that they view.
+References (RRefs) must be counted per receiver and cannot be shared: such arguments are
+encoded for each peer, which only a profiler shows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DIALS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class GroupReply(Generic[T]):
-    """What one peer of a group answered.
+    """The answer of one peer of a group.
 
     Attributes:
         peer: name of the peer.
@@ -67,7 +67,7 @@ class GroupReply(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """What the call failed with; None if it did not."""
+        """Return the error of the call; None if it did not fail."""
         if self.future.cancelled():
             return asyncio.CancelledError()
         return self.future.exception()
@@ -131,7 +131,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
                 raise
         self._missing -= 1
         if not self._missing:
-            self._news.set()  # whoever else iterates has nothing to wait for
+            self._news.set()  # other iterators have nothing to wait for
         future = self._arrived.popleft()
         return GroupReply(future.to, future)
 
@@ -205,8 +205,8 @@ class PeerGroup:
         event loop.
 
         One deadline, the enclosing `asyncrpc.deadline` or `using(timeout_s=...)`,
-        covers all the calls.  Cancelling whoever awaits or iterates cancels the calls
-        that have not ended.
+        covers all the calls.  Cancelling the awaiting or iterating task cancels the
+        calls that have not ended.
 
         Args:
             function: as for `Peer.call`.
@@ -214,11 +214,12 @@ class PeerGroup:
             **kwargs: as for `Peer.call`.
 
         Returns:
-            A `GroupCall`, which has begun.  Awaited, it gives a list of the results in
-            the order of the group; the first error cancels the other calls and is
-            raised (its `to` says whose it is).  Iterated over, it gives a `GroupReply`
-            for each peer as it arrives; an error is raised by `GroupReply.result()`,
-            so that one goes on with the others.  A group of none has no results.
+            A `GroupCall`, which has begun.  Awaited, it returns a list of the results
+            in the order of the group; the first error cancels the other calls and is
+            raised (its `to` is the peer's name).  Iterated over, it gives a
+            `GroupReply` for each peer as it arrives; an error is raised by
+            `GroupReply.result()`, so that the loop can go on with the others.  An empty
+            group has no results.
 
         Raises:
             EncodeError: an argument cannot be sent.  Nothing was.
@@ -300,7 +301,7 @@ class _FanOut:
         self._meta = worker.meta_here()
 
     def start(self, futures: Sequence[CallFuture[Any]]) -> None:
-        """Send to those that are connected, and begin to connect to the others.
+        """Send to connected peers, and begin to connect to the others.
 
         Raises:
             EncodeError: an argument cannot travel; nothing was sent.

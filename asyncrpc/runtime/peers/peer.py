@@ -40,19 +40,20 @@ class Peer:
         Args:
             **options: fields of `CallOptions`; those left out stay as they are.
                 `timeout_s`: seconds.
-                `out`: a tensor of the result's shape and dtype, in the host's memory,
-                which the result is received into and which the call returns.  If it is
-                contiguous, the bytes come there straight from the socket; otherwise,
-                or if the result's are in another order or come through shared memory,
-                they are copied once more.  It must not require a gradient, nor be used
-                before the call has ended.  If the call fails or is cancelled, what is
-                in it is undefined; but it is no longer written to.
-                `codec`: what makes payloads smaller, in both directions: `"lz4"`,
-                `"zstd"` (lossless), `"fp16"`, `"bf16"`, `"int8"` (for float tensors),
-                one of each as `"bf16+zstd"`; `"bf16+keep"` sends as it is what `bf16`
-                would harm, and is refused without; `""` is none.
+                `out`: a tensor of the result's shape and dtype, in host memory, which
+                    the result is received into and which the call returns.  If it is
+                    contiguous, the bytes arrive there straight from the socket;
+                    otherwise, or if the result's order differs or it comes through
+                    shared memory, they are copied once more.  It must not require a
+                    gradient, nor be used before the call has ended.  If the call fails
+                    or is cancelled, its content is undefined; but it is no longer
+                    written to.
+                `codec`: makes payloads smaller, in both directions: `"lz4"`, `"zstd"`
+                    (lossless), `"fp16"`, `"bf16"`, `"int8"` (for float tensors), one of
+                    each as `"bf16+zstd"`; `"bf16"` refuses tensors that it would harm,
+                    `"bf16+keep"` sends them as they are; `""` is none.
                 `idempotent`: whether the function may run twice: then a `call` whose
-                worker is lost is made again; see `asyncrpc.idempotent`.
+                    worker is lost is made again; see `asyncrpc.idempotent`.
 
         Raises:
             TypeError: there is no such option.
@@ -121,7 +122,7 @@ class Peer:
     def remote(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `function` on this peer, keep its result there, return an RRef at once.
 
-        What the function raises is raised by whoever asks the reference for its value.
+        An error of the function is raised when the value of the reference is fetched.
 
         Args:
             function: as for `call`; a class makes an object of it there.

@@ -51,7 +51,7 @@ KNOWN_MAX: Final = 4096  # programs call tens of functions
 
 
 class Links(Protocol):
-    """What is asked for links to peers."""
+    """Makes links to peers."""
 
     def link_to(self, name: str) -> Link | None:
         """Return the open link to a worker; None if there is none."""
@@ -99,11 +99,11 @@ class CallStarter:
         self.on_loop_thread = tasks.on_loop_thread
 
     async def link_to(self, to: str) -> Link:
-        """Return the open link to a worker, connecting if need be.
+        """Return the open link to a worker, connecting if necessary.
 
         Raises:
             WorkerLostError: it cannot be reached.
-            UnknownWorkerError: there is none of the name.
+            UnknownWorkerError: no worker has this name.
         """
         entry = self.directory.find(to)
         return entry.link or await self.directory.connect(entry)
@@ -167,7 +167,7 @@ class CallStarter:
         return call
 
     def is_known(self, function: Callable[..., Any]) -> bool:
-        """Say whether a function has been called before, and has a name."""
+        """Return whether a function has been called before, and has a name."""
         return type(function) in _NAMED and function in self._known
 
     def _start_repeating(
@@ -225,7 +225,7 @@ class CallStarter:
     def new_call(
         self, function: str, to: str, *, with_site: bool = False, kind: str = "async"
     ) -> CallFuture[Any]:
-        """Make the future of a call that is to be started by `begin`.
+        """Make the future of a call that `begin` will start.
 
         Args:
             function: what it runs, for people to read.

@@ -1,1 +1,1 @@
-"""What the machines of membership decide: who is a member, who tells whom."""
+"""The machines of membership: who is a member, and which member tells which."""

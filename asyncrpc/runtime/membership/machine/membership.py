@@ -1,4 +1,4 @@
-"""Membership: who is in the group, as one worker knows it, and what news change.
+"""Membership: the group as one worker knows it, and how news change it.
 
 What is known of a worker is one record.  Of two records of one name the later counts,
 whatever order they come in: by *generation* (which life of the name it is), then by
@@ -6,8 +6,9 @@ incarnation (two that took the name at once), then by version (which the worker 
 raises), then LEFT before LOST before ALIVE.  So all who have heard the same news know
 the same, however often and in whatever order they heard them.
 
-That a worker is lost is a hint: whoever has a link to it does not believe it and tells
-that worker, which refutes it by a higher version.  That it has left is its own word.
+The loss of a worker is a hint: a member with a link to it does not believe it and tells
+that worker, which refutes it by a higher version.  Only a worker itself says that it
+has left.
 
 Invariants:
     - the record of a name never goes back;
@@ -37,7 +38,7 @@ TOMBSTONES_MAX: Final = 4_096  # records of the dead; then the oldest is forgott
 # A worker that hears for so long nothing of the group may bring back who is dead.
 TOMBSTONE_S: Final = 600.0
 SUCCEEDED: Final = "a later worker has the name"
-FAR_TURNS: Final = 8  # rounds, in one of which somebody far away is looked for
+FAR_TURNS: Final = 8  # rounds, in one of which a member far away is looked for
 BUCKETS: Final = 64  # parts of the circle that are compared on their own
 _SHIFT: Final = BITS - 6
 _MIX: Final = 0x9E3779B97F4A7C15  # odd, its bits well mixed: 2^64 / golden ratio
@@ -48,7 +49,7 @@ _FIELDS: Final = (str, int, int, list, str, int, int, int)
 
 
 class Status(enum.IntEnum):
-    """Whether a worker is there; of two of the same version, the higher counts."""
+    """Whether a worker is there; of two records of one version, the higher counts."""
 
     ALIVE = 0
     LOST = 1
@@ -71,8 +72,8 @@ class Record:
     """What is known of one worker.
 
     Attributes:
-        member: who it is and where.
-        generation: which life of the name this is, from 1; 0: nobody has said yet.
+        member: its name, rank and addresses.
+        generation: which life of the name this is, from 1; 0: not known yet.
         version: how often the worker has refuted its own death.
         status: whether it is there.
     """
@@ -94,17 +95,17 @@ class Record:
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        """What decides which of two records of a name is the later one."""
+        """Return a key by which the later one of two records of a name is greater."""
         return self.generation, self.incarnation, self.version, self.status
 
     @property
     def is_alive(self) -> bool:
-        """Whether the worker is there."""
+        """Return whether the worker is there."""
         return self.status is Status.ALIVE
 
     @property
     def is_placed(self) -> bool:
-        """Whether it has a place on the ring: not, if it is only in a list so far."""
+        """Return whether it has a place on the ring: not if only in a list so far."""
         return self.is_alive and self.member.incarnation != UNKNOWN_INCARNATION
 
     def pack(self) -> list[Any]:
@@ -193,9 +194,9 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Effect: find out whether the later worker lives that has this one's name.
+    """Effect: find out whether the later worker with this one's name lives.
 
-    If it does, nobody will speak to this one any more; if not, `outlive` it.
+    If it does, no member will speak to this one any more; if not, `outlive` it.
     """
 
     record: Record
@@ -237,18 +238,18 @@ class Membership:
 
     @property
     def records(self) -> list[Record]:
-        """What is known of all who are there, by rank and name."""
+        """Return the records of all workers that are there, by rank and name."""
         found = [record for record in self._records.values() if record.is_alive]
         return sorted(found, key=lambda one: (one.member.rank, one.name))
 
     @property
     def welcome(self) -> list[Record]:
-        """What a worker is told that joins: who is there, and who may be back."""
+        """Return records for a joining worker: members, and those that may be back."""
         known = self._records.values()
         return [one for one in known if one.status is not Status.LEFT]
 
     def holder_of(self, rank: int) -> Record | None:
-        """Return who has a rank, dead or alive; None if nobody has."""
+        """Return the worker with a rank, dead or alive; None if no worker has it."""
         held = (one for one in self._records.values() if one.member.rank == rank)
         return next(held, None) if rank >= 0 else None
 
@@ -266,7 +267,7 @@ class Membership:
     # --- events ----------------------------------------------------------------------
 
     def begin(self, records: Iterable[Record], now_s: float) -> None:
-        """Take over what is known at the start."""
+        """Take over the records of the start."""
         for record in records:
             if record.name != self.me.name or record.incarnation == self.me.incarnation:
                 self._set(record, now_s)
@@ -274,12 +275,12 @@ class Membership:
     def hear(
         self, record: Record, now_s: float, *, is_linked: bool = False
     ) -> list[Effect]:
-        """Take a record that another worker has sent.
+        """Take a record from another worker.
 
         Args:
-            record: that came.
+            record: the record.
             now_s: the time, in seconds.
-            is_linked: whether there is a link to the incarnation that it is about.
+            is_linked: whether there is a link to the incarnation in the record.
         """
         if record.name == self.me.name:
             return self._hear_of_me(record)
@@ -306,7 +307,7 @@ class Membership:
         ]
 
     def leave(self, now_s: float) -> Record:
-        """This worker leaves; return what the others are to be told."""
+        """Leave the group; return the record for the others."""
         self._set(replace(self.me, status=Status.LEFT), now_s)
         return self.me
 
@@ -323,13 +324,13 @@ class Membership:
             kind = _kind_of(known, record)
             return [Changed(kind, record, UNKNOWN_INCARNATION), Answer(record)]
         if not self.is_static:
-            return [Answer(known)]  # it answers that it is a later one, if it is
+            return [Answer(known)]  # a later incarnation will answer that it is one
         record = Record(member, generation=known.generation + 1)
         self._set(record, now_s)
         return [Changed(ChangeKind.RESTARTED, record, known.incarnation)]
 
     def admit(self, member: Member, now_s: float) -> list[Effect]:
-        """Take in a worker that wants to join, whatever was known of its name.
+        """Admit a worker, whatever was known of its name.
 
         Whether it may, the caller has found out.  A worker that comes back under its
         name keeps its rank, unless it names another.
@@ -349,7 +350,7 @@ class Membership:
         return [Changed(kind, record, previous), Announce(record)]
 
     def forget(self, now_s: float) -> list[str]:
-        """Return the names of those that died long ago; nothing is left of them."""
+        """Forget workers that died long ago; return their names."""
         gone: list[str] = []
         for name, died_s in self._died_s.items():
             is_over = len(self._died_s) - len(gone) > TOMBSTONES_MAX
@@ -406,18 +407,18 @@ class Membership:
         return self.alive.next_to(self.me.name)
 
     def lost_one(self, turn: int) -> str:
-        """Return whom to look for in a round: empty if nobody was lost.
+        """Return the worker to look for in a round: empty if none was lost.
 
         It is one of those between this worker and its successor, so that few look for
-        the same one; now and then any other, of whom the one that should look for it
-        may not have heard.
+        the same one; now and then any other, since the worker that should look for it
+        may not know of it.
         """
         found = self.lost_nearby() if turn % FAR_TURNS else list(self.lost)
         step = turn if turn % FAR_TURNS else turn // FAR_TURNS
         return found[step % len(found)] if found else ""
 
     def lost_nearby(self) -> list[str]:
-        """Return those who were lost between this worker and its successor."""
+        """Return the lost workers between this one and its successor."""
         start, end = place_of(self.me.name), place_of(self.successor or self.me.name)
         found: list[str] = []
         one = self.lost.after(start + 1)
@@ -447,7 +448,8 @@ class Membership:
             return []
         if (record.generation, record.incarnation) < (me.generation, me.incarnation):
             return [Answer(me)]
-        # If nobody had said, this is the next life; and so it is if the other has left,
+        # If it was not known, this is the next life; and so it is if the other has
+        # left,
         # of which the member did not know that took this worker in.
         if me.generation == 0 or record.status is Status.LEFT:
             return self.outlive(record)

@@ -1,14 +1,14 @@
-"""The ring: names in the order of their hashes, and who tells whom along it.
+"""The ring: names in the order of their hashes, and how news travel along it.
 
-Every worker has a place on a circle of 2^64, by the hash of its name.  It knows by
-arithmetic, without asking, who comes after it, and who comes first after it at the
+Every worker has a place on a circle of 2^64, by the hash of its name.  It can compute,
+without asking, which worker comes after it, and which comes first after it at the
 distances 1, 2, 4, ..., 2^63: its *fingers*, about log2(n) different workers.  News go
 along fingers only, so a worker speaks to few others however many changes there are, and
-a place that is taken or given up changes nobody's fingers but those that point there.
+a place that is taken or given up changes only the fingers that point there.
 
-A message carries a limit: whoever gets it passes it on to its fingers before that
-limit, each with the next one as its limit.  So n - 1 messages reach everyone, the last
-after about log2(n) steps, and no worker sends more than log2(n) of them.
+A message carries a limit: its receiver passes it on to its fingers before that limit,
+each with the next one as its limit.  So n - 1 messages reach all, the last one after
+about log2(n) steps, and no worker sends more than log2(n) of them.
 
 Sans-IO.  What it knows of workers is their names.
 
@@ -61,7 +61,7 @@ class Ring:
             self._places.insert(at, place)
 
     def discard(self, name: str) -> None:
-        """Take a name off, if it is there."""
+        """Remove a name, if it is there."""
         place = (place_of(name), name)
         at = bisect.bisect_left(self._places, place)
         if at < len(self._places) and self._places[at] == place:
@@ -95,20 +95,20 @@ class Ring:
         return found
 
     def within(self, name: str, start: int, end: int) -> bool:
-        """Say whether a name lies after `start` and before `end`, going round."""
+        """Return whether a name lies after `start` and before `end`, going round."""
         span = (end - start) % CIRCLE or CIRCLE  # the same place: the whole circle
         return 0 < (place_of(name) - start) % CIRCLE < span
 
     def routes(self, name: str, limit: int) -> list[tuple[str, int]]:
-        """Return whom a worker passes news on to that it got with `limit`.
+        """Return the workers that a worker informs of news that it got with `limit`.
 
         Args:
             name: of the worker.
-            limit: where the part of the circle ends that it is to tell; its own place
-                is the whole circle.
+            limit: the end of its part of the circle; its own place means the whole
+                circle.
 
         Returns:
-            Names, each with the limit that it is given.
+            Names, each with its limit.
         """
         here = place_of(name)
         told = [one for one in self.fingers(name) if self.within(one, here, limit)]
@@ -116,7 +116,7 @@ class Ring:
         return list(zip(told, limits, strict=False))
 
     def route_past(self, name: str, limit: int) -> tuple[str, int] | None:
-        """Return who is told in place of a worker that cannot be reached."""
+        """Return the worker to inform instead of one that cannot be reached."""
         start = place_of(name)
         found = self.after(start + 1)
         if not found or not self.within(found, start, limit):

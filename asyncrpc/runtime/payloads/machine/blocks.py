@@ -27,7 +27,7 @@ def size_class(nbytes: int) -> int:
 
 
 class IdleBlocks(Generic[B]):
-    """Blocks that nobody uses, newest first to go out, oldest first to be dropped.
+    """Idle blocks: the newest is used first, the oldest is dropped first.
 
     Attributes:
         limit_bytes: how many bytes are kept at most.
@@ -46,7 +46,7 @@ class IdleBlocks(Generic[B]):
         return bool(self._by_size)
 
     def take(self, nbytes: int) -> B | None:
-        """Return a kept block for so many bytes, or None if a fresh one is to be made.
+        """Return a kept block for so many bytes, or None if a fresh one must be made.
 
         In that case others are dropped: with the fresh one, no more than the limit is
         held, unless that block alone is longer.
