@@ -184,7 +184,7 @@ async def test_only_who_shares_it_can_send_it_on(a: Any) -> None:
     worker, _ = a
     value = asyncrpc.share(made(torch.ones(10)))
     await worker.peer("b").call(keep, value)
-    with pytest.raises(EncodeError, match=r"worker that shares it only.*clone"):
+    with pytest.raises(EncodeError, match=r"only the worker that shares memory.*clone"):
         await worker.peer("b").call(pass_on, "c")
     await worker.peer("c").call(keep, value)
     assert await worker.peer("c").call(kept_sum) == 10

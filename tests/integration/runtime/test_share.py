@@ -322,7 +322,7 @@ async def test_a_key_that_was_never_passed_is_an_error_of_that_call_alone(
     a, _, _ = host
     value = asyncrpc.share(torch.zeros(5))
     await a.peer("b").call(remote.echo, torch.zeros(1))
-    with pytest.raises(DecodeError, match="whose memory is not here"):
+    with pytest.raises(DecodeError, match="but its memory is not here"):
         a.parts.memory.regions.find(os.urandom(16))
     assert (await a.peer("b").call(remote.echo, value)).sum() == 0
 
