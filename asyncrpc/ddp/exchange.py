@@ -24,8 +24,8 @@ import torch
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.bucket import GradBucket
 from asyncrpc.ddp.hooks.states import bound
-from asyncrpc.ddp.own_group import RecreatableGroup
 from asyncrpc.ddp.passes import Backward, PassConfig
+from asyncrpc.ddp.recreatable_group import RecreatableGroup
 from asyncrpc.ddp.threads import run_beside
 from asyncrpc.errors import CollectiveError, UsageError
 from asyncrpc.serde import text_of, words_of

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from asyncrpc.arguments import check_callable, wrong
+from asyncrpc.runtime.devices.device_lock import turn
 from asyncrpc.runtime.devices.names import DeviceName
-from asyncrpc.runtime.devices.turns import turn
 from asyncrpc.runtime.worker import current_parts
 
 P = ParamSpec("P")

@@ -23,8 +23,8 @@ from asyncrpc.runtime.calls.error_encoder import ErrorEncoder
 from asyncrpc.runtime.calls.targets import Targets
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.devices.backends import DeviceLockHooks, backend_of
+from asyncrpc.runtime.devices.device_lock import DeviceLock
 from asyncrpc.runtime.devices.staging import Devices
-from asyncrpc.runtime.devices.turns import DeviceLock
 from asyncrpc.runtime.extensions import Propagator, References
 from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.runtime.lifecycle import Lifecycle

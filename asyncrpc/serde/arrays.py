@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 
 from asyncrpc.errors import DecodeError
 from asyncrpc.serde.kinds import ENTRY_ARRAY, NO_BUFFER
-from asyncrpc.serde.outbox import OutgoingBuffers
+from asyncrpc.serde.outgoing_buffers import OutgoingBuffers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

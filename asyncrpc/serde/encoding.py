@@ -24,7 +24,7 @@ from asyncrpc.serde.copies import Stager
 from asyncrpc.serde.dismantling import dismantle
 from asyncrpc.serde.functions import NAMED_TYPES, FunctionTable, is_bound
 from asyncrpc.serde.hooks import Hooks
-from asyncrpc.serde.outbox import OutgoingBuffers
+from asyncrpc.serde.outgoing_buffers import OutgoingBuffers
 from asyncrpc.serde.plain import RECIPES, Recipe, is_plain
 from asyncrpc.serde.policy import Limits, Policy
 from asyncrpc.serde.shared import can_share, key_of

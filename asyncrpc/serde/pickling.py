@@ -24,7 +24,7 @@ import torch
 from asyncrpc.errors import DecodeError
 from asyncrpc.serde.exceptions import words_of
 from asyncrpc.serde.naming import resolve_global
-from asyncrpc.serde.outbox import OutgoingBuffers
+from asyncrpc.serde.outgoing_buffers import OutgoingBuffers
 from asyncrpc.serde.unsendable import Unsendable
 
 # Shorter buffers are cheaper inside the pickle than as a buffer of the message.

@@ -19,7 +19,7 @@ import torch
 
 from asyncrpc.errors import DecodeError
 from asyncrpc.serde import kinds
-from asyncrpc.serde.outbox import view_memory
+from asyncrpc.serde.outgoing_buffers import view_memory
 from asyncrpc.serde.shared import KEY_BYTES, SharedStorages, key_of
 from asyncrpc.serde.tensors import (
     DTYPES,

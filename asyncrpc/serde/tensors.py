@@ -31,7 +31,7 @@ from asyncrpc.serde.kinds import (
     NEGATIVE,
     NO_BUFFER,
 )
-from asyncrpc.serde.outbox import OutgoingBuffers, view_memory
+from asyncrpc.serde.outgoing_buffers import OutgoingBuffers, view_memory
 from asyncrpc.serde.spans import Span, clusters, reach, span_of
 from asyncrpc.serde.unsendable import Unsendable
 

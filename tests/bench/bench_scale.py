@@ -26,7 +26,7 @@ import torch
 import asyncrpc
 from asyncrpc import Worker
 from asyncrpc.testing import ProcessCluster
-from tests.integration.runtime import crowd
+from tests.integration.runtime import fan_in
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -55,13 +55,13 @@ async def memory_per_peer(transport: Literal["uds", "tcp"], nbytes: int) -> None
     async with ProcessCluster(["b", *hosts], transport=transport) as worker:
         callee, group = worker.peer("b"), worker.group(hosts)
         addresses = worker.parts.directory.find("b").member.addresses
-        await crowd.call_some(callee, nbytes)
-        before = await callee.call(crowd.settled_memory)
+        await fan_in.call_some(callee, nbytes)
+        before = await callee.call(fan_in.settled_memory)
         each = PEERS // len(hosts)
-        await group.call(crowd.gather_crowd, each, "b", addresses, nbytes)
-        after = await callee.call(crowd.settled_memory)
-        await group.call(crowd.dismiss_crowd)
-        gone = await callee.call(crowd.settled_memory)
+        await group.call(fan_in.gather_crowd, each, "b", addresses, nbytes)
+        after = await callee.call(fan_in.settled_memory)
+        await group.call(fan_in.dismiss_crowd)
+        gone = await callee.call(fan_in.settled_memory)
     show(
         f"{transport}, {nbytes >> 10} KiB sent",
         f"{(after.rss - before.rss) / PEERS / KIB:.0f}",
@@ -79,7 +79,7 @@ async def load(
     group = worker.group([f"c{number}" for number in range(callers)])
     begun_s = await callee.call(time.process_time)
     rate = sum(
-        await group.call(crowd.call_for, "b", function, OUTSTANDING_EACH, SECONDS)
+        await group.call(fan_in.call_for, "b", function, OUTSTANDING_EACH, SECONDS)
     )
     cost_s = await callee.call(time.process_time) - begun_s
     return rate, cost_s / (rate * SECONDS) * 1e6
@@ -88,7 +88,7 @@ async def load(
 async def rates() -> None:
     names = [f"c{number}" for number in range(max(CALLERS))]
     async with ProcessCluster(["b", *names]) as worker:
-        for function in (crowd.nothing, crowd.nothing_in_thread):
+        for function in (fan_in.nothing, fan_in.nothing_in_thread):
             await load(worker, len(names), function)  # connects
             found: dict[int, list[tuple[float, float]]] = {n: [] for n in CALLERS}
             for _ in range(ROUNDS):
@@ -109,20 +109,26 @@ async def rates() -> None:
 async def outstanding() -> None:
     async with ProcessCluster(["b"]) as worker:
         callee = worker.peer("b")
-        await crowd.call_some(callee)
+        await fan_in.call_some(callee)
         for attempt in range(3):
-            await callee.call(crowd.close_gate)
-            before, here = await callee.call(crowd.settled_memory), crowd.memory_of()
+            await callee.call(fan_in.close_gate)
+            before, here = (
+                await callee.call(fan_in.settled_memory),
+                fan_in.memory_of(),
+            )
             begun_s = time.perf_counter()
             calls = [
-                worker.parts.start_call("b", crowd.pass_gate, (number,))
+                worker.parts.start_call("b", fan_in.pass_gate, (number,))
                 for number in range(CALLS)
             ]
-            assert await callee.call(crowd.calls_in_hand) == CALLS
+            assert await callee.call(fan_in.calls_in_hand) == CALLS
             in_hand_s = time.perf_counter() - begun_s
-            during, then = await callee.call(crowd.settled_memory), crowd.memory_of()
+            during, then = (
+                await callee.call(fan_in.settled_memory),
+                fan_in.memory_of(),
+            )
             begun_s = time.perf_counter()
-            await callee.call(crowd.open_gate)
+            await callee.call(fan_in.open_gate)
             lost = CALLS - sum(
                 answer == number
                 for number, answer in enumerate(await asyncio.gather(*calls))
@@ -156,10 +162,10 @@ async def fan_out() -> None:
         for what, value in arguments():
 
             async def together(value: Any = value) -> None:
-                await group.call(crowd.take, value)
+                await group.call(fan_in.take, value)
 
             async def apart(value: Any = value) -> None:
-                await asyncio.gather(*(peer.call(crowd.take, value) for peer in peers))
+                await asyncio.gather(*(peer.call(fan_in.take, value) for peer in peers))
 
             for _ in range(WARM_UPS):  # until enough slabs have been made
                 await together()

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import asyncrpc
 from asyncrpc import RRef
-from tests.numerics.keepers import Gate
 from tests.numerics.remote import Layer
+from tests.numerics.stateful_objects import Gate
 
 
 class Graph:

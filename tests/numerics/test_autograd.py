@@ -13,7 +13,7 @@ import asyncrpc
 from asyncrpc import RRef, Worker, autograd
 from asyncrpc.autograd import Context
 from asyncrpc.testing import Cluster, acting_as
-from tests.numerics import parts
+from tests.numerics import formulas
 
 NAMES = ["a", "b", "c"]
 Trio = tuple[Worker, Worker, Worker]
@@ -21,7 +21,7 @@ Trio = tuple[Worker, Worker, Worker]
 
 @pytest.fixture
 async def trio() -> AsyncIterator[Trio]:
-    parts.make_parameters(NAMES, 3, seed=1)
+    formulas.make_parameters(NAMES, 3, seed=1)
     async with Cluster(names=NAMES) as (a, b, c):
         with acting_as(a):
             yield a, b, c
@@ -29,13 +29,13 @@ async def trio() -> AsyncIterator[Trio]:
 
 def leaf(seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 + seed)
-    made = torch.randn(parts.SHAPE, dtype=torch.double, generator=generator)
+    made = torch.randn(formulas.SHAPE, dtype=torch.double, generator=generator)
     return made.requires_grad_()
 
 
 async def gathered(a: Worker, context: Context) -> dict[str, Any]:
     return {
-        name: await a.peer(name).call(parts.gradients_here, tuple(context.id))
+        name: await a.peer(name).call(formulas.gradients_here, tuple(context.id))
         for name in NAMES
     }
 
@@ -44,14 +44,14 @@ def expected(
     root: Callable[..., torch.Tensor], *leaves: torch.Tensor
 ) -> dict[str, Any]:
     """Run the same in one process; `root` is given the leaves and all parameters."""
-    flat = [one for name in NAMES for one in parts.parameters[name]]
+    flat = [one for name in NAMES for one in formulas.parameters[name]]
     found = torch.autograd.grad(
-        root(*leaves, parts.parameters), [*leaves, *flat], allow_unused=True
+        root(*leaves, formulas.parameters), [*leaves, *flat], allow_unused=True
     )
     rest = list(found[len(leaves) :])
     return {
         "leaves": list(found[: len(leaves)]),
-        **{name: [rest.pop(0) for _ in parts.parameters[name]] for name in NAMES},
+        **{name: [rest.pop(0) for _ in formulas.parameters[name]] for name in NAMES},
     }
 
 
@@ -74,15 +74,15 @@ async def check(
     for name in NAMES:
         assert_same(found[name], wanted[name])
     for name in NAMES:
-        assert all(one.grad is None for one in parts.parameters[name])
+        assert all(one.grad is None for one in formulas.parameters[name])
 
 
 async def test_there_and_back_and_there_and_back(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
-        y = await a.peer("b").call(parts.zigzag, ["a", "b", "c", "a"], x)
-        z = await a.peer("b").call(parts.zigzag, ["a"], y * x)
+        y = await a.peer("b").call(formulas.zigzag, ["a", "b", "c", "a"], x)
+        z = await a.peer("b").call(formulas.zigzag, ["a"], y * x)
         await autograd.backward(context, [z.sum()])
 
         def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
@@ -102,15 +102,17 @@ async def test_several_calls_to_one_worker_share_its_parameters(trio: Trio) -> N
     a, _, _ = trio
     x, y = leaf(1), leaf(2)
     async with autograd.context() as context:
-        calls = [a.parts.start_call("b", parts.combine, (x, y, i)) for i in (0, 1, 0)]
-        calls.append(a.parts.start_call("b", parts.combine_in_thread, (y, x, 0)))
+        calls = [
+            a.parts.start_call("b", formulas.combine, (x, y, i)) for i in (0, 1, 0)
+        ]
+        calls.append(a.parts.start_call("b", formulas.combine_in_thread, (y, x, 0)))
         results = await asyncio.gather(*calls)
         await autograd.backward(context, [torch.stack(results).prod()])
 
         def whole(x: torch.Tensor, y: torch.Tensor, p: Any) -> torch.Tensor:
             b = p["b"]
-            found = [parts.formula(x, y, b[i]) for i in (0, 1, 0)]
-            return torch.stack([*found, parts.formula(y, x, b[0])]).prod()
+            found = [formulas.formula(x, y, b[i]) for i in (0, 1, 0)]
+            return torch.stack([*found, formulas.formula(y, x, b[0])]).prod()
 
         await check(a, context, expected(whole, x, y), x, y)
 
@@ -119,11 +121,11 @@ async def test_a_result_that_is_not_used_costs_and_changes_nothing(trio: Trio) -
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
-        used = await a.peer("b").call(parts.combine, x, x, 0)
-        unused = await a.peer("c").call(parts.combine, x, x, 1)
+        used = await a.peer("b").call(formulas.combine, x, x, 0)
+        unused = await a.peer("c").call(formulas.combine, x, x, 1)
         await autograd.backward(context, [used.sum()])
         assert unused.requires_grad
-        wanted = expected(lambda x, p: parts.formula(x, x, p["b"][0]).sum(), x)
+        wanted = expected(lambda x, p: formulas.formula(x, x, p["b"][0]).sum(), x)
         await check(a, context, wanted, x)
 
 
@@ -131,15 +133,15 @@ async def test_references_as_arguments_and_results(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
-        weight = a.peer("b").remote(parts.parameter, 2)
+        weight = a.peer("b").remote(formulas.parameter, 2)
         own: RRef[torch.Tensor] = RRef(x)
-        middle = a.peer("c").remote(parts.combine, weight, own, 1)
-        result = await a.peer("b").call(parts.combine, middle, x, 0)
+        middle = a.peer("c").remote(formulas.combine, weight, own, 1)
+        result = await a.peer("b").call(formulas.combine, middle, x, 0)
         await autograd.backward(context, [(result + await middle).sum()])
 
         def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
-            middle = parts.formula(p["b"][2], x, p["c"][1])
-            return (parts.formula(middle, x, p["b"][0]) + middle).sum()
+            middle = formulas.formula(p["b"][2], x, p["c"][1])
+            return (formulas.formula(middle, x, p["b"][0]) + middle).sum()
 
         await check(a, context, expected(whole, x), x)
 
@@ -148,10 +150,10 @@ async def test_backward_of_a_reference(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
-        result = a.peer("b").remote(parts.combine, x, x, 0)
+        result = a.peer("b").remote(formulas.combine, x, x, 0)
         total = result.remote().sum()
         await total.backward(context)
-        wanted = expected(lambda x, p: parts.formula(x, x, p["b"][0]).sum(), x)
+        wanted = expected(lambda x, p: formulas.formula(x, x, p["b"][0]).sum(), x)
         await check(a, context, wanted, x)
 
 
@@ -159,13 +161,13 @@ async def test_several_roots(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
-        one = await a.peer("b").call(parts.combine, x, x, 0)
-        two = await a.peer("c").call(parts.combine, one, x, 0)
+        one = await a.peer("b").call(formulas.combine, x, x, 0)
+        two = await a.peer("c").call(formulas.combine, one, x, 0)
         await autograd.backward(context, [one.sum(), two.sum(), x.sum()])
 
         def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
-            one = parts.formula(x, x, p["b"][0])
-            return (one + parts.formula(one, x, p["c"][0]) + x).sum()
+            one = formulas.formula(x, x, p["b"][0])
+            return (one + formulas.formula(one, x, p["c"][0]) + x).sum()
 
         await check(a, context, expected(whole, x), x)
 
@@ -175,12 +177,13 @@ async def test_roots_of_any_shape_with_their_gradients(trio: Trio) -> None:
     x = leaf()
     weights = torch.tensor([1.0, -2.0, 3.0], dtype=torch.double)
     async with autograd.context() as context:
-        y = await a.peer("b").call(parts.combine, x, x, 0)
+        y = await a.peer("b").call(formulas.combine, x, x, 0)
         with pytest.raises(asyncrpc.UsageError, match="not a real scalar"):
             await autograd.backward(context, [y])
         await autograd.backward(context, [y, y.sum()], gradients=[weights, None])
         wanted = expected(
-            lambda x, p: (parts.formula(x, x, p["b"][0]) * (weights + 1)).sum(), x
+            lambda x, p: (formulas.formula(x, x, p["b"][0]) * (weights + 1)).sum(),
+            x,
         )
         await check(a, context, wanted, x)
 
@@ -189,7 +192,7 @@ async def test_passes_accumulate_while_the_graph_is_kept(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
-        loss = (await a.peer("b").call(parts.zigzag, ["c", "b"], x)).sum()
+        loss = (await a.peer("b").call(formulas.zigzag, ["c", "b"], x)).sum()
         await autograd.backward(context, [loss], retain_graph=True)
         await autograd.backward(context, [loss], retain_graph=True)
 
@@ -205,7 +208,7 @@ async def test_a_graph_that_was_not_kept_cannot_be_used_again(trio: Trio) -> Non
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
-        loss = (await a.peer("b").call(parts.combine, x, x, 0)).sum()
+        loss = (await a.peer("b").call(formulas.combine, x, x, 0)).sum()
         await autograd.backward(context, [loss])
         before = await gathered(a, context)
         with pytest.raises(asyncrpc.BackwardFailedError, match="second time"):
@@ -218,7 +221,7 @@ async def test_received_tensors_may_be_changed_in_place(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
-        y = await a.peer("b").call(parts.in_place, x * 2)
+        y = await a.peer("b").call(formulas.in_place, x * 2)
         y.mul_(3)
         await autograd.backward(context, [y.sum()])
         wanted = expected(lambda x, p: ((x * 2 * p["b"][0] + 1) ** 2 * 3).sum(), x)
@@ -232,12 +235,12 @@ async def test_a_tensor_changed_after_it_was_sent_has_the_gradient_of_what_was_s
     x = leaf()
     async with autograd.context() as context:
         middle = x * 2
-        y = await a.peer("b").call(parts.combine, middle, x, 0)
+        y = await a.peer("b").call(formulas.combine, middle, x, 0)
         middle.add_(1)
         await autograd.backward(context, [(y + middle).sum()])
 
         def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
-            return (parts.formula(x * 2, x, p["b"][0]) + x * 2 + 1).sum()
+            return (formulas.formula(x * 2, x, p["b"][0]) + x * 2 + 1).sum()
 
         await check(a, context, expected(whole, x), x)
 
@@ -247,10 +250,10 @@ async def test_existing_grad_is_left_alone(trio: Trio) -> None:
     x = leaf()
     x.grad = torch.full_like(x, 7.0)
     async with autograd.context() as context:
-        y = await a.peer("b").call(parts.combine, x, x, 0)
+        y = await a.peer("b").call(formulas.combine, x, x, 0)
         await autograd.backward(context, [y.sum()])
         assert torch.equal(x.grad, torch.full_like(x, 7.0))
-        (wanted,) = expected(lambda x, p: parts.formula(x, x, p["b"][0]).sum(), x)[
+        (wanted,) = expected(lambda x, p: formulas.formula(x, x, p["b"][0]).sum(), x)[
             "leaves"
         ]
         assert_same([autograd.get_gradients(context)[x]], [wanted])
@@ -259,7 +262,7 @@ async def test_existing_grad_is_left_alone(trio: Trio) -> None:
 @pytest.mark.parametrize("way", [[], ["a", "b"]], ids=["straight", "to and fro"])
 async def test_hooks_see_each_whole_gradient_once(trio: Trio, way: list[str]) -> None:
     a, _, _ = trio
-    weight: Any = parts.parameters["b"][0]
+    weight: Any = formulas.parameters["b"][0]
     seen: dict[str, list[Any]] = {"tensor": [], "accumulated": [], "node": []}
     node = torch.autograd.graph.get_gradient_edge(weight).node
     hooks = [
@@ -273,7 +276,7 @@ async def test_hooks_see_each_whole_gradient_once(trio: Trio, way: list[str]) ->
     ]
     x = leaf()
     async with autograd.context() as context:
-        y = await a.peer("b").call(parts.zigzag, way, x)
+        y = await a.peer("b").call(formulas.zigzag, way, x)
         await autograd.backward(context, [y.sum()])
         found = (await gathered(a, context))["b"][0]
     for hook in hooks:
@@ -290,10 +293,10 @@ async def test_a_node_that_fails_undoes_the_pass_everywhere_and_names_its_worker
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
-        good = await a.peer("c").call(parts.combine, x, x, 0)
+        good = await a.peer("c").call(formulas.combine, x, x, 0)
         await autograd.backward(context, [good.sum()], retain_graph=True)
         before = {**(await gathered(a, context)), "x": autograd.get_gradients(context)}
-        bad = await a.peer("b").call(parts.failing, good)
+        bad = await a.peer("b").call(formulas.failing, good)
         with pytest.raises(
             asyncrpc.BackwardFailedError, match="cannot go backward"
         ) as e:
@@ -317,14 +320,18 @@ async def test_contexts_of_two_tasks_never_mix(trio: Trio) -> None:
     async def one_pass(scale: float) -> Any:
         async with autograd.context() as context:
             for _ in range(5):
-                assert await a.peer("b").call(parts.context_here) == tuple(context.id)
-            y = await a.peer("b").call(parts.combine, x * scale, x, 0)
+                assert await a.peer("b").call(formulas.context_here) == tuple(
+                    context.id
+                )
+            y = await a.peer("b").call(formulas.combine, x * scale, x, 0)
             await autograd.backward(context, [y.sum()])
             return autograd.get_gradients(context)[x]
 
     found = await asyncio.gather(*(one_pass(float(i)) for i in range(1, 9)))
     for i, gradient in enumerate(found, 1):
-        wanted = expected(lambda x, p, i=i: parts.formula(x * i, x, p["b"][0]).sum(), x)
+        wanted = expected(
+            lambda x, p, i=i: formulas.formula(x * i, x, p["b"][0]).sum(), x
+        )
         assert_same([gradient], wanted["leaves"])
 
 
@@ -332,12 +339,12 @@ async def test_a_context_inside_another_is_another(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as outer:
-        y = await a.peer("b").call(parts.combine, x, x, 0)
+        y = await a.peer("b").call(formulas.combine, x, x, 0)
         async with autograd.context() as inner:
-            z = await a.peer("b").call(parts.combine, x, x, 1)
+            z = await a.peer("b").call(formulas.combine, x, x, 1)
             await autograd.backward(inner, [z.sum()])
         await autograd.backward(outer, [y.sum()])
-        wanted = expected(lambda x, p: parts.formula(x, x, p["b"][0]).sum(), x)
+        wanted = expected(lambda x, p: formulas.formula(x, x, p["b"][0]).sum(), x)
         await check(a, outer, wanted, x)
 
 
@@ -346,7 +353,7 @@ async def test_contexts_end_on_every_worker_that_they_reached(trio: Trio) -> Non
     services: list[Any] = [one.parts.service("autograd") for one in (a, b, c)]
     x = leaf()
     async with autograd.context() as context:
-        y = await a.peer("b").call(parts.combine_by_way_of, "c", x, x, 0)
+        y = await a.peer("b").call(formulas.combine_by_way_of, "c", x, x, 0)
         assert [one.open_contexts for one in services] == [1, 1, 1]
         await autograd.backward(context, [y.sum()])
     async with asyncio.timeout(30):
@@ -360,7 +367,7 @@ async def test_contexts_end_on_every_worker_that_they_reached(trio: Trio) -> Non
 
 async def test_outside_of_a_context_results_need_no_gradient(trio: Trio) -> None:
     a, _, _ = trio
-    y = await a.peer("b").call(parts.combine, leaf(), leaf(1), 0)
+    y = await a.peer("b").call(formulas.combine, leaf(), leaf(1), 0)
     assert y.grad_fn is None
     with pytest.raises(asyncrpc.InvalidContextError):
         autograd.current_context()
@@ -378,7 +385,7 @@ async def test_a_worker_lost_in_mid_pass_fails_it(trio: Trio) -> None:
     a, b, _ = trio
     x = leaf()
     async with autograd.context() as context:
-        y = await a.peer("b").call(parts.combine, x, x, 0)
+        y = await a.peer("b").call(formulas.combine, x, x, 0)
         await b.shutdown(drain_timeout_s=0)
         with pytest.raises(asyncrpc.AutogradError):
             await autograd.backward(context, [y.sum()])

@@ -11,7 +11,7 @@ import torch
 
 import asyncrpc
 from asyncrpc.autograd import backward, context
-from tests.numerics.keepers import Keepers, ask, check, deaf, group_of, leaf
+from tests.numerics.stateful_objects import Keepers, ask, check, deaf, group_of, leaf
 
 Roots = list[torch.Tensor]
 

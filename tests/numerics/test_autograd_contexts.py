@@ -18,7 +18,7 @@ import asyncrpc
 from asyncrpc import RRef, Worker
 from asyncrpc.autograd import backward, context, current_context, get_gradients
 from asyncrpc.testing import acting_as
-from tests.numerics.keepers import (
+from tests.numerics.stateful_objects import (
     Gate,
     Keeper,
     Keepers,

@@ -11,7 +11,13 @@ import asyncrpc
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
-from tests.numerics.keepers import all_released, ask, group_of, leaf, open_contexts
+from tests.numerics.stateful_objects import (
+    all_released,
+    ask,
+    group_of,
+    leaf,
+    open_contexts,
+)
 
 
 class TestDelays:

@@ -13,7 +13,7 @@ import asyncrpc
 from asyncrpc import Worker
 from asyncrpc.autograd import Context, backward, context, get_gradients
 from asyncrpc.runtime.ports import PeerLink
-from tests.numerics.keepers import (
+from tests.numerics.stateful_objects import (
     Gate,
     Keepers,
     ask,

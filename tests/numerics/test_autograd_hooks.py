@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 import asyncrpc
 from asyncrpc.autograd import backward, context
-from tests.numerics.keepers import Keepers, Program, ask, check, group_of, leaf
+from tests.numerics.stateful_objects import Keepers, Program, ask, check, group_of, leaf
 
 Roots = list[torch.Tensor]
 KINDS = {"tensor", "into", "accumulated", "node"}

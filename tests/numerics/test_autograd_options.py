@@ -10,7 +10,7 @@ import torch
 
 import asyncrpc
 from asyncrpc.autograd import backward, context, get_gradients
-from tests.numerics.keepers import (
+from tests.numerics.stateful_objects import (
     Gate,
     Keepers,
     all_released,

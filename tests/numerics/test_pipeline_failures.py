@@ -26,7 +26,6 @@ from asyncrpc.autograd import context, get_gradients
 from asyncrpc.nn import Pipeline
 from asyncrpc.nn.schedules import TRAINING
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
-from tests.numerics.keepers import Gate, all_released
 from tests.numerics.remote import Layer, gathered
 from tests.numerics.stages import (
     Failing,
@@ -39,6 +38,7 @@ from tests.numerics.stages import (
     squared,
     waiting,
 )
+from tests.numerics.stateful_objects import Gate, all_released
 
 SHAPES = ((5, 7, 1), (7, 4, 2), (4, 2, 3))
 WORKERS = "bcd"

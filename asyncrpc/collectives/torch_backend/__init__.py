@@ -24,8 +24,8 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # unlis
 from torch.distributed.distributed_c10d import _get_default_group
 
 from asyncrpc.collectives.torch_backend.functional import guard
-from asyncrpc.collectives.torch_backend.participant import RankRuntime, StoreMeeting
 from asyncrpc.collectives.torch_backend.process_group import NAME, AsyncRpcProcessGroup
+from asyncrpc.collectives.torch_backend.rank_runtime import RankRuntime, StoreMeeting
 from asyncrpc.collectives.torch_backend.work import error_for_torch
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.runtime.options import Options

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 
-from asyncrpc.collectives.torch_backend.filling import CollectiveOps, Tensors
-from asyncrpc.collectives.torch_backend.participant import Doing, RankRuntime
+from asyncrpc.collectives.torch_backend.collective_ops import CollectiveOps, Tensors
+from asyncrpc.collectives.torch_backend.rank_runtime import Doing, RankRuntime
 from asyncrpc.collectives.torch_backend.staged import StagedTensors
 from asyncrpc.collectives.torch_backend.work import CollectiveWork
 

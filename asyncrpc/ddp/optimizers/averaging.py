@@ -24,7 +24,7 @@ from asyncrpc.collectives import Group
 from asyncrpc.ddp.flat import parts
 from asyncrpc.ddp.given import check_group
 from asyncrpc.ddp.initial import verify
-from asyncrpc.ddp.own_group import RecreatableGroup, reason_for
+from asyncrpc.ddp.recreatable_group import RecreatableGroup, reason_for
 from asyncrpc.ddp.threads import run_beside, user_of
 from asyncrpc.errors import UsageError
 

@@ -45,7 +45,7 @@ from asyncrpc.ddp.optimizers.sharded_state import (
     to_bytes,
 )
 from asyncrpc.ddp.optimizers.shards import Partition, Shards, is_sent
-from asyncrpc.ddp.own_group import RecreatableGroup, reason_for
+from asyncrpc.ddp.recreatable_group import RecreatableGroup, reason_for
 from asyncrpc.ddp.threads import in_thread, user_of
 from asyncrpc.errors import OptimizerError, UsageError
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrpc.runtime.payloads.machine.blocks import IdleBlocks, size_class
-from asyncrpc.serde.outbox import view_memory
+from asyncrpc.serde.outgoing_buffers import view_memory
 
 # Below it the C library reuses memory by itself.  Writing 16 MiB: 15 GB/s into kept
 # memory, 8 to 9 into fresh huge pages, 1.5 into fresh small ones; 256 MiB: 13, 6 and 2.

@@ -20,7 +20,7 @@ from asyncrpc.wire.handshake import PREFACE
 from tests.certificates import Authority
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import LIMIT_S, until
-from tests.integration.runtime.knocking import dialed, read_to_the_end
+from tests.integration.runtime.raw_connections import dialed, read_to_the_end
 
 SECRET = "the right one"
 QUICK = Options(

@@ -30,7 +30,7 @@ from tests.fuzz.auditing import watched
 from tests.integration.runtime import gadgets
 from tests.integration.runtime.gadgets import MODULE, SENTINEL, Gadget, ref, value
 from tests.integration.runtime.groups import LIMIT_S
-from tests.integration.runtime.knocking import Stream, dialed, prove
+from tests.integration.runtime.raw_connections import Stream, dialed, prove
 
 SECRET = "the right one"
 OPTIONS = Options(

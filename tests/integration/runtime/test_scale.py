@@ -15,8 +15,8 @@ import uvloop
 
 from asyncrpc import Options, Outcome, RejectedError, Worker
 from asyncrpc.testing import Cluster, ProcessCluster
-from tests.integration.runtime import crowd
-from tests.integration.runtime.crowd import MIB
+from tests.integration.runtime import fan_in
+from tests.integration.runtime.fan_in import MIB
 
 PEERS = 64
 IDLE_BYTES_MAX = MIB  # of a peer that is connected
@@ -52,17 +52,17 @@ class TestProcesses:
         async with _processes(["b", *hosts], transport) as worker:
             callee, group = worker.peer("b"), worker.group(hosts)
             addresses = worker.parts.directory.find("b").member.addresses
-            await crowd.call_some(callee, nbytes)
-            before = await callee.call(crowd.settled_memory)
+            await fan_in.call_some(callee, nbytes)
+            before = await callee.call(fan_in.settled_memory)
             each = PEERS // len(hosts)
-            await group.call(crowd.gather_crowd, each, "b", addresses, nbytes)
-            connected = await callee.call(crowd.peers)
+            await group.call(fan_in.gather_crowd, each, "b", addresses, nbytes)
+            connected = await callee.call(fan_in.peers)
             assert len(connected) == len(set(connected))
             # Members tell each other news when they see fit: the hosts may be there.
             names = {f"{host}-{at}" for host in hosts for at in range(each)}
             assert names <= set(connected) <= names | {"a", *hosts}
-            after = await callee.call(crowd.settled_memory)
-            await group.call(crowd.dismiss_crowd)
+            after = await callee.call(fan_in.settled_memory)
+            await group.call(fan_in.dismiss_crowd)
         assert (after.rss - before.rss) / PEERS < IDLE_BYTES_MAX
         assert (after.pss - before.pss) / PEERS < IDLE_BYTES_MAX
 
@@ -70,7 +70,7 @@ class TestProcesses:
         self,
     ) -> None:
         async with _processes(["b"]) as worker:
-            await crowd.call_some(worker.peer("b"))
+            await fan_in.call_some(worker.peer("b"))
             callee_bytes, caller_bytes, after = await _hold_calls(worker)
             assert callee_bytes / CALLS < CALL_BYTES_MAX
             assert caller_bytes / CALLS < CALL_BYTES_MAX
@@ -80,12 +80,12 @@ class TestProcesses:
     async def test_10_000_calls_of_plain_functions_wait_for_a_few_threads(self) -> None:
         async with _processes(["b"]) as worker:
             calls = [
-                worker.parts.start_call("b", crowd.give_back, (number,))
+                worker.parts.start_call("b", fan_in.give_back, (number,))
                 for number in range(CALLS)
             ]
             assert await asyncio.gather(*calls) == list(range(CALLS))
             most = Options().threads
-            assert await worker.peer("b").call(crowd.threads_of_functions) <= most
+            assert await worker.peer("b").call(fan_in.threads_of_functions) <= most
 
     async def test_a_call_costs_no_more_with_8_callers_than_with_3(self) -> None:
         """In processor time of the callee: that bounds the rate, and is no guess."""
@@ -102,17 +102,17 @@ class TestProcesses:
 async def test_calls_beyond_the_cap_are_refused_and_the_others_answered() -> None:
     cap = 100
     async with Cluster(2, options=Options(inbound_calls_max=cap)) as (a, _):
-        await a.peer("b").call(crowd.close_gate)
+        await a.peer("b").call(fan_in.close_gate)
         calls = [
-            a.parts.start_call("b", crowd.pass_gate, (n,)) for n in range(cap + 10)
+            a.parts.start_call("b", fan_in.pass_gate, (n,)) for n in range(cap + 10)
         ]
         for call in calls[cap:]:
             with pytest.raises(RejectedError, match="inbound_calls_max") as caught:
                 await call
             assert caught.value.outcome is Outcome.NOT_EXECUTED
-        crowd.open_gate_here()
+        fan_in.open_gate_here()
         assert await asyncio.gather(*calls[:cap]) == list(range(cap))
-        assert await a.peer("b").call(crowd.give_back, 1) == 1
+        assert await a.peer("b").call(fan_in.give_back, 1) == 1
 
 
 async def _hold_calls(worker: Worker) -> tuple[int, int, int]:
@@ -122,19 +122,25 @@ async def _hold_calls(worker: Worker) -> tuple[int, int, int]:
         Bytes: what they took on the callee and here, what the callee had in the end.
     """
     callee = worker.peer("b")
-    await callee.call(crowd.close_gate)
-    before, here = await callee.call(crowd.settled_memory), crowd.memory_of()
+    await callee.call(fan_in.close_gate)
+    before, here = (
+        await callee.call(fan_in.settled_memory),
+        fan_in.memory_of(),
+    )
     calls = [
-        worker.parts.start_call("b", crowd.pass_gate, (number,))
+        worker.parts.start_call("b", fan_in.pass_gate, (number,))
         for number in range(CALLS)
     ]
     # Behind the calls on the same connection: they are all in hand then.
-    assert await callee.call(crowd.calls_in_hand) == CALLS
-    during, then = await callee.call(crowd.settled_memory), crowd.memory_of()
-    await callee.call(crowd.open_gate)
+    assert await callee.call(fan_in.calls_in_hand) == CALLS
+    during, then = (
+        await callee.call(fan_in.settled_memory),
+        fan_in.memory_of(),
+    )
+    await callee.call(fan_in.open_gate)
     assert await asyncio.gather(*calls) == list(range(CALLS))
-    assert await callee.call(crowd.calls_in_hand) == 0
-    after = await callee.call(crowd.settled_memory)
+    assert await callee.call(fan_in.calls_in_hand) == 0
+    after = await callee.call(fan_in.settled_memory)
     return during.rss - before.rss, then.rss - here.rss, after.rss
 
 
@@ -142,6 +148,6 @@ async def _cost_s(worker: Worker, callers: list[str]) -> float:
     """Return the callee's processor time per call, 64 of each caller outstanding."""
     callee, seconds = worker.peer("b"), 0.3
     begun_s = await callee.call(time.process_time)
-    load = worker.group(callers).call(crowd.call_for, "b", crowd.nothing, 64, seconds)
+    load = worker.group(callers).call(fan_in.call_for, "b", fan_in.nothing, 64, seconds)
     calls = sum(await load) * seconds
     return (await callee.call(time.process_time) - begun_s) / calls

@@ -22,9 +22,9 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.multiprocessing import launch
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster, ProcessCluster
-from tests.integration.runtime import ends, remote
+from tests.integration.runtime import call_chains, remote
+from tests.integration.runtime.call_chains import Chain
 from tests.integration.runtime.conftest import Trio
-from tests.integration.runtime.ends import Chain
 from tests.integration.runtime.remote import Watch
 
 DEPTH = 20
@@ -43,11 +43,11 @@ def now_s() -> float:
 @pytest.mark.parametrize(
     "chain",
     [
-        ends.in_coroutines,
-        ends.in_threads,
-        ends.with_references,
-        ends.through_streams,
-        ends.by_turns,
+        call_chains.in_coroutines,
+        call_chains.in_threads,
+        call_chains.with_references,
+        call_chains.through_streams,
+        call_chains.by_turns,
     ],
 )
 def test_a_graceful_end_waits_for_a_chain_that_nobody_awaits(
@@ -58,7 +58,12 @@ def test_a_graceful_end_waits_for_a_chain_that_nobody_awaits(
 ) -> None:
     """Twenty calls deep, over four processes, whether or not they were connected."""
     arguments = (chain, str(tmp_path), DEPTH, at_once)
-    ended_s = launch(ends.end_together, arguments, ends.WORLD_SIZE, method="forkserver")
+    ended_s = launch(
+        call_chains.end_together,
+        arguments,
+        call_chains.WORLD_SIZE,
+        method="forkserver",
+    )
     ran_s = {path.name: float(path.read_text()) for path in tmp_path.iterdir()}
     assert len(ran_s) == DEPTH
     assert min(ended_s) > max(ran_s.values())
@@ -73,14 +78,14 @@ async def test_a_graceful_end_waits_for_chains_in_threads_that_never_pause(
 ) -> None:
     """A thread hands the next call to the loop, and then its own answer."""
     for _ in range(3):
-        ends.passed.clear()
-        async with Cluster(ends.WORLD_SIZE) as workers:
+        call_chains.passed.clear()
+        async with Cluster(call_chains.WORLD_SIZE) as workers:
             for number in range(chains):
-                caller = workers[number % ends.WORLD_SIZE]
-                caller.parts.start_call(workers[0].name, ends.pass_on, (DEPTH,))
+                caller = workers[number % call_chains.WORLD_SIZE]
+                caller.parts.start_call(workers[0].name, call_chains.pass_on, (DEPTH,))
             ending = (one.shutdown(graceful=True, timeout=15.0) for one in workers)
             await asyncio.gather(*ending)
-        assert len(ends.passed) == chains * (DEPTH + 1)
+        assert len(call_chains.passed) == chains * (DEPTH + 1)
 
 
 async def test_a_graceful_end_serves_until_all_have_come(trio: Trio) -> None:
@@ -101,7 +106,7 @@ async def test_a_call_that_a_thread_has_just_handed_over_is_not_overlooked() -> 
     one, two = remote.watches["1"], remote.watches["2"] = Watch(), Watch()
     async with Cluster(2) as (a, b):
         calls = [
-            a.parts.start_call("b", ends.call_on, (test, to))
+            a.parts.start_call("b", call_chains.call_on, (test, to))
             for test, to in (("1", ""), ("2", "a"))
         ]
         await asyncio.gather(one.begun.wait(), two.begun.wait())

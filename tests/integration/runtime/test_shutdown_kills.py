@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from tests.integration.runtime.mortals import DRAIN_S, Point, Survivor, play
+from tests.integration.runtime.killable_processes import DRAIN_S, Point, Survivor, play
 
 POINTS: Final = int(os.environ.get("ASYNCRPC_POINTS", "12"))
 AT_A_TIME: Final = 4  # groups of four processes

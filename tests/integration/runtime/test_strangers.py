@@ -26,7 +26,7 @@ from asyncrpc.wire.handshake import (
 )
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import until
-from tests.integration.runtime.knocking import (
+from tests.integration.runtime.raw_connections import (
     dialed,
     hello,
     prove,

@@ -32,7 +32,7 @@ from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.watch import pulse, query
 from asyncrpc.watch.process import CONNECTIONS_MAX
 from asyncrpc.wire.messages import Hello
-from tests.integration.runtime import stalls
+from tests.integration.runtime import blocking
 
 SECRET = "a secret"
 TCP = Options(
@@ -439,7 +439,9 @@ class TestProcesses:
     loops = {"asyncio": asyncio.SelectorEventLoop}  # noqa: RUF012
 
     @pytest.mark.parametrize(
-        "stall", [stalls.hold_interpreter, stalls.block_loop], ids=["lock", "loop"]
+        "stall",
+        [blocking.hold_interpreter, blocking.block_loop],
+        ids=["lock", "loop"],
     )
     async def test_one_that_does_not_turn_to_its_loop_is_busy(
         self, stall: Stall, tmp_path: Path
@@ -450,7 +452,7 @@ class TestProcesses:
             await until_seen(a, hello, Evidence.TICKING)
             stalled = a.parts.start_call("b", stall, (gate,))
             await until_seen(a, hello, Evidence.BUSY)
-            stalls.let_go(gate)
+            blocking.let_go(gate)
             await stalled
             await until_seen(a, hello, Evidence.TICKING)
 
@@ -466,7 +468,7 @@ class TestProcesses:
 
     async def test_one_that_was_killed(self) -> None:
         async with process() as (a, cluster, hello):
-            pid = await a.peer("b").call(stalls.watcher_pid)
+            pid = await a.peer("b").call(blocking.watcher_pid)
             cluster.kill("b")
             try:
                 await until_seen(a, hello, Evidence.GONE)

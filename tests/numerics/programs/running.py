@@ -19,7 +19,13 @@ from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster, acting_as
 from tests.numerics.programs.language import NAMES, Program
-from tests.numerics.programs.stations import Here, Maybe, OneProcess, Report, Station
+from tests.numerics.programs.program_steps import (
+    Here,
+    Maybe,
+    OneProcess,
+    Report,
+    Station,
+)
 
 Reports = Mapping[str, Report]
 

@@ -19,7 +19,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # unlisted
 
 from asyncrpc import Options, UsageError
 from asyncrpc.collectives.torch_backend import AsyncRpcProcessGroup
-from asyncrpc.collectives.torch_backend.participant import check_reach
+from asyncrpc.collectives.torch_backend.rank_runtime import check_reach
 from asyncrpc.errors import RendezvousTimeoutError
 from asyncrpc.ids import Incarnation
 from asyncrpc.multiprocessing import launch

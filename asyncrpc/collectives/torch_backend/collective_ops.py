@@ -17,7 +17,7 @@ from torch.distributed import ReduceOp
 
 from asyncrpc.collectives import tensors as shapes
 from asyncrpc.collectives.group import Group
-from asyncrpc.collectives.torch_backend.participant import Doing
+from asyncrpc.collectives.torch_backend.rank_runtime import Doing
 from asyncrpc.errors import CollectiveError, CollectiveTimeoutError, UsageError
 from asyncrpc.runtime.worker import Worker
 

@@ -14,8 +14,8 @@ import pytest
 
 from asyncrpc.devices import turn
 from asyncrpc.errors import UsageError
+from asyncrpc.runtime.devices.device_lock import DeviceLock
 from asyncrpc.runtime.devices.names import DeviceName
-from asyncrpc.runtime.devices.turns import DeviceLock
 from asyncrpc.runtime.threads import ThreadPool
 
 
