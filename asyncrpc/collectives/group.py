@@ -41,6 +41,13 @@ class Group:
     one can be used.  A lost worker ends the group: make one of the workers that are
     left.
 
+    Raises:
+        CollectiveError: a collective failed on all ranks, as above.
+        UsageError: an argument is wrong; nothing has begun here.
+
+    Cancellation:
+        A cancelled collective fails on all ranks; the next one can be used.
+
     Attributes:
         worker: as given.
         name: as given.
@@ -202,13 +209,6 @@ class Group:
             An uninitialized tensor, contiguous, on the CPU.  Its memory is given back
             some seconds after the group is closed and the last tensor over it gone.
 
-        Raises:
-            CollectiveError: it has failed for all ranks; see the class.
-            UsageError: an argument is wrong; nothing has begun here.
-
-        Cancellation:
-            It fails for all ranks; the next one can be used.
-
         Source: torch.empty.
         """
         sizes = shape[0] if shape and not isinstance(shape[0], int) else shape
@@ -220,14 +220,7 @@ class Group:
     # --- collectives -----------------------------------------------------------------
 
     async def barrier(self) -> None:
-        """Wait until every rank has come here.
-
-        Raises:
-            CollectiveError: it has failed for all ranks; see the class.
-
-        Cancellation:
-            It fails for all ranks; the next one can be used.
-        """
+        """Wait until every rank has come here."""
         async with self._run(Descriptor("barrier")) as (run, path):
             await path.barrier(run)
 
@@ -241,13 +234,6 @@ class Group:
 
         Returns:
             `tensor`, with the same bits at every rank.
-
-        Raises:
-            CollectiveError: it has failed for all ranks; see the class.
-            UsageError: an argument is wrong; nothing has begun here.
-
-        Cancellation:
-            It fails for all ranks; the next one can be used.
         """
         shapes.check(tensor)
         by = reduction_for(op, tensor.dtype)
@@ -271,13 +257,6 @@ class Group:
 
         Returns:
             `tensor`; elsewhere than at `root` it is as it was.
-
-        Raises:
-            CollectiveError: it has failed for all ranks; see the class.
-            UsageError: an argument is wrong; nothing has begun here.
-
-        Cancellation:
-            It fails for all ranks; the next one can be used.
         """
         given.check_rank(root, "root", self.size)
         shapes.check(tensor)
@@ -301,13 +280,6 @@ class Group:
 
         Returns:
             `tensor`.
-
-        Raises:
-            CollectiveError: it has failed for all ranks; see the class.
-            UsageError: an argument is wrong; nothing has begun here.
-
-        Cancellation:
-            It fails for all ranks; the next one can be used.
         """
         given.check_rank(root, "root", self.size)
         shapes.check(tensor)
@@ -328,13 +300,6 @@ class Group:
 
         Returns:
             One tensor for each rank; this rank's own is a copy.
-
-        Raises:
-            CollectiveError: it has failed for all ranks; see the class.
-            UsageError: an argument is wrong; nothing has begun here.
-
-        Cancellation:
-            It fails for all ranks; the next one can be used.
         """
         shapes.check(tensor)
         descriptor = Descriptor("all_gather", dtype=str(tensor.dtype))
@@ -354,13 +319,6 @@ class Group:
 
         Returns:
             At `root` one tensor for each rank, its own a copy; elsewhere None.
-
-        Raises:
-            CollectiveError: it has failed for all ranks; see the class.
-            UsageError: an argument is wrong; nothing has begun here.
-
-        Cancellation:
-            It fails for all ranks; the next one can be used.
         """
         given.check_rank(root, "root", self.size)
         shapes.check(tensor)
@@ -389,13 +347,6 @@ class Group:
 
         Returns:
             A tensor of its own.
-
-        Raises:
-            CollectiveError: it has failed for all ranks; see the class.
-            UsageError: an argument is wrong; nothing has begun here.
-
-        Cancellation:
-            It fails for all ranks; the next one can be used.
         """
         given.check_rank(root, "root", self.size)
         if device is not None:
@@ -427,13 +378,6 @@ class Group:
 
         Returns:
             The part of this rank, a tensor of its own.
-
-        Raises:
-            CollectiveError: it has failed for all ranks; see the class.
-            UsageError: an argument is wrong; nothing has begun here.
-
-        Cancellation:
-            It fails for all ranks; the next one can be used.
         """
         parts = RankTensors(tensors, "reduce_scatter", self.size)
         devices, dtype = self.parts.devices, parts.like.dtype
@@ -459,13 +403,6 @@ class Group:
 
         Returns:
             One tensor of each rank.
-
-        Raises:
-            CollectiveError: it has failed for all ranks; see the class.
-            UsageError: an argument is wrong; nothing has begun here.
-
-        Cancellation:
-            It fails for all ranks; the next one can be used.
         """
         devices, parts = (
             self.parts.devices,

@@ -64,6 +64,14 @@ def described() -> list[tuple[str, Any]]:
 
 
 OBJECTS = described()
+
+
+def class_docstring(method: str) -> str:
+    """Return the docstring of the class of a public method; empty for a function."""
+    owner = dict(OBJECTS).get(method.rpartition(".")[0])
+    return (inspect.getdoc(owner) or "") if inspect.isclass(owner) else ""
+
+
 COROUTINES = [(name, one) for name, one in OBJECTS if inspect.iscoroutinefunction(one)]
 
 
@@ -85,7 +93,8 @@ def test_what_is_public_has_a_docstring(name: str, public: Any) -> None:
 def test_a_public_coroutine_says_what_it_raises_and_how_it_is_cancelled(
     name: str, coroutine: Any
 ) -> None:
-    docstring = inspect.getdoc(coroutine) or ""
+    """Itself, or its class for all of its coroutines."""
+    docstring = (inspect.getdoc(coroutine) or "") + class_docstring(name)
     missing = [one for one in ("Raises:", "Cancellation:") if one not in docstring]
     assert missing == [], name
 
