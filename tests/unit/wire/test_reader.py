@@ -306,11 +306,11 @@ class TestRefusals:
         [
             (header(magic=b"HT"), MalformedError, "begins with b'HT'"),
             (header(version=2), VersionMismatchError, "version 2 of .*, we 1"),
-            (header(kind=0), MalformedError, "0 is no kind"),
-            (header(kind=99), MalformedError, "99 is no kind"),
+            (header(kind=0), MalformedError, "0 is not a kind"),
+            (header(kind=99), MalformedError, "99 is not a kind"),
             (header(control=101), FrameTooLargeError, "control part of 101 bytes"),
             (header(payload=1001, count=1), FrameTooLargeError, "payload of 1001"),
-            (header(count=5), FrameTooLargeError, "5 buffers; the limit is 4"),
+            (header(count=5), FrameTooLargeError, "5 buffers arrived; the limit is 4"),
             (header(payload=1), MalformedError, "1 bytes in no buffer"),
             (
                 header(payload=9, count=1, flags=Flags.DEFERRED, kind=FrameKind.PING),
@@ -373,7 +373,7 @@ class TestRefusals:
             (piece(1, 0, b"ab") + piece(1, 2, b"cde"), "the last 2 of which"),
             (
                 HEADER.pack(b"AR", 1, FrameKind.DATA, REQUEST, 1, 0, 0, 0, 1, 4),
-                "more than a piece of payload",
+                "more than a piece of a payload",
             ),
         ],
     )
