@@ -152,10 +152,10 @@ def test_a_tensor_is_wanted_once() -> None:
 
 def test_a_gradient_that_nobody_waits_for_is_refused() -> None:
     one = pass_of({"s": "p"}, may_start="s")
-    with pytest.raises(RemoteProtocolError, match="awaits none"):
+    with pytest.raises(RemoteProtocolError, match="expects none"):
         one.arrive(["s"])
     one.want(["s"])
-    with pytest.raises(RemoteProtocolError, match="awaits none"):
+    with pytest.raises(RemoteProtocolError, match="expects none"):
         one.arrive(["s", "t"])
     assert one.waits_for == ["s"]
 

@@ -40,7 +40,7 @@ def test_a_request_is_read_as_it_was_written(
     ("given", "history", "problem"),
     [
         ([2], None, "brings 1 gradients"),
-        ([2, 0], [9, 1], "a history of gradient 1, of none"),
+        ([2, 0], [9, 1], "a history of gradient 1, which is missing"),
         ([2, 0], [], "a history without a message"),
     ],
 )
