@@ -207,7 +207,7 @@ class TestPasses:
     @pytest.mark.parametrize(
         ("loss", "gradient", "says"),
         [
-            (torch.ones(2), None, "^must require a gradient"),
+            (torch.ones(2), None, "^loss must require a gradient"),
             (torch.ones(2, requires_grad=True), None, "is not a scalar: give its grad"),
             (torch.ones(2, requires_grad=True), torch.ones(3), "^gradient must have"),
             ("text", None, "^loss must be a tensor"),
