@@ -79,7 +79,7 @@ def _check_root(root: Any, gradient: Any) -> None:
     check_kind("loss", root, torch.Tensor, "a tensor, tensors in a list, or a function")
     if not root.requires_grad:
         raise UsageError(
-            f"loss must require a gradient, not be a constant of {tuple(root.shape)}"
+            f"loss must require a gradient, but one of {tuple(root.shape)} does not"
         )
     if gradient is None:
         if root.numel() != 1:
