@@ -233,7 +233,10 @@ class Record(Kind):
                 given.append(kind.made(inner, names))
             else:
                 given.append(kind.read(next(left), names))
-        return f"{_named(self.cls, names)}({', '.join(given)})"
+        cls = _named(self.cls, names)
+        if issubclass(self.cls, tuple):  # 0.15 us less than by its own `__new__`
+            return f"{_named(tuple.__new__, names)}({cls}, ({', '.join(given)},))"
+        return f"{cls}({', '.join(given)})"
 
     def _compiled_read(self) -> Callable[[Any], Any]:
         names: Names = {"Unfit": UnfitError}
@@ -270,8 +273,9 @@ class Record(Kind):
         )
 
     def explain(self, name: str, value: Any) -> None:
+        """As of any kind; without a name it is that of the content of a message."""
         if type(value) is not list or len(value) < len(self.places):
-            raise unfit(name, self._wanted, value)
+            raise unfit(name or "the content", self._wanted, value)
         for (field, kind), part in zip(self.places, value, strict=False):
             kind.explain(f"{field} of {name}" if name else field, part)
 
@@ -355,14 +359,13 @@ _KINDS: Final[dict[Any, Kind]] = {
     float: Leaf("(type({v}) is float or type({v}) is int)", "a number"),
     dict: Leaf("type({v}) is dict", "a map"),
     list: Leaf("type({v}) is list", "a list"),
-    types.NoneType: Leaf("{v} is None", "nil"),
+    None: Leaf("{v} is None", "nil"),
     Any: Leaf("True", "anything"),
 }
 
 
 def kind_of(hint: Any) -> Kind:
     """Return what a value of a type must be, and how it travels."""
-    found: Kind | None = None
     origin, given = get_origin(hint), get_args(hint)
     if origin is Annotated:
         inner, *marks = given
