@@ -58,7 +58,8 @@ class Message:
 
     def pack(self) -> list[Any]:
         """Return the content as it travels."""
-        raise NotImplementedError  # `message` compiles one for each class
+        content: list[Any] = self.record.write_value(self)
+        return content
 
 
 class Notice(Message):

@@ -110,7 +110,6 @@ class PeerLink(Protocol):
         value: Any,
         *,
         deadline: Deadline | None = None,
-        device_map: DeviceMap | None = None,
     ) -> asyncio.Future[Any]:
         """Send a request to a service of the peer; the future holds its answer."""
 

@@ -425,11 +425,10 @@ class OutboundCalls:
         value: Any,
         *,
         deadline: Deadline | None = None,
-        device_map: DeviceMap | None = None,
     ) -> CallFuture[Any]:
         """Send a request whose content is no record; see `ask`."""
         one: Any = Unchecked(service, method, value)
-        return self.ask(one, deadline=deadline, device_map=device_map)
+        return self.ask(one, deadline=deadline)
 
     def _service_call(self, name: str) -> CallFuture[Any]:
         return CallFuture(loop=self._loop, function=name, to=self._to)

@@ -430,11 +430,8 @@ class LinkParts:
         value: Any,
         *,
         deadline: Deadline | None = None,
-        device_map: Any = None,
     ) -> asyncio.Future[Any]:
-        return self.calls.request_service(
-            service, method, value, deadline=deadline, device_map=device_map
-        )
+        return self.calls.request_service(service, method, value, deadline=deadline)
 
     def value_of(self, message: Outgoing) -> Any:
         """Return the value that a message was sent with."""
