@@ -434,9 +434,7 @@ class OutboundCalls:
         return CallFuture(loop=self._loop, function=name, to=self._to)
 
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
-        """Send a message to a part of the peer that wants no answer.
-
-        It goes with the next message, or in the loop's next turn.
+        """Send a message to a part of the peer, with the next one or in the next turn.
 
         Args:
             notice: plain (numbers, text, lists): no tensors, no references.
