@@ -146,8 +146,9 @@ class TestLeaving:
             group.close()
 
         for _ in range(3):
-            await asyncio.gather(*map(last, groups))
+            assert await outcomes(*map(last, groups)) == [None] * 3
             groups = [Group(one.worker) for one in groups]
+        await works(groups)
 
     async def test_who_shuts_down_fails_it_for_all(self) -> None:
         async with all_end(LIMIT_S), Cluster(2) as (a, b):

@@ -103,8 +103,9 @@ async def test_all_leave_together(wired: Trio) -> None:
         with acting_as(worker):
             await asyncrpc.shutdown()
 
-    async with asyncio.timeout(5):
-        await asyncio.gather(*(leave(worker) for worker in wired))
+    await asyncio.gather(*(leave(worker) for worker in wired))
+    assert all(worker.is_closed for worker in wired)
+    assert all(worker.parts.active == 0 for worker in wired)
 
 
 async def test_a_barrier_opens_when_the_last_one_comes(trio: Trio) -> None:
