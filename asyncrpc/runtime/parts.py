@@ -156,10 +156,10 @@ class Parts:
         return not self.lifecycle.is_usable
 
     def peer(self, to: str | int) -> Peer:
-        return Peer(self, self.directory.find(to).member.name)
+        return Peer(self.calls, self.directory.find(to).member.name)
 
     def __reduce__(self) -> Any:
-        """Refuse to be pickled, as part of a `Peer` or a `Worker`.
+        """Refuse to be pickled, as part of a `Worker`.
 
         Raises:
             UsageError: always.
