@@ -148,7 +148,7 @@ for _method in ("_register_hook_dict", "register_hook", "register_prehook"):
     _note_hooks(_method)
 
 
-class _Probe(torch.autograd.Function):
+class _GradientProbe(torch.autograd.Function):
     """Leads to the node of a tensor without an operation on its device."""
 
     @staticmethod
@@ -166,7 +166,7 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge:
     """Return where a gradient of `tensor` enters its graph."""
     if not tensor.is_cpu:
         with torch.enable_grad():
-            probe: torch.Tensor = _Probe.apply(tensor)  # type: ignore[no-untyped-call]
+            probe: torch.Tensor = _GradientProbe.apply(tensor)  # type: ignore[no-untyped-call]
         assert probe.grad_fn is not None  # the tensor requires a gradient
         node, number = probe.grad_fn.next_functions[0]
         assert node is not None

@@ -59,7 +59,7 @@ class ChildSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class FunctionReturned:
     """Report: the function returned.
 
     Attributes:
@@ -88,7 +88,7 @@ class Raised:
     error: bytes | None
 
 
-Report: TypeAlias = Returned | Raised
+Report: TypeAlias = FunctionReturned | Raised
 
 
 class _Terminated(SystemExit):
@@ -170,7 +170,7 @@ def _returned(value: object) -> Report:
     # By value, with plain pickle: torch's own reduction of a tensor to shared memory
     # would need this process to live on.
     try:
-        return Returned(pickle.dumps(value, protocol=5))
+        return FunctionReturned(pickle.dumps(value, protocol=5))
     except Exception as error:  # noqa: BLE001  pickle raises whatever `__reduce__` does
         error.add_note(
             f"what the function returned, a {type(value).__qualname__}, cannot be "
@@ -182,7 +182,7 @@ def _returned(value: object) -> Report:
 def _on_system_exit(exit_: SystemExit) -> Report:
     code = exit_.code
     if code is None or code == 0:
-        return Returned(pickle.dumps(None, protocol=5))
+        return FunctionReturned(pickle.dumps(None, protocol=5))
     return _raised(exit_, exit_code=code if isinstance(code, int) else 1)
 
 

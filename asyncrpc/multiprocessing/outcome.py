@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
 from asyncrpc.errors import ProcessFailedError
-from asyncrpc.multiprocessing.child import STARTED, Raised, Report, Returned
+from asyncrpc.multiprocessing.child import STARTED, FunctionReturned, Raised, Report
 
 ReportReader: TypeAlias = "connection.Connection[bytes, bytes]"
 
@@ -59,7 +59,7 @@ def result_of(child: Child) -> Any:
     Raises:
         ProcessFailedError: it arrived, and cannot be unpickled in this process.
     """
-    assert isinstance(child.report, Returned)
+    assert isinstance(child.report, FunctionReturned)
     try:
         return pickle.loads(child.report.value)  # noqa: S301  from our own child
     except Exception as error:

@@ -124,6 +124,7 @@ class Parts:
         self.target = self.targets.target
         self.mode_of_method = self.targets.mode_of_method
         self.service, self.add_service = services.named, services.add
+        self.router = services.router
         self.link_to = calls.link_to
         self.describe, self.meta_here = calls.describe, calls.meta_here
         self.new_call, self.begin, self.is_known = (

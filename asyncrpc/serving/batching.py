@@ -35,7 +35,7 @@ WAITING_MAX: Final = 1024  # about a second of load for a batch of 32 in 30 ms
 
 
 @dataclass(slots=True, eq=False)  # a member is itself, whatever its item equals
-class _Request(Generic[A, B]):
+class _BatchItem(Generic[A, B]):
     """One request."""
 
     item: A
@@ -49,7 +49,7 @@ class _Request(Generic[A, B]):
 class _Batch(Generic[A, B]):
     """Requests that run as one call."""
 
-    members: Sequence[_Request[A, B]]
+    members: Sequence[_BatchItem[A, B]]
     task: asyncio.Task[None] | None = None
 
     def cancel_if_unwanted(self) -> None:
@@ -104,7 +104,7 @@ class Batcher(Generic[A, B]):
         self._max_wait_s = max_wait_s
         self._waiting_max = waiting_max
         self._batches_max = batches_max
-        self._waiting: dict[_Request[A, B], None] = {}  # ordered; any may leave in O(1)
+        self._waiting: dict[_BatchItem[A, B], None] = {}  # ordered; O(1) to leave
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -174,7 +174,7 @@ class Batcher(Generic[A, B]):
         """How many items wait for a batch."""
         return len(self._waiting)
 
-    def _join(self, item: A) -> _Request[A, B]:
+    def _join(self, item: A) -> _BatchItem[A, B]:
         if self._loop is None:
             raise NotStartedError("the Batcher has not been entered; use `async with`")
         if loop_for("a Batcher") is not self._loop:
@@ -186,14 +186,14 @@ class Batcher(Generic[A, B]):
                 f"{len(self._waiting)} items wait for a batch, the limit (waiting_max)"
             )
         loop = self._loop
-        member = _Request[A, B](
+        member = _BatchItem[A, B](
             item, loop.create_future(), loop.time(), deadline_var.get()
         )
         self._waiting[member] = None
         self._pump()
         return member
 
-    def _leave(self, member: _Request[A, B]) -> None:
+    def _leave(self, member: _BatchItem[A, B]) -> None:
         self._waiting.pop(member, None)
         if member.batch is not None:
             member.batch.cancel_if_unwanted()
@@ -278,7 +278,7 @@ class Batcher(Generic[A, B]):
             await asyncio.wait(self._tasks)
 
 
-def _latest(members: Sequence[_Request[Any, Any]]) -> Deadline | None:
+def _latest(members: Sequence[_BatchItem[Any, Any]]) -> Deadline | None:
     """Return the deadline after which no request waits; None if one has no limit."""
     limits = [member.deadline for member in members if member.deadline is not None]
     return max(limits) if len(limits) == len(members) else None
@@ -292,7 +292,7 @@ def _check_count(answers: Collection[Any], items: int) -> None:
         )
 
 
-def _fail(members: Sequence[_Request[Any, Any]], why: str, outcome: Outcome) -> None:
+def _fail(members: Sequence[_BatchItem[Any, Any]], why: str, outcome: Outcome) -> None:
     for member in members:
         if not member.answer.done():
             member.answer.set_exception(_rejected(why, outcome))

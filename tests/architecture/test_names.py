@@ -20,7 +20,7 @@ TWINS = {
     "profile",  # torch has two profilers of this name
 }
 # To be renamed.
-LEFT = {"Blame", "Failed", "Failure", "Outgoing"}
+LEFT = {"Blame", "Failed", "Failure", "Outgoing"}  # gone with `series` and `outbox`
 
 
 def classes_by_name() -> dict[str, list[str]]:

@@ -23,11 +23,11 @@ from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.membership.machine.membership import (
     Announce,
-    Answer,
     Contest,
     Effect,
     Membership,
     Record,
+    Reply,
     Status,
     Warn,
 )
@@ -219,7 +219,7 @@ class Members(RuleBasedStateMachine):
             match effect:
                 case Announce(record):
                     self.sent.append(record)
-                case Answer(record) if sender in self.tables:
+                case Reply(record) if sender in self.tables:
                     table = self.tables[sender]
                     self.apply(sender, table.hear(record, 0.0), name)
                 case Contest(record):  # whoever it is, it does not live: names are free

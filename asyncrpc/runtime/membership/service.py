@@ -67,13 +67,13 @@ from asyncrpc.runtime.membership.machine.membership import (
     TOMBSTONE_S,
     TOMBSTONES_MAX,
     Announce,
-    Answer,
     Changed,
     ChangeKind,
     Contest,
     Effect,
     Membership,
     Record,
+    Reply,
     Warn,
 )
 from asyncrpc.runtime.membership.machine.ring import CIRCLE, place_of
@@ -395,7 +395,7 @@ class MembershipService(ServiceMethods):
                     self._on_changed(effect)
                 case Announce(record):
                     self._announce(record)
-                case Answer(record) if link is not None and not link.is_lost:
+                case Reply(record) if link is not None and not link.is_lost:
                     item = Rumor(record, FOR_YOU)
                     link.notify(SERVICE, "news", pack([item]))
                 case Warn(record):

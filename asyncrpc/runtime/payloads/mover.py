@@ -66,7 +66,7 @@ class MoverLink(PeerLink, Protocol):
         """Our calls that have not been answered."""
 
 
-class _Message(NamedTuple):
+class _SlabMessage(NamedTuple):
     """A message whose payload is on its way into a slab.
 
     Attributes:
@@ -208,7 +208,7 @@ class SlabMover:
         self._copies = copies
         self._extend = extend
         self._on_end = on_end
-        self._copying: dict[Copying, _Message] = {}
+        self._copying: dict[Copying, _SlabMessage] = {}
 
     def send(self, message: Outgoing) -> bool:
         """Take a message over if it is large and there is room; see `PayloadRoute`."""
@@ -231,7 +231,7 @@ class SlabMover:
         )
         self._count_copied(kind, call_id, placement.copied_bytes)
         frame: list[bytes | memoryview] = [opening, *placement.inline]
-        waiting = _Message((kind, call_id), frame, placement, on_sent)
+        waiting = _SlabMessage((kind, call_id), frame, placement, on_sent)
         copying = Copying(placement.copies, lambda: self._on_whole(copying))
         if placement.copied_bytes <= COPY_AT_ONCE_BYTES:
             while not copying.step():
@@ -245,7 +245,7 @@ class SlabMover:
     def _on_whole(self, copying: Copying) -> None:
         self._write(self._copying.pop(copying))
 
-    def _write(self, message: _Message) -> None:
+    def _write(self, message: _SlabMessage) -> None:
         """Send a message whose payload is in its place."""
         self.link.connection.post(message.frame)
         if message.on_sent is not None:
@@ -259,7 +259,7 @@ class SlabMover:
             self._abandon(copying, self._copying.pop(copying)).take_back()
         return bool(found)
 
-    def _abandon(self, copying: Copying, message: _Message) -> _BufferPlacement:
+    def _abandon(self, copying: Copying, message: _SlabMessage) -> _BufferPlacement:
         """Stop copying; the source may be written to again."""
         self._copies.remove(copying)
         if message.on_sent is not None:

@@ -179,7 +179,7 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """Effect: tell whom the event came from."""
 
     record: Record
@@ -202,7 +202,7 @@ class Contest:
     record: Record
 
 
-Effect: TypeAlias = Changed | Announce | Answer | Warn | Contest
+Effect: TypeAlias = Changed | Announce | Reply | Warn | Contest
 
 
 class Membership:
@@ -288,7 +288,7 @@ class Membership:
         if known is None:
             return self._hear_of_new(record, now_s)
         if record.order <= known.order:
-            return [Answer(known)] if record.order < known.order else []
+            return [Reply(known)] if record.order < known.order else []
         if record.status is Status.LOST and is_linked:
             return [Warn(record)]
         self._set(record, now_s)
@@ -317,14 +317,14 @@ class Membership:
         if known is None:  # it has just joined, or takes no part
             return []
         if known.incarnation == member.incarnation:
-            return [] if known.is_alive else [Answer(known)]
+            return [] if known.is_alive else [Reply(known)]
         if known.incarnation == UNKNOWN_INCARNATION:
             record = Record(member, generation=known.generation + 1)
             self._set(record, now_s)
             kind = _kind_of(known, record)
-            return [Changed(kind, record, UNKNOWN_INCARNATION), Answer(record)]
+            return [Changed(kind, record, UNKNOWN_INCARNATION), Reply(record)]
         if not self.is_static:
-            return [Answer(known)]  # a later incarnation will answer that it is one
+            return [Reply(known)]  # a later incarnation will answer that it is one
         record = Record(member, generation=known.generation + 1)
         self._set(record, now_s)
         return [Changed(ChangeKind.RESTARTED, record, known.incarnation)]
@@ -447,7 +447,7 @@ class Membership:
         if record.incarnation == UNKNOWN_INCARNATION or not me.is_alive:
             return []
         if (record.generation, record.incarnation) < (me.generation, me.incarnation):
-            return [Answer(me)]
+            return [Reply(me)]
         # If it was not known, this is the next life; and so it is if the other has
         # left,
         # of which the member did not know that took this worker in.
@@ -463,7 +463,7 @@ class Membership:
         ):
             generation = record.generation + 1
             self._set(replace(self.me, generation=generation), 0.0)
-        return [Answer(self.me), Announce(self.me)]
+        return [Reply(self.me), Announce(self.me)]
 
     def _hear_of_this_life(self, record: Record) -> list[Effect]:
         me = self.me
@@ -471,7 +471,7 @@ class Membership:
             generation = max(me.generation, record.generation)
             version = record.version + 1
             self._set(replace(me, generation=generation, version=version), 0.0)
-            return [Answer(self.me), Announce(self.me)]
+            return [Reply(self.me), Announce(self.me)]
         if record.generation > me.generation:
             self._set(replace(me, generation=record.generation), 0.0)
         return []

@@ -16,13 +16,13 @@ from asyncrpc.runtime.membership.machine.membership import (
     BUCKETS,
     TOMBSTONE_S,
     Announce,
-    Answer,
     Changed,
     ChangeKind,
     Contest,
     Effect,
     Membership,
     Record,
+    Reply,
     Status,
     Warn,
 )
@@ -98,7 +98,7 @@ def test_the_later_of_two_records_counts(
 
 def test_who_is_behind_is_told() -> None:
     known = record("b", 2, 2)
-    assert table(known).hear(record("b"), 1.0) == [Answer(known)]
+    assert table(known).hear(record("b"), 1.0) == [Reply(known)]
 
 
 def test_a_new_name_joins() -> None:
@@ -136,7 +136,7 @@ def test_its_own_death_a_worker_refutes(status: Status) -> None:
     mine = table()
     effects = mine.hear(record("me", version=3, status=status), 1.0)
     alive = record("me", version=4)
-    assert effects == [Answer(alive), Announce(alive)]
+    assert effects == [Reply(alive), Announce(alive)]
     assert mine.me == alive
     assert mine.hear(record("me", version=3, status=status), 1.0) == []
 
@@ -151,14 +151,14 @@ def test_who_has_left_does_not_come_back() -> None:
 
 def test_news_of_a_former_life_are_answered() -> None:
     mine = Membership(record("me", 5, 2))
-    assert mine.hear(record("me", 9, 1), 1.0) == [Answer(mine.me)]
+    assert mine.hear(record("me", 9, 1), 1.0) == [Reply(mine.me)]
     assert mine.hear(record("me", 0, 0), 1.0) == []  # an entry of somebody's list
 
 
 def test_who_does_not_know_its_life_takes_the_next_one() -> None:
     mine = Membership(record("me", 5, 0))
     after = record("me", 5, 4)
-    assert mine.hear(record("me", 9, 3), 1.0) == [Answer(after), Announce(after)]
+    assert mine.hear(record("me", 9, 3), 1.0) == [Reply(after), Announce(after)]
 
 
 def test_who_does_not_know_its_life_is_told() -> None:
@@ -174,8 +174,8 @@ def test_who_has_taken_its_name_has_to_be_looked_for(status: Status) -> None:
     assert mine.hear(later, 1.0) == [Contest(later)]
     assert mine.me == record("me")
     after = record("me", 1, 8)
-    assert mine.outlive(later) == [Answer(after), Announce(after)]
-    assert mine.outlive(later) == [Answer(after), Announce(after)]
+    assert mine.outlive(later) == [Reply(after), Announce(after)]
+    assert mine.outlive(later) == [Reply(after), Announce(after)]
     assert mine.me == after
 
 
@@ -183,7 +183,7 @@ def test_a_later_life_that_has_left_is_outlived() -> None:
     """The member that took this worker in did not know of that life."""
     mine, after = table(), record("me", 1, 8)
     effects = mine.hear(record("me", 2, 7, status=LEFT), 1.0)
-    assert effects == [Answer(after), Announce(after)]
+    assert effects == [Reply(after), Announce(after)]
 
 
 # --- verdicts and links --------------------------------------------------------------
@@ -214,11 +214,11 @@ def test_who_is_met_as_expected_is_told_nothing() -> None:
 
 def test_who_is_met_though_it_was_lost_is_told_so() -> None:
     lost = record("b", status=LOST)
-    assert table(lost).meet(member("b"), 1.0) == [Answer(lost)]
+    assert table(lost).meet(member("b"), 1.0) == [Reply(lost)]
 
 
 def test_another_life_that_is_met_says_which_it_is() -> None:
-    assert table(record("b")).meet(member("b", 2), 1.0) == [Answer(record("b"))]
+    assert table(record("b")).meet(member("b", 2), 1.0) == [Reply(record("b"))]
 
 
 def test_who_is_in_a_list_is_known_once_it_is_met() -> None:
@@ -227,7 +227,7 @@ def test_who_is_in_a_list_is_known_once_it_is_met() -> None:
     assert [one.name for one in mine.records] == ["b", "me"]
     met = record("b", 7)
     effects = mine.meet(member("b", 7), 1.0)
-    assert effects == [Changed(None, met, UNKNOWN_INCARNATION), Answer(met)]
+    assert effects == [Changed(None, met, UNKNOWN_INCARNATION), Reply(met)]
     assert "b" in mine.alive
 
 
@@ -333,7 +333,7 @@ def compare(one: Membership, other: Membership) -> int:
         other.hear(heard, 1.0)
     for heard in theirs:
         for effect in one.hear(heard, 1.0):
-            if isinstance(effect, Answer):
+            if isinstance(effect, Reply):
                 other.hear(effect.record, 1.0)
     return len(ours) + len(theirs)
 
