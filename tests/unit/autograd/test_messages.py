@@ -53,7 +53,7 @@ def test_it_travels_as_the_arguments_of_a_call() -> None:
     ("given", "history", "problem"),
     [
         ([2], None, "brings 1 gradients"),
-        ([2, 0], [9, 1], "a history of gradient 1, which is missing"),
+        ([2, 0], [9, 1], "its history has gradient 1"),
         ([2, 0], [], "a history without a message"),
     ],
 )
