@@ -125,16 +125,16 @@ class CallOptions:
 PLAIN: Final = CallOptions()
 
 
-def options_within(timeout: Any) -> CallOptions:
+def options_within(timeout_s: Any) -> CallOptions:
     """Return options that say no more than a time, in seconds; `UNSET`: not even it.
 
     Raises:
         UsageError: it is no number of seconds.
     """
-    if timeout is UNSET:
+    if timeout_s is UNSET:
         return PLAIN
-    check_call_timeout("timeout", timeout)
-    return CallOptions(timeout_s=timeout)
+    check_call_timeout("timeout_s", timeout_s)
+    return CallOptions(timeout_s=timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -276,14 +276,14 @@ class Proxy:
         """End a partition; what was held back goes first."""
         self._is_open.set()
 
-    def delay(self, seconds: float) -> None:
+    def delay(self, delay_s: float) -> None:
         """Deliver everything so many seconds later than it came; 0 ends it.
 
         Raises:
-            UsageError: `seconds` is no finite number of seconds.
+            UsageError: `delay_s` is no finite number of seconds.
         """
-        check_duration("seconds", seconds)
-        self._delay_s = seconds
+        check_duration("delay_s", delay_s)
+        self._delay_s = delay_s
 
     def throttle(self, bytes_per_s: float | None) -> None:
         """Let so many bytes through each second, per connection; None: all of them.

@@ -471,7 +471,7 @@ async def test_a_report_says_what_each_stage_did(schedule: str) -> None:
     assert report.formula == 2 / 10
     for stage, idle in zip(report.stages, report.idle, strict=True):
         assert len(stage.spans) == 16
-        assert all(one.seconds > 0 for one in stage.spans)
+        assert all(one.duration_s > 0 for one in stage.spans)
         assert idle == pytest.approx(1 - stage.busy_s / report.duration_s)
     assert 0 < report.balance < 1
     assert 0 < report.bubble < 1

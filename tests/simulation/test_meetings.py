@@ -138,7 +138,7 @@ async def one_of_many_is_late(network: Network) -> None:
     hasty = network.rng.choice([one for one in workers if one is not late])
     found = await asyncio.gather(
         *(
-            one.rendezvous("tag", timeout=5.0 if one is hasty else None)
+            one.rendezvous("tag", timeout_s=5.0 if one is hasty else None)
             for one in workers
             if one is not late
         ),

@@ -34,7 +34,7 @@ def _named(function: Callable[..., Any], **more: Any) -> Use:
             "func": CALLABLES,
             "args": {"an empty list", "a list of numbers", "a list of text"},
             "kwargs": {"none", "a map"},
-            "timeout": SECONDS | {"infinite"},
+            "timeout_s": SECONDS | {"infinite"},
         },
         says={"to": UNKNOWN, "func": r"\bfunction\b"},
         **more,
@@ -146,7 +146,7 @@ async def _ended(starting: Any) -> None:
 
 async def _start_and_end(_: World) -> None:
     async with Worker("new", rendezvous=LocalRendezvous(1)) as worker:
-        await worker.shutdown(graceful=True, timeout=60, drain_timeout_s=1)
+        await worker.shutdown(graceful=True, timeout_s=60, drain_timeout_s=1)
 
 
 async def _wait_in_thread(timeout: Any = None) -> Any:  # noqa: ASYNC109  (as `wait`)
@@ -200,7 +200,9 @@ USES: Final[Mapping[str, Use]] = {
         right={"shape": lambda _: (3,)},
         fits={"shape": {"an integer", "an empty list"}},
     ),
-    "Worker.barrier": _method("barrier", fits={"timeout": ANY_SECONDS}, rightly=_meet),
+    "Worker.barrier": _method(
+        "barrier", fits={"timeout_s": ANY_SECONDS}, rightly=_meet
+    ),
     "Worker.rendezvous": _method(
         "rendezvous",
         right={"tag": lambda _: "tag", "replicas": lambda world: [world.a.rank]},
@@ -208,7 +210,7 @@ USES: Final[Mapping[str, Use]] = {
             "tag": {"text", "empty text", "text with a surrogate"},
             "payload": {"bytes"},
             "replicas": {"none"},
-            "timeout": ANY_SECONDS,
+            "timeout_s": ANY_SECONDS,
         },
         rightly=_meet_at,
     ),
@@ -221,7 +223,7 @@ USES: Final[Mapping[str, Use]] = {
         "shutdown",
         fits={
             "graceful": {"true"},
-            "timeout": ANY_SECONDS,
+            "timeout_s": ANY_SECONDS,
             "drain_timeout_s": ANY_SECONDS,
         },
         rightly=_start_and_end,
@@ -259,8 +261,8 @@ USES: Final[Mapping[str, Use]] = {
     "CallFuture.wait": Use(
         lambda _: _wait_in_thread,
         is_found_there=True,  # what waits is a call
-        right={"timeout": lambda _: 60},
-        fits={"timeout": ANY_SECONDS},
+        right={"timeout_s": lambda _: 60},
+        fits={"timeout_s": ANY_SECONDS},
     ),
     "CallFuture.cancel": Use(
         lambda world: _future(world).cancel,
@@ -275,7 +277,6 @@ USES: Final[Mapping[str, Use]] = {
     "RRef.to_here": _of_rref(
         "to_here",
         fits={
-            "timeout": SECONDS | {"infinite"},
             "timeout_s": SECONDS | {"infinite"},
             "out": {"none", "a tensor", "a tensor of integers", "too many dimensions"},
         },
@@ -283,19 +284,19 @@ USES: Final[Mapping[str, Use]] = {
     "RRef.rpc_async": _of_rref(
         "rpc_async",
         needs_worker=False,
-        fits={"timeout": SECONDS | {"infinite"}},
+        fits={"timeout_s": SECONDS | {"infinite"}},
         finish=nothing,
     ),
     "RRef.rpc_sync": _of_rref(
         "rpc_sync",
         needs_worker=False,
-        fits={"timeout": SECONDS | {"infinite"}},
+        fits={"timeout_s": SECONDS | {"infinite"}},
         finish=nothing,
     ),
     "RRef.remote": _of_rref(
         "remote",
         needs_worker=False,
-        fits={"timeout": SECONDS | {"infinite"}},
+        fits={"timeout_s": SECONDS | {"infinite"}},
         finish=nothing,
     ),
     "RRef.backward": _of_rref(

@@ -271,7 +271,7 @@ AUTOGRAD: Final[Mapping[str, Use]] = {
             "retain_graph": FLAG,
             "create_graph": FLAG,
             "gradients": {"none"},
-            "timeout": SECONDS | {"infinite"},
+            "timeout_s": SECONDS | {"infinite"},
         },
         refusals=(asyncrpc.UsageError, NoGradientPathError),
     ),

@@ -412,7 +412,7 @@ async def test_case_10_a_fetch_that_is_late_harms_no_reference(trio: Trio) -> No
     rref = a.peer("b").remote(remote.pass_gate, "slow")
     await watch.begun.wait()
     with pytest.raises(DeadlineExceededError):
-        await rref.to_here(timeout=0.05)
+        await rref.to_here(timeout_s=0.05)
     watch.gate.set()
     assert await rref == "through"
     del rref, remote.watches["slow"]

@@ -78,7 +78,7 @@ async def test_a_graceful_end_waits_for_chains_in_threads_that_never_pause(
             for number in range(chains):
                 caller = workers[number % ends.WORLD_SIZE]
                 caller.parts.start_call(workers[0].name, ends.pass_on, (DEPTH,))
-            ending = (one.shutdown(graceful=True, timeout=15.0) for one in workers)
+            ending = (one.shutdown(graceful=True, timeout_s=15.0) for one in workers)
             await asyncio.gather(*ending)
         assert len(ends.passed) == chains * (DEPTH + 1)
 
@@ -130,7 +130,7 @@ def let_end(worker: Worker, watch: Watch, finished: int) -> None:
 async def test_who_does_not_come_in_time_is_named(trio: Trio) -> None:
     a, b, _ = trio
     with pytest.raises(TimeoutError, match=r"after 0.3 s 'b', 'c' had not come"):
-        await a.shutdown(graceful=True, timeout=0.3)
+        await a.shutdown(graceful=True, timeout_s=0.3)
     assert a.is_closed
     assert await b.peer("c").call(remote.add, 1) == 2
 
@@ -143,7 +143,7 @@ async def test_who_is_busy_is_named_and_its_call_cut_off(
     await watch.begun.wait()
     began_s = now_s()
     together = (
-        one.shutdown(graceful=True, timeout=60.0, drain_timeout_s=0.3) for one in trio
+        one.shutdown(graceful=True, timeout_s=60.0, drain_timeout_s=0.3) for one in trio
     )
     await asyncio.gather(*together)
     assert now_s() - began_s < 0.3 + CLOSING_S + BUSY_S
@@ -158,7 +158,7 @@ async def test_a_call_that_ends_late_is_waited_for(trio: Trio) -> None:
     call = trio[0].parts.start_call("b", remote.pass_gate, ("w",))
     await watch.begun.wait()
     ending = [
-        asyncio.create_task(one.shutdown(graceful=True, timeout=10.0)) for one in trio
+        asyncio.create_task(one.shutdown(graceful=True, timeout_s=10.0)) for one in trio
     ]
     assert await asyncio.wait(ending, timeout=0.2) == (set(), set(ending))
     watch.gate.set()
@@ -184,7 +184,7 @@ async def test_who_is_left_of_a_group_of_many_ends(
     async with Cluster(9, options=Options(drain_timeout_s=1.0)) as workers:
         await asyncio.gather(*(one.shutdown() for one in workers[2:8]))
         left = (workers[0], workers[1], workers[8])
-        ending = (one.shutdown(graceful=True, timeout=15.0) for one in left)
+        ending = (one.shutdown(graceful=True, timeout_s=15.0) for one in left)
         await asyncio.gather(*ending)
     assert "'c', 'd', 'e', 'f', 'g', 'h'" in caplog.text
 

@@ -152,7 +152,7 @@ async def test_a_limit_counts_while_others_have_their_turn_at_a_barrier(
     first = asyncio.create_task(trio[0].barrier())
     await asyncio.sleep(0)
     with pytest.raises(BarrierTimeoutError, match="its turn did not come"):
-        await in_time(trio[0].barrier(timeout=0.01))
+        await in_time(trio[0].barrier(timeout_s=0.01))
     await asyncio.gather(trio[1].barrier(), trio[2].barrier())
     await first
     await asyncio.gather(*(one.barrier() for one in trio))  # none was left out
