@@ -66,8 +66,9 @@ class Matching:
         self.rank = -1
         self.lives: Mapping[str, Incarnation | None] = {}  # of members, as then known
         self.operations: Operations[Arrival] = Operations()
-        self.lost: Failure | None = None
-        self._ended = 0  # collectives before this number do not need who is lost
+        # Why ranks are gone, and before which number collectives do without them: each
+        # entry has a lower number than the one before it.
+        self._gone: list[tuple[int, Failure]] = []
         self.runs: dict[int, Run] = {}
         self.points = Points(self)
         self._heard: dict[str, int | None] = {}  # who spoke before, as which rank
@@ -165,6 +166,9 @@ class Matching:
         """A collective has ended here, well or not."""
         self.operations.end(run.operation)
         self.runs.pop(run.number, None)
+        for place, arrival in run.operation.arrived.items():
+            if not arrival.taken.done():
+                arrival.taken.set_result(self._too_late(run.number, place.rank, None))
 
     # --- what others send ------------------------------------------------------------
 
@@ -252,19 +256,28 @@ class Matching:
             ended: collectives before this number do not need that rank any more.
             tell: whether the others are to learn of it from us.
         """
-        if self.lost is not None:
-            return
-        self.lost, self._ended = failure, ended
-        self.points.fail(failure)
+        if not self._gone:
+            self.points.fail(failure)
+        elif ended >= self._gone[-1][0]:
+            return  # all of these have failed for a rank that was gone before
         for number in self.operations.numbers():
-            if number >= ended:
+            if number >= ended and self._lost_for(number) is None:
                 self.fail(number, failure, tell=False)
+        self._gone.append((ended, failure))
         if tell:
             self.tell("lost", [words_for(failure)])
 
+    @property
+    def lost(self) -> Failure | None:
+        """Why every collective fails sooner or later; None: no rank is gone."""
+        return self._gone[0][1] if self._gone else None
+
     def _lost_for(self, number: int) -> Failure | None:
-        """Say whether a collective fails because a rank is gone."""
-        return self.lost if number >= self._ended else None
+        """Return why a collective fails as a rank is gone; None: it does not."""
+        for ended, failure in self._gone:
+            if number >= ended:
+                return failure
+        return None
 
     def leave(self) -> None:
         """This rank is the one that goes: tell the others which ones it has ended."""
@@ -377,8 +390,7 @@ class Matching:
             return await self.worker.link_to(name)
         except AsyncRpcError as error:
             self.on_lost(name, str(error))
-            assert self.lost is not None
-            raise error_of(self.lost) from error
+            raise error_of(self._gone[-1][1]) from error
 
 
 class Run:
@@ -430,7 +442,8 @@ class Run:
             self._waits_for = place
             await self._wait()
         arrival = arrived.pop(place)
-        arrival.taken.set_result(None)
+        if not arrival.taken.done():  # who has sent it may have been lost since
+            arrival.taken.set_result(None)
         return arrival.tensors
 
     async def settle(self) -> None:

@@ -143,7 +143,7 @@ class LaneDialer:
     def on_offer(self, connection: LinkConnection, hello: Hello) -> None:
         """A worker that is connected dials a lane."""
         lanes = None if self._handshakes.is_closing else self._lanes_named(hello)
-        if lanes is None or len(lanes.lanes) >= LANES_MAX:
+        if lanes is None or len(lanes.lanes) + len(lanes.accepted) >= LANES_MAX:
             verdict = "no such connection" if lanes is None else "too many lanes"
             self._handshakes.refuse(connection, verdict)
             return

@@ -40,7 +40,7 @@ from asyncrpc.runtime.calls.responder import Responder, ResponderHost
 from asyncrpc.runtime.devices.staging import Devices
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.payloads.lanes import LaneConnection
+from asyncrpc.runtime.payloads.ports import LaneConnection
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.serde import Encoded, is_unprepared, unreadable
 from asyncrpc.wire.frames import FrameKind
@@ -300,9 +300,10 @@ class Link:
         """Take it: that something has come is all that was wanted."""
 
     def _on_ack(self, _flags: int, lane: int, aux: int, *_rest: object) -> None:
-        connection = self._connection_named(lane)
-        if connection is not None:
-            connection.on_ack(aux)
+        if not lane:
+            self.connection.on_ack(aux)
+        elif self.connection.lanes is not None:
+            self.connection.lanes.on_ack(lane, aux)
 
     def _on_close(
         self,

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from asyncrpc.errors import AsyncRpcError, TransportError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.payloads.lanes import ControlConnection
+from asyncrpc.runtime.payloads.ports import ControlConnection
 from asyncrpc.transport.abc import PeerCredentials, StreamHandler, Transport
 from asyncrpc.transport.address import Address
 from asyncrpc.wire.handshake import Role
@@ -125,7 +125,11 @@ class PayloadLanes(Protocol):
 
     @property
     def lanes(self) -> Collection[object]:
-        """Those that are open."""
+        """Those that are open at both ends."""
+
+    @property
+    def accepted(self) -> Collection[object]:
+        """Those that the dialer has not shown to hold."""
 
     def attach(self, connection: Any) -> None:
         """Take a connection as a lane; both HELLOs are in."""

@@ -18,7 +18,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -26,6 +27,7 @@ from asyncrpc.errors import (
     ConnectionLostError,
     MalformedError,
     RemoteProtocolError,
+    TransportError,
 )
 from asyncrpc.runtime.options import LANES_MAX
 from asyncrpc.runtime.payloads.machine.lanes import (
@@ -34,6 +36,7 @@ from asyncrpc.runtime.payloads.machine.lanes import (
     LanesState,
     TurnRation,
 )
+from asyncrpc.runtime.payloads.ports import ControlConnection, LaneConnection
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.wire.frames import FrameKind, Outgoing
 from asyncrpc.wire.transfers import Arrivals, Departure, Departures, LaneReader
@@ -47,121 +50,6 @@ LANES_ON_HOST: Final = 1  # a second TCP connection on loopback only costs
 OPENING_WAIT_S: Final = 1.0
 # A lane that has not taken the last chunk gets no other: it would only wait there.
 _MARKS: Final = WaterMarks(high_bytes=0, low_bytes=0)
-
-
-class LaneStream(Protocol):
-    """The bytes that a connection writes."""
-
-    @property
-    def room(self) -> asyncio.Event:
-        """Set while the transport has room."""
-
-    def write_now(self, *parts: bytes | memoryview) -> None:
-        """Write parts of frames now."""
-
-    def pause_reading(self) -> None:
-        """Take no more for now."""
-
-    def resume_reading(self) -> None:
-        """Go on reading."""
-
-
-class ControlConnection(Protocol):
-    """The connection that lanes belong to.
-
-    Attributes:
-        on_broken: called when its transport has broken; None: its end is the
-            connection's.
-    """
-
-    on_broken: Callable[..., None] | None
-
-    @property
-    def reads(self) -> int:
-        """How often something has been read."""
-
-    @property
-    def scheme(self) -> str:
-        """The transport's scheme."""
-
-    @property
-    def where(self) -> str:
-        """The other end, for people to read."""
-
-    @property
-    def stream(self) -> LaneStream:
-        """What it writes."""
-
-    @property
-    def send_in_band(self) -> Callable[[Outgoing], object]:
-        """Send a message and its payload over this connection itself."""
-
-    def send(self, kind: int, call_id: int, *, aux: int = 0) -> None:
-        """Write a message."""
-
-    def fail(self, error: AsyncRpcError) -> None:
-        """Abort it, and with it the link."""
-
-
-class LaneConnection(Protocol):
-    """A connection that becomes a lane.
-
-    Attributes:
-        on_lost: called when the connection has ended.
-    """
-
-    on_lost: Callable[[Any, AsyncRpcError | None], None] | None
-
-    @property
-    def ended(self) -> asyncio.Future[None]:
-        """Done when it has ended."""
-
-    @property
-    def peer_closed(self) -> str | None:
-        """Why the peer ends it in order, once it has said so."""
-
-    @property
-    def where(self) -> str:
-        """The other end, for people to read."""
-
-    @property
-    def token(self) -> int:
-        """What names it at both ends."""
-
-    @property
-    def stream(self) -> LaneStream:
-        """What it writes."""
-
-    @property
-    def acknowledge(self) -> Callable[[], None]:
-        """Say how much has been read, if the peer does not know."""
-
-    def open_as_lane(
-        self,
-        reader: Lane,
-        control: Any,
-        *,
-        on_writable: Callable[[], None],
-        marks: WaterMarks,
-    ) -> None:
-        """Give all further bytes to a lane of `control`."""
-
-    def allow_resuming(self, on_broken: Callable[..., None]) -> None:
-        """Outlive the transport from now on."""
-
-    def on_ack(self, received: int) -> None:
-        """The peer has read so many bytes of ours."""
-
-    def on_peer_close(self, why: str) -> None:
-        """The peer says that it closes the connection."""
-
-    def close(self) -> None:
-        """Write what is queued, then end in order."""
-
-    def fail(self, error: AsyncRpcError) -> None:
-        """Abort it."""
-
-
 # Payloads wait for the first lane.
 _HOLDING: Final = frozenset({LanesState.NONE, LanesState.OPENING})
 
@@ -174,6 +62,8 @@ class Lane:
         stream: what that writes.
         rest: of the chunk that is being written.
         reader: knows where its bytes land.
+        is_held: whether the other end is known to hold it, too.
+        broken_by: what its transport broke by, before that was known.
         get_buffer: as of the reader.
         bytes_copied: none, ever.
         message_bytes_copied: likewise.
@@ -188,6 +78,8 @@ class Lane:
         self.rest: deque[bytes | memoryview] = deque()
         self.reader = LaneReader(lanes.arrivals)
         self.get_buffer = self.reader.get_buffer
+        self.is_held = False
+        self.broken_by: TransportError | None = None
         self._lanes = lanes
 
     def write(self, limit_bytes: int) -> int:
@@ -211,6 +103,8 @@ class Lane:
         Raises:
             RemoteProtocolError: it is not what the protocol allows.
         """
+        if not self.is_held:
+            self._lanes.on_held(self)
         self.reader.advance(nbytes)
         if self.reader.waits_for:
             self.stream.pause_reading()
@@ -223,7 +117,9 @@ class Lanes:
     Attributes:
         state: whether payloads can leave over lanes.
         arrivals: the payloads that arrive over lanes.
-        lanes: those that are open.
+        lanes: those that are open at both ends.
+        accepted: by token, those that the dialer has not shown to hold: nothing is sent
+            over them.  One that breaks waits for the dialer, which may never have it.
     """
 
     def __init__(
@@ -257,6 +153,7 @@ class Lanes:
         self.arrivals = arrivals
         self.arrivals.on_opened = self._on_opened
         self.lanes: list[Lane] = []
+        self.accepted: dict[int, Lane] = {}
         self.state = LanesState.NONE if wanted else LanesState.OFF
         self._control = control
         self._loop = loop
@@ -335,6 +232,10 @@ class Lanes:
                 lane.rest.extend(self._departures.next_chunk())
             left -= lane.write(left)
         self._check_drained()
+
+    @property
+    def _all(self) -> tuple[Lane, ...]:
+        return (*self.lanes, *self.accepted.values())
 
     @property
     def _has_work(self) -> bool:
@@ -432,17 +333,38 @@ class Lanes:
             self._on_lane_lost(lane, error)
 
         connection.on_lost = lost
-        self.lanes.append(lane)
+        self.accepted[connection.token] = lane
         connection.open_as_lane(
             lane, self._control, on_writable=self.pump, marks=_MARKS
         )
         if self._control.on_broken is not None:
-            connection.allow_resuming(self._control.on_broken)
+            connection.allow_resuming(partial(self._on_broken, lane))
+        if self._dial is not None:
+            # Says that it is open here, before the first message that may use it.
+            self._control.send(FrameKind.ACK, connection.token)
+            self.on_held(lane)
+
+    def on_held(self, lane: Lane) -> None:
+        """Both ends hold a lane: use it."""
+        lane.is_held = True
+        del self.accepted[lane.connection.token]
+        self.lanes.append(lane)
         self._on(LanesEvent.OPENED)
         self._stop_waiting()
         for one in self._take_waiting():
             self._depart(one)
         self.pump()
+        if lane.connection.is_broken:
+            self._on_broken(lane, lane.connection, lane.broken_by)
+
+    def _on_broken(
+        self, lane: Lane, connection: LaneConnection, error: TransportError | None
+    ) -> None:
+        """Have a lane resumed whose transport has broken, if both ends hold it."""
+        if not lane.is_held:
+            lane.broken_by = error
+        elif self._control.on_broken is not None:
+            self._control.on_broken(connection, error)
 
     def _on_late(self) -> None:
         self._timer = None
@@ -471,6 +393,9 @@ class Lanes:
     # --- the end ---------------------------------------------------------------------
 
     def _on_lane_lost(self, lane: Lane, error: AsyncRpcError | None) -> None:
+        if not lane.is_held:
+            del self.accepted[lane.connection.token]
+            return
         self.lanes.remove(lane)
         if self.state is LanesState.CLOSED:
             return
@@ -487,22 +412,30 @@ class Lanes:
             self._control.fail(error)
         else:
             why = str(error) if error is not None else "it ended inside a payload"
-            self._control.fail(
-                ConnectionLostError(f"a lane to {lane.connection.where} broke: {why}")
-            )
+            where = lane.connection.where
+            self._control.fail(ConnectionLostError(f"a lane to {where} broke: {why}"))
 
     def _on_left_alone(self) -> None:
-        where = self._control.where
-        self._control.fail(
-            ConnectionLostError(f"{where} closed its lanes, but not the connection")
-        )
+        why = f"{self._control.where} closed its lanes, but not the connection"
+        self._control.fail(ConnectionLostError(why))
 
     def connection_of(self, token: int) -> LaneConnection | None:
         """Return a lane's connection by its token; None if it has ended."""
-        for lane in self.lanes:
-            if lane.connection.token == token:
-                return lane.connection
-        return None
+        found = (
+            lane.connection for lane in self._all if lane.connection.token == token
+        )
+        return next(found, None)
+
+    def on_ack(self, token: int, received: int) -> None:
+        """The peer has read so many bytes of a lane, which it holds therefore.
+
+        Raises:
+            MalformedError: it has not been sent so many.
+        """
+        if (lane := self.accepted.get(token)) is not None:
+            self.on_held(lane)
+        if (connection := self.connection_of(token)) is not None:
+            connection.on_ack(received)
 
     def on_peer_broken(self, token: int, attempt: int) -> None:
         """A lane has broken at the peer, which cannot dial it; it may look whole here.
@@ -512,8 +445,7 @@ class Lanes:
         """
         if self._dial is None:
             raise MalformedError("the side that dials is to dial a lane again")
-        connection = self.connection_of(token)
-        if connection is not None:
+        if (connection := self.connection_of(token)) is not None:
             self._redial(connection, attempt)
 
     def acknowledge(self) -> None:
@@ -530,8 +462,8 @@ class Lanes:
         if self._has_work and self.lanes:
             self._drained = self._loop.create_future()
             await self._drained  # whoever closes has a limit; `clear` completes it
-        ended = [lane.connection.ended for lane in self.lanes]
-        for lane in tuple(self.lanes):
+        ended = [lane.connection.ended for lane in self._all]
+        for lane in self._all:
             lane.connection.close()
         if ended:
             await asyncio.wait(ended)  # within the same limit
@@ -552,5 +484,5 @@ class Lanes:
         for one in self._take_waiting():
             if one.on_sent is not None:
                 one.on_sent()
-        for lane in tuple(self.lanes):
+        for lane in self._all:
             lane.connection.fail(ConnectionLostError("its link has ended"))

@@ -19,6 +19,8 @@ from asyncrpc import (
     RankLostError,
     UsageError,
 )
+from asyncrpc.collectives.machine.operations import Failure
+from asyncrpc.collectives.words import words_for
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as, all_end
 
 Begin = Callable[[Group], Awaitable[Any]]
@@ -40,6 +42,18 @@ async def works(groups: list[Group]) -> None:
     """The next collective can be used."""
     got = await asyncio.gather(*(one.all_reduce(torch.ones(4)) for one in groups))
     assert all((one == len(groups)).all() for one in got)
+
+
+def say_left(group: Group, *, ahead: int) -> None:
+    """Tell the others that this rank has gone, and was some collectives ahead."""
+    matching = group._matching  # noqa: SLF001
+    failure = Failure(GroupChangedError.code, "rank 1 ('b') has gone", ("b",))
+    matching.tell("left", [matching.operations.begun + ahead, words_for(failure)])
+
+
+async def heard_from(sender: Group, receiver: Group) -> None:
+    """Return when what a rank has sent to another before this has come."""
+    await sender.worker.peer(receiver.worker.name).call(len, "ab")
 
 
 _stays: list[asyncio.Event] = []
@@ -148,6 +162,44 @@ class TestLeaving:
         for _ in range(3):
             await asyncio.gather(*map(last, groups))
             groups = [Group(one.worker) for one in groups]
+
+    async def test_one_that_leaves_later_ends_what_an_earlier_one_did_not(
+        self, groups: list[Group]
+    ) -> None:
+        await works(groups)
+        say_left(groups[1], ahead=2)
+        waiting = asyncio.ensure_future(groups[0].barrier())
+        await heard_from(groups[1], groups[0])
+        groups[2].close()
+        (error,) = await outcomes(waiting)
+        assert type(error) is GroupChangedError
+        assert error.ranks == ("c",)
+
+    async def test_a_loss_ends_what_one_that_left_had_ended(
+        self, groups: list[Group]
+    ) -> None:
+        await works(groups)
+        say_left(groups[1], ahead=2)
+        waiting = asyncio.ensure_future(groups[0].barrier())
+        await heard_from(groups[1], groups[0])
+        await groups[2].worker.shutdown()
+        (error,) = await outcomes(waiting)
+        assert isinstance(error, CollectiveError)
+        assert error.ranks == ("c",)
+
+    async def test_who_leaves_answers_what_came_early(
+        self, groups: list[Group]
+    ) -> None:
+        say_left(groups[1], ahead=5)
+        await heard_from(groups[1], groups[0])
+        sending = asyncio.ensure_future(groups[2].all_reduce(torch.ones(3)))
+        operations = groups[0]._matching.operations  # noqa: SLF001
+        while not operations.numbers():
+            await heard_from(groups[2], groups[0])
+        groups[0].close()
+        assert not operations.numbers()
+        (error,) = await outcomes(sending)
+        assert type(error) is GroupChangedError
 
     async def test_who_shuts_down_fails_it_for_all(self) -> None:
         async with all_end(LIMIT_S), Cluster(2) as (a, b):

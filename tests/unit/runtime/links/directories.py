@@ -89,6 +89,8 @@ class PlainLink:
             self._on_close(call_id, bytes(control).decode())
         elif kind == FrameKind.LANES and self.connection.lanes is not None:
             self.connection.lanes.on_asked(aux)
+        elif kind == FrameKind.ACK and call_id and self.connection.lanes is not None:
+            self.connection.lanes.on_ack(call_id, aux)
         elif kind == FrameKind.LANE_BROKEN and self.connection.lanes is not None:
             self.connection.lanes.on_peer_broken(call_id, aux)
 

@@ -210,9 +210,11 @@ class Side(Received):
     ) -> None:
         """Take note of a message, and of what a link would tell its connection."""
         if kind == FrameKind.ACK:
-            if not call_id:  # else it is of a lane
+            if not call_id:
                 self.acks.append(aux)
                 self.connection.on_ack(aux)
+            elif self.connection.lanes is not None:
+                self.connection.lanes.on_ack(call_id, aux)
         elif kind == FrameKind.CLOSE:
             if not call_id:  # else it is of a lane
                 self.connection.on_peer_close(bytes(control).decode())

@@ -11,6 +11,7 @@ import pytest
 from asyncrpc.errors import ConnectError
 from asyncrpc.testing.network import Network
 from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.messages import Hello
 from tests.unit.runtime.links.directories import (
     OPTIONS,
     Host,
@@ -161,3 +162,46 @@ def test_a_lane_that_has_been_resumed_since_is_left_alone() -> None:
         await closed(a, b)
 
     run(main())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_lane_that_breaks_before_its_dialer_holds_it_is_not_missed(
+    seed: int,
+) -> None:
+    """Its reset overtakes the answer to its dialer, or does not."""
+
+    async def main() -> None:
+        a, b = await hosts(Network(seed), "a", "b", options=LANES)
+        await a.directory.open_link("b")
+        await until(lambda: b.directory.link_to("a") is not None)
+        accepted = cut_when_accepted(b)
+        send_large(b, "a", 1)
+        await until(lambda: a.arrived("b") == [1])
+        send_large(a, "b", 2)
+        await until(lambda: b.arrived("a") == [2])
+        await asyncio.sleep(3 * OPTIONS.lost_after_s)
+        send_large(b, "a", 3)
+        await until(lambda: a.arrived("b") == [1, 3])
+        assert len(accepted) == 2
+        assert lanes(a, "b") == lanes(b, "a")
+        assert not any(lane.is_broken for lane in lanes_of(b, "a"))
+        assert a.lost == b.lost == []
+        await closed(a, b)
+        assert all(lane.ended.done() for lane in accepted)
+
+    run(main())
+
+
+def cut_when_accepted(host: Host) -> list[Any]:
+    """Break each lane as soon as `host` has accepted it; return these."""
+    accepted: list[Any] = []
+    dialer: Any = host.directory.lane_dialer
+    on_offer = dialer.on_offer
+
+    def accept(connection: Any, hello: Hello) -> None:
+        on_offer(connection, hello)
+        accepted.append(connection)
+        connection.break_off("cut when accepted")
+
+    dialer.on_offer = accept
+    return accepted

@@ -65,12 +65,23 @@ class Laned(Both):
 
     def open_lane(self) -> Connection:
         """Open one lane at both ends; return the dialer's."""
-        dialer = self._lane(self.a, Role.DIALER)
-        line = join(dialer, self._lane(self.b, Role.ACCEPTOR))
-        self.lines.append(line)
-        while line.deliver() + line.other.deliver():
+        dialer, _ = self.offer_lane()
+        while self.lines[-1].deliver() + self.lines[-1].other.deliver():
             pass
         return dialer
+
+    def offer_lane(self) -> tuple[Connection, Connection]:
+        """Open a lane where it is accepted; its dialer has no answer yet."""
+        dialer, acceptor = (
+            self._lane(self.a, Role.DIALER),
+            self._lane(self.b, Role.ACCEPTOR),
+        )
+        line = join(dialer, acceptor)
+        self.lines.append(line)
+        line.deliver()
+        line.other.deliver()
+        line.deliver()
+        return dialer, acceptor
 
     def _lane(self, side: Side, role: Role) -> Connection:
         def on_proved(connection: Connection) -> None:
@@ -186,6 +197,39 @@ class TestOpening:
         assert both.b.messages == []
         assert lanes_of(both.b).arrivals.opened == 0
 
+    async def test_the_one_that_accepts_waits_for_a_sign_of_the_dialer(
+        self, both: Laned
+    ) -> None:
+        both.offer_lane()
+        both.b.send(1, b"", LARGE)
+        assert states(both) == (LanesState.NONE, LanesState.OPENING)
+        await both.settle()
+        assert states(both) == (LanesState.UP, LanesState.UP)
+        assert both.a.messages == [(1, b"", LARGE)]
+
+    async def test_one_that_the_dialer_never_had_is_not_missed(
+        self, both: Laned
+    ) -> None:
+        _, acceptor = both.offer_lane()
+        acceptor.break_off("cut")
+        both.b.send(1, b"", LARGE)
+        both.open_lane()
+        await both.settle()
+        assert both.a.messages == [(1, b"", LARGE)]
+        assert both.b.broken == both.b.lost == []
+        assert not acceptor.ended.done()  # the dialer may have had it
+        await both.end()
+        assert acceptor.ended.done()
+
+    async def test_one_that_the_dialer_had_is_resumed(self, both: Laned) -> None:
+        dialer, acceptor = both.offer_lane()
+        both.lines[-1].other.deliver()  # the answer
+        acceptor.break_off("cut")
+        assert both.b.broken == []
+        await both.settle()
+        assert both.b.broken == ["mem://other: cut"]
+        assert dialer.token == acceptor.token
+
 
 class TestSending:
     loops = {"sim": SimLoop}  # noqa: RUF012
@@ -217,7 +261,7 @@ class TestSending:
         lane.break_off("nothing comes over it")
         assert lane.is_broken
         assert both.a.broken == ["mem://other: nothing comes over it"]
-        assert states(both) == (LanesState.UP, LanesState.UP)
+        assert states(both) == (LanesState.UP, LanesState.NONE)
 
 
 class TestTheEnd:

@@ -1,0 +1,128 @@
+"""What lanes need of connections: of the one that they belong to, and of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from asyncrpc.errors import AsyncRpcError
+from asyncrpc.transport.flow import WaterMarks
+from asyncrpc.wire.frames import Outgoing
+
+
+class LaneStream(Protocol):
+    """The bytes that a connection writes."""
+
+    @property
+    def room(self) -> asyncio.Event:
+        """Set while the transport has room."""
+
+    def write_now(self, *parts: bytes | memoryview) -> None:
+        """Write parts of frames now."""
+
+    def pause_reading(self) -> None:
+        """Take no more for now."""
+
+    def resume_reading(self) -> None:
+        """Go on reading."""
+
+
+class ControlConnection(Protocol):
+    """The connection that lanes belong to.
+
+    Attributes:
+        on_broken: called when its transport has broken; None: its end is the
+            connection's.
+    """
+
+    on_broken: Callable[..., None] | None
+
+    @property
+    def reads(self) -> int:
+        """How often something has been read."""
+
+    @property
+    def scheme(self) -> str:
+        """The transport's scheme."""
+
+    @property
+    def where(self) -> str:
+        """The other end, for people to read."""
+
+    @property
+    def stream(self) -> LaneStream:
+        """What it writes."""
+
+    @property
+    def send_in_band(self) -> Callable[[Outgoing], object]:
+        """Send a message and its payload over this connection itself."""
+
+    def send(self, kind: int, call_id: int, *, aux: int = 0) -> None:
+        """Write a message."""
+
+    def fail(self, error: AsyncRpcError) -> None:
+        """Abort it, and with it the link."""
+
+
+class LaneConnection(Protocol):
+    """A connection that becomes a lane.
+
+    Attributes:
+        on_lost: called when the connection has ended.
+    """
+
+    on_lost: Callable[[Any, AsyncRpcError | None], None] | None
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when it has ended."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it waits for another transport."""
+
+    @property
+    def peer_closed(self) -> str | None:
+        """Why the peer ends it in order, once it has said so."""
+
+    @property
+    def where(self) -> str:
+        """The other end, for people to read."""
+
+    @property
+    def token(self) -> int:
+        """What names it at both ends."""
+
+    @property
+    def stream(self) -> LaneStream:
+        """What it writes."""
+
+    @property
+    def acknowledge(self) -> Callable[[], None]:
+        """Say how much has been read, if the peer does not know."""
+
+    def open_as_lane(
+        self,
+        reader: Any,
+        control: Any,
+        *,
+        on_writable: Callable[[], None],
+        marks: WaterMarks,
+    ) -> None:
+        """Give all further bytes to a lane of `control`."""
+
+    def allow_resuming(self, on_broken: Callable[..., None]) -> None:
+        """Outlive the transport from now on."""
+
+    def on_ack(self, received: int) -> None:
+        """The peer has read so many bytes of ours."""
+
+    def on_peer_close(self, why: str) -> None:
+        """The peer says that it closes the connection."""
+
+    def close(self) -> None:
+        """Write what is queued, then end in order."""
+
+    def fail(self, error: AsyncRpcError) -> None:
+        """Abort it."""
