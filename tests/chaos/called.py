@@ -11,7 +11,8 @@ from typing import Any, cast
 import torch
 
 import asyncrpc
-from asyncrpc import AsyncRpcError, MalformedError, RRef, Worker
+from asyncrpc import AsyncRpcError, RRef, Worker
+from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.runtime.ports import PeerLink

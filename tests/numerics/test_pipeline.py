@@ -511,7 +511,7 @@ async def test_what_makes_no_sense_is_refused_before_anything_runs() -> None:
         ):
             Pipeline(stages, chunks=2, schedule="1F1B")
         pipe = Pipeline(stages, chunks=2)
-        with pytest.raises(asyncrpc.InvalidContextError):
+        with pytest.raises(asyncrpc.errors.InvalidContextError):
             await pipe.forward_backward(x, y, loss_fn=squared)
         refused: list[tuple[Any, Any, dict[str, Any], str]] = [
             (x[:0], y[:0], {}, "no rows"),
@@ -526,7 +526,7 @@ async def test_what_makes_no_sense_is_refused_before_anything_runs() -> None:
             for given, target, more, words in refused:
                 with pytest.raises(asyncrpc.UsageError, match=words):
                     await pipe.forward_backward(given, target, loss_fn=squared, **more)
-            with pytest.raises(asyncrpc.EncodeError, match="lambda"):
+            with pytest.raises(asyncrpc.errors.EncodeError, match="lambda"):
                 await pipe.forward_backward(x, y, loss_fn=lambda a, b: (a - b).sum())
             for loss_fn, words in (
                 (per_row, r"a Tensor of shape \(5, ?\)"),

@@ -21,15 +21,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from asyncrpc import (
+from asyncrpc import Group
+from asyncrpc.collectives import messages
+from asyncrpc.collectives.words import SERVICE
+from asyncrpc.errors import (
     CollectiveError,
     CollectiveTimeoutError,
-    Group,
     GroupChangedError,
     RankLostError,
 )
-from asyncrpc.collectives import messages
-from asyncrpc.collectives.words import SERVICE
 from asyncrpc.testing.loop import DeadlockError, SimLoop
 from asyncrpc.testing.network import Network
 from tests.simulation import checks

@@ -16,14 +16,8 @@ from typing import Any
 
 import pytest
 
-from asyncrpc import (
-    AsyncRpcError,
-    BarrierBrokenError,
-    BarrierTimeoutError,
-    Options,
-    Worker,
-    WorkerLostError,
-)
+from asyncrpc import AsyncRpcError, Options, Worker, WorkerLostError
+from asyncrpc.errors import BarrierBrokenError, BarrierTimeoutError
 from asyncrpc.runtime.machine.trees import branch_of, depth_of, parent_of
 from asyncrpc.runtime.membership.rendezvous import UNKNOWN_INCARNATION, Member
 from asyncrpc.testing import Cluster

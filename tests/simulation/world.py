@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from asyncrpc import AsyncRpcError, NotStartedError, Options, RRef, RRefDeletedError
+from asyncrpc import AsyncRpcError, Options, RRef
+from asyncrpc.errors import NotStartedError, RRefDeletedError
 from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.membership.rendezvous import (
     UNKNOWN_INCARNATION,

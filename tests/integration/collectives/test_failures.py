@@ -10,17 +10,15 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import (
-    CollectiveError,
-    CollectiveTimeoutError,
-    Group,
-    GroupChangedError,
-    Options,
-    RankLostError,
-    UsageError,
-)
+from asyncrpc import Group, Options, UsageError
 from asyncrpc.collectives.machine.operations import Failure
 from asyncrpc.collectives.words import words_for
+from asyncrpc.errors import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    GroupChangedError,
+    RankLostError,
+)
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as, all_end
 
 Begin = Callable[[Group], Awaitable[Any]]
@@ -303,7 +301,7 @@ class TestUsage:
             Group(worker, ["a", "b", "b"])
         with pytest.raises(UsageError, match="not among the members"):
             Group(worker, ["b", "c"])
-        with pytest.raises(asyncrpc.UnknownWorkerError):
+        with pytest.raises(asyncrpc.errors.UnknownWorkerError):
             Group(worker, ["a", "x"])
 
 

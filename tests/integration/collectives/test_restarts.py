@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from asyncrpc import Group, Options, RankLostError, Worker
+from asyncrpc import Group, Options, Worker
 from asyncrpc.collectives.words import SERVICE
+from asyncrpc.errors import RankLostError
 from asyncrpc.ids import Incarnation, WorkerId
 from tests.chaos.wires import free_port
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import CollectiveTimeoutError, Group, Options
+from asyncrpc import Group, Options
+from asyncrpc.errors import CollectiveTimeoutError
 from asyncrpc.testing import ProcessCluster, acting_as
 
 kept: dict[str, Any] = {}  # of a process, between two calls

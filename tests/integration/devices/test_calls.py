@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import DecodeError, EncodeError, Options, Outcome, RemoteError, Worker
+from asyncrpc import Options, Outcome, RemoteError, Worker
+from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.serde.tensors import DTYPES
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.devices import remote

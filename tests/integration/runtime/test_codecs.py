@@ -14,14 +14,13 @@ import torch
 import asyncrpc
 from asyncrpc import (
     DeadlineExceededError,
-    DecodeError,
-    EncodeError,
     Options,
     Outcome,
     Policy,
     UsageError,
     Worker,
 )
+from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.runtime.calls import preparation
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as

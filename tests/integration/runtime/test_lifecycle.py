@@ -19,15 +19,13 @@ import pytest
 
 import asyncrpc
 from asyncrpc import (
-    AlreadyStartedError,
     LocalRendezvous,
-    NotStartedError,
     Options,
     Outcome,
     Worker,
     WorkerLostError,
 )
-from asyncrpc.errors import TransportError
+from asyncrpc.errors import AlreadyStartedError, NotStartedError, TransportError
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
@@ -133,7 +131,7 @@ async def test_a_worker_that_meets_nobody_leaves_nothing(
         options=QUICK,
     )
     began_s = now_s()
-    await failing(worker, asyncrpc.RendezvousTimeoutError)
+    await failing(worker, asyncrpc.errors.RendezvousTimeoutError)
     assert now_s() - began_s < 0.2 + 2.0
 
 

@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc import (
-    BarrierBrokenError,
-    BarrierTimeoutError,
-    NotStartedError,
-    Options,
-    UsageError,
-    Worker,
-    WorkerLostError,
-)
+from asyncrpc import Options, UsageError, Worker, WorkerLostError
+from asyncrpc.errors import BarrierBrokenError, BarrierTimeoutError, NotStartedError
 from asyncrpc.runtime.machine import meetings as machine
 from asyncrpc.runtime.membership import meetings
 from asyncrpc.runtime.membership.meeting_codec import PART_BYTES

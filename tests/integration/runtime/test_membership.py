@@ -16,15 +16,13 @@ from asyncrpc import (
     JoinRendezvous,
     MemberChange,
     MemberChanges,
-    NotStartedError,
     Options,
-    RendezvousTimeoutError,
-    UnknownWorkerError,
     UsageError,
     Worker,
     WorkerInfo,
     WorkerLostError,
 )
+from asyncrpc.errors import NotStartedError, RendezvousTimeoutError, UnknownWorkerError
 from asyncrpc.runtime.membership.changes import CHANGES_MAX
 from asyncrpc.runtime.membership.machine.membership import ChangeKind
 from asyncrpc.testing import Cluster

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import CallFuture, Options, Outcome, OutMismatchError, UsageError, Worker
+from asyncrpc import (
+    CallFuture,
+    Options,
+    Outcome,
+    UsageError,
+    Worker,
+)
+from asyncrpc.errors import OutMismatchError
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import Wires
@@ -382,7 +389,7 @@ class TestGivingUp:
         call = start(a, out, torch.ones, 16 * MIB)
         await begun(call, out)
         for link in b.parts.directory.links:
-            link.connection.fail(asyncrpc.ConnectionLostError("cut by the test"))
+            link.connection.fail(asyncrpc.errors.ConnectionLostError("cut by the test"))
         with pytest.raises(asyncrpc.WorkerLostError):
             await call
         out.fill_(7.0)

@@ -15,13 +15,12 @@ from asyncrpc import (
     LocalRendezvous,
     Options,
     Outcome,
-    RendezvousTimeoutError,
-    UnknownWorkerError,
     UsageError,
     Worker,
     WorkerInfo,
     WorkerLostError,
 )
+from asyncrpc.errors import RendezvousTimeoutError, UnknownWorkerError
 from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.runtime.membership.rendezvous import open_rendezvous
 from asyncrpc.testing import Cluster, acting_as
@@ -358,7 +357,7 @@ async def test_who_gives_up_a_barrier_fails_that_of_the_others(trio: Trio) -> No
     with pytest.raises(TimeoutError):
         await a.barrier(0.05)
     with pytest.raises(
-        asyncrpc.BarrierBrokenError, match="worker 'a' gave up barrier 0"
+        asyncrpc.errors.BarrierBrokenError, match="worker 'a' gave up barrier 0"
     ):
         await asyncio.wait_for(patient, LIMIT_S)
 

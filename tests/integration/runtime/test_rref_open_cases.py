@@ -19,19 +19,17 @@ import pytest
 
 import asyncrpc
 from asyncrpc import (
-    ConnectionLostError,
     DeadlineExceededError,
-    EncodeError,
     Options,
     Outcome,
     OwnerLostError,
     RejectedError,
     RRef,
-    RRefDeletedError,
     UsageError,
     Worker,
     WorkerLostError,
 )
+from asyncrpc.errors import ConnectionLostError, EncodeError, RRefDeletedError
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from asyncrpc.testing.cluster import SimWorker
 from asyncrpc.testing.network import Network

@@ -13,7 +13,6 @@ import pytest
 
 import asyncrpc
 from asyncrpc import (
-    AuthenticationError,
     LocalRendezvous,
     Options,
     Policy,
@@ -21,6 +20,7 @@ from asyncrpc import (
     UsageError,
     Worker,
 )
+from asyncrpc.errors import AuthenticationError
 from asyncrpc.testing import Cluster
 from tests.integration.runtime import remote
 
@@ -119,7 +119,7 @@ async def test_the_strict_policy_refuses_what_is_not_exposed() -> None:
         for function in (remote.echo, exec, remote.add_async):
             with pytest.raises((RejectedError, asyncrpc.RemoteError), match="expose"):
                 await a.peer("b").call(function, "1")
-        with pytest.raises(asyncrpc.EncodeError, match=r"pickle|strict|STRICT"):
+        with pytest.raises(asyncrpc.errors.EncodeError, match=r"pickle|strict|STRICT"):
             await a.peer("b").call(remote.add, remote.Counter())
         assert await a.peer("b").call(remote.add, 1) == 2
 

@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 import msgpack
 import pytest
 
-from asyncrpc import AuthenticationError, LocalRendezvous, Options, Policy, Worker
+from asyncrpc import LocalRendezvous, Options, Policy, Worker
+from asyncrpc.errors import AuthenticationError
 from asyncrpc.serde import Codec, FunctionTable
 from asyncrpc.wire.frames import HEADER, MAGIC, VERSION, FrameKind, prefix
 from asyncrpc.wire.handshake import (

@@ -133,7 +133,7 @@ async def test_the_producer_lost_is_an_error(trio: Trio) -> None:
     assert await anext(items) == 0
     link = a.parts.directory.find("b").link
     assert link is not None
-    link.connection.fail(asyncrpc.ConnectionLostError("cut by the test"))
+    link.connection.fail(asyncrpc.errors.ConnectionLostError("cut by the test"))
     with pytest.raises(asyncrpc.WorkerLostError, match="cut by the test"):
         async for _ in items:
             pass

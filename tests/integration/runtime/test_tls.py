@@ -23,13 +23,13 @@ import trustme
 
 import asyncrpc
 from asyncrpc import (
-    AuthenticationError,
     LocalRendezvous,
     Options,
     Tls,
     UsageError,
     Worker,
 )
+from asyncrpc.errors import AuthenticationError
 from tests.certificates import Authority
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import LIMIT_S, REPOSITORY, until

@@ -18,12 +18,12 @@ import torch
 from asyncrpc import (
     AsyncRpcError,
     CallError,
-    DecodeError,
     Options,
     RejectedError,
     RemoteError,
     RRef,
 )
+from asyncrpc.errors import DecodeError
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.rref_parts import Counter, all_freed, counts, until

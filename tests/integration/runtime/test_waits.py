@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import pytest
 
-from asyncrpc import Options, RRefDeletedError
+from asyncrpc import Options
 from asyncrpc.errors import (
     BarrierBrokenError,
     BarrierTimeoutError,
     ClosedError,
     ConnectionLostError,
     NotStartedError,
+    RRefDeletedError,
 )
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.hosting import LoopThread
