@@ -46,12 +46,19 @@ from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.loops import run
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
 from asyncrpc.runtime.membership.rendezvous import JoinRendezvous, LocalRendezvous
-from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.options import (
+    DeviceOptions,
+    LimitOptions,
+    LivenessOptions,
+    NetworkOptions,
+    Options,
+)
 from asyncrpc.runtime.peers.group import GroupCall, GroupReply, PeerGroup
 from asyncrpc.runtime.peers.peer import Peer
 from asyncrpc.runtime.worker import current_worker
 from asyncrpc.serde import Policy, expose, share
 from asyncrpc.transport.tls import Tls
+from asyncrpc.wire.limits import MessageLimits
 
 __version__ = "0.1.0"
 
@@ -62,13 +69,18 @@ __all__ = [
     "CallStats",
     "Counters",
     "DeadlineExceededError",
+    "DeviceOptions",
     "Group",
     "GroupCall",
     "GroupReply",
     "JoinRendezvous",
+    "LimitOptions",
+    "LivenessOptions",
     "LocalRendezvous",
     "MemberChange",
     "MemberChanges",
+    "MessageLimits",
+    "NetworkOptions",
     "Options",
     "Outcome",
     "OwnerLostError",

@@ -309,7 +309,7 @@ class Worker:
 
         Args:
             name: of the worker.
-            timeout_s: seconds to ask for; None: `Options.connect_timeout_s`.
+            timeout_s: seconds to ask for; None: `NetworkOptions.connect_timeout_s`.
 
         Raises:
             UnknownWorkerError: none of three members that were asked knows it, or it
@@ -325,7 +325,7 @@ class Worker:
         self.parts.lifecycle.check_on_loop("Worker.find")
         check_text("name", name, at_most=NAME_CHARACTERS_MAX)
         if timeout_s is None:
-            timeout_s = self.options.connect_timeout_s
+            timeout_s = self.options.network.connect_timeout_s
         check_seconds("timeout_s", timeout_s, at_least=0)
         await self.parts.membership.find(name, timeout_s)
         return self.peer(name)
@@ -382,7 +382,7 @@ class Worker:
         until this tensor and what every peer made of it are dead.
 
         A tensor of at most 64 KiB, or one for which there is no room within
-        `Options.shared_memory_bytes`, is a plain one.
+        `LimitOptions.shared_memory_bytes`, is a plain one.
 
         Args:
             *shape: sizes, or one sequence of them.

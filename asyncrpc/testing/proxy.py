@@ -8,8 +8,8 @@ the frames that pass, so that a cut can be put between two frames or inside one:
         ...                       # a worker dials proxy.address, and works
         await cut.happened.wait()
 
-Give the worker behind it `Options(advertise=(proxy.address,))`, for otherwise it tells
-its peers where it listens itself.
+Give the worker behind it `NetworkOptions(advertise=(proxy.address,))`, for otherwise it
+tells its peers where it listens itself.
 
 A proxy runs on the loop it is entered on.  One that shall see a worker stop or die runs
 in another process than that worker.  Bytes under TLS have no frames that it could see:

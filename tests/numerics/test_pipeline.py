@@ -331,7 +331,9 @@ async def test_inputs_in_use_do_not_count_against_what_a_worker_takes_in(
     schedule: str,
 ) -> None:
     """All activations of a stage together are more than a worker takes in at once."""
-    options = asyncrpc.Options(inbound_bytes_max=640 << 10)
+    options = asyncrpc.Options(
+        limits=asyncrpc.LimitOptions(inbound_bytes_max=640 << 10)
+    )
     x = torch.randn(16, 8 << 10, dtype=torch.float64)  # 128 KiB a micro-batch
     async with Cluster(4, options=options) as workers:
         with acting_as(workers[0]):

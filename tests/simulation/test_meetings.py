@@ -16,7 +16,15 @@ from typing import Any
 
 import pytest
 
-from asyncrpc import AsyncRpcError, Options, Worker, WorkerLostError
+from asyncrpc import (
+    AsyncRpcError,
+    LimitOptions,
+    LivenessOptions,
+    NetworkOptions,
+    Options,
+    Worker,
+    WorkerLostError,
+)
 from asyncrpc.errors import BarrierBrokenError, BarrierTimeoutError
 from asyncrpc.runtime.machine.trees import branch_of, depth_of, parent_of
 from asyncrpc.runtime.membership.rendezvous import UNKNOWN_INCARNATION, Member
@@ -28,11 +36,9 @@ from asyncrpc.testing.network import Network
 LIMIT_S = 300.0  # of virtual time
 OPTIONS = Options(
     drain_timeout_s=2.0,
-    connect_timeout_s=5.0,
-    heartbeat_s=2.0,
-    lost_after_s=5.0,
-    shared_memory_bytes=0,
-    receive_pool_bytes=0,
+    network=NetworkOptions(connect_timeout_s=5.0),
+    liveness=LivenessOptions(heartbeat_s=2.0, lost_after_s=5.0),
+    limits=LimitOptions(shared_memory_bytes=0, receive_pool_bytes=0),
 )
 Scenario = Callable[[Network], Coroutine[Any, Any, None]]
 
@@ -77,7 +83,10 @@ class Neighbourhood:
 
 
 def neighbours(network: Network, size: int) -> list[SimWorker]:
-    options = Options(membership="static", shared_memory_bytes=0, receive_pool_bytes=0)
+    options = Options(
+        membership="static",
+        limits=LimitOptions(shared_memory_bytes=0, receive_pool_bytes=0),
+    )
     where = Neighbourhood(size)
     return [
         SimWorker(f"w{rank}", network, rank=rank, rendezvous=where, options=options)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import Group, Options, UsageError
+from asyncrpc import Group, LimitOptions, Options, UsageError
 from asyncrpc.collectives.machine.operations import Failure
 from asyncrpc.collectives.words import words_for
 from asyncrpc.errors import (
@@ -250,7 +250,7 @@ async def go_on(size: int) -> str:
 @pytest.mark.parametrize("size", [10, 3_000_000])
 @pytest.mark.parametrize("memory", ["shared", "not shared"])
 async def test_a_killed_rank_fails_it_for_all(size: int, memory: str) -> None:
-    plain = Options(drain_timeout_s=0.5, shared_memory_bytes=0)
+    plain = Options(drain_timeout_s=0.5, limits=LimitOptions(shared_memory_bytes=0))
     options = OPTIONS if memory == "shared" else plain
     cluster = ProcessCluster(["b", "c"], options=options, method="forkserver")
     async with cluster as worker:

@@ -10,7 +10,17 @@ from typing import Any, Final
 import torch
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, Options, Worker, autograd
+from asyncrpc import (
+    DeviceOptions,
+    LimitOptions,
+    LivenessOptions,
+    LocalRendezvous,
+    MessageLimits,
+    NetworkOptions,
+    Options,
+    Worker,
+    autograd,
+)
 from asyncrpc.runtime.options import CallOptions
 from tests.integration.misuse.traffic import make_parameter, scale
 from tests.integration.misuse.uses_values import (
@@ -76,16 +86,16 @@ OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
     "interface": {"none", "text", "empty text", "text with a surrogate", "too large"},
     "listen": {"none", "an empty list"},
     "advertise": {"none", "an empty list"},
-    "devices": {"none", "an empty list", "a list of text"},
+    "names": {"none", "an empty list", "a list of text"},
     "rpc_timeout_s": SECONDS | {"infinite"},
     "watch": set(),
     "membership": set(),
     "codecs": set(),
-    "device_maps": set(),
+    "maps": set(),
     "takes_turns": {"none", "true"},
     "bulk_lanes": {"none", "an integer"},
     "spin": set(),
-    "limits": set(),
+    **{one: set() for one in ("network", "liveness", "limits", "devices", "message")},
     "on_loop_bytes_max": {"an integer", "an integer of 70 bits"},
     "lost_after_s": {"an integer", "infinite", "an integer of 70 bits"},
     "heartbeat_s": {"an integer", "a fraction"},
@@ -93,12 +103,13 @@ OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
 POSITIVE: Final = (SECONDS | {"infinite"}) - {"none"}
 
 
-def _options_fit() -> Mapping[str, set[str]]:
+def _options(record: Any) -> Use:
+    """Return how a record of options is made."""
     fits = {}
-    for name in Options.__dataclass_fields__:
+    for name in record.__dataclass_fields__:
         default = POSITIVE if name.endswith("_s") else COUNT
         fits[name] = OPTIONS_FIT.get(name, default)
-    return fits
+    return Use(lambda _: record, fits=fits, needs_worker=False)
 
 
 ANY_SECONDS: Final = SECONDS | {"infinite"}
@@ -313,7 +324,12 @@ USES: Final[Mapping[str, Use]] = {
     "RRef.is_owner": _of_rref("is_owner", needs_worker=False),
     "RRef.confirmed_by_owner": _of_rref("confirmed_by_owner", needs_worker=False),
     # --- options
-    "Options": Use(lambda _: Options, fits=_options_fit(), needs_worker=False),
+    "Options": _options(Options),
+    "NetworkOptions": _options(NetworkOptions),
+    "LivenessOptions": _options(LivenessOptions),
+    "LimitOptions": _options(LimitOptions),
+    "MessageLimits": _options(MessageLimits),
+    "DeviceOptions": _options(DeviceOptions),
     "LocalRendezvous": Use(
         lambda _: LocalRendezvous,
         needs_worker=False,

@@ -69,7 +69,7 @@ async def test_small_tensors_need_no_thread_for_torchs_own_functions(
 
 
 async def test_that_can_be_switched_off() -> None:
-    options = asyncrpc.Options(on_loop_bytes_max=0)
+    options = asyncrpc.Options(limits=asyncrpc.LimitOptions(on_loop_bytes_max=0))
     async with Cluster(2, options=options) as (a, b):
         assert await a.peer(b.name).call(torch.sum, torch.ones(2)) == 2
         assert b.parts.pool.threads == 1

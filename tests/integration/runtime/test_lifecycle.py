@@ -20,6 +20,7 @@ import pytest
 import asyncrpc
 from asyncrpc import (
     LocalRendezvous,
+    NetworkOptions,
     Options,
     Outcome,
     Worker,
@@ -105,7 +106,7 @@ async def failing(worker: Worker, error: type[BaseException]) -> None:
 async def test_a_worker_that_cannot_listen_leaves_nothing(tmp_path: Path) -> None:
     first = f"uds://{tmp_path}/first"
     for second in (f"uds://{tmp_path}/{'x' * 200}", first):
-        options = Options(listen=(first, second))
+        options = Options(network=NetworkOptions(listen=(first, second)))
         where = LocalRendezvous(1)
         await failing(
             Worker("a", rank=0, rendezvous=where, options=options), TransportError

@@ -10,13 +10,7 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import (
-    CallFuture,
-    Options,
-    Outcome,
-    UsageError,
-    Worker,
-)
+from asyncrpc import CallFuture, LimitOptions, Options, Outcome, UsageError, Worker
 from asyncrpc.errors import OutMismatchError
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.testing import Cluster
@@ -31,7 +25,7 @@ SMALL, LARGE = 100, 3 * MIB  # one with its message, one in chunks
 @pytest.fixture
 async def wired(wires: Wires) -> AsyncIterator[Trio]:
     """Three workers whose payloads go by the wires, not by shared memory."""
-    options = Options(drain_timeout_s=2.0, shared_memory_bytes=0)
+    options = Options(drain_timeout_s=2.0, limits=LimitOptions(shared_memory_bytes=0))
     async with Cluster(3, network=wires, options=options) as (a, b, c):
         yield a, b, c
 
@@ -398,7 +392,9 @@ class TestGivingUp:
         assert holds(out, 7.0)
 
     async def test_nothing_of_it_is_kept(self) -> None:
-        async with Cluster(2, options=Options(receive_pool_bytes=0)) as (a, _):
+        async with Cluster(
+            2, options=Options(limits=LimitOptions(receive_pool_bytes=0))
+        ) as (a, _):
             await a.peer("b").call(remote.add, 1)
             for turns in (1, 5, 50, 500):
                 call = start(a, torch.empty(LARGE), torch.ones, LARGE)

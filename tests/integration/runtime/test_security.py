@@ -13,7 +13,9 @@ import pytest
 
 import asyncrpc
 from asyncrpc import (
+    LimitOptions,
     LocalRendezvous,
+    NetworkOptions,
     Options,
     Policy,
     RejectedError,
@@ -24,8 +26,11 @@ from asyncrpc.errors import AuthenticationError
 from asyncrpc.testing import Cluster
 from tests.integration.runtime import remote
 
-QUICK = Options(drain_timeout_s=0.5, connect_timeout_s=1.0, handshake_timeout_s=1.0)
-TCP = replace(QUICK, listen=("tcp://127.0.0.1:0",))
+QUICK = Options(
+    drain_timeout_s=0.5,
+    network=NetworkOptions(connect_timeout_s=1.0, handshake_timeout_s=1.0),
+)
+TCP = replace(QUICK, network=replace(QUICK.network, listen=("tcp://127.0.0.1:0",)))
 
 
 @pytest.fixture
@@ -142,7 +147,9 @@ async def test_a_trusting_caller_cannot_make_a_strict_callee_unpickle() -> None:
 
 
 async def test_a_flooded_callee_rejects_and_recovers() -> None:
-    async with Cluster(2, options=Options(inbound_calls_max=4)) as (a, _):
+    async with Cluster(
+        2, options=Options(limits=LimitOptions(inbound_calls_max=4))
+    ) as (a, _):
         calls = [a.parts.start_call("b", remote.slow_one) for _ in range(10)]
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert found.count(1) == 4

@@ -17,7 +17,14 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, Options, Worker, WorkerLostError
+from asyncrpc import (
+    LimitOptions,
+    LocalRendezvous,
+    NetworkOptions,
+    Options,
+    Worker,
+    WorkerLostError,
+)
 from asyncrpc.ids import WorkerId
 from asyncrpc.multiprocessing import launch
 from asyncrpc.runtime.ports import PeerLink
@@ -209,7 +216,9 @@ async def test_an_end_alone_cuts_a_graceful_one_short(trio: Trio) -> None:
 
 
 async def test_a_worker_without_a_rank_ends_alone() -> None:
-    worker = Worker("a", rendezvous={"a": ()}, options=Options(listen=()))
+    worker = Worker(
+        "a", rendezvous={"a": ()}, options=Options(network=NetworkOptions(listen=()))
+    )
     await worker.__aenter__()
     await asyncio.wait_for(worker.shutdown(graceful=True), CLOSING_S + BUSY_S)
     assert worker.is_closed
@@ -311,7 +320,7 @@ async def test_who_is_impatient_twice_is_not_kept_waiting() -> None:
 async def test_a_stopped_peer_whose_buffers_are_full_keeps_nobody(
     transport: Any,
 ) -> None:
-    options = Options(drain_timeout_s=0.3, shared_memory_bytes=0)
+    options = Options(drain_timeout_s=0.3, limits=LimitOptions(shared_memory_bytes=0))
     cluster = ProcessCluster(
         ["b"], transport=transport, method="forkserver", options=options
     )

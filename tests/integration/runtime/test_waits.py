@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from asyncrpc import Options
+from asyncrpc import DeviceOptions, Options
 from asyncrpc.errors import (
     BarrierBrokenError,
     BarrierTimeoutError,
@@ -162,7 +162,9 @@ async def test_a_limit_counts_while_others_have_their_turn_at_a_barrier(
 class TestTheEndOfAWorker:
     async def test_a_job_that_never_found_a_thread_is_given_up(self) -> None:
         # In turns: else another thread would be started for the second one.
-        options = Options(threads=1, takes_turns=True, drain_timeout_s=0.0)
+        options = Options(
+            threads=1, devices=DeviceOptions(takes_turns=True), drain_timeout_s=0.0
+        )
         go = threading.Event()
         try:
             async with Cluster(1, options=options) as (a,):
