@@ -14,9 +14,9 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check fmt lint type arch unit property sim sim-nightly chaos \
-	integration mutants numerics programs conformance docs kills examples soak bench fuzz \
-	test-cuda test-tpu test-xla clean
+.PHONY: help setup demo test test-deep test-all check fmt lint type arch unit property \
+	sim sim-nightly chaos integration mutants numerics programs conformance docs kills \
+	examples soak bench fuzz test-cuda test-tpu test-xla clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,12 +36,24 @@ demo: $(STAMP) ## Train a model that is split over processes, and watch it
 DEVICE_TESTS = tests/integration/devices
 BUT_DEVICES = --ignore=$(DEVICE_TESTS)
 
-# Tests of real processes and sockets run one at a time: they look at the clock.
-test: $(STAMP) ## Run all tests: about an hour, on loopback, without a GPU
-	$(PYTEST) -n auto --maxprocesses 4 --dist worksteal \
-		$(call tests,unit property fuzz simulation numerics docs)
-	$(PYTEST) $(call tests,integration chaos conformance examples) $(BUT_DEVICES)
+# What is quick and what is deep says tests/tiers.py.  Tests of real processes and sockets
+# run two at a time however many cores there are: each has several processes.
+IN_PROCESS = $(call tests,unit property fuzz simulation numerics docs)
+OF_PROCESSES = $(call tests,integration chaos conformance examples) $(BUT_DEVICES)
+ALL_CORES = -n auto --maxprocesses 4 --dist worksteal
+TWO_AT_A_TIME = -n 2 --dist worksteal
+PART ?= 1/1
+
+test: $(STAMP) ## Run the quick tests: ten minutes on two cores, on loopback, without a GPU
+	$(PYTEST) --tier quick $(ALL_CORES) $(IN_PROCESS)
+	$(PYTEST) --tier quick $(TWO_AT_A_TIME) $(OF_PROCESSES)
 	$(PYTEST) $(DEVICE_TESTS)
+
+test-deep: $(STAMP) ## Run the other tests; PART=2/4: the second of four parts
+	$(PYTEST) --tier deep --part $(PART) $(ALL_CORES) $(IN_PROCESS)
+	$(PYTEST) --tier deep --part $(PART) $(TWO_AT_A_TIME) $(OF_PROCESSES)
+
+test-all: test test-deep ## Run all tests
 
 # Accelerators' runtimes replace parts of torch, or need another one: each has an
 # environment of its own.  Both run on the CPU here, by PJRT.

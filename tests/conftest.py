@@ -22,6 +22,8 @@ import uvloop
 from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.testing.leaks import Snapshot, running_tasks
 
+pytest_plugins = ["tests.tiers"]
+
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 LOOPS: Mapping[str, LoopFactory] = {
     "uvloop": uvloop.new_event_loop,

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from asyncrpc.autograd.messages import SERVICE
+from asyncrpc.autograd.messages import Release
 from asyncrpc.autograd.ports import Directory
 from asyncrpc.autograd.state import ContextState
 from asyncrpc.errors import InvalidContextError
@@ -114,7 +114,7 @@ class Contexts:
             if peer.incarnation not in knowing:
                 link = self._directory.link_of(peer.incarnation)
                 if link is not None:
-                    link.notify(SERVICE, "release", list(context_id))
+                    link.tell(Release(context_id))
 
     def close(self) -> None:
         """Let go of every graph, and tell whoever waits here for a pass."""

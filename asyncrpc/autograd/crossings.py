@@ -16,9 +16,9 @@ import torch
 from asyncrpc.autograd.context import current_context_var
 from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.functions import CrossingId, Received, received_as
-from asyncrpc.autograd.messages import META
+from asyncrpc.autograd.messages import read_meta
 from asyncrpc.autograd.state import ContextState, Sent
-from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
+from asyncrpc.ids import Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.ports import PeerLink
 
 # Nodes of a graph that the loop looks at in one go: some 0.1 ms.
@@ -98,15 +98,3 @@ class Crossings:
     def receive(self, tensor: torch.Tensor, received: Received) -> torch.Tensor:
         """Give a tensor that has come a history."""
         return received_as(self._anchor, tensor, received)
-
-
-def read_meta(meta: Any) -> tuple[ContextId, int, str]:
-    """Return what a message says of a context: its id, a serial, its creator's name.
-
-    Raises:
-        MalformedError: it says something else.
-    """
-    META("what travels of an autograd context", meta)
-    creator, serial, message, *more = meta
-    name = more[0] if more and type(more[0]) is str else ""
-    return ContextId(Incarnation(creator), serial), message, name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncrpc.autograd.contexts import Contexts
-from asyncrpc.autograd.messages import SERVICE, Ids
+from asyncrpc.autograd.messages import Abort, Commit, PassIds
 from asyncrpc.autograd.ports import Directory, Pool
 from asyncrpc.autograd.state import ABORTED
 from asyncrpc.ids import Incarnation
@@ -20,7 +20,7 @@ class PassEnds:
         self._directory = directory
         self._pool = pool
 
-    def finish(self, ids: Ids, *, commit: bool) -> None:
+    def finish(self, ids: PassIds, *, commit: bool) -> None:
         """Commit or abort a pass here, and on the workers that this one asked."""
         context_id, pass_id = ids
         state = self._contexts.open.get(context_id)
@@ -34,8 +34,7 @@ class PassEnds:
         # The way the requests took, so those whom only others know learn of it too; on
         # each link it comes after the request that made them take part.
         for peer in one.onward:
-            if peer not in (self._me, pass_id[0]):
+            if peer not in (self._me, pass_id.root):
                 link = self._directory.link_of(peer)
                 if link is not None:
-                    how = "commit" if commit else "abort"
-                    link.notify(SERVICE, how, [*context_id, *pass_id])
+                    link.tell(Commit(ids) if commit else Abort(ids))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from asyncrpc.autograd.contexts import Contexts
-from asyncrpc.autograd.messages import SERVICE, read_context
+from asyncrpc.autograd.messages import Join, Release
 from asyncrpc.autograd.ports import Links
 from asyncrpc.autograd.state import ContextState
 from asyncrpc.errors import AsyncRpcError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
-from asyncrpc.runtime.ports import PeerLink, Scheduler
+from asyncrpc.runtime.ports import PeerLink, Scheduler, ask
 
 
 class ContextLifetime:
@@ -26,13 +26,13 @@ class ContextLifetime:
         self._links = links
         self._scheduler = scheduler
 
-    def on_release(self, link: PeerLink, value: list[int]) -> None:
+    def on_release(self, link: PeerLink, notice: Release) -> None:
         """A context has ended.
 
         Raises:
             MalformedError: the peer has no part in it, or this worker opened it.
         """
-        context_id = read_context(value)
+        context_id = notice.context_id
         state = self._contexts.open.get(context_id)
         if state is not None:
             state.check_part(link.peer)
@@ -43,9 +43,9 @@ class ContextLifetime:
                 )
             self._contexts.release(context_id, link.peer.incarnation)
 
-    async def on_join(self, link: PeerLink, value: list[int]) -> bool:
+    async def on_join(self, link: PeerLink, request: Join) -> bool:
         """Tell a worker when a context ends, from now on; return whether it is open."""
-        state = self._contexts.open.get(read_context(value))
+        state = self._contexts.open.get(request.context_id)
         if state is not None:
             state.peers.add(link.peer)
         return state is not None
@@ -67,8 +67,7 @@ class ContextLifetime:
         try:
             link = await self._links.link_to(state.creator.name)
             if link.peer.incarnation == context_id.creator:
-                value = list(context_id)
-                is_open = bool(await link.request_service(SERVICE, "join", value))
+                is_open = await ask(link, Join(context_id))
         except AsyncRpcError:
             pass  # the creator is lost as well
         if not is_open:

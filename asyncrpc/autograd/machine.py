@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from asyncrpc.errors import LocalProtocolError, RemoteProtocolError
 
@@ -33,7 +33,20 @@ S = TypeVar("S", bound=Hashable)
 N = TypeVar("N", bound=Hashable)
 
 Following: TypeAlias = Callable[[N], Iterable[tuple[N | None, int]]]
-Report: TypeAlias = tuple[int, bool]  # its number, and whether that worker has done all
+
+
+class Report(NamedTuple):
+    """What a worker said last of its part in a pass.
+
+    Attributes:
+        worker: its incarnation.
+        number: counts what it has said.
+        is_done: whether it has done all that it knows of.
+    """
+
+    worker: int
+    number: int
+    is_done: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,24 +295,23 @@ class Wave:
         self.is_engaged = True
         return True
 
-    def disengage(self, me: int, *, is_done: bool) -> list[list[int]]:
+    def disengage(self, me: int, *, is_done: bool) -> list[Report]:
         """All has ended: return the answer, which says what is known of each worker."""
         if not self.is_idle:
             raise LocalProtocolError("what is under way has not ended")
         self.is_engaged = False
         self._number += 1
-        self.reports[me] = (self._number, is_done)
-        return [
-            [who, number, int(done)] for who, (number, done) in self.reports.items()
-        ]
+        self.reports[me] = Report(me, self._number, is_done)
+        return list(self.reports.values())
 
-    def hear(self, answer: Iterable[Iterable[int]]) -> None:
+    def hear(self, answer: Iterable[Report]) -> None:
         """Take what an answer says; of each worker the last word counts."""
-        for who, number, is_done in answer:
-            if number > self.reports.get(who, (0, False))[0]:
-                self.reports[who] = (number, bool(is_done))
+        for report in answer:
+            known = self.reports.get(report.worker)
+            if report.number > (0 if known is None else known.number):
+                self.reports[report.worker] = report
 
     @property
     def unfinished(self) -> list[int]:
         """Workers that have something left which they wait to be told about."""
-        return [who for who, (_, is_done) in self.reports.items() if not is_done]
+        return [one.worker for one in self.reports.values() if not one.is_done]

@@ -1,58 +1,40 @@
-"""What the messages of autograd must be, and what those of a pass say."""
+"""The messages of autograd; docs/reference/wire-protocol.md has them all."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from asyncrpc.autograd.engine import Keeping
 from asyncrpc.autograd.functions import Received
+from asyncrpc.autograd.machine import Report
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
-from asyncrpc.runtime.forms import (
-    COUNT,
-    ID,
-    TENSOR,
-    TEXT,
-    Form,
-    array,
-    each,
-    maybe,
-    unfit,
-    whole,
-)
+from asyncrpc.runtime.messages import Notice, Request, message
+from asyncrpc.runtime.schema import Leading, Record, Spread, UnfitError
 
 SERVICE: Final = "autograd"
-PassId = tuple[int, int]  # the worker that began it, and its number there
-Ids = tuple[ContextId, PassId]
-_RETAIN, _CREATE, _FAST = 1, 2, 4
-
-CONTEXT: Final[Form] = array(creator=ID, serial=ID)
-META: Final[Form] = array(creator=ID, serial=ID, message=ID)
-PASS: Final[Form] = array(creator=ID, serial=ID, root=ID, number=ID)
-WAITS: Final[Form] = array(creator=ID, serial=ID, root=ID, number=ID, asked=each(ID))
-REPORTS: Final[Form] = each(array(worker=ID, number=COUNT, done=whole(0, 2, "0 or 1")))
-_LINES: Final[Form] = each(TEXT)
-_PLAN: Final[Form] = array(
-    creator=ID,
-    serial=ID,
-    root=ID,
-    number=ID,
-    name=TEXT,
-    flags=whole(0, 8, "flags that add up to at most 7"),
-    asked=each(ID),
-    given=each(ID),
-    history=maybe(each(ID)),
-)
-_GRADIENTS: Final[Form] = each(maybe(TENSOR))
 
 
-class Advance(NamedTuple):
-    """A request to take part in a pass.
+class PassId(NamedTuple):
+    """One backward pass: the worker that began it, and its number there."""
+
+    root: Incarnation
+    number: int
+
+
+class PassIds(NamedTuple):
+    """A pass and its context."""
+
+    context_id: Spread[ContextId]
+    pass_id: Spread[PassId]
+
+
+@message(SERVICE, "advance")
+class Advance(Request[list[Report]]):
+    """Take part in a pass, with gradients that have come and those that will.
 
     Attributes:
         gradients: of the tensors in `given`.
@@ -65,87 +47,121 @@ class Advance(NamedTuple):
         history: the message, then indices of gradients that have a history.
     """
 
-    gradients: list[torch.Tensor | None]
-    ids: Ids
+    gradients: Leading[list[torch.Tensor | None]]
+    ids: Spread[PassIds]
     root: str
-    keeping: Keeping
+    keeping: Spread[Keeping]
     is_fast: bool
     asked: list[int]
     given: list[int]
     history: list[int] | None
 
-    def encode(self) -> list[Any]:
-        """Return what is sent: like the arguments of a call, for which serde is quick.
+    def check(self) -> None:
+        """Look whether the fields fit together.
 
-        `read_advance` is its inverse.
+        Raises:
+            MalformedError: they do not.
         """
-        flags = (
-            _RETAIN * self.keeping.retain_graph
-            | _CREATE * self.keeping.create_graph
-            | _FAST * self.is_fast
-        )
-        plan = [
-            *self.ids[0],
-            *self.ids[1],
-            self.root,
-            flags,
-            self.asked,
-            self.given,
-            self.history,
-        ]
-        return [self.gradients, {"plan": plan}]
+        gradients, history = self.gradients, self.history
+        asked, given = len(self.asked), len(self.given)
+        if asked % 2 or given != 2 * len(gradients) or not (asked or given):
+            raise MalformedError(
+                f"it names {asked} / 2 and {given} / 2 tensors, and brings "
+                f"{len(gradients)} gradients"
+            )
+        if history is None:
+            return
+        if not history:
+            raise MalformedError("it has a history without a message")
+        for index in history[1:]:
+            if index >= len(gradients) or gradients[index] is None:
+                raise MalformedError(f"it has a history of gradient {index}, of none")
 
 
-def advance(name: str, value: Any) -> None:
-    """Raise MalformedError unless this is a request to take part in a pass."""
-    is_pair = type(value) is list and len(value) == 2  # noqa: PLR2004
-    if not is_pair or type(value[1]) is not dict or "plan" not in value[1]:
-        raise unfit(name, 'an array of [gradients, {"plan": plan}]', value)
-    gradients, plan = value[0], value[1]["plan"]
-    _GRADIENTS(f"gradients of {name}", gradients)
-    _PLAN(f"plan of {name}", plan)
-    *_, asked, given, history = plan[:9]
-    if len(asked) % 2 or len(given) != 2 * len(gradients) or not (asked or given):
-        raise MalformedError(
-            f"{name} names {len(asked)} / 2 and {len(given)} / 2 tensors, and brings "
-            f"{len(gradients)} gradients"
-        )
-    for index in (history or [0])[1:]:
-        if index >= len(gradients) or gradients[index] is None:
-            raise MalformedError(f"{name} has a history of gradient {index}, of none")
-    if history is not None and not history:
-        raise MalformedError(f"{name} has a history without a message")
+@message(SERVICE, "close")
+class Close(Request[list[Report]]):
+    """Nobody takes part in a pass but those who have been asked."""
+
+    ids: Spread[PassIds]
 
 
-def read_advance(value: Any) -> Advance:
-    """Return what a request says that has the form `advance`."""
-    gradients, plan = value[0], value[1]["plan"]
-    root, flags, *tensors = plan[4:9]
-    keeping = Keeping(bool(flags & _RETAIN), bool(flags & _CREATE))
-    is_fast = bool(flags & _FAST)
-    return Advance(gradients, read_ids(plan[:4]), root, keeping, is_fast, *tensors)
+@message(SERVICE, "waits")
+class Waits(Request[list[str]]):
+    """Say what a pass waits for.
+
+    Attributes:
+        ids: of the context and the pass.
+        asked: the workers that have been asked, one for another.
+    """
+
+    ids: Spread[PassIds]
+    asked: list[int]
 
 
-def read_context(value: Sequence[int]) -> ContextId:
-    """Return what names a context in a message."""
-    creator, serial, *_ = value
-    return ContextId(Incarnation(creator), serial)
+@message(SERVICE, "outcome")
+class Outcome(Request[bool]):
+    """Wait until a pass has ended; say whether it succeeded."""
+
+    ids: Spread[PassIds]
 
 
-def read_ids(value: Sequence[int]) -> Ids:
-    """Return what names a pass in a message."""
-    creator, serial, root, number, *_ = value
-    return ContextId(Incarnation(creator), serial), (root, number)
+@message(SERVICE, "join")
+class Join(Request[bool]):
+    """Tell the sender when a context ends; say whether it is open."""
+
+    context_id: Spread[ContextId]
 
 
-def lines_in(call: asyncio.Future[Any]) -> list[str] | None:
-    """Return what a worker has answered that was asked what it waits for, if it has."""
-    if not call.done() or call.cancelled() or call.exception() is not None:
-        return None
-    with suppress(MalformedError):
-        _LINES("the answer", call.result())
-        return list(call.result())
-    return None
+@message(SERVICE, "release")
+class Release(Notice):
+    """A context has ended."""
+
+    context_id: Spread[ContextId]
+
+
+@message(SERVICE, "commit")
+class Commit(Notice):
+    """A pass has succeeded."""
+
+    ids: Spread[PassIds]
+
+
+@message(SERVICE, "abort")
+class Abort(Notice):
+    """A pass has failed."""
+
+    ids: Spread[PassIds]
+
+
+class Meta(NamedTuple):
+    """What travels of a context with a call; its creator's name may follow.
+
+    Attributes:
+        context_id: of the context.
+        message: the serial of the call; 0 if no tensor in it requires a gradient.
+    """
+
+    context_id: Spread[ContextId]
+    message: int
+
+
+_META: Final = Record(Meta)
+
+
+def read_meta(meta: Any) -> tuple[ContextId, int, str]:
+    """Return what a message says of a context: its id, a serial, its creator's name.
+
+    Raises:
+        MalformedError: it says something else.
+    """
+    try:
+        context_id, serial = _META.read_value(meta)
+    except UnfitError:
+        _META.explain("what travels of an autograd context", meta)
+        raise
+    _, _, _, *more = meta
+    name = more[0] if more and type(more[0]) is str else ""
+    return context_id, serial, name
 
 
 def keys_of(received: Iterable[Received]) -> list[int]:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.ends import PassEnds
 from asyncrpc.autograd.functions import CrossingId, Received
-from asyncrpc.autograd.messages import SERVICE, Ids, read_advance, read_ids
+from asyncrpc.autograd.machine import Report
+from asyncrpc.autograd.messages import (
+    Abort,
+    Advance,
+    Close,
+    Commit,
+    Outcome,
+    PassIds,
+    Waits,
+)
 from asyncrpc.autograd.placing import at_their_devices
 from asyncrpc.autograd.ports import Devices, Links
 from asyncrpc.autograd.state import ABORTED
@@ -18,7 +26,7 @@ from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.autograd.work import PassWork
 from asyncrpc.errors import AsyncRpcError, AutogradError, MalformedError
 from asyncrpc.ids import MessageId, WorkerId
-from asyncrpc.runtime.ports import PeerLink, Scheduler
+from asyncrpc.runtime.ports import PeerLink, Scheduler, ask
 
 Receive = Callable[[torch.Tensor, Received], torch.Tensor]
 
@@ -64,9 +72,9 @@ class PassParticipant:
 
     # --- requests --------------------------------------------------------------------
 
-    async def on_advance(self, link: PeerLink, value: Any) -> list[list[int]]:
+    async def on_advance(self, link: PeerLink, advance: Advance) -> list[Report]:
         """Take part in a pass, with gradients that have come and those that will."""
-        advance = read_advance(value)
+        advance.check()
         context_id, pass_id = advance.ids
         state = self._contexts.state(context_id)
         coming, arrived = self._crossings(advance.asked), self._crossings(advance.given)
@@ -107,21 +115,21 @@ class PassParticipant:
         found = list(gradients)
         for position, index in enumerate(indices):
             gradient = found[index]
-            assert gradient is not None  # `messages.advance` has looked
+            assert gradient is not None  # `Advance.check` has looked
             one = Received(CrossingId(message, position), link.peer)
             found[index] = self._receive(gradient, one)
         return found
 
-    async def on_close(self, link: PeerLink, value: Any) -> list[list[int]]:
+    async def on_close(self, link: PeerLink, request: Close) -> list[Report]:
         """Nobody takes part but those who have been asked.
 
         Raises:
             AutogradError: the pass has been aborted.
             MalformedError: the peer has not asked this worker.
         """
-        ids = read_ids(value)
-        state = self._contexts.state(ids[0])
-        one = state.passes.get(ids[1])
+        context_id, pass_id = request.ids
+        state = self._contexts.state(context_id)
+        one = state.passes.get(pass_id)
         if one is None:
             raise AutogradError(ABORTED)
         if link.peer.incarnation not in one.inward:
@@ -132,33 +140,40 @@ class PassParticipant:
         one.check()
         return await self._work.close(one)
 
-    async def on_waits(self, _link: PeerLink, value: Any) -> list[str]:
+    async def on_waits(self, _link: PeerLink, request: Waits) -> list[str]:
         """Say what a pass waits for."""
-        ids = read_ids(value)
-        one = self._contexts.state(ids[0]).passes.get(ids[1])
-        return [] if one is None else await self._waits.explain(one, value[4])
+        context_id, pass_id = request.ids
+        one = self._contexts.state(context_id).passes.get(pass_id)
+        return [] if one is None else await self._waits.explain(one, request.asked)
 
-    async def on_outcome(self, _link: PeerLink, value: Any) -> bool:
+    async def on_outcome(self, _link: PeerLink, request: Outcome) -> bool:
         """Wait until a pass that began here has ended; say whether it succeeded."""
-        context_id, pass_id = read_ids(value)
+        context_id, pass_id = request.ids
         state = self._contexts.open.get(context_id)
         return False if state is None else await state.outcome(pass_id)
 
     # --- ends ------------------------------------------------------------------------
 
-    def on_end(self, link: PeerLink, value: list[int], *, commit: bool) -> None:
-        """A pass has ended.
+    def on_commit(self, link: PeerLink, notice: Commit) -> None:
+        """A pass has succeeded; as `on_abort`."""
+        self._on_end(link, notice.ids, commit=True)
+
+    def on_abort(self, link: PeerLink, notice: Abort) -> None:
+        """A pass has failed.
 
         Raises:
             MalformedError: the peer has no part in it.
         """
-        ids = read_ids(value)
-        state = self._contexts.open.get(ids[0])
+        self._on_end(link, notice.ids, commit=False)
+
+    def _on_end(self, link: PeerLink, ids: PassIds, *, commit: bool) -> None:
+        context_id, pass_id = ids
+        state = self._contexts.open.get(context_id)
         if state is not None:
             state.check_part(link.peer)
-            one = state.passes.get(ids[1])
+            one = state.passes.get(pass_id)
             told_by = link.peer.incarnation
-            if one is not None and told_by not in (ids[1][0], *one.inward):
+            if one is not None and told_by not in (pass_id.root, *one.inward):
                 raise MalformedError(
                     f"worker {link.peer.name!r} ended a backward pass that it did not "
                     "ask this worker to take part in"
@@ -169,20 +184,19 @@ class PassParticipant:
         """A worker is lost: end its passes; ask how those ended that it told us of."""
         for context_id, state in list(self._contexts.open.items()):
             for pass_id, one in list(state.passes.items()):
-                ids = context_id, pass_id
-                if pass_id[0] == peer.incarnation:
+                ids = PassIds(context_id, pass_id)
+                if pass_id.root == peer.incarnation:
                     self._ends.finish(ids, commit=False)
                 elif peer.incarnation in one.inward and one.root != self._me.name:
                     self._scheduler.start_task(self._ask_outcome(ids, one.root))
 
-    async def _ask_outcome(self, ids: Ids, root: str) -> None:
+    async def _ask_outcome(self, ids: PassIds, root: str) -> None:
         """Nobody may tell us how a pass has ended: ask who began it."""
         is_good = False
         try:
             link = await self._links.link_to(root)
-            if link.peer.incarnation == ids[1][0]:
-                value = [*ids[0], *ids[1]]
-                is_good = bool(await link.request_service(SERVICE, "outcome", value))
+            if link.peer.incarnation == ids.pass_id.root:
+                is_good = await ask(link, Outcome(ids))
         except AsyncRpcError:
             pass  # who began it is lost as well
         self._ends.finish(ids, commit=is_good)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.functions import Received
 from asyncrpc.autograd.messages import (
-    REPORTS,
-    SERVICE,
     Advance,
+    Close,
     by_sender,
     keys_of,
 )
@@ -24,6 +23,8 @@ from asyncrpc.errors import AutogradError, MalformedError
 from asyncrpc.ids import Incarnation, MessageId, WorkerId
 from asyncrpc.runtime.devices.maps import TO_HOST
 from asyncrpc.runtime.ports import PeerLink, Scheduler
+
+PassRequest: TypeAlias = Advance | Close
 
 
 class PassRequests:
@@ -76,13 +77,13 @@ class PassRequests:
                 given=keys_of(leaves),
                 history=self._keep_history(one.state, peer, found),
             )
-            self._request(one, peer, "advance", advance.encode())
+            self._request(one, peer, advance)
 
     def close(self, one: Pass) -> None:
         """Tell those that were asked: nobody takes part who has not been."""
         for peer in list(one.onward.values()):
-            if peer.incarnation not in (self._me, one.ids[1][0]):
-                self._request(one, peer, "close", [*one.ids[0], *one.ids[1]])
+            if peer.incarnation not in (self._me, one.ids.pass_id.root):
+                self._request(one, peer, Close(one.ids))
 
     def _keep_history(
         self,
@@ -105,26 +106,22 @@ class PassRequests:
 
     # --- one request -----------------------------------------------------------------
 
-    def _request(
-        self, one: Pass, peer: WorkerId, method: str, value: list[Any]
-    ) -> None:
+    def _request(self, one: Pass, peer: WorkerId, request: PassRequest) -> None:
         one.onward[peer.incarnation] = peer
         one.wave.outstanding += 1
         link = self._directory.link_of(peer.incarnation)
         if link is not None:
-            self._request_over(one, link, method, value)
+            self._request_over(one, link, request)
         else:
-            self._start(one, partial(self._dial, one, peer, method, value))
+            self._start(one, partial(self._dial, one, peer, request))
 
-    async def _dial(
-        self, one: Pass, peer: WorkerId, method: str, value: list[Any]
-    ) -> None:
+    async def _dial(self, one: Pass, peer: WorkerId, request: PassRequest) -> None:
         link = await self._links.link_to(peer.name)
         if link.peer.incarnation != peer.incarnation:
             raise AutogradError(
                 f"worker {peer.name!r} has been restarted since it took part"
             )
-        self._request_over(one, link, method, value)
+        self._request_over(one, link, request)
 
     def _start(self, one: Pass, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do something for a pass beside its requests; errors are the pass's."""
@@ -139,12 +136,10 @@ class PassRequests:
         one.tasks.add(task)
         task.add_done_callback(partial(_on_ended, one))
 
-    def _request_over(
-        self, one: Pass, link: PeerLink, method: str, value: list[Any]
-    ) -> None:
+    def _request_over(self, one: Pass, link: PeerLink, request: PassRequest) -> None:
         # Gradients go by the host: who gets one knows where the tensor was.
-        call = link.request_service(SERVICE, method, value, device_map=TO_HOST)
-        call.add_done_callback(partial(_on_answer, one, link.peer.name))
+        call = link.ask(request, device_map=TO_HOST)
+        call.add_done_callback(partial(_on_answer, one, request, link.peer.name))
 
 
 def _on_ended(one: Pass, task: asyncio.Task[None]) -> None:
@@ -154,16 +149,18 @@ def _on_ended(one: Pass, task: asyncio.Task[None]) -> None:
         one.fail(AutogradError(ABORTED))
 
 
-def _on_answer(one: Pass, peer: str, call: asyncio.Future[Any]) -> None:
+def _on_answer(
+    one: Pass, request: PassRequest, peer: str, call: asyncio.Future[Any]
+) -> None:
     one.wave.outstanding -= 1
     error = AutogradError(ABORTED) if call.cancelled() else call.exception()
     if error is not None:
         one.fail(error)
         return
     try:
-        REPORTS(f"the answer of {peer!r} to a backward pass", call.result())
+        reports = request.read_answer(peer, call.result())
     except MalformedError as wrong:
         one.fail(wrong)
         return
-    one.wave.hear(call.result())
+    one.wave.hear(reports)
     one.look_up()

@@ -31,6 +31,7 @@ from asyncrpc.autograd.ends import PassEnds
 from asyncrpc.autograd.engine import Keeping, root_gradients
 from asyncrpc.autograd.failures import failed, is_told
 from asyncrpc.autograd.functions import CrossingId, edge_of
+from asyncrpc.autograd.messages import PassId, PassIds
 from asyncrpc.autograd.placing import on_devices_of
 from asyncrpc.autograd.ports import Threads
 from asyncrpc.autograd.state import Pass
@@ -88,8 +89,9 @@ class RootPasses:
         state = self._contexts.state(context_id)
         check = partial(root_gradients, roots, gradients)
         given = await on_devices_of(self._threads, roots, check)
-        ids = context_id, (int(self._me.incarnation), self._contexts.next_serial())
-        one = state.join_pass(ids[1], self._me.name, keeping)
+        pass_id = PassId(self._me.incarnation, self._contexts.next_serial())
+        ids = PassIds(context_id, pass_id)
+        one = state.join_pass(pass_id, self._me.name, keeping)
         limit = asyncio.timeout_at(None if deadline is None else deadline.at_s)
         try:
             _add_roots(one, roots, given, is_fast=is_fast)

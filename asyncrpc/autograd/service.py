@@ -16,18 +16,28 @@ Source: torch.distributed.autograd.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
 
 from asyncrpc.autograd.context import Context, current_context_var
 from asyncrpc.autograd.contexts import Contexts
-from asyncrpc.autograd.crossings import Crossings, read_meta
+from asyncrpc.autograd.crossings import Crossings
 from asyncrpc.autograd.ends import PassEnds
 from asyncrpc.autograd.engine import Engine, Keeping
 from asyncrpc.autograd.lifetime import ContextLifetime
-from asyncrpc.autograd.messages import CONTEXT, PASS, SERVICE, WAITS, advance
+from asyncrpc.autograd.messages import (
+    SERVICE,
+    Abort,
+    Advance,
+    Close,
+    Commit,
+    Join,
+    Outcome,
+    Release,
+    Waits,
+    read_meta,
+)
 from asyncrpc.autograd.participant import PassParticipant
 from asyncrpc.autograd.ports import Devices, Directory, Links, Threads
 from asyncrpc.autograd.requests import PassRequests
@@ -40,9 +50,9 @@ from asyncrpc.errors import InvalidContextError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.extensions import OnGradient
-from asyncrpc.runtime.forms import Methods, ServiceMethods
 from asyncrpc.runtime.options import UNSET, Options
 from asyncrpc.runtime.ports import PeerLink, Scheduler
+from asyncrpc.runtime.router import answers, takes
 
 
 class AutogradWorker(Scheduler, Threads, Links, Protocol):
@@ -69,13 +79,14 @@ class AutogradWorker(Scheduler, Threads, Links, Protocol):
         """Raise NotStartedError unless the worker runs."""
 
 
-class AutogradService(ServiceMethods):
+class AutogradService:
     """A `runtime.extensions.Propagator` and `Service`.
 
     Attributes:
         me: the worker.
         engine: runs local graphs; its lock is over `.grad` of every parameter here.
         contexts: those that are known here.
+        routes: what other workers may send.
         state_class: of the contexts' states; a facade has its own.
     """
 
@@ -112,30 +123,19 @@ class AutogradService(ServiceMethods):
             links=worker,
             scheduler=worker,
         )
-        self._declare(self._participant, self._lifetime)
+        passes, lifetime = self._participant, self._lifetime
+        self.routes = (
+            answers(Advance, passes.on_advance),
+            answers(Close, passes.on_close),
+            answers(Waits, passes.on_waits),
+            answers(Outcome, passes.on_outcome),
+            answers(Join, lifetime.on_join),
+            takes(Release, lifetime.on_release),
+            takes(Commit, passes.on_commit),
+            takes(Abort, passes.on_abort),
+        )
         # Asked for each message of the worker: no call in between.
         self.outgoing = self._crossings.outgoing
-
-    def _declare(self, passes: PassParticipant, lifetime: ContextLifetime) -> None:
-        """Declare the messages that other workers may send."""
-        self.requests = Methods(
-            SERVICE,
-            {
-                "advance": (advance, passes.on_advance),
-                "close": (PASS, passes.on_close),
-                "waits": (WAITS, passes.on_waits),
-                "outcome": (PASS, passes.on_outcome),
-                "join": (CONTEXT, lifetime.on_join),
-            },
-        )
-        self.notices = Methods(
-            SERVICE,
-            {
-                "release": (CONTEXT, lifetime.on_release),
-                "commit": (PASS, partial(passes.on_end, commit=True)),
-                "abort": (PASS, partial(passes.on_end, commit=False)),
-            },
-        )
 
     # --- contexts --------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from asyncrpc.autograd.functions import (
     total,
 )
 from asyncrpc.autograd.machine import LocalPass, Wave
-from asyncrpc.autograd.messages import PassId
+from asyncrpc.autograd.messages import PassId, PassIds
 from asyncrpc.errors import AutogradError, MalformedError
 from asyncrpc.ids import ContextId, Incarnation, MessageId, WorkerId
 
@@ -273,7 +273,7 @@ class Pass:
         edges: dict[CrossingId, GradientEdge],
         keeping: Keeping,
     ) -> None:
-        self.ids = state.id, pass_id
+        self.ids = PassIds(state.id, pass_id)
         self.state = state
         self.root = root
         self.keeping = keeping

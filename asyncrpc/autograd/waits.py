@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
-from asyncrpc.autograd.messages import SERVICE, lines_in
+from asyncrpc.autograd.messages import Waits
 from asyncrpc.autograd.ports import Directory
 from asyncrpc.autograd.state import Pass
+from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
 
 EXPLAIN_S: Final = 1.0  # for the others to say what they wait for
@@ -29,16 +30,15 @@ class PassWaits:
         """
         lines = self._waits_here(one)
         here = [*path, self._me.incarnation]
-        value = [*one.ids[0], *one.ids[1], here]
         asked = {}
         for peer in one.onward.values():
             link = self._directory.link_of(peer.incarnation)
             if link is not None and peer.incarnation not in here:
-                asked[peer.name] = link.request_service(SERVICE, "waits", value)
+                asked[peer.name] = link.ask(Waits(one.ids, here))
         if asked:
             await asyncio.wait(asked.values(), timeout=EXPLAIN_S / (1 + len(path)))
         for to, call in asked.items():
-            said = lines_in(call)
+            said = _lines_in(call, to)
             if said is None:
                 call.cancel()
                 said = [f"worker {to!r} does not answer {self._me.name!r}"]
@@ -58,3 +58,13 @@ class PassWaits:
                 f"message {message.serial}{to}"
             )
         return lines
+
+
+def _lines_in(call: asyncio.Future[Any], peer: str) -> list[str] | None:
+    """Return what a worker has answered that was asked what it waits for, if it has."""
+    if not call.done() or call.cancelled() or call.exception() is not None:
+        return None
+    try:
+        return Waits.read_answer(peer, call.result())
+    except MalformedError:
+        return None

@@ -9,6 +9,7 @@ from functools import partial
 from asyncrpc.autograd.engine import Engine, Leaving, Run, prepare
 from asyncrpc.autograd.functions import leaves_of
 from asyncrpc.autograd.inline import Runner
+from asyncrpc.autograd.machine import Report
 from asyncrpc.autograd.placing import on_devices_of
 from asyncrpc.autograd.ports import Threads
 from asyncrpc.autograd.requests import PassRequests
@@ -37,7 +38,7 @@ class PassWork:
         self._threads = threads
         self._runner = Runner(threads, engine.lock)
 
-    async def work(self, one: Pass) -> list[list[int]]:
+    async def work(self, one: Pass) -> list[Report]:
         """Do what can be done; return the answer to who asked for it.
 
         Raises:
@@ -57,7 +58,7 @@ class PassWork:
         await one.idle()
         return one.wave.disengage(self._me, is_done=one.machine.is_done)
 
-    async def close(self, one: Pass) -> list[list[int]]:
+    async def close(self, one: Pass) -> list[Report]:
         """Nobody takes part who has not been asked: go on, and tell the others."""
         if one.is_settled:
             return []

@@ -19,7 +19,7 @@ from asyncrpc.ddp.buckets import Buckets
 from asyncrpc.ddp.machine import Readiness
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.parts import Parts
+    from asyncrpc.runtime.threads import ThreadPool
 
 
 class Terms(NamedTuple):
@@ -68,7 +68,8 @@ class Backward:
 
     def __init__(
         self,
-        worker: Parts,
+        loop: asyncio.AbstractEventLoop,
+        pool: ThreadPool,
         buckets: Buckets,
         readiness: Readiness,
         terms: Terms,
@@ -88,8 +89,8 @@ class Backward:
         self.error: BaseException | None = None
         self.communication_s = 0.0
         self.task: asyncio.Task[None] | None = None
-        self._loop = worker.loop
-        self._pool = worker.pool
+        self._loop = loop
+        self._pool = pool
         self._full = readiness.reduced  # buckets, as the loop knows
         self._is_over = False  # the thread has nothing more to add, as the loop knows
         self._waiter: asyncio.Future[None] | None = None

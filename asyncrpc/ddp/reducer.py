@@ -195,8 +195,10 @@ class Reducer:
     def _prepare(self, terms: Terms, *, is_plain: bool) -> Backward:
         gradients = self._gradients
         buckets = gradients.cut(terms.memory)
+        parts = self.exchange.group.parts
         current = Backward(
-            self.exchange.group.parts,
+            parts.loop,
+            parts.pool,
             buckets,
             gradients.readiness(buckets),
             terms,
@@ -303,7 +305,9 @@ class Reducer:
         buckets = gradients.cut(terms.memory)
         nothing = Readiness(buckets.numbers, [0] * len(gradients.learned))
         worker = self.exchange.group.parts
-        current = Backward(worker, buckets, nothing, terms, is_plain=False)
+        current = Backward(
+            worker.loop, worker.pool, buckets, nothing, terms, is_plain=False
+        )
         current.wants_order = not gradients.is_ordered
         if gradients.asks_who_uses:
             current.used = torch.zeros(len(gradients.learned), dtype=torch.int32)

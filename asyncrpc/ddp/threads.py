@@ -6,32 +6,37 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
-
-    from asyncrpc.runtime.parts import Parts
 
 T = TypeVar("T")
 
 ON_LOOP_BYTES: Final = 1 << 18  # to copy them takes 0.1 ms, as long as a thread takes
 
 
-def user_of(worker: Parts, tensors: Iterable[torch.Tensor]) -> Parts | None:
+class Threads(Protocol):
+    """The threads of a worker, which may use its devices."""
+
+    def run_in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a function in one of them; the future holds its result."""
+
+
+def user_of(threads: Threads, tensors: Iterable[torch.Tensor]) -> Threads | None:
     """Return in whose threads tensors may be used; None: in any, and on the loop."""
-    return None if all(one.is_cpu for one in tensors) else worker
+    return None if all(one.is_cpu for one in tensors) else threads
 
 
 async def run_beside(
-    job: Callable[[], T], nbytes: int, worker: Parts | None = None
+    job: Callable[[], T], nbytes: int, threads: Threads | None = None
 ) -> T:
     """Run `job`, which copies so many bytes, in a thread if they are many.
 
     Args:
         job: what to do.
         nbytes: that it copies.
-        worker: see `in_thread`.
+        threads: see `in_thread`.
 
     Raises:
         Exception: what `job` raises.
@@ -39,17 +44,17 @@ async def run_beside(
     Cancellation:
         See `in_thread`.
     """
-    if worker is None and nbytes <= ON_LOOP_BYTES:
+    if threads is None and nbytes <= ON_LOOP_BYTES:
         return job()
-    return await in_thread(job, worker)
+    return await in_thread(job, threads)
 
 
-async def in_thread(job: Callable[[], T], worker: Parts | None = None) -> T:
+async def in_thread(job: Callable[[], T], threads: Threads | None = None) -> T:
     """Run `job` in a thread; when this ends, it has ended.
 
     Args:
         job: what to do.
-        worker: whose devices it uses, which may be left to its threads; None: of none.
+        threads: that may use the devices of the tensors; None: they are on none.
 
     Raises:
         Exception: what `job` raises.
@@ -57,10 +62,10 @@ async def in_thread(job: Callable[[], T], worker: Parts | None = None) -> T:
     Cancellation:
         See `to_its_end`.
     """
-    if worker is None:
+    if threads is None:
         return await to_its_end(asyncio.ensure_future(asyncio.to_thread(job)))
     context = contextvars.copy_context()  # as `to_thread` does
-    return await to_its_end(worker.run_in_thread(lambda: context.run(job)))
+    return await to_its_end(threads.run_in_thread(lambda: context.run(job)))
 
 
 async def to_its_end(

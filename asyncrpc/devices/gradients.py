@@ -19,7 +19,8 @@ from asyncrpc.collectives import Group
 from asyncrpc.ddp.flat import parts
 from asyncrpc.ddp.threads import run_beside, user_of
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.parts import Parts
+from asyncrpc.runtime.devices.staging import Devices
+from asyncrpc.runtime.threads import ThreadPool
 
 _SPARSE: Final = 1 << 32  # a mark that no number of ranks reaches
 _Memories: TypeAlias = dict[torch.dtype, torch.Tensor]  # of all gradients of a dtype
@@ -74,7 +75,7 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
 
     def fetch() -> None:
         if user is not None:
-            _make_ready(worker, gradients)
+            _make_ready(worker.devices, worker.pool, gradients)
         for flat in flats:
             flat.fetch()
 
@@ -151,15 +152,17 @@ class _Flat:
                 gradient.copy_(view)
 
 
-def _make_ready(worker: Parts, gradients: Sequence[torch.Tensor]) -> None:
+def _make_ready(
+    devices: Devices, pool: ThreadPool, gradients: Sequence[torch.Tensor]
+) -> None:
     """Look whether the worker has the devices, and compute all there is, in one graph.
 
     Raises:
         UsageError: it was not told of one.
     """
     for name in {str(one.device) for one in gradients}:
-        worker.devices.require(name)
-    worker.pool.settle()  # turns end so; a thread of the program's own has not yet
+        devices.require(name)
+    pool.settle()  # turns end so; a thread of the program's own has not yet
 
 
 def _mark(gradient: torch.Tensor | None) -> int:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TypeVar
 
 from asyncrpc.errors import RemoteProtocolError
 from asyncrpc.ids import Incarnation, RRefId, WorkerId
+from asyncrpc.rref.messages import (
+    Gone,
+    Probe,
+    Register,
+    Registered,
+    Release,
+    Returned,
+    Settled,
+)
 from asyncrpc.rref.names import PeerNames
-from asyncrpc.rref.notices import SERVICE, Notices
+from asyncrpc.rref.notices import Notices
 from asyncrpc.rref.shared import SharedById
 from asyncrpc.rref.tables import Tables
-from asyncrpc.rref.values import id_of
-from asyncrpc.runtime.forms import ID, POSITIVE, Form, Methods, array, each
+from asyncrpc.runtime.messages import Notice
 from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.router import takes
 
-_REFERENCE: Final[Form] = array(creator=ID, serial=ID)
-_RELEASED: Final[Form] = each(array(creator=ID, serial=ID, forks=POSITIVE))
+N = TypeVar("N", bound=Notice)
 
 
 class IncomingNotices:
@@ -39,17 +47,15 @@ class IncomingNotices:
             shared: what handles share; that of a lost worker's values fails.
             settle: applies what handles have queued.
         """
-        self.methods = Methods(
-            SERVICE,
-            {
-                "register": (_REFERENCE, self._take_register),
-                "registered": (_REFERENCE, self._take_registered),
-                "gone": (_REFERENCE, self._take_gone),
-                "probe": (_REFERENCE, self._take_probe),
-                "settled": (_REFERENCE, self._take_settled),
-                "release": (_RELEASED, self._take_release),
-                "returned": (each(ID), self.take_back),
-            },
+        heard = self._heard
+        self.routes = (
+            takes(Register, heard(self._take_register)),
+            takes(Registered, heard(self._take_registered)),
+            takes(Gone, heard(self._take_gone)),
+            takes(Probe, heard(self._take_probe)),
+            takes(Settled, heard(self._take_settled)),
+            takes(Release, heard(self._take_release)),
+            takes(Returned, heard(self._take_returned)),
         )
         self._owner, self._user = tables.owner, tables.user
         self._carry_out = tables.carry_out
@@ -58,30 +64,33 @@ class IncomingNotices:
         self._shared = shared
         self._settle = settle
 
-    def take(self, link: PeerLink, method: str, value: Any) -> None:
-        """Feed a message to the machines.
+    def _heard(
+        self, take: Callable[[Incarnation, N], None]
+    ) -> Callable[[PeerLink, N], None]:
+        """Return what feeds a message to the machines, unless its sender is lost."""
 
-        Raises:
-            RemoteProtocolError: it is malformed, or of what the sender does not have.
-        """
-        take = self.methods.find(link.peer.name, method, value)
-        if link.is_lost:
-            return  # of a time that both ends have declared over
-        self.meet(link)
-        self._names.note(link.peer)
-        take(link.peer.incarnation, value)
+        def take_from(link: PeerLink, notice: N) -> None:
+            if link.is_lost:
+                return  # of a time that both ends have declared over
+            self.meet(link)
+            self._names.note(link.peer)
+            take(link.peer.incarnation, notice)
 
-    def _take_release(self, from_: Incarnation, released: list[list[int]]) -> None:
+        return take_from
+
+    def _take_release(self, from_: Incarnation, notice: Release) -> None:
         """Take back forks; an entry that is wrong spoils no other."""
         problem: RemoteProtocolError | None = None
-        for creator, serial, forks, *_ in released:
-            rref_id = RRefId(Incarnation(creator), serial)
+        for rref_id, forks in notice.released:
             try:
                 self._carry_out(self._owner.release(rref_id, from_, forks))
             except RemoteProtocolError as error:
                 problem = problem or error
         if problem is not None:
             raise problem
+
+    def _take_returned(self, from_: Incarnation, notice: Returned) -> None:
+        self.take_back(from_, notice.tokens)
 
     def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
         """Take back loans; a wrong one spoils no other.
@@ -98,16 +107,16 @@ class IncomingNotices:
         if problem is not None:
             raise problem
 
-    def _take_register(self, from_: Incarnation, value: list[Any]) -> None:
-        self._carry_out(self._owner.register(_read_id(value), from_))
+    def _take_register(self, from_: Incarnation, notice: Register) -> None:
+        self._carry_out(self._owner.register(notice.rref_id, from_))
 
-    def _take_registered(self, from_: Incarnation, value: list[Any]) -> None:
-        self._check_owner(rref_id := _read_id(value), from_)
-        self._carry_out(self._user.registered(rref_id))
+    def _take_registered(self, from_: Incarnation, notice: Registered) -> None:
+        self._check_owner(notice.rref_id, from_)
+        self._carry_out(self._user.registered(notice.rref_id))
 
-    def _take_gone(self, from_: Incarnation, value: list[Any]) -> None:
-        self._check_owner(rref_id := _read_id(value), from_)
-        self._carry_out(self._user.gone(rref_id))
+    def _take_gone(self, from_: Incarnation, notice: Gone) -> None:
+        self._check_owner(notice.rref_id, from_)
+        self._carry_out(self._user.gone(notice.rref_id))
 
     def _check_owner(self, rref_id: RRefId, from_: Incarnation) -> None:
         """Refuse the word of another worker about an owner's value.
@@ -122,11 +131,11 @@ class IncomingNotices:
                 f"worker {self._names.shown(holding.owner)!r} owns"
             )
 
-    def _take_probe(self, from_: Incarnation, value: list[Any]) -> None:
-        self._carry_out(self._user.probe(_read_id(value), from_))
+    def _take_probe(self, from_: Incarnation, notice: Probe) -> None:
+        self._carry_out(self._user.probe(notice.rref_id, from_))
 
-    def _take_settled(self, from_: Incarnation, value: list[Any]) -> None:
-        self._carry_out(self._owner.settled(_read_id(value), from_))
+    def _take_settled(self, from_: Incarnation, notice: Settled) -> None:
+        self._carry_out(self._owner.settled(notice.rref_id, from_))
 
     # --- workers that go and come back -----------------------------------------------
 
@@ -157,7 +166,3 @@ class IncomingNotices:
         peer = link.peer
         if self._user.is_lost(peer.incarnation) and not link.is_lost:
             self.on_peer_back(peer)
-
-
-def _read_id(value: list[Any]) -> RRefId:
-    return id_of((value[0], value[1]))

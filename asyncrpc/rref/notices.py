@@ -8,14 +8,14 @@ kind in a turn of the loop.  Whatever asks or answers goes at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from asyncrpc.errors import CallError, TransportError, UsageError
 from asyncrpc.ids import Incarnation, RRefId, WorkerId
+from asyncrpc.rref.messages import Release, Released, Returned
 from asyncrpc.rref.ports import Directory, Links
+from asyncrpc.runtime.messages import Notice
 from asyncrpc.runtime.ports import Scheduler
-
-SERVICE: Final = "rref"
 
 # Entries of one message: 64 KiB or so.  Who lets go of more sends several.
 BATCH_MAX: Final = 4096
@@ -64,7 +64,7 @@ class Notices:
         self._is_due = False
         # Messages to workers that are being connected to; bounded by what is held of
         # them: one question and one answer for each reference, and the batches.
-        self._waiting: dict[Incarnation, list[tuple[str, list[Any]]]] = {}
+        self._waiting: dict[Incarnation, list[Notice]] = {}
         self._connecting: set[Incarnation] = set()
 
     def release(self, to: Incarnation, rref_id: RRefId, forks: int) -> None:
@@ -99,18 +99,17 @@ class Notices:
     def _send_batch(self, to: Incarnation) -> None:
         batch = self._batches.pop(to)
         if batch.releases:
-            released = [[*rref_id, forks] for rref_id, forks in batch.releases.items()]
-            self.send(to, "release", released)
+            self.send(to, Release([Released(*one) for one in batch.releases.items()]))
         if batch.tokens:
-            self.send(to, "returned", batch.tokens)
+            self.send(to, Returned(batch.tokens))
 
-    def send(self, to: Incarnation, method: str, value: list[Any]) -> None:
+    def send(self, to: Incarnation, notice: Notice) -> None:
         """Send a message, over a connection that may have to be made first."""
         link = self._directory.link_of(to)
         if link is not None and to not in self._waiting:
-            link.notify(SERVICE, method, value)
+            link.tell(notice)
             return
-        self._waiting.setdefault(to, []).append((method, value))
+        self._waiting.setdefault(to, []).append(notice)
         self.connect(to)
 
     def connect(self, to: Incarnation) -> None:
@@ -138,8 +137,8 @@ class Notices:
         if link.peer.incarnation != to:
             self._on_unreachable(WorkerId(name, to), "it has been restarted")
             return
-        for method, value in self._waiting.pop(to, []):
-            link.notify(SERVICE, method, value)
+        for notice in self._waiting.pop(to, []):
+            link.tell(notice)
 
     def forget(self, to: Incarnation) -> None:
         """Drop what was to be told to a worker that is lost."""

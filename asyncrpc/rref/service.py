@@ -6,7 +6,7 @@ It joins its parts, and decides nothing itself:
     tables      who holds which value: the two machines, and their effects
     values      the values that are here
     codec       references in messages
-    notices     messages of the protocol itself, out;  incoming: in
+    messages    of the protocol itself;  notices: out;  incoming: in
     owned       calls that others make on the values here
     remote      calls of this worker on values, wherever they are
     records     what `Worker.rrefs` says
@@ -26,8 +26,9 @@ from asyncrpc.rref.codec import ReferenceCodec
 from asyncrpc.rref.handle import RRef
 from asyncrpc.rref.handles import Handles
 from asyncrpc.rref.incoming import IncomingNotices
+from asyncrpc.rref.messages import SERVICE
 from asyncrpc.rref.names import PeerNames
-from asyncrpc.rref.notices import SERVICE, Notices
+from asyncrpc.rref.notices import Notices
 from asyncrpc.rref.owned import OwnedValues
 from asyncrpc.rref.ports import Calls, Directory, Functions, Links
 from asyncrpc.rref.records import Records, RRefRecord
@@ -35,9 +36,8 @@ from asyncrpc.rref.remote import RemoteValues
 from asyncrpc.rref.shared import Shared, SharedById
 from asyncrpc.rref.tables import Tables
 from asyncrpc.rref.values import Values
-from asyncrpc.runtime.forms import Methods, ServiceMethods
 from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.ports import PeerLink, Scheduler
+from asyncrpc.runtime.ports import Scheduler
 
 
 class ReferenceWorker(Scheduler, Calls, Links, Protocol):
@@ -68,7 +68,7 @@ class _Counted(TypedDict):
     names: PeerNames
 
 
-class RRefService(ServiceMethods):
+class RRefService:
     """A `runtime.extensions.References` and `Service`.
 
     Attributes:
@@ -79,6 +79,7 @@ class RRefService(ServiceMethods):
         shared: what the handles of each value share.
         user: the machine of what is held of others' values.
         names: of the workers that references come from.
+        routes: what other workers may send.
     """
 
     name = SERVICE
@@ -94,7 +95,6 @@ class RRefService(ServiceMethods):
         directory = worker.directory
         self.worker = worker
         self.backward_from: Callable[..., Any] | None = None
-        self.requests = Methods(SERVICE, {})  # all of its messages are one-way
         owner = m.OwnerTable(me.incarnation, options.limits.references_max)
         self.user = m.UserTable()
         self.values = values = Values(loop)
@@ -126,7 +126,7 @@ class RRefService(ServiceMethods):
             "values": values,
             "names": names,
         }
-        self.notices = incoming.methods
+        self.routes = incoming.routes
         self._codec = codec = ReferenceCodec(me, meet=incoming.meet, **counted)
         owned = OwnedValues(
             me,
@@ -204,14 +204,6 @@ class RRefService(ServiceMethods):
         await self.backward_from(handle, context, retain_graph=retain_graph)
 
     # --- messages (Service) ----------------------------------------------------------
-
-    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        """Take a message of the protocol.
-
-        Raises:
-            RemoteProtocolError: it is malformed, or of what the sender does not have.
-        """
-        self._incoming.take(link, method, value)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Drop what a lost worker held; fail what it owned."""

@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from asyncrpc.errors import RRefDeletedError
+from asyncrpc.ids import RRefId
 from asyncrpc.rref import machine as m
+from asyncrpc.rref.messages import Gone, Probe, Register, Registered, Settled
 from asyncrpc.rref.notices import Notices
 from asyncrpc.rref.shared import SharedById
 from asyncrpc.rref.values import Values
+from asyncrpc.runtime.messages import Notice
 
-_METHODS: Final[dict[type, str]] = {
-    m.SendRegister: "register",
-    m.SendRegistered: "registered",
-    m.SendGone: "gone",
-    m.SendProbe: "probe",
-    m.SendSettled: "settled",
+_NOTICES: Final[dict[type, Callable[[RRefId], Notice]]] = {
+    m.SendRegister: Register,
+    m.SendRegistered: Registered,
+    m.SendGone: Gone,
+    m.SendProbe: Probe,
+    m.SendSettled: Settled,
 }
 
 
@@ -59,7 +62,7 @@ class Tables:
             m.HandlesLost: self._lose_handles,
             m.HandlesApart: self._set_apart,
             m.FindOwner: self._find,
-            **dict.fromkeys(_METHODS, self._send),
+            **dict.fromkeys(_NOTICES, self._send),
         }
 
     def carry_out(self, effects: Iterable[m.Effect]) -> None:
@@ -74,8 +77,8 @@ class Tables:
         self._notices.return_loan(effect.to, effect.token)
 
     def _send(self, effect: Any) -> None:
-        method = _METHODS[type(effect)]
-        self._notices.send(effect.to, method, [*effect.rref_id])
+        notice = _NOTICES[type(effect)]
+        self._notices.send(effect.to, notice(effect.rref_id))
 
     def _free(self, effect: m.Freed | m.NotWanted) -> None:
         freed = RRefDeletedError("the value was freed before it was made")

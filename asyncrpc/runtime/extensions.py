@@ -15,6 +15,7 @@ from asyncrpc.errors import Outcome
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.router import Route
 
 OnGradient = Callable[[torch.Tensor], torch.Tensor]
 
@@ -174,11 +175,9 @@ class Service(Protocol):
 
     name: str
 
-    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
-        """Answer one message; what this raises is raised at the sender."""
-
-    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        """Take one message that wants no answer; in the order of arrival."""
+    @property
+    def routes(self) -> Iterable[Route]:
+        """The messages that it takes, each with its handler."""
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """A worker is gone, or cannot be reached any more."""

@@ -13,7 +13,7 @@ one that is not: it is then looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import UnionType
 from typing import Any, Final, TypeAlias
 
@@ -22,6 +22,7 @@ import torch
 from asyncrpc.arguments import shown
 from asyncrpc.errors import MalformedError
 from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.router import Route
 
 # Raises MalformedError, which calls what is wrong by the name that is given.
 Form: TypeAlias = Callable[[str, Any], None]
@@ -209,26 +210,38 @@ class ServiceMethods:
     requests: Methods
     notices: Methods
 
-    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
-        """Answer one message.
+    @property
+    def routes(self) -> list[Route]:
+        """The messages that it takes, each with its handler."""
+        return [
+            *(
+                Route(self.name, one, self._take(one), is_answered=False)
+                for one in self.notices
+            ),
+            *(
+                Route(self.name, one, self._reply(one), is_answered=True)
+                for one in self.requests
+            ),
+        ]
 
-        Raises:
-            MalformedError: there is no such method, or it takes something else.
-        """
-        handler = self.requests.find(link.peer.name, method, value)
-        try:
-            return await handler(*self.given(link, value))
-        except MalformedError as error:
-            raise self.requests.blame(link.peer.name, method, error) from error
+    def _take(self, method: str) -> Callable[[PeerLink, Any], None]:
+        def take(link: PeerLink, value: Any) -> None:
+            self.notices.find(link.peer.name, method, value)(link, value)
+
+        return take
+
+    def _reply(
+        self, method: str
+    ) -> Callable[[PeerLink, Any], Coroutine[Any, Any, Any]]:
+        async def reply(link: PeerLink, value: Any) -> Any:
+            handler = self.requests.find(link.peer.name, method, value)
+            try:
+                return await handler(*self.given(link, value))
+            except MalformedError as error:
+                raise self.requests.blame(link.peer.name, method, error) from error
+
+        return reply
 
     def given(self, link: PeerLink, value: Any) -> tuple[Any, ...]:
         """Return what the handler of a request is given."""
         return link, value
-
-    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        """Take one message that wants no answer.
-
-        Raises:
-            MalformedError: there is no such method, or it takes something else.
-        """
-        self.notices.find(link.peer.name, method, value)(link, value)

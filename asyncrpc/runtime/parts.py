@@ -125,6 +125,7 @@ class Parts:
         self.target = self.targets.target
         self.mode_of_method = self.targets.mode_of_method
         self.service, self.add_service = services.named, services.add
+        self.router = services.router
         self.link_to = calls.link_to
         self.describe, self.meta_here = calls.describe, calls.meta_here
         self.new_call, self.begin, self.is_known = (
@@ -156,10 +157,10 @@ class Parts:
         return not self.lifecycle.is_usable
 
     def peer(self, to: str | int) -> Peer:
-        return Peer(self, self.directory.find(to).member.name)
+        return Peer(self.calls, self.directory.find(to).member.name)
 
     def __reduce__(self) -> Any:
-        """Refuse to be pickled, as part of a `Peer` or a `Worker`.
+        """Refuse to be pickled, as part of a `Worker`.
 
         Raises:
             UsageError: always.

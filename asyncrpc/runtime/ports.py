@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from asyncrpc.clock import Deadline
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.devices.maps import DeviceMap
+from asyncrpc.runtime.messages import Notice, Request
 from asyncrpc.wire.messages import Hello
 
 T = TypeVar("T")
@@ -77,6 +78,26 @@ class PeerLink(Protocol):
     def is_lost(self) -> bool:
         """Whether the connection has ended for good."""
 
+    def tell(self, notice: Notice, *, at_once: bool = False) -> None:
+        """Send a message that is not answered.
+
+        Args:
+            notice: the message.
+            at_once: it goes now, not with the next one or in the loop's next turn.
+        """
+
+    def ask(
+        self,
+        request: Request[Any],
+        *,
+        deadline: Deadline | None = None,
+        device_map: DeviceMap | None = None,
+    ) -> asyncio.Future[Any]:
+        """Send a request; the future holds its answer as it travels.
+
+        See `ask` for the answer itself.
+        """
+
     def notify(
         self, service: str, method: str, value: Any, *, at_once: bool = False
     ) -> None:
@@ -89,7 +110,6 @@ class PeerLink(Protocol):
         value: Any,
         *,
         deadline: Deadline | None = None,
-        device_map: DeviceMap | None = None,
     ) -> asyncio.Future[Any]:
         """Send a request to a service of the peer; the future holds its answer."""
 
@@ -110,3 +130,23 @@ class MessageSender(Protocol):
         on_sent: Callable[[], None] | None = None,
     ) -> None:
         """Write a message; never waits.  On a closed connection it is dropped."""
+
+
+async def ask(
+    link: PeerLink,
+    request: Request[T],
+    *,
+    deadline: Deadline | None = None,
+    device_map: DeviceMap | None = None,
+) -> T:
+    """Send a request to a service of a peer, and return its answer.
+
+    Raises:
+        MalformedError: what came is no such answer.
+        AsyncRpcError: there is none, or the peer raised it.
+
+    Cancellation:
+        The peer is told to stop.
+    """
+    answer = link.ask(request, deadline=deadline, device_map=device_map)
+    return request.read_answer(link.peer.name, await answer)

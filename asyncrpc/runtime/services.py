@@ -8,12 +8,18 @@ from typing import Any
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.extensions import RemembersLost, Service
+from asyncrpc.runtime.router import Router
 
 
 class Services:
-    """The services of one worker, by name."""
+    """The services of one worker, by name.
+
+    Attributes:
+        router: leads messages to them.
+    """
 
     def __init__(self) -> None:
+        self.router = Router()
         self._by_name: dict[str, Service] = {}
 
     def __iter__(self) -> Iterator[Service]:
@@ -23,6 +29,7 @@ class Services:
     def add(self, service: Service) -> None:
         """Let other workers send messages to a part of this one."""
         self._by_name[service.name] = service
+        self.router.add(service.name, service.routes)
 
     def named(self, name: Any) -> Service:
         """Return the service that has a name.

@@ -299,7 +299,7 @@ class Worker:
             NotStartedError: this worker does not run.
         """
         self.parts.lifecycle.check_running()
-        return Peer(self.parts, self.parts.directory.find(to).member.name)
+        return Peer(self.parts.calls, self.parts.directory.find(to).member.name)
 
     async def find(self, name: str, *, timeout_s: float | None = None) -> Peer:
         """Return another worker by name, asking others if this one does not know it.
@@ -368,7 +368,7 @@ class Worker:
             >>> losses = await worker.group(["a", "b"]).call(step, batch)
         """
         self.parts.lifecycle.check_running()
-        return group_of(self.parts, peers)
+        return group_of(self.parts.calls, peers)
 
     def empty(
         self, *shape: int | Sequence[int], dtype: torch.dtype = torch.float32

@@ -28,15 +28,17 @@ from typing import Any, Final, Literal, TypeAlias
 from asyncrpc import runtime
 from asyncrpc.api import Worker
 from asyncrpc.arguments import check_count, check_kind, check_text, wrong
-from asyncrpc.errors import MalformedError, ProcessFailedError, UsageError
+from asyncrpc.errors import ProcessFailedError, UsageError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.multiprocessing import Processes, launch
 from asyncrpc.multiprocessing.launcher import check_method
 from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.runtime.loops import loop_for
 from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
+from asyncrpc.runtime.messages import Notice, message
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.router import takes
 from asyncrpc.runtime.threads import Done, Job, ThreadPool
 from asyncrpc.testing.network import Network
 from asyncrpc.transport.abc import Connector
@@ -395,7 +397,7 @@ class ProcessCluster:
                 self._processes[name].terminate(0.1)
                 continue
             link = await self.worker.parts.link_to(name)
-            link.notify(_Stopping.name, "stop", None)
+            link.tell(_Stop())
 
 
 def check_names(name: str, names: Any) -> None:
@@ -433,20 +435,21 @@ def _worker_at(seat: _Seat) -> Worker:
     )
 
 
+@message("testing", "stop")
+class _Stop(Notice):
+    """The test is over."""
+
+
 class _Stopping:
     """Ends a worker's process when it is told to; a `runtime.extensions.Service`."""
 
-    name = "testing"
+    name = _Stop.service
 
     def __init__(self) -> None:
         self.told = asyncio.Event()
+        self.routes = (takes(_Stop, self._on_stop),)
 
-    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
-        """Nothing here is asked for."""
-        raise MalformedError(f"a test's process does not answer {method!r}")
-
-    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        """Take the word that the test is over."""
+    def _on_stop(self, _link: PeerLink, _notice: _Stop) -> None:
         self.told.set()
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:

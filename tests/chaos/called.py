@@ -12,10 +12,8 @@ import torch
 
 import asyncrpc
 from asyncrpc import AsyncRpcError, RRef, Worker
-from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.parts import Parts
-from asyncrpc.runtime.ports import PeerLink
 from tests.chaos.log import Log, now_s
 
 
@@ -38,6 +36,7 @@ class Chronicle:
     """Enters which workers this one has given up, and which came back: a `Service`."""
 
     name = "chronicle"
+    routes = ()  # nobody asks or tells it anything
 
     def __init__(self, told: Log) -> None:
         self._told = told
@@ -51,12 +50,6 @@ class Chronicle:
     def _enter(self, word: str, peer: WorkerId, why: str) -> None:
         life = f"{peer.incarnation:016x}"
         self._told.write(word, peer.name, life, f"{now_s():.4f}", why)
-
-    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
-        raise MalformedError(f"nobody asks the chronicle, not for {method!r} either")
-
-    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        raise MalformedError(f"nobody tells the chronicle, not {method!r} either")
 
     async def close(self) -> None:
         """It has nothing."""

@@ -259,11 +259,14 @@ class Namespaces(Wires):
             )
 
     async def heal(self, one: str, other: str) -> None:
-        """Let the neighbour tables learn the truth again."""
+        """Let the neighbour tables learn the truth again.
+
+        If two partitions of the same workers overlap, the first to heal ends both.
+        """
         for here, there in ((one, other), (other, one)):
             await ip(
-                *("-n", self._namespace(here), "neigh", "del"),
-                *(self._addresses[there], "dev", "eth0"),
+                *("-n", self._namespace(here), "neigh", "flush"),
+                *("to", self._addresses[there], "dev", "eth0", "nud", "permanent"),
             )
 
     async def delay(self, name: str, seconds: float) -> None:

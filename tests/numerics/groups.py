@@ -13,11 +13,9 @@ from torch import nn
 
 from asyncrpc import LivenessOptions, NetworkOptions, Options, RRef, Worker
 from asyncrpc.autograd import backward, context
-from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.optim.service import OptimizerService
-from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.testing.network import Network
 from tests.numerics.remote import Layer, Scale, Tensors, parameters_there
@@ -143,15 +141,10 @@ class _Watch:
     """A service that comes after the worker's own, so that those were told before."""
 
     name = "watch"
+    routes = ()
 
     def __init__(self, lost: asyncio.Event) -> None:
         self._lost = lost
-
-    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
-        raise MalformedError(method)
-
-    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        raise MalformedError(method)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         self._lost.set()

@@ -83,12 +83,12 @@ class TestDelays:
                 b.incarnation,
                 1 << 40,
                 "b",
-                0,
+                *(False, False, False),
                 [message.serial, 0],  # whose gradient never comes
                 [],
                 None,
             ]
-            value = [[], {"plan": begun}]
+            value = [[], {"fields": begun}]
             await link.request_service("autograd", "advance", value)
             asked = asyncio.create_task(ask(keepers["c"], "report"))
             await asyncio.sleep(1.0)

@@ -182,8 +182,8 @@ def advance(
     gradients: Sequence[Any] = (),
 ) -> list[Any]:
     """Return a request to take part, with the graph kept."""
-    plan = [*ids, "a", 1, list(asked), list(keys), None]
-    return [list(gradients), {"plan": plan}]
+    fields = [*ids, "a", True, False, False, list(asked), list(keys), None]
+    return [list(gradients), {"fields": fields}]
 
 
 def ids_of(ctx: Context, worker: Worker, serial: int = 1 << 40) -> list[int]:

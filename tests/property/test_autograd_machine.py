@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from asyncrpc.autograd.machine import LocalPass, Segment, Wave
+from asyncrpc.autograd.machine import LocalPass, Report, Segment, Wave
 
 ROOT = -1
 WORKERS = 3
@@ -79,7 +79,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 Node = tuple[str, int]  # a start or a leaf, by the number of its crossing
-Answer = list[list[int]]
+Answer = list[Report]
 
 
 @dataclass

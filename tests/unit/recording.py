@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -12,6 +12,8 @@ from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.messages import Message, Notice, Request
+from asyncrpc.runtime.router import Route
 
 T = TypeVar("T")
 
@@ -27,8 +29,24 @@ class RecordingLink:
     def __init__(self, peer: WorkerId) -> None:
         self.peer = peer
         self.is_lost = False
+        self.told: list[Notice] = []
+        self.asked: list[tuple[Request[Any], asyncio.Future[Any]]] = []
         self.notices: list[tuple[str, Any]] = []
         self.requests: list[tuple[str, Any, asyncio.Future[Any]]] = []
+
+    def tell(self, notice: Notice, *, at_once: bool = False) -> None:
+        self.told.append(notice)
+
+    def ask(
+        self,
+        request: Request[Any],
+        *,
+        deadline: Deadline | None = None,
+        device_map: DeviceMap | None = None,
+    ) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.asked.append((request, answer))
+        return answer
 
     def notify(
         self, service: str, method: str, value: Any, *, at_once: bool = False
@@ -73,6 +91,17 @@ class RecordingLinks:
             return link
 
         return get()
+
+
+def deliver(routes: Iterable[Route], link: RecordingLink, message: Message) -> Any:
+    """Hand a message to its route, as the router does, and return what that does."""
+    kind = isinstance(message, Request)
+    (route,) = (
+        one
+        for one in routes
+        if one.method == message.method and one.is_answered == kind
+    )
+    return route.handle(link, message.pack())
 
 
 class LoopScheduler:

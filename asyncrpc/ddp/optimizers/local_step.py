@@ -12,9 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from asyncrpc.ddp.threads import in_thread, user_of
+from asyncrpc.ddp.threads import Threads, in_thread, user_of
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.parts import Parts
 
 # It computes the loss and its gradients, and returns the loss; plain, or a coroutine.
 Closure: TypeAlias = Callable[[], Any]
@@ -61,13 +60,13 @@ def _arguments(
 
 
 async def step_in_thread(
-    optimizer: torch.optim.Optimizer, closure: Closure | None, worker: Parts
+    optimizer: torch.optim.Optimizer, closure: Closure | None, threads: Threads
 ) -> Any:
     """Step one of torch's optimizers in a thread; when this ends, it has ended.
 
     Args:
         optimizer: whose `step` is called.
-        worker: in whose threads, if the parameters are on devices.
+        threads: where it runs, if the parameters are on devices.
         closure: a coroutine function is called before the step, once; another one is
             for the optimizer.
 
@@ -82,7 +81,7 @@ async def step_in_thread(
     """
     step: Callable[..., Any] = optimizer.step
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    user = user_of(worker, parameters)
+    user = user_of(threads, parameters)
     if closure is None:
         return await in_thread(step, user)
     call = type(closure).__call__  # of an object that is called like a function

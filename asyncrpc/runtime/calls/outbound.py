@@ -35,6 +35,7 @@ from asyncrpc.runtime.calls.packing import PackingHost, RequestPacking
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.calls.unsent import never_sent
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
+from asyncrpc.runtime.messages import Notice, Request, Unchecked
 from asyncrpc.runtime.options import PLAIN, CallOptions, Options
 from asyncrpc.runtime.ports import MessageSender
 from asyncrpc.serde import Codec, Compression, Encoded, compression_named
@@ -359,34 +360,35 @@ class OutboundCalls:
             on_sent=None if call.pins is None else call.pins.on_sent,
         )
 
-    def request_service(
+    def ask(
         self,
-        service: str,
-        method: str,
-        value: Any,
+        request: Request[Any],
         *,
         deadline: Deadline | None = None,
         device_map: DeviceMap | None = None,
     ) -> CallFuture[Any]:
-        """Send a message to a part of the peer; the future holds its answer.
+        """Send a request to a service of the peer; the future holds its answer.
 
         Its tensors go where `device_map` says, and those of the answer by its inverse.
 
         Raises:
-            EncodeError: the value cannot travel.  Nothing was sent.
+            EncodeError: the content cannot travel.  Nothing was sent.
             DeadlineExceededError: the deadline has passed.  Nothing was sent.
             RejectedError: the peer is shutting down.  Nothing was sent.
         """
-        name = f"{service}.{method}"
+        name = request.name
         if self._status.is_lost:
             call = self._service_call(name)
             call.fail(self._lost_error(name, Outcome.NOT_EXECUTED))
             return call
         budget_ns = self._budget_ns(name, deadline)
-        encoded, pins, _ = self._encode(value, None, device_map=device_map)
-        head: list[Any] = [service, method]
+        encoded, pins, _ = self._encode(
+            request.pack(), None, request.labels, None, device_map
+        )
+        head = request.head
         if device_map is not None:
-            head.append({DEVICES: device_map.wire})
+            more = {DEVICES: device_map.wire}
+            head = pack_head([request.service, request.method, more])
         # Not before: one that is refused would wait for ever.
         call = self._service_call(name)
         call.device_map, call.pins = device_map, pins
@@ -399,33 +401,45 @@ class OutboundCalls:
             FrameKind.SERVICE,
             call.call_id,
             aux=budget_ns,
-            head=pack_head(head),
+            head=head,
             control=encoded.control,
             buffers=encoded.buffers,
             on_sent=None if pins is None else pins.on_sent,
         )
         return call
 
+    def request_service(
+        self,
+        service: str,
+        method: str,
+        value: Any,
+        *,
+        deadline: Deadline | None = None,
+    ) -> CallFuture[Any]:
+        """Send a request whose content is no record; see `ask`."""
+        one: Any = Unchecked(service, method, value)
+        return self.ask(one, deadline=deadline)
+
     def _service_call(self, name: str) -> CallFuture[Any]:
         return CallFuture(loop=self._loop, function=name, to=self._to)
+
+    def tell(self, notice: Notice, *, at_once: bool = False) -> None:
+        """Send a message to a part of the peer, with the next one or in the next turn.
+
+        Args:
+            notice: plain (numbers, text, lists): no tensors, no references.
+            at_once: it goes now: a peer sleeps for it, and the loop may compute next.
+        """
+        control = self._codec.encode(notice.pack()).control
+        write = self._connection.push if at_once else self._connection.join
+        write(prefix(FrameKind.NOTICE, 0, head=notice.head, control=control))
 
     def notify(
         self, service: str, method: str, value: Any, *, at_once: bool = False
     ) -> None:
-        """Send a message to a part of the peer that wants no answer.
-
-        It goes with the next message, or in the loop's next turn.
-
-        Args:
-            service: the part.
-            method: the message's name.
-            value: plain (numbers, text, lists): no tensors, no references.
-            at_once: it goes now: a peer sleeps for it, and the loop may compute next.
-        """
-        control = self._codec.encode(value).control
-        head = pack_head([service, method])
-        write = self._connection.push if at_once else self._connection.join
-        write(prefix(FrameKind.NOTICE, 0, head=head, control=control))
+        """Send a notice whose content is no record; see `tell`."""
+        one: Any = Unchecked(service, method, value)
+        self.tell(one, at_once=at_once)
 
     def start_stream(
         self,

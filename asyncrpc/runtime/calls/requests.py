@@ -39,12 +39,13 @@ from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.profiling import show_function
 from asyncrpc.runtime.calls.responder import Responder
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
-from asyncrpc.runtime.extensions import References, Refused, Service, ThreadState
+from asyncrpc.runtime.extensions import References, Refused, ThreadState
 from asyncrpc.runtime.forms import ID, TEXT, Form, array
 from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.router import Router
 from asyncrpc.serde import FunctionTable, text_of
 from asyncrpc.wire.frames import Flags, FrameKind
-from asyncrpc.wire.messages import Meta, unpack_head
+from asyncrpc.wire.messages import Meta
 
 logger = logging.getLogger("asyncrpc")
 
@@ -85,12 +86,9 @@ class RequestHost(CallHost, Protocol):
     def mode_of_method(self, method: Callable[..., Any]) -> Mode:
         """Decide where a method of a referenced object runs."""
 
-    def service(self, name: Any) -> Service:
-        """Return the part of this worker that has a name.
-
-        Raises:
-            MalformedError: there is none.
-        """
+    @property
+    def router(self) -> Router:
+        """Leads messages to the services of this worker."""
 
 
 class DropsLanes(Protocol):
@@ -172,6 +170,8 @@ class RequestDispatcher:
         self._admit = host.admission.admit
         self._decode = messages.decode
         self._begin = responder.begin
+        self._router = router = host.router
+        self._requests, self._notices = router.requests, router.notices
 
     def on_request(  # noqa: PLR0917
         self,
@@ -437,19 +437,17 @@ class RequestDispatcher:
         Raises:
             MalformedError: no such message can come.
         """
-        record = _routed(head)
+        route = self._requests.get(head) or self._router.request(head)
         deadline = Deadline.from_budget(aux, self._loop.time())
         inbound = InboundCall(self._host, self._responder, call_id, deadline, NO_META)
         self._begin(inbound)
         try:
-            service = self._host.service(record[0])
             value, inbound.loans = self._decode(control, buffers, NO_META)
         except BaseException as error:  # noqa: BLE001  (a value's own code may run)
             self._responder.answer_error(inbound, unreadable(error))
             return
-        name = f"{record[0]}.{record[1]}"
-        target = Target(name, service.on_request, Mode.COROUTINE)
-        inbound.run(target, [self._link, str(record[1]), value], {})
+        target = Target(route.name, route.handle, Mode.COROUTINE)
+        inbound.run(target, [self._link, value], {})
 
     def on_notice(
         self,
@@ -465,30 +463,20 @@ class RequestDispatcher:
         Raises:
             MalformedError: no such message can come.
         """
-        record = _routed(head)
+        route = self._notices.get(head) or self._router.notice(head)
         try:
-            service = self._host.service(record[0])
             value, _ = self._decode(control, buffers, NO_META)
-            service.on_notice(self._link, str(record[1]), value)
+            route.handle(self._link, value)
         except BaseException as error:
             # Nobody waits for an answer to it, and other messages are not at fault.
             is_expected = isinstance(error, AsyncRpcError)
             logger.warning(
-                "a notice of %r could not be taken: %s.%s: %s",
+                "a notice of %r could not be taken: %s: %s",
                 self._link.peer.name,
-                record[0],
-                record[1],
+                route.name,
                 text_of(error),
                 exc_info=not is_expected,
             )
-
-
-def _routed(head: bytes) -> list[Any]:
-    """Return the service and the method that a message is for, and what follows."""
-    record = unpack_head(head)
-    if len(record) < 2:  # noqa: PLR2004
-        raise MalformedError("a message to a service that names none")
-    return record
 
 
 def _no_arguments(problem: str) -> DecodeError:

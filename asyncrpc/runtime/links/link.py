@@ -117,6 +117,8 @@ class Link:
         start: see `OutboundCalls`, as of all that follow.
         start_common: likewise.
         start_stream: likewise.
+        ask: likewise.
+        tell: likewise.
         request_service: likewise.
         notify: likewise.
         send_credit: likewise.
@@ -191,6 +193,7 @@ class Link:
         self.start = self.calls.start
         self.start_common = self.calls.start_common
         self.start_stream = self.calls.start_stream
+        self.ask, self.tell = self.calls.ask, self.calls.tell
         self.request_service = self.calls.request_service
         self.notify = self.calls.notify
         self.send_credit = self.calls.send_credit

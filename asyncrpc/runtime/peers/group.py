@@ -43,7 +43,7 @@ from asyncrpc.runtime.peers.peer import Peer
 if TYPE_CHECKING:
     from asyncrpc.clock import Deadline
     from asyncrpc.runtime.links.link import Link
-    from asyncrpc.runtime.parts import Parts
+    from asyncrpc.runtime.peers.starter import CallStarter
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,8 +87,8 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         futures: the call to each peer, by name, in the order of the group.
     """
 
-    def __init__(self, worker: Parts, futures: Sequence[CallFuture[T]]) -> None:
-        self._worker = worker
+    def __init__(self, calls: CallStarter, futures: Sequence[CallFuture[T]]) -> None:
+        self._calls = calls
         self.futures: Mapping[str, CallFuture[T]] = MappingProxyType(
             {future.to: future for future in futures}
         )
@@ -108,7 +108,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         return self._all().__await__()
 
     async def _all(self) -> list[T]:
-        self._worker.lifecycle.check_loop("GroupCall")
+        self._calls.lifecycle.check_loop("GroupCall")
         try:
             return await asyncio.gather(*self.futures.values())
         except BaseException:
@@ -119,7 +119,7 @@ class GroupCall(AsyncIterator[GroupReply[T]], Generic[T]):
         return self
 
     async def __anext__(self) -> GroupReply[T]:
-        self._worker.lifecycle.check_loop("GroupCall")
+        self._calls.lifecycle.check_loop("GroupCall")
         while not self._arrived:
             if not self._missing:
                 raise StopAsyncIteration
@@ -158,12 +158,12 @@ class PeerGroup:
         names: of the workers, in the order in which results are returned.
     """
 
-    __slots__ = ("_options", "_worker", "names")
+    __slots__ = ("_calls", "_options", "names")
 
     def __init__(
-        self, worker: Parts, names: Sequence[str], options: CallOptions = PLAIN
+        self, calls: CallStarter, names: Sequence[str], options: CallOptions = PLAIN
     ) -> None:
-        self._worker = worker
+        self._calls = calls
         self._options = options
         self.names = tuple(names)
 
@@ -184,7 +184,7 @@ class PeerGroup:
         chosen = replace(self._options, **options)
         if chosen.out is not None:
             raise UsageError("`out` is for one result; call the peers one by one")
-        return PeerGroup(self._worker, self.names, chosen)
+        return PeerGroup(self._calls, self.names, chosen)
 
     @overload
     def call(
@@ -235,41 +235,41 @@ class PeerGroup:
         Source: asyncio.gather and asyncio.as_completed; unlike gather, the first error
         cancels the rest.
         """
-        worker = self._worker
-        worker.check_on_loop("PeerGroup.call")
-        target, values = worker.describe(function, args, kwargs)
+        calls = self._calls
+        calls.lifecycle.check_on_loop("PeerGroup.call")
+        target, values = calls.describe(function, args, kwargs)
         name = target or str(getattr(function, "__qualname__", function))
         site = call_site(1)
-        futures = [worker.new_call(name.rpartition(":")[2], to) for to in self.names]
+        futures = [calls.new_call(name.rpartition(":")[2], to) for to in self.names]
         for future in futures:
             future.options = self._options
             future.site = site
-        deadline = _deadline(worker, self._options.timeout_s)
-        _FanOut(worker, target, values, deadline).start(futures)
-        return GroupCall(worker, futures)
+        deadline = _deadline(calls, self._options.timeout_s)
+        _FanOut(calls, target, values, deadline).start(futures)
+        return GroupCall(calls, futures)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __repr__(self) -> str:
-        return f"<PeerGroup {', '.join(self.names)} of {self._worker.name!r}>"
+        return f"<PeerGroup {', '.join(self.names)} of {self._calls.name!r}>"
 
 
-def group_of(worker: Parts, peers: Iterable[str | int | Peer]) -> PeerGroup:
+def group_of(calls: CallStarter, peers: Iterable[str | int | Peer]) -> PeerGroup:
     """Return the group of these peers; see `Worker.group`."""
     given = listed("peers", peers, "names, ranks or peers in a list")
-    names = [_name_of(worker, peer) for peer in given]
+    names = [_name_of(calls, peer) for peer in given]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"a group has each worker once; twice in it: {twice}")
-    return PeerGroup(worker, names)
+    return PeerGroup(calls, names)
 
 
-def _name_of(worker: Parts, peer: str | int | Peer) -> str:
+def _name_of(calls: CallStarter, peer: str | int | Peer) -> str:
     if not isinstance(peer, Peer):
         check_kind("each of peers", peer, (str, int), "a name, a rank or a Peer")
-        return worker.peer(peer).name
-    if peer._worker is not worker or peer._options != PLAIN:  # noqa: SLF001
+        return calls.directory.find(peer).member.name
+    if peer._calls is not calls or peer._options != PLAIN:  # noqa: SLF001
         raise UsageError(
             f"{peer!r} is a peer of another worker, or has options of its own; make "
             "groups of names, and give options by `group.using(...)`"
@@ -277,10 +277,10 @@ def _name_of(worker: Parts, peer: str | int | Peer) -> str:
     return peer.name
 
 
-def _deadline(worker: Parts, timeout_s: Any) -> Deadline | None:
+def _deadline(calls: CallStarter, timeout_s: Any) -> Deadline | None:
     if timeout_s is UNSET:
-        timeout_s = worker.options.rpc_timeout_s
-    return effective_deadline(timeout_s, worker.loop.time())
+        timeout_s = calls.options.rpc_timeout_s
+    return effective_deadline(timeout_s, calls.loop.time())
 
 
 class _FanOut:
@@ -288,16 +288,16 @@ class _FanOut:
 
     def __init__(
         self,
-        worker: Parts,
+        calls: CallStarter,
         target: str | None,
         values: tuple[list[Any], dict[str, Any]],
         deadline: Deadline | None,
     ) -> None:
-        self._worker = worker
+        self._calls = calls
         self._target = target
         self._arguments = CommonArguments(values)
         self._deadline = deadline
-        self._meta = worker.meta_here()
+        self._meta = calls.meta_here()
 
     def start(self, futures: Sequence[CallFuture[Any]]) -> None:
         """Send to those that are connected, and begin to connect to the others.
@@ -306,7 +306,7 @@ class _FanOut:
             EncodeError: an argument cannot travel; nothing was sent.
             UnknownWorkerError: likewise.
         """
-        entries = [self._worker.directory.find(future.to) for future in futures]
+        entries = [self._calls.directory.find(future.to) for future in futures]
         absent, is_sent = [], False
         for future, entry in zip(futures, entries, strict=True):
             if entry.link is None:
@@ -321,7 +321,7 @@ class _FanOut:
                 future.fail(error)
         dials = asyncio.Semaphore(DIALS_MAX)
         for future in absent:
-            future.begun = self._worker.start_task(self._connect(future, dials))
+            future.begun = self._calls.start_task(self._connect(future, dials))
 
     def _start_on(self, link: Link, future: CallFuture[Any]) -> None:
         link.start_common(
@@ -333,7 +333,7 @@ class _FanOut:
         )
 
     async def _connect(self, future: CallFuture[Any], dials: asyncio.Semaphore) -> None:
-        await self._worker.calls.connect_and_start(
+        await self._calls.connect_and_start(
             future,
             lambda link: self._start_on(link, future),
             deadline=self._deadline,

@@ -18,7 +18,7 @@ from asyncrpc.runtime.calls.context import effective_deadline
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.parts import Parts
+    from asyncrpc.runtime.peers.starter import CallStarter
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,10 +27,12 @@ T = TypeVar("T")
 class Peer:
     """Another worker, by name; from `Worker.peer`.  It holds no connection itself."""
 
-    __slots__ = ("_options", "_worker", "name")
+    __slots__ = ("_calls", "_options", "name")
 
-    def __init__(self, worker: Parts, name: str, options: CallOptions = PLAIN) -> None:
-        self._worker = worker
+    def __init__(
+        self, calls: CallStarter, name: str, options: CallOptions = PLAIN
+    ) -> None:
+        self._calls = calls
         self._options = options
         self.name = name
 
@@ -63,7 +65,7 @@ class Peer:
             >>> rows = torch.empty(1000, 64)
             >>> await worker.peer("ps").using(out=rows).call(read_rows, 1000)
         """
-        return Peer(self._worker, self.name, replace(self._options, **options))
+        return Peer(self._calls, self.name, replace(self._options, **options))
 
     @overload
     async def call(
@@ -114,7 +116,7 @@ class Peer:
         Source: torch.distributed.rpc.rpc_async; unlike there, "no limit" is None, not
         0, and a call can be cancelled.
         """
-        return await self._worker.start_call(
+        return await self._calls.start_call(
             self.name, function, args, kwargs, options=self._options
         )
 
@@ -139,7 +141,7 @@ class Peer:
         Source: torch.distributed.rpc.remote.
         """
         self._refuse_out("remote", "`await rref.to_here(out=...)`")
-        return self._worker.start_remote(
+        return self._calls.start_remote(
             self.name, function, args, kwargs, options=self._options
         )
 
@@ -194,18 +196,18 @@ class Peer:
             ...     print(row)
         """
         self._refuse_out("stream", "`call`")
-        worker = self._worker
-        worker.check_on_loop("Peer.stream")
-        target, values = worker.describe(function, args, kwargs)
-        meta = worker.meta_here()
+        calls = self._calls
+        calls.lifecycle.check_on_loop("Peer.stream")
+        target, values = calls.describe(function, args, kwargs)
+        meta = calls.meta_here()
         timeout_s = self._options.timeout_s
         if timeout_s is UNSET:
-            timeout_s = worker.options.rpc_timeout_s
-        deadline = effective_deadline(timeout_s, worker.loop.time())
+            timeout_s = calls.options.rpc_timeout_s
+        deadline = effective_deadline(timeout_s, calls.loop.time())
         called = target or "a callable"
-        link = await streams.link_by(deadline, worker, self.name, called)
+        link = await streams.link_by(deadline, calls, self.name, called)
         stream = streams.StreamReceiver(
-            link, called, self.name, items_max=worker.limits.stream_items_max
+            link, called, self.name, items_max=calls.options.limits.stream_items_max
         )
         items = streams.consume(
             stream,
@@ -225,4 +227,4 @@ class Peer:
             raise UsageError(f"`{what}` receives no result into out=; use {instead}")
 
     def __repr__(self) -> str:
-        return f"<Peer {self.name!r} of {self._worker.name!r}>"
+        return f"<Peer {self.name!r} of {self._calls.name!r}>"

@@ -56,8 +56,8 @@ class Links(Protocol):
     def link_to(self, name: str) -> Link | None:
         """Return the open link to a worker; None if there is none."""
 
-    def find(self, name: str) -> Entry[Link]:
-        """Return what is known of a worker."""
+    def find(self, to: str | int) -> Entry[Link]:
+        """Return what is known of a worker, by its name or rank."""
 
     async def connect(self, entry: Entry[Link]) -> Link:
         """Return the link to a worker, making the connection if there is none."""
@@ -89,6 +89,14 @@ class CallStarter:
         self.shows_calls = True
         # Functions' names, as they are sent.
         self._known: dict[Callable[..., Any], tuple[str | None, str]] = {}
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled, as part of a `Peer`.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("a Worker stays in its process; send its name")
 
     def open(self, tasks: Tasks, directory: Links) -> None:
         """Begin: the worker has an event loop."""

@@ -158,8 +158,9 @@ class TestLeaving:
             group.close()
 
         for _ in range(3):
-            await asyncio.gather(*map(last, groups))
+            assert await outcomes(*map(last, groups)) == [None] * 3
             groups = [Group(one.worker) for one in groups]
+        await works(groups)
 
     async def test_one_that_leaves_later_ends_what_an_earlier_one_did_not(
         self, groups: list[Group]

@@ -350,8 +350,12 @@ class TestTheEnd:
     async def test_idle_lanes_do_not_keep_a_worker_from_ending(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
-            async with asyncio.timeout(1):
-                await asyncio.gather(a.shutdown(), b.shutdown())
+            connections = [lane.connection for lane in lanes_of(a, "b").lanes]
+            assert connections
+            await asyncio.gather(a.shutdown(), b.shutdown())
+            assert a.is_closed
+            assert b.is_closed
+            assert all(one.ended.done() for one in connections)
 
 
 async def make_large(nbytes: int) -> torch.Tensor:

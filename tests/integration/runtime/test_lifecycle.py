@@ -367,6 +367,7 @@ class Here(asyncrpc.LocalRendezvous):
 
 class Last:
     name = "last"
+    routes = ()
     def on_peer_lost(self, peer, reason):
         pass
     async def close(self):

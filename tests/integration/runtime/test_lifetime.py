@@ -6,7 +6,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import (
+    LivenessOptions,
     LocalRendezvous,
     Options,
     Outcome,
@@ -28,6 +28,7 @@ from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.remote import Watch
 
 ROOT = Path(__file__).parents[3]
+NEVER_S = 3600.0  # what waits for this hangs
 
 
 async def test_a_shutdown_lets_calls_in_flight_end(wired: Trio) -> None:
@@ -82,9 +83,7 @@ async def test_what_does_not_end_in_time_is_cancelled(trio: Trio) -> None:
     remote.watches["w"] = watch = Watch()
     call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
     await watch.begun.wait()
-    begun_s = time.monotonic()
     await b.shutdown(drain_timeout_s=0.1)
-    assert time.monotonic() - begun_s < 2
     assert watch.notes == ["cancelled on b"]
     with pytest.raises(asyncrpc.CallError):
         await call
@@ -103,8 +102,9 @@ async def test_all_leave_together(wired: Trio) -> None:
         with acting_as(worker):
             await asyncrpc.shutdown()
 
-    async with asyncio.timeout(5):
-        await asyncio.gather(*(leave(worker) for worker in wired))
+    await asyncio.gather(*(leave(worker) for worker in wired))
+    assert all(worker.is_closed for worker in wired)
+    assert all(worker.parts.active == 0 for worker in wired)
 
 
 async def test_a_barrier_opens_when_the_last_one_comes(trio: Trio) -> None:
@@ -193,7 +193,9 @@ async def test_a_killed_peer_fails_its_calls_at_once(transport: str) -> None:
         ["b", "c"],
         transport=transport,  # type: ignore[arg-type]
         method="forkserver",
-        options=Options(drain_timeout_s=1.0),
+        options=Options(
+            drain_timeout_s=NEVER_S, liveness=LivenessOptions(lost_after_s=NEVER_S)
+        ),
     )
     async with cluster as a:
         rref = a.peer("b").remote(remote.Counter)
@@ -202,7 +204,6 @@ async def test_a_killed_peer_fails_its_calls_at_once(transport: str) -> None:
         through = a.parts.start_call("c", remote.forward, (["b"], remote.sleep_long))
         await a.peer("b").call(remote.add, 1)
         cluster.kill("b")
-        begun_s = time.monotonic()
         with pytest.raises(WorkerLostError, match="'b'") as caught:
             await call
         assert caught.value.outcome is Outcome.UNKNOWN
@@ -213,10 +214,7 @@ async def test_a_killed_peer_fails_its_calls_at_once(transport: str) -> None:
             await rref.to_here()
         with pytest.raises(WorkerLostError):
             await a.peer("b").call(remote.add, 1)
-        assert time.monotonic() - begun_s < 2
         assert await a.peer("c").call(remote.add, 1) == 2
-        begun_s = time.monotonic()
-    assert time.monotonic() - begun_s < 3
 
 
 async def test_tensors_cross_processes() -> None:
@@ -252,7 +250,7 @@ asyncrpc.run(main())
 """
 
 
-def test_ctrl_c_ends_a_program_within_two_seconds() -> None:
+def test_ctrl_c_ends_a_program_whose_call_would_go_on() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,
@@ -262,9 +260,7 @@ def test_ctrl_c_ends_a_program_within_two_seconds() -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        begun_s = time.monotonic()
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
-        assert time.monotonic() - begun_s < 2
         assert said == "closed\n"
         assert process.returncode != 0

@@ -13,7 +13,6 @@ import pytest
 
 from asyncrpc import JoinRendezvous, MemberChanges, Options, Worker, WorkerLostError
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import SimWorker
 from asyncrpc.testing.loop import SimLoop
@@ -49,17 +48,12 @@ class Losses:
     """What a worker's parts are told of the end of others; a `Service`."""
 
     name = "losses"
+    routes = ()
 
     def __init__(self, worker: Worker) -> None:
         self.gone: list[WorkerId] = []
         self.reasons: list[str] = []
         worker.parts.add_service(self)
-
-    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
-        """Nothing is asked."""
-
-    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        """Nothing is told."""
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         self.gone.append(peer)

@@ -66,11 +66,11 @@ async def test_a_gradient_that_was_not_asked_of_its_sender(trio: Trio) -> None:
             service: Any = a.parts.service("autograd")
             (message,) = service.state(ctx).sent
             ids = [*ctx.id, int(c.incarnation), 1]
-            plan = [*ids, "c", 0, [], [message.serial, 0], None]
+            fields = [*ids, "c", False, False, False, [], [message.serial, 0], None]
             for name, position in (("c", 0), ("b", 1), ("b", 99)):
                 link = await (b if name == "b" else c).parts.link_to("a")
-                plan[7] = [message.serial, position]
-                value = [[torch.ones(3)], {"plan": plan}]
+                fields[9] = [message.serial, position]
+                value = [[torch.ones(3)], {"fields": fields}]
                 with pytest.raises(AsyncRpcError, match="was sent"):
                     await link.request_service("autograd", "advance", value)
             assert not service.running_passes  # or whoever waits for it would hang

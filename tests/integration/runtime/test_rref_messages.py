@@ -10,6 +10,7 @@ import asyncio
 import gc
 from collections import Counter as Tally
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 
 from asyncrpc import RRef, Worker
 from asyncrpc.rref.notices import BATCH_MAX
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import acting_as
 from tests.integration.runtime import rref_parts as parts
 from tests.integration.runtime.conftest import Trio
@@ -33,15 +35,20 @@ def nothing_kept() -> None:
 def messages_to(worker: Worker) -> Tally[tuple[str, str]]:
     """Count from now on what a worker is told about references, by whom and what."""
     seen: Tally[tuple[str, str]] = Tally()
-    service: Any = worker.parts.references
-    take: Callable[..., None] = service.on_notice
-
-    def note(link: Any, method: str, value: Any) -> None:
-        seen[link.peer.name, method] += 1
-        take(link, method, value)
-
-    service.on_notice = note
+    for route in worker.parts.router.of("rref"):
+        route.handle = partial(count, seen, route.method, route.handle)
     return seen
+
+
+def count(
+    seen: Tally[tuple[str, str]],
+    method: str,
+    take: Callable[..., None],
+    link: PeerLink,
+    value: Any,
+) -> None:
+    seen[link.peer.name, method] += 1
+    take(link, value)
 
 
 async def made(trio: Trio) -> RRef[Counter]:

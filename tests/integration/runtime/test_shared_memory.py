@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from asyncrpc import (
 )
 from asyncrpc.runtime.payloads import mover as moving
 from asyncrpc.runtime.payloads import sharing
+from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.transport import descriptors
 from asyncrpc.wire.frames import FrameKind
@@ -528,6 +530,10 @@ async def test_giving_back_what_was_never_lent_ends_the_connection(wire: Any) ->
             await a.peer("b").call(remote.sleep_long)
 
 
+def note(told: list[Any], method: str, _link: PeerLink, value: Any) -> None:
+    told.append((method, value))
+
+
 @pytest.mark.parametrize("token", [bytes(16), b"short"])
 async def test_a_slab_that_never_comes_is_refused_and_nothing_else_is(
     pair: Pair, token: bytes, monkeypatch: pytest.MonkeyPatch
@@ -536,9 +542,8 @@ async def test_a_slab_that_never_comes_is_refused_and_nothing_else_is(
     a, b = pair
     link = await a.parts.link_to("b")
     told: list[Any] = []
-    monkeypatch.setattr(
-        a.parts.memory, "on_notice", lambda *given: told.append(given[1:])
-    )
+    for route in a.parts.router.of("memory"):
+        route.handle = partial(note, told, route.method)
     link.notify("memory", "attach", [0, 4096, token])
     await until(lambda: bool(told))
     assert told == [("attached", [0, "its descriptor has not come"])]

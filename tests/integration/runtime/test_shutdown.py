@@ -27,7 +27,6 @@ from asyncrpc import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.multiprocessing import launch
-from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import ends, remote
 from tests.integration.runtime.conftest import Trio
@@ -262,15 +261,11 @@ class Endless(LocalRendezvous):
 class Stuck:
     """A part of a worker whose end does not end, or fails."""
 
+    routes = ()
+
     def __init__(self, name: str, error: Exception | None) -> None:
         self.name = name
         self._error = error
-
-    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
-        return None
-
-    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        pass
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         pass

@@ -32,7 +32,6 @@ from asyncrpc import (
 )
 from asyncrpc.autograd import backward, context
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.runtime.forms import ServiceMethods
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.testing import Cluster, acting_as
@@ -189,10 +188,9 @@ async def attacked(wire: Any = "uds") -> AsyncIterator[tuple[Worker, Worker, Lin
 def methods_of(worker: Worker) -> Iterable[tuple[str, str, str]]:
     """List service, kind and method of all that a worker can be told."""
     for service in worker.parts.services:
-        name = service.name
-        assert isinstance(service, ServiceMethods), f"{name} declares no methods"
-        yield from ((name, "request", method) for method in service.requests)
-        yield from ((name, "notice", method) for method in service.notices)
+        for route in worker.parts.router.of(service.name):
+            kind = "request" if route.is_answered else "notice"
+            yield service.name, kind, route.method
 
 
 async def test_every_message_has_an_example() -> None:

@@ -36,8 +36,8 @@ JUNK: Final[tuple[Any, ...]] = (
     [float("nan")] * 4,
     torch.ones(2),
     [torch.ones(2)],
-    [[torch.ones(1)], {"plan": [1] * 9}],
-    [[], {"plan": None}],
+    [[torch.ones(1)], {"fields": [1] * 11}],
+    [[], {"fields": None}],
     [[], {}],
 )
 
@@ -63,7 +63,7 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
     me = int(attacker.incarnation)
     about = [STRANGER, 1]  # a context, or a reference, of nobody
     ids = [*about, STRANGER, 1]
-    plan = [*ids, attacker.name, 0, [], [5, 0], None]
+    fields = [*ids, attacker.name, False, False, False, [], [5, 0], None]
     how = [False, []]
     return {
         ("rref", "register"): [int(victim.incarnation), 999],
@@ -71,9 +71,9 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
         ("rref", "gone"): about,
         ("rref", "probe"): [int(victim.incarnation), 999],
         ("rref", "settled"): [me, 999],
-        ("rref", "release"): [[*about, 1], [int(victim.incarnation), 999, 5]],
-        ("rref", "returned"): [999, 1000],
-        ("autograd", "advance"): [[torch.ones(1)], {"plan": plan}],
+        ("rref", "release"): [[[*about, 1], [int(victim.incarnation), 999, 5]]],
+        ("rref", "returned"): [[999, 1000]],
+        ("autograd", "advance"): [[torch.ones(1)], {"fields": fields}],
         ("autograd", "close"): ids,
         ("autograd", "waits"): [*ids, [me]],
         ("autograd", "outcome"): ids,
@@ -143,7 +143,7 @@ def spoiled(value: Any, depth: int = 3) -> Iterator[Any]:
     for index, part in enumerate(value):
         for wrong in WRONG_FIELDS:
             yield [*value[:index], wrong, *value[index + 1 :]]
-        inner = part["plan"] if type(part) is dict and "plan" in part else part
+        inner = part["fields"] if type(part) is dict and "fields" in part else part
         for one in spoiled(inner, depth - 1):
-            changed = {"plan": one} if inner is not part else one
+            changed = {"fields": one} if inner is not part else one
             yield [*value[:index], changed, *value[index + 1 :]]

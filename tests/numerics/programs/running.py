@@ -14,8 +14,6 @@ import uvloop
 
 from asyncrpc import Worker
 from asyncrpc.autograd import context
-from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster, acting_as
 from tests.numerics.programs.language import NAMES, Program
@@ -49,41 +47,31 @@ class Facts:
 
 
 class Counting:
-    """Autograd's service of a worker, which counts the gradients that come."""
+    """Counts the gradients that come to a worker."""
 
-    def __init__(self, service: Service) -> None:
-        self.name = service.name
-        self.service = service
+    def __init__(self, worker: Worker) -> None:
+        routes = worker.parts.router.of("autograd")
+        (self._route,) = (one for one in routes if one.method == "advance")
+        self._handle = self._route.handle
+        self._route.handle = self._count
         self.gradients = 0
 
-    async def on_request(self, link: PeerLink, method: str, value: Any) -> Any:
-        if method == "advance":
-            self.gradients += len(value[0])  # the gradients, some of them None
-        return await self.service.on_request(link, method, value)
+    def _count(self, link: PeerLink, value: Any) -> Any:
+        self.gradients += len(value[0])  # the gradients, some of them None
+        return self._handle(link, value)
 
-    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        self.service.on_notice(link, method, value)
-
-    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        self.service.on_peer_lost(peer, reason)
-
-    async def close(self) -> None:
-        await self.service.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.service, name)
+    def end(self) -> None:
+        self._route.handle = self._handle
 
 
 @contextmanager
 def counting(workers: list[Worker]) -> Iterator[list[Counting]]:
-    counters = [Counting(worker.parts.service("autograd")) for worker in workers]
-    for worker, counter in zip(workers, counters, strict=True):
-        worker.parts.add_service(counter)
+    counters = [Counting(worker) for worker in workers]
     try:
         yield counters
     finally:
-        for worker, counter in zip(workers, counters, strict=True):
-            worker.parts.add_service(counter.service)
+        for counter in counters:
+            counter.end()
 
 
 class Comparison:

@@ -13,6 +13,7 @@ from asyncrpc.autograd.crossings import Crossings
 from asyncrpc.autograd.engine import Keeping
 from asyncrpc.autograd.functions import CrossingId
 from asyncrpc.autograd.lifetime import ContextLifetime
+from asyncrpc.autograd.messages import Join, PassId, Release
 from asyncrpc.errors import AutogradError, InvalidContextError, MalformedError
 from asyncrpc.ids import ContextId, MessageId, WorkerId
 from tests.unit.recording import (
@@ -61,8 +62,8 @@ async def test_a_context_ends_where_it_went_and_is_told_to_nobody_twice() -> Non
     parts.contexts.on_released = released.append
     parts.contexts.release(MINE)
     parts.contexts.release(MINE)
-    assert parts.peer.notices == [("release", list(MINE))]
-    assert parts.third.notices == []
+    assert parts.peer.told == [Release(MINE)]
+    assert parts.third.told == []
     assert released == [MINE]
 
 
@@ -127,12 +128,12 @@ async def test_only_its_creator_ends_a_context() -> None:
     parts = Everything()
     parts.contexts.enter(MINE, ME)
     with pytest.raises(MalformedError, match="no part in"):
-        parts.lifetime.on_release(parts.peer, list(MINE))
+        parts.lifetime.on_release(parts.peer, Release(MINE))
     parts.send(MINE, parts.peer)
     with pytest.raises(MalformedError, match="only the worker that opened it"):
-        parts.lifetime.on_release(parts.peer, list(MINE))
+        parts.lifetime.on_release(parts.peer, Release(MINE))
     parts.crossings.incoming(parts.peer, [*THEIRS, 0])
-    parts.lifetime.on_release(parts.peer, list(THEIRS))
+    parts.lifetime.on_release(parts.peer, Release(THEIRS))
     assert list(parts.contexts.open) == [MINE]
 
 
@@ -142,7 +143,7 @@ async def test_contexts_of_a_lost_worker_end() -> None:
     parts.send(THEIRS, parts.third)
     parts.lifetime.on_peer_lost(PEER)
     assert THEIRS not in parts.contexts.open
-    assert parts.third.notices == [("release", list(THEIRS))]
+    assert parts.third.told == [Release(THEIRS)]
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -153,8 +154,8 @@ async def test_the_creator_is_asked_when_a_bearer_is_lost(*, is_open: bool) -> N
     parts.lifetime.on_peer_lost(THIRD)
     (task,) = parts.scheduler.tasks
     await let_run()
-    ((method, value, answer),) = parts.peer.requests
-    assert (method, value) == ("join", list(THEIRS))
+    ((request, answer),) = parts.peer.asked
+    assert request == Join(THEIRS)
     answer.set_result(is_open)
     await task
     assert (THEIRS in parts.contexts.open) is is_open
@@ -163,8 +164,8 @@ async def test_the_creator_is_asked_when_a_bearer_is_lost(*, is_open: bool) -> N
 async def test_the_end_of_the_worker_aborts_its_own_passes() -> None:
     contexts = Contexts(ME, RecordingLinks())
     state = contexts.enter(MINE, ME)
-    own = state.join_pass((int(ME.incarnation), 1), "me", Keeping())
-    served = state.join_pass((int(PEER.incarnation), 1), "peer", Keeping())
+    own = state.join_pass(PassId(ME.incarnation, 1), "me", Keeping())
+    served = state.join_pass(PassId(PEER.incarnation, 1), "peer", Keeping())
     contexts.close()
     with pytest.raises(AutogradError, match="was shut down"):
         own.check()

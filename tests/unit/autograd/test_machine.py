@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrpc.autograd.machine import LocalPass, Segment, Wave
+from asyncrpc.autograd.machine import LocalPass, Report, Segment, Wave
 from asyncrpc.errors import LocalProtocolError, RemoteProtocolError
 
 Graph = dict[str, str]  # by node, a letter each: what follows
@@ -17,6 +17,10 @@ def pass_of(graph: Graph, may_start: str = "") -> LocalPass[str, str]:
         {*graph, *"".join(graph.values())},
         {one: one for one in may_start},
     )
+
+
+def report(worker: int, number: int, done: int) -> Report:
+    return Report(worker, number, is_done=bool(done))
 
 
 def begin(one: LocalPass[str, str], *roots: str) -> None:
@@ -179,7 +183,7 @@ def test_who_is_at_work_answers_at_once() -> None:
     wave = Wave()
     assert wave.engage()
     assert not wave.engage()
-    assert wave.disengage(1, is_done=True) == [[1, 1, 1]]
+    assert wave.disengage(1, is_done=True) == [report(1, 1, 1)]
     assert wave.engage()
 
 
@@ -199,10 +203,14 @@ def test_the_answer_waits_until_all_has_ended() -> None:
 
 def test_of_each_worker_the_last_word_counts() -> None:
     wave = Wave()
-    wave.hear([[2, 2, 1], [3, 1, 0]])
-    wave.hear([[2, 1, 0]])  # it had said so before
+    wave.hear([report(2, 2, 1), report(3, 1, 0)])
+    wave.hear([report(2, 1, 0)])  # it had said so before
     assert wave.unfinished == [3]
-    wave.hear([[3, 2, 1]])
+    wave.hear([report(3, 2, 1)])
     assert wave.unfinished == []
-    assert wave.disengage(1, is_done=False) == [[2, 2, 1], [3, 2, 1], [1, 1, 0]]
+    assert wave.disengage(1, is_done=False) == [
+        report(2, 2, 1),
+        report(3, 2, 1),
+        report(1, 1, 0),
+    ]
     assert wave.unfinished == [1]

@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
-from asyncrpc.autograd import messages
 from asyncrpc.autograd.engine import Keeping
-from asyncrpc.autograd.messages import Advance, read_advance
+from asyncrpc.autograd.messages import Advance, PassId, PassIds, read_meta
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import ContextId, Incarnation
 
-IDS = ContextId(Incarnation(3), 4), (5, 6)
+CONTEXT = ContextId(Incarnation(3), 4)
+IDS = PassIds(CONTEXT, PassId(Incarnation(5), 6))
 FLAGS = list(itertools.product([False, True], repeat=3))
+ADVANCE = Advance(
+    gradients=[torch.ones(1), None],
+    ids=IDS,
+    root="root",
+    keeping=Keeping(),
+    is_fast=False,
+    asked=[1, 0],
+    given=[2, 0, 2, 1],
+    history=[9, 0],
+)
 
 
 @pytest.mark.parametrize(("retain_graph", "create_graph", "is_fast"), FLAGS)
 def test_a_request_is_read_as_it_was_written(
     *, retain_graph: bool, create_graph: bool, is_fast: bool
 ) -> None:
-    advance = Advance(
-        gradients=[torch.ones(1), None],
-        ids=IDS,
-        root="root",
-        keeping=Keeping(retain_graph, create_graph),
-        is_fast=is_fast,
-        asked=[1, 0],
-        given=[2, 0, 2, 1],
-        history=[9, 0],
-    )
-    value = advance.encode()
-    messages.advance("a request", value)
-    assert read_advance(value) == advance
+    keeping = Keeping(retain_graph, create_graph)
+    advance = replace(ADVANCE, keeping=keeping, is_fast=is_fast)
+    read = Advance.record.read_value(advance.pack())
+    read.check()
+    assert read == advance
+
+
+def test_it_travels_as_the_arguments_of_a_call() -> None:
+    """For those serde is quick."""
+    gradients, others = ADVANCE.pack()
+    assert gradients is ADVANCE.gradients
+    flags = [False, False, False]
+    assert others == {
+        "fields": [3, 4, 5, 6, "root", *flags, [1, 0], [2, 0, 2, 1], [9, 0]]
+    }
 
 
 @pytest.mark.parametrize(
@@ -47,7 +60,21 @@ def test_a_request_is_read_as_it_was_written(
 def test_a_request_that_makes_no_sense_is_refused(
     given: list[int], history: list[int] | None, problem: str
 ) -> None:
-    keeping = Keeping(retain_graph=False, create_graph=False)
-    wrong = Advance([torch.ones(1)], IDS, "r", keeping, False, [], given, history)  # noqa: FBT003
+    wrong = replace(
+        ADVANCE, gradients=[torch.ones(1)], asked=[], given=given, history=history
+    )
     with pytest.raises(MalformedError, match=problem):
-        messages.advance("a request", wrong.encode())
+        wrong.check()
+
+
+@pytest.mark.parametrize(
+    ("meta", "name"), [([3, 4, 5], ""), ([3, 4, 5, "a"], "a"), ([3, 4, 5, 6, 7], "")]
+)
+def test_what_travels_with_a_call(meta: list[object], name: str) -> None:
+    assert read_meta(meta) == (CONTEXT, 5, name)
+
+
+def test_what_travels_with_a_call_and_makes_no_sense() -> None:
+    problem = "message of what travels of an autograd context must be an unsigned"
+    with pytest.raises(MalformedError, match=problem):
+        read_meta([3, 4, "5"])

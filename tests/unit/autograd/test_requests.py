@@ -13,7 +13,7 @@ from asyncrpc.autograd.contexts import Contexts
 from asyncrpc.autograd.ends import PassEnds
 from asyncrpc.autograd.engine import Keeping
 from asyncrpc.autograd.functions import CrossingId, Received
-from asyncrpc.autograd.messages import read_advance
+from asyncrpc.autograd.messages import Abort, Advance, Commit, PassId, PassIds, Waits
 from asyncrpc.autograd.requests import PassRequests
 from asyncrpc.autograd.waits import PassWaits
 from asyncrpc.errors import AutogradError, MalformedError
@@ -28,7 +28,7 @@ from tests.unit.recording import (
 
 ME, PEER, FAR = worker("me"), worker("peer"), worker("far")
 CONTEXT = ContextId(ME.incarnation, 1)
-PASS = int(ME.incarnation), 2
+PASS = PassId(ME.incarnation, 2)
 
 
 class NoTurns:
@@ -69,9 +69,8 @@ async def test_gradients_and_questions_to_one_worker_go_in_one_request() -> None
     gradient = torch.ones(1)
     given = received(PEER, 8)
     parts.requests.send(parts.one, [received(PEER)], [given], {given: gradient})
-    ((method, value, _),) = parts.peer.requests
-    advance = read_advance(value)
-    assert method == "advance"
+    ((advance, _),) = parts.peer.asked
+    assert isinstance(advance, Advance)
     assert (advance.asked, advance.given) == ([7, 0], [8, 0])
     assert advance.gradients[0] is gradient
     assert advance.history is None
@@ -83,18 +82,17 @@ async def test_a_gradient_with_a_history_is_a_tensor_that_is_sent() -> None:
     gradient = torch.ones(1, requires_grad=True) * 2
     given = received(PEER)
     parts.requests.send(parts.one, [], [given], {given: gradient})
-    ((_, value, _),) = parts.peer.requests
-    history = read_advance(value).history
-    assert history is not None
+    ((advance, _),) = parts.peer.asked
+    assert isinstance(advance, Advance)
     ((message, sent),) = parts.state.sent.items()
-    assert history == [message.serial, 0]
+    assert advance.history == [message.serial, 0]
     assert sent.edges[0].node is gradient.grad_fn
 
 
 async def test_the_answer_ends_a_part_of_the_pass() -> None:
     parts = Everything()
     parts.ask()
-    parts.peer.requests[0][2].set_result([])
+    parts.peer.asked[0][1].set_result([])
     await let_run()
     assert parts.one.failure is None
 
@@ -106,7 +104,7 @@ async def test_the_answer_ends_a_part_of_the_pass() -> None:
 async def test_a_wrong_answer_fails_the_pass(answer: Any, error: type) -> None:
     parts = Everything()
     parts.ask()
-    future = parts.peer.requests[0][2]
+    future = parts.peer.asked[0][1]
     if isinstance(answer, Exception):
         future.set_exception(answer)
     else:
@@ -120,7 +118,7 @@ async def test_a_worker_without_a_link_is_dialed() -> None:
     far = parts.links.reachable["far"] = RecordingLink(FAR)
     parts.ask(FAR)
     await parts.scheduler.settle()
-    assert [method for method, *_ in far.requests] == ["advance"]
+    assert [type(request) for request, _ in far.asked] == [Advance]
     assert parts.one.failure is None
 
 
@@ -139,11 +137,10 @@ async def test_a_pass_ends_where_it_went(*, commit: bool) -> None:
     parts.ask()
     parameter = torch.ones(1, requires_grad=True)
     parts.one.flow.staged[parameter] = torch.ones(1)
-    ids = CONTEXT, PASS
+    ids = PassIds(CONTEXT, PASS)
     parts.ends.finish(ids, commit=commit)
     parts.ends.finish(ids, commit=commit)  # which has no more to end
-    word = "commit" if commit else "abort"
-    assert parts.peer.notices == [(word, [*CONTEXT, *PASS])]
+    assert parts.peer.told == [Commit(ids) if commit else Abort(ids)]
     assert (parameter in parts.state.gradients) is commit
     expected = nullcontext() if commit else pytest.raises(AutogradError)
     with expected:
@@ -156,8 +153,8 @@ async def test_what_a_pass_waits_for_is_said_by_all() -> None:
     parts.one.wave.is_running = True
     asking = asyncio.create_task(parts.waits.explain(parts.one, []))
     await let_run()
-    method, value, answer = parts.peer.requests[1]
-    assert (method, value[-1]) == ("waits", [int(ME.incarnation)])
+    request, answer = parts.peer.asked[1]
+    assert request == Waits(parts.one.ids, [int(ME.incarnation)])
     answer.set_result(["worker 'peer' runs its part of the graph"])
     assert await asking == [
         "worker 'me' runs its part of the graph",

@@ -22,6 +22,14 @@ from asyncrpc.rref.codec import FORK, HOME, LOAN, ReferenceCodec
 from asyncrpc.rref.handle import RRef, shared_of
 from asyncrpc.rref.handles import Handles
 from asyncrpc.rref.incoming import IncomingNotices
+from asyncrpc.rref.messages import (
+    Gone,
+    Probe,
+    Register,
+    Release,
+    Released,
+    Returned,
+)
 from asyncrpc.rref.names import PeerNames
 from asyncrpc.rref.notices import BATCH_MAX, Notices
 from asyncrpc.rref.owned import OwnedValues
@@ -34,10 +42,12 @@ from tests.unit.recording import (
     LoopScheduler,
     RecordingLink,
     RecordingLinks,
+    deliver,
     let_run,
     worker,
 )
 
+FAR = Incarnation(99)
 ME, PEER, THIRD = worker("me"), worker("peer"), worker("third")
 
 
@@ -221,7 +231,7 @@ async def test_a_users_reference_travels_as_a_loan_until_it_is_returned() -> Non
     holding = parts.user.get(handle.rref_id)
     assert holding is not None
     assert holding.pins == 1
-    parts.incoming.take(parts.third, "returned", [token])
+    deliver(parts.incoming.routes, parts.third, Returned([token]))
     assert holding.pins == 0
 
 
@@ -285,19 +295,17 @@ async def test_releases_of_one_turn_go_in_one_message() -> None:
     handles.clear()
     gc.collect()
     await let_run()
-    ((method, released),) = parts.peer.notices
-    assert method == "release"
-    number = int(PEER.incarnation)
-    assert sorted(released) == [[number, 1, 1], [number, 2, 1]]
+    (notice,) = parts.peer.told
+    assert isinstance(notice, Release)
+    expected = [Released(RRefId(PEER.incarnation, serial), 1) for serial in (1, 2)]
+    assert sorted(notice.released) == expected
 
 
 async def test_a_full_batch_does_not_wait_for_the_turn() -> None:
     parts = Everything()
     for token in range(BATCH_MAX + 1):
         parts.notices.return_loan(PEER.incarnation, token)
-    assert [(name, len(tokens)) for name, tokens in parts.peer.notices] == [
-        ("returned", BATCH_MAX)
-    ]
+    assert parts.peer.told == [Returned(list(range(BATCH_MAX)))]
 
 
 async def test_messages_wait_for_a_connection_in_their_order() -> None:
@@ -305,17 +313,18 @@ async def test_messages_wait_for_a_connection_in_their_order() -> None:
     far = RecordingLink(worker("far"))
     parts.links.reachable["far"] = far
     parts.names.note(far.peer)
-    parts.notices.send(far.peer.incarnation, "register", [1, 2])
-    parts.notices.send(far.peer.incarnation, "probe", [3, 4])
+    register, probe = Register(RRefId(FAR, 2)), Probe(RRefId(FAR, 4))
+    parts.notices.send(far.peer.incarnation, register)
+    parts.notices.send(far.peer.incarnation, probe)
     await parts.scheduler.settle()
-    assert far.notices == [("register", [1, 2]), ("probe", [3, 4])]
+    assert far.told == [register, probe]
 
 
 async def test_another_life_of_the_owner_is_no_owner() -> None:
     parts = Everything()
     parts.links.reachable["far"] = RecordingLink(WorkerId("far", Incarnation(2)))
     parts.names.note(WorkerId("far", Incarnation(1)))
-    parts.notices.send(Incarnation(1), "probe", [3, 4])
+    parts.notices.send(Incarnation(1), Probe(RRefId(FAR, 4)))
     await parts.scheduler.settle()
     assert parts.lost == [(WorkerId("far", Incarnation(1)), "it has been restarted")]
 
@@ -325,11 +334,11 @@ async def test_who_cannot_be_dialed_may_have_dialed_itself(*, has_dialed: bool) 
     parts = Everything()
     far = RecordingLink(worker("far"))
     parts.names.note(far.peer)
-    parts.notices.send(far.peer.incarnation, "probe", [3, 4])
+    parts.notices.send(far.peer.incarnation, Probe(RRefId(FAR, 4)))
     if has_dialed:  # while nothing answers at its address
         parts.links.open[far.peer.incarnation] = far
     await parts.scheduler.settle()
-    assert far.notices == ([("probe", [3, 4])] if has_dialed else [])
+    assert far.told == ([Probe(RRefId(FAR, 4))] if has_dialed else [])
     assert [peer for peer, _ in parts.lost] == ([] if has_dialed else [far.peer])
 
 
@@ -337,7 +346,7 @@ async def test_only_its_owner_speaks_of_a_value() -> None:
     parts = Everything()
     parts.lift(fork(7), parts.peer)
     with pytest.raises(Exception, match=r"'third' speaks of .* worker 'peer' owns"):
-        parts.incoming.take(parts.third, "gone", [int(PEER.incarnation), 7])
+        deliver(parts.incoming.routes, parts.third, Gone(RRefId(PEER.incarnation, 7)))
 
 
 async def test_handles_of_a_lost_owner_fail_and_stay_lost() -> None:

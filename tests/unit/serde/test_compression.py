@@ -381,7 +381,10 @@ def test_a_read_only_buffer_is_copied() -> None:
         encoded = packed([torch.ones(5000)], codec)
         buffers = [memoryview(bytes(view)) for view in encoded.buffers]
         back = TRUSTED.decode(encoded.control, buffers)[0]
-        back.add_(1)
+        before = back.clone()
+        back.add_(1)  # torch would write to memory that is not to be written to
+        assert torch.equal(back, before + 1)
+        assert [bytes(view) for view in encoded.buffers] == buffers
 
 
 def test_a_plan_of_no_cast_looks_at_nothing() -> None:

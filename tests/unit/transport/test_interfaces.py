@@ -30,10 +30,15 @@ def test_the_address_of_the_default_route_comes_first() -> None:
 
 
 def test_every_address_can_be_bound() -> None:
-    for address in host_addresses():
+    addresses = host_addresses()
+    bound = []
+    for address in addresses:
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.bind((str(address), 0))
+            bound.append(ipaddress.ip_address(sock.getsockname()[0]))
+    assert bound == addresses
+    assert len(set(bound)) == len(bound) > 0
 
 
 def test_an_interface_can_be_chosen() -> None:

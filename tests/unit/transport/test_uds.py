@@ -64,7 +64,15 @@ async def test_a_stale_socket_is_replaced(base: Path) -> None:
     path = base / "ps.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))  # closed without unlink, as by SIGKILL
-    listener = await UdsConnector().listen(at(path), Recorder)
+    with pytest.raises(ConnectError):
+        await UdsConnector().connect(at(path), Recorder())
+    acceptor, near = Acceptor(), Recorder()
+    listener = await UdsConnector().listen(at(path), acceptor)
+    await UdsConnector().connect(at(path), near)
+    await acceptor.connected(1)
+    near.transport.close()
+    await near.until_lost()
+    await acceptor.accepted[0].until_lost()
     await listener.close()
 
 

@@ -27,7 +27,10 @@ from asyncrpc.runtime.calls.preparation import MessagePreparation
 from asyncrpc.runtime.calls.requests import RequestDispatcher
 from asyncrpc.runtime.calls.responder import Responder
 from asyncrpc.runtime.calls.unsent import UnsentCalls
+from asyncrpc.runtime.messages import Notice, Request, message
 from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.router import Router, answers, takes
+from asyncrpc.runtime.schema import Signed
 from asyncrpc.serde import Codec, Copy, Encoded, FunctionTable, Policy
 from asyncrpc.wire.frames import Outgoing
 
@@ -176,21 +179,36 @@ class FakeDevices:
         done({index: tensor for index, (tensor, _) in wanted.items()}, None)
 
 
+@message("kept", "look")
+class Look(Request[int]):
+    """A request of the test."""
+
+    number: int
+
+
+@message("kept", "hear")
+class Hear(Notice):
+    """A notice of the test."""
+
+    number: Signed
+
+
 class FakeService:
     """A service that keeps what it is told."""
 
     name = "kept"
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.told: list[int] = []
+        self.routes = [answers(Look, self._on_look), takes(Hear, self._on_hear)]
 
-    async def on_request(self, link: Any, method: str, value: Any) -> Any:
-        return [method, value]
+    async def _on_look(self, link: Any, one: Look) -> int:
+        return one.number
 
-    def on_notice(self, link: Any, method: str, value: Any) -> None:
-        if method == "wrong":
+    def _on_hear(self, link: Any, one: Hear) -> None:
+        if one.number < 0:
             raise MalformedError("it is wrong")
-        self.told.append((method, value))
+        self.told.append(one.number)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None: ...
 
@@ -237,6 +255,8 @@ class FakeHost:
         self.devices: Any = FakeDevices()
         self.context = contextvars.Context()
         self.kept = FakeService()
+        self.router = Router()
+        self.router.add("kept", self.kept.routes)
         self.admission = FakeAdmission()
         self.tasks: list[Coroutine[Any, Any, Any]] = []
         self.inbound_credit = InboundCredit(
@@ -257,11 +277,6 @@ class FakeHost:
 
     def mode_of_method(self, method: Callable[..., Any]) -> Mode:
         return Mode.ON_LOOP
-
-    def service(self, name: Any) -> Any:
-        if name != "kept":
-            raise MalformedError(f"there is no service {name!r:.80}")
-        return self.kept
 
     def start_task(self, coroutine: Any, *, context: Any = None) -> Any:
         self.tasks.append(coroutine)
@@ -392,6 +407,18 @@ class LinkParts:
     def send_credit(self, call_id: int, items: int) -> None:
         self.calls.send_credit(call_id, items)
 
+    def tell(self, notice: Notice, *, at_once: bool = False) -> None:
+        self.calls.tell(notice, at_once=at_once)
+
+    def ask(
+        self,
+        request: Request[Any],
+        *,
+        deadline: Deadline | None = None,
+        device_map: Any = None,
+    ) -> asyncio.Future[Any]:
+        return self.calls.ask(request, deadline=deadline, device_map=device_map)
+
     def notify(
         self, service: str, method: str, value: Any, *, at_once: bool = False
     ) -> None:
@@ -404,11 +431,8 @@ class LinkParts:
         value: Any,
         *,
         deadline: Deadline | None = None,
-        device_map: Any = None,
     ) -> asyncio.Future[Any]:
-        return self.calls.request_service(
-            service, method, value, deadline=deadline, device_map=device_map
-        )
+        return self.calls.request_service(service, method, value, deadline=deadline)
 
     def value_of(self, message: Outgoing) -> Any:
         """Return the value that a message was sent with."""

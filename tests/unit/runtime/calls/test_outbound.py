@@ -21,7 +21,7 @@ from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.options import PLAIN
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.messages import unpack_head
-from tests.unit.runtime.calls.fakes import LinkParts, Pins
+from tests.unit.runtime.calls.fakes import Hear, LinkParts, Look, Pins
 
 NAME = "builtins:max"
 LARGE = np.zeros(16 << 10, np.uint8)  # more than goes without credit
@@ -273,17 +273,17 @@ class TestLoss:
 
 class TestServices:
     def test_a_request_names_service_and_method(self, link: LinkParts) -> None:
-        call = link.calls.request_service("kept", "look", 5)
+        call = link.calls.ask(Look(5))
         sent = link.connection.last
         assert sent.kind == FrameKind.SERVICE
         assert unpack_head(sent.head) == ["kept", "look"]
-        assert link.value_of(sent) == 5
+        assert link.value_of(sent) == [5]
         link.answers.on_response(0, call.call_id, 0, b"", link.control(6), [])
         assert call.result() == 6
 
     def test_over_a_link_that_is_lost_it_fails_at_once(self, link: LinkParts) -> None:
         link.status.on_lost("a cable")
-        call = link.calls.request_service("kept", "look", 5)
+        call = link.calls.ask(Look(5))
         assert isinstance(call.exception(), WorkerLostError)
         assert not link.connection.sent
 
@@ -292,14 +292,14 @@ class TestServices:
     ) -> None:
         link.status.on_goodbye()
         with pytest.raises(RejectedError):
-            link.calls.request_service("kept", "look", 5)
+            link.calls.ask(Look(5))
         assert len(link.pending) == 0
 
     @pytest.mark.parametrize("at_once", [False, True])
     def test_a_notice_goes_now_or_with_the_next(
         self, link: LinkParts, *, at_once: bool
     ) -> None:
-        link.calls.notify("kept", "hear", [1], at_once=at_once)
+        link.calls.tell(Hear(1), at_once=at_once)
         connection = link.connection
         assert (len(connection.pushed), len(connection.joined)) == (
             int(at_once),

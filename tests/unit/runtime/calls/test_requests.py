@@ -280,8 +280,8 @@ class TestServices:
         take(0, 1, -1, pack_head(head), link.control(value), [])
 
     def test_a_request_is_answered(self, link: LinkParts) -> None:
-        self.send(link.requests.on_service, link, ["kept", "look"], 5)
-        assert link.value_of(link.connection.last) == ["look", 5]
+        self.send(link.requests.on_service, link, ["kept", "look"], [5])
+        assert link.value_of(link.connection.last) == 5
 
     def test_a_service_that_is_not_here(self, link: LinkParts) -> None:
         self.send(link.requests.on_service, link, ["lost", "look"], 5)
@@ -296,13 +296,13 @@ class TestServices:
                 self.send(take, link, head, 5)
 
     def test_a_notice_is_taken(self, link: LinkParts) -> None:
-        self.send(link.requests.on_notice, link, ["kept", "hear"], 5)
-        assert link.host.kept.told == [("hear", 5)]
+        self.send(link.requests.on_notice, link, ["kept", "hear"], [5])
+        assert link.host.kept.told == [5]
         assert not link.connection.sent
 
     def test_a_notice_that_is_wrong_is_logged_and_dropped(
         self, link: LinkParts, caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.WARNING, "asyncrpc"):
-            self.send(link.requests.on_notice, link, ["kept", "wrong"], 5)
-        assert "a notice of 'b' could not be taken: kept.wrong" in caplog.text
+            self.send(link.requests.on_notice, link, ["kept", "hear"], [-5])
+        assert "a notice of 'b' could not be taken: kept.hear" in caplog.text

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.messages import Notice, Request
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.wire.messages import Hello
 
@@ -36,6 +37,12 @@ class KeepingLink:
         self.connection: Any = None
         self.sent: list[tuple[str, str, Any]] = []
         self.answers: dict[str, Any] = {}
+
+    def tell(self, notice: Notice, *, at_once: bool = False) -> None:
+        self.notify(notice.service, notice.method, notice.pack(), at_once=at_once)
+
+    def ask(self, request: Request[Any], **_how: Any) -> asyncio.Future[Any]:
+        return self.request_service(request.service, request.method, request.pack())
 
     def notify(
         self, service: str, method: str, value: Any, *, at_once: bool = False

@@ -1,0 +1,169 @@
+"""The router of a worker: which handler takes which message of which service.
+
+A service lists what it takes, each message with its handler:
+
+    routes = (answers(Advance, self.on_advance), takes(Commit, self.on_commit))
+
+What arrives is read and checked before its handler sees it, and what a handler returns
+is written as the message says of its answer.  A message whose content is wrong is
+refused, before anything has changed; the error says which part of which message of
+which worker was wrong, and what it must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, TypeVar
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.runtime.messages import Notice, Request, refusal
+from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.schema import UnfitError
+from asyncrpc.wire.messages import unpack_head
+
+L = TypeVar("L")
+N = TypeVar("N", bound=Notice)
+R = TypeVar("R", bound=Request[Any])
+
+# Heads that say more than service and method (a device map) are remembered up to so
+# many, and if they are so short.
+HEADS_MAX: Final = 256
+HEAD_BYTES_MAX: Final = 256
+
+
+class Route:
+    """The way of one message to its handler.
+
+    Attributes:
+        service: that takes it.
+        method: the message's name.
+        name: both.
+        handle: given the link and the content as it has come; of a request a coroutine
+            function that returns the answer as it travels.
+        is_answered: whether it is of a request.
+    """
+
+    __slots__ = ("handle", "is_answered", "method", "name", "service")
+
+    def __init__(
+        self,
+        service: str,
+        method: str,
+        handle: Callable[[PeerLink, Any], Any],
+        *,
+        is_answered: bool,
+    ) -> None:
+        self.service, self.method, self.name = service, method, f"{service}.{method}"
+        self.handle = handle
+        self.is_answered = is_answered
+
+
+def takes(kind: type[N], handler: Callable[[Any, N], None]) -> Route:
+    """Return the route of a notice to its handler, which is given link and notice."""
+    read = kind.record.read_value
+
+    def take(link: PeerLink, value: Any) -> None:
+        try:
+            notice = read(value)
+        except UnfitError:
+            raise refusal(link.peer.name, kind, value) from None
+        handler(link, notice)
+
+    return Route(kind.service, kind.method, take, is_answered=False)
+
+
+def answers(kind: type[R], handler: Callable[[Any, R], Awaitable[Any]]) -> Route:
+    """Return the route of a request to its handler, which returns the answer."""
+    read, write = kind.record.read_value, kind.answer.write
+
+    async def reply(link: PeerLink, value: Any) -> Any:
+        try:
+            request = read(value)
+        except UnfitError:
+            raise refusal(link.peer.name, kind, value) from None
+        try:
+            return write(await handler(link, request))
+        except MalformedError as error:
+            raise blamed(link.peer.name, kind.name, error) from error
+
+    return Route(kind.service, kind.method, reply, is_answered=True)
+
+
+def blamed(peer: str, name: str, error: MalformedError) -> MalformedError:
+    """Return the error about a message that only its handler found to be wrong."""
+    return MalformedError(f"worker {peer!r} sent {name!r}, which is wrong: {error}")
+
+
+class Router:
+    """The routes of one worker.
+
+    Attributes:
+        notices: by the heads that messages come with.
+        requests: likewise.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.notices: dict[bytes, Route] = {}
+        self.requests: dict[bytes, Route] = {}
+        self._known: dict[str, dict[tuple[bool, str], Route]] = {}
+
+    def add(self, service: str, routes: Iterable[Route]) -> None:
+        """Take the messages of one more service."""
+        known = self._known.setdefault(service, {})
+        for route in routes:
+            known[route.is_answered, route.method] = route
+
+    def of(self, service: str) -> list[Route]:
+        """Return the routes of a service, in the order in which it lists them."""
+        return list(self._known.get(service, {}).values())
+
+    def notice(self, head: bytes) -> Route:
+        """Return the route of a notice that is not known by its head yet.
+
+        One for which there is none has a route, too: it leads to an error.
+
+        Raises:
+            MalformedError: the head names no service and method.
+        """
+        return self._found(head, self.notices, is_answered=False)
+
+    def request(self, head: bytes) -> Route:
+        """Return the route of a request; as of a notice."""
+        return self._found(head, self.requests, is_answered=True)
+
+    def _found(
+        self, head: bytes, heads: dict[bytes, Route], *, is_answered: bool
+    ) -> Route:
+        record = unpack_head(head)
+        if len(record) < 2:  # noqa: PLR2004
+            raise MalformedError("a message to a service that names none")
+        service, method, *_ = record
+        known = self._known.get(service) if type(service) is str else None
+        if known is None:
+            problem = f"there is no service {service!r:.80}"
+            return _unknown(service, method, problem, is_answered=is_answered)
+        found = known.get((is_answered, method)) if type(method) is str else None
+        if found is None:
+            names = [repr(name) for kind, name in known if kind is is_answered]
+            problem = (
+                f"{f'{service}.{method}'!r:.80}, which this worker does not know; "
+                f"known: {', '.join(names) or 'none of its kind'}"
+            )
+            return _unknown(service, method, problem, is_answered=is_answered)
+        if len(heads) < HEADS_MAX and len(head) <= HEAD_BYTES_MAX:
+            heads[head] = found
+        return found
+
+
+def _unknown(service: Any, method: Any, problem: str, *, is_answered: bool) -> Route:
+    """Return the route of what nobody takes: it leads to an error."""
+
+    def take(link: PeerLink, _value: Any) -> None:
+        raise MalformedError(f"worker {link.peer.name!r} sent what is wrong: {problem}")
+
+    async def reply(link: PeerLink, value: Any) -> None:
+        take(link, value)
+
+    handle = reply if is_answered else take
+    return Route(service, method, handle, is_answered=is_answered)
