@@ -190,20 +190,20 @@ def init_rpc(
     )
 
 
-async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:  # noqa: ASYNC109, FBT001, FBT002
+async def shutdown(graceful: bool = True, timeout_s: float | None = None) -> None:  # noqa: FBT001, FBT002
     """End the current worker; by default together with the group.
 
     Args:
         graceful: first wait until every worker of the group has come here and no call
             is in flight anywhere; see `Worker.shutdown`.  Otherwise end alone, after
             the calls in flight here.
-        timeout: seconds until the worker ends in any case; None: no limit for the
+        timeout_s: seconds until the worker ends in any case; None: no limit for the
             others to come, and `Options.drain_timeout_s` for calls in flight.
 
     Raises:
         NotStartedError: there is no current worker.
         UsageError: an argument is of another kind; nothing has been ended.
-        TimeoutError: `timeout` passed before all had come and no call was in flight;
+        TimeoutError: `timeout_s` passed before all had come and no call was in flight;
             the message says who is to blame.  The worker has ended anyway.
 
     Cancellation:
@@ -215,12 +215,12 @@ async def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
     worker = current_worker()
     worker.parts.lifecycle.check_on_loop("shutdown")
     check_flag("graceful", graceful)
-    check_timeout("timeout", timeout)
+    check_timeout("timeout_s", timeout_s)
     try:
         if graceful:
-            await worker.shutdown(graceful=True, timeout=timeout)
+            await worker.shutdown(graceful=True, timeout_s=timeout_s)
         else:
-            await worker.shutdown(drain_timeout_s=timeout)
+            await worker.shutdown(drain_timeout_s=timeout_s)
     finally:
         current_worker_var.set(None)
 
@@ -230,7 +230,7 @@ def rpc_async(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    timeout: Any = UNSET,
+    timeout_s: Any = UNSET,
 ) -> CallFuture[Any]:
     """Start a call and return its future: await it, or `wait()` for it in a thread.
 
@@ -239,7 +239,7 @@ def rpc_async(
         func: what it runs; see `Peer.call`.
         args: its arguments.
         kwargs: its keyword arguments.
-        timeout: seconds; None is no limit; left out: `Options.rpc_timeout_s`.
+        timeout_s: seconds; None is no limit; left out: `Options.rpc_timeout_s`.
 
     Returns:
         A future.  Cancelling it cancels the call.
@@ -254,7 +254,7 @@ def rpc_async(
     Source: torch.distributed.rpc.rpc_async.
     """
     worker = current_worker()
-    options = options_within(timeout)
+    options = options_within(timeout_s)
     _check_arguments(args, kwargs)
     return worker.parts.start_call(
         _name(worker, to), func, args, kwargs, options=options, with_site=True
@@ -266,7 +266,7 @@ def rpc_sync(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    timeout: Any = UNSET,
+    timeout_s: Any = UNSET,
 ) -> Any:
     """Call a function and block this thread until its result is there.
 
@@ -278,7 +278,7 @@ def rpc_sync(
         func: what it runs.
         args: its arguments.
         kwargs: its keyword arguments.
-        timeout: seconds; None is no limit; left out: `Options.rpc_timeout_s`.
+        timeout_s: seconds; None is no limit; left out: `Options.rpc_timeout_s`.
 
     Returns:
         What the function returned.
@@ -290,7 +290,7 @@ def rpc_sync(
     Source: torch.distributed.rpc.rpc_sync.
     """
     refuse_on_loop("rpc_sync", "use `await asyncrpc.rpc_async(...)`")
-    return rpc_async(to, func, args, kwargs, timeout).wait()
+    return rpc_async(to, func, args, kwargs, timeout_s).wait()
 
 
 def remote(
@@ -298,7 +298,7 @@ def remote(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    timeout: Any = UNSET,
+    timeout_s: Any = UNSET,
 ) -> RRef[Any]:
     """Start a call whose result stays on the callee; return an RRef to it at once.
 
@@ -307,7 +307,7 @@ def remote(
         func: what makes the value there: a function or a class.
         args: its arguments.
         kwargs: its keyword arguments.
-        timeout: seconds in which the value must be made; None is no limit.
+        timeout_s: seconds in which the value must be made; None is no limit.
 
     Returns:
         The reference; an error of `func` is raised when the reference is used.
@@ -322,7 +322,7 @@ def remote(
     worker = current_worker()
     _check_arguments(args, kwargs)
     rref: RRef[Any] = worker.parts.start_remote(
-        _name(worker, to), func, args, kwargs, options=options_within(timeout)
+        _name(worker, to), func, args, kwargs, options=options_within(timeout_s)
     )
     return rref
 

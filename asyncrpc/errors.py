@@ -17,6 +17,7 @@ __all__ = [
     "AuthenticationError",
     "AutogradError",
     "BackwardFailedError",
+    "BackwardTimeoutError",
     "BarrierBrokenError",
     "BarrierTimeoutError",
     "CallError",

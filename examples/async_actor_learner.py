@@ -22,7 +22,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import nn
 
 import asyncrpc
-from asyncrpc.multiprocessing import ProcessFailedError, Queue, launch
+from asyncrpc.errors import ProcessFailedError
+from asyncrpc.multiprocessing import Queue, launch
 
 GAMMA = 0.99  # what a reward loses in a step
 ENTROPY = 0.01  # how much a policy that is still open is worth

@@ -34,7 +34,8 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import RRef
-from asyncrpc.multiprocessing import ProcessFailedError, launch
+from asyncrpc.errors import ProcessFailedError
+from asyncrpc.multiprocessing import launch
 from asyncrpc.serving import Batcher
 
 WAYS = ONE_BY_ONE, GATHERED = "one by one", "gathered"

@@ -112,7 +112,7 @@ class Trained:
     def caption(self) -> str:
         took_ms = {
             kind: statistics.fmean(
-                1e3 * span.seconds
+                1e3 * span.duration_s
                 for stage in self.report.stages
                 for span in stage.spans
                 if span.action.kind is kind

@@ -37,7 +37,8 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import RRef
-from asyncrpc.multiprocessing import ProcessFailedError, launch
+from asyncrpc.errors import ProcessFailedError
+from asyncrpc.multiprocessing import launch
 
 SOLVED = 475.0  # what CartPole-v1 asks for; 500 is the most there is
 LAST = 40  # episodes whose mean is shown

@@ -31,7 +31,8 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import RRef, autograd
-from asyncrpc.multiprocessing import ProcessFailedError, launch
+from asyncrpc.errors import ProcessFailedError
+from asyncrpc.multiprocessing import launch
 from asyncrpc.nn import RemoteModule
 from asyncrpc.optim import DistributedOptimizer
 

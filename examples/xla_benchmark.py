@@ -309,7 +309,9 @@ async def work(rank: int, program: Program, options: argparse.Namespace) -> None
     worker = asyncrpc.Worker(
         f"rank{rank}",
         rendezvous="xla://" if options.pjrt_distributed else "env://",
-        options=asyncrpc.Options(devices=(options.device,)),
+        options=asyncrpc.Options(
+            devices=asyncrpc.DeviceOptions(names=(options.device,))
+        ),
     )
     if options.device == "tpu":
         wake_tpu()

@@ -51,7 +51,7 @@ class ContextService(Protocol):
     async def gathered(self, context_id: ContextId) -> dict[torch.Tensor, torch.Tensor]:
         """Return the gradients here of a context."""
 
-    def deadline_of(self, timeout: Any) -> Deadline | None:
+    def deadline_of(self, timeout_s: Any) -> Deadline | None:
         """Return when a pass must have ended that is given a timeout."""
 
     async def backward(

@@ -206,14 +206,15 @@ class AutogradService:
 
     # --- passes ----------------------------------------------------------------------
 
-    def deadline_of(self, timeout: Any) -> Deadline | None:
+    def deadline_of(self, timeout_s: Any) -> Deadline | None:
         """Return when a pass must have ended that is given a timeout.
 
         Args:
-            timeout: seconds; None is no limit, `UNSET` the worker's default.
+            timeout_s: seconds; None is no limit, `UNSET` the worker's default.
         """
-        allowed_s = self._worker.options.rpc_timeout_s if timeout is UNSET else timeout
-        return effective_deadline(allowed_s, self._worker.loop.time())
+        if timeout_s is UNSET:
+            timeout_s = self._worker.options.rpc_timeout_s
+        return effective_deadline(timeout_s, self._worker.loop.time())
 
     async def backward(
         self,

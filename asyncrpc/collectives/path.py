@@ -103,7 +103,7 @@ async def open_path(run: CollectiveRun) -> Path:
 def _is_willing(run: CollectiveRun) -> bool:
     """Return whether this rank may share memory at all, and can be given it."""
     worker = run.matching.worker
-    if worker.options.shared_memory_bytes <= 0 or not board.is_supported:
+    if worker.options.limits.shared_memory_bytes <= 0 or not board.is_supported:
         return False
     # Memory without a name is passed through Unix sockets only.
     return any(Address.parse(one).scheme == "uds" for one in worker.addresses)

@@ -149,7 +149,7 @@ def _run(
 ) -> None:
     async def run() -> None:
         deadline_var.set(None)
-        await run_backward(which, list(roots), retain_graph, timeout=None)
+        await run_backward(which, list(roots), retain_graph, timeout_s=None)
 
     try:
         agent.host.run(run())

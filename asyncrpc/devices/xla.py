@@ -87,8 +87,9 @@ def global_ordinal() -> int:
 def device() -> str:
     """Return the XLA device of this replica, such as `"xla:0"`.
 
-    Where replicas are threads of a process, each has one; give it to a worker with
-    `Options(devices=(xla.device(),))`: it then takes turns with no other replica's.
+    Where replicas are threads of a process, each has one; a worker is told of it by
+    `DeviceOptions(names=(xla.device(),))`, and then takes turns with no other
+    replica's.
 
     Source: torch_xla.device.
     """

@@ -1,9 +1,8 @@
 """Processes of one host: started and watched, and a queue between them."""
 
-from asyncrpc.errors import ProcessFailedError
 from asyncrpc.multiprocessing.launcher import launch
 from asyncrpc.multiprocessing.processes import Processes
 from asyncrpc.multiprocessing.queue import Queue
 from asyncrpc.multiprocessing.spawning import spawn
 
-__all__ = ["ProcessFailedError", "Processes", "Queue", "launch", "spawn"]
+__all__ = ["Processes", "Queue", "launch", "spawn"]

@@ -40,7 +40,7 @@ class StageReport:
     @property
     def busy_s(self) -> float:
         """Seconds that it computed."""
-        return sum(one.seconds for one in self.spans)
+        return sum(one.duration_s for one in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class PipelineReport:
         `bubble` has over it for messages and for processors that stages share.
         """
         seconds = {
-            (index, one.action): one.seconds
+            (index, one.action): one.duration_s
             for index, stage in enumerate(self.stages)
             for one in stage.spans
         }

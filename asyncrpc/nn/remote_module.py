@@ -172,7 +172,7 @@ class RemoteModule:
 
         Inside an autograd context the result is differentiable.  On a device, tensors
         are moved there, and the results back to the host's memory; or, if this worker
-        has a device map for the owner (`Options.device_maps`), to where that says.
+        has a device map for the owner (`DeviceOptions.maps`), to where that says.
 
         Args:
             *args: of the module.
@@ -495,7 +495,7 @@ class RemoteModule:
         if self._device == "cpu":
             return getattr(self._rref.rpc_async(), name)(*args, **kwargs)  # type: ignore[no-any-return]
         options = _worker_of(self._rref).options
-        stays = options.device_map_to(self._rref.owner_name()) is not None
+        stays = options.devices.map_to(self._rref.owner_name()) is not None
         return self._call(owner.run_method, self._device, name, args, kwargs, stays)
 
     def _call(self, function: Callable[..., Any], *args: Any) -> CallFuture[Any]:

@@ -274,7 +274,7 @@ class ActionSpan:
     end_s: float
 
     @property
-    def seconds(self) -> float:
+    def duration_s(self) -> float:
         """How long it took."""
         return self.end_s - self.start_s
 
@@ -351,4 +351,4 @@ def idle_part(spans: Sequence[ActionSpan], whole_s: float) -> float:
     """Return which part of `whole_s` seconds a stage did nothing."""
     if not whole_s:
         return 0.0
-    return max(0.0, 1.0 - sum(one.seconds for one in spans) / whole_s)
+    return max(0.0, 1.0 - sum(one.duration_s for one in spans) / whole_s)

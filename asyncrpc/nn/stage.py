@@ -21,7 +21,8 @@ elsewhere, a deadline, a cancelled or dead driver.
 The output of a stage is an argument of a call to the next, and the gradients of that
 output are the answer to another: neither goes by way of the driver, and no stage refers
 to the one before it.  The first call ends when the output is in use, so that it does
-not count any longer against what the worker takes in (`Options.inbound_bytes_max`).
+not count any longer against what the worker takes in
+(`LimitOptions.inbound_bytes_max`).
 
 Gradients of parameters gather in the step and enter the autograd context by `commit`,
 which the driver sends when every stage has computed everything.

@@ -164,9 +164,8 @@ class RRef(Generic[T]):
 
     async def to_here(
         self,
-        timeout: Any = UNSET,  # noqa: ASYNC109  (torch's name, as its meaning)
-        *,
         timeout_s: Any = UNSET,
+        *,
         out: torch.Tensor | None = None,
     ) -> T:
         """Return the value: a copy of it, or the value itself on its owner.
@@ -174,9 +173,7 @@ class RRef(Generic[T]):
         Inside an autograd context the copy's tensors are differentiable.
 
         Args:
-            timeout: seconds; None is no limit; left out, the worker's default.  Same
-                as `timeout_s`; torch's name for it.
-            timeout_s: seconds.
+            timeout_s: seconds; None is no limit; left out, the worker's default.
             out: a tensor of the value's shape and dtype, which the value is received
                 into and which is returned; see `Peer.using`.
 
@@ -194,11 +191,8 @@ class RRef(Generic[T]):
 
         Source: torch.distributed.rpc.RRef.to_here; `out` is ours.
         """
-        name, limit = (
-            ("timeout", timeout) if timeout_s is UNSET else ("timeout_s", timeout_s)
-        )
-        check_call_timeout(name, limit)
-        value: T = await self._service.fetch(self, limit, out)
+        check_call_timeout("timeout_s", timeout_s)
+        value: T = await self._service.fetch(self, timeout_s, out)
         return value
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -208,24 +202,24 @@ class RRef(Generic[T]):
 
     # --- calling its methods ---------------------------------------------------------
 
-    def rpc_async(self, timeout: Any = UNSET) -> AsyncProxy[T]:
+    def rpc_async(self, timeout_s: Any = UNSET) -> AsyncProxy[T]:
         """Return a proxy whose methods run on the owner and return futures.
 
         Example:
             >>> y = await rref.rpc_async().forward(x)
         """
-        check_call_timeout("timeout", timeout)
-        return AsyncProxy(self._service.start_method, self, timeout)
+        check_call_timeout("timeout_s", timeout_s)
+        return AsyncProxy(self._service.start_method, self, timeout_s)
 
-    def rpc_sync(self, timeout: Any = UNSET) -> BlockingProxy[T]:
+    def rpc_sync(self, timeout_s: Any = UNSET) -> BlockingProxy[T]:
         """Return a proxy whose methods run on the owner and block; for threads only."""
-        check_call_timeout("timeout", timeout)
-        return BlockingProxy(self._service.start_method, self, timeout)
+        check_call_timeout("timeout_s", timeout_s)
+        return BlockingProxy(self._service.start_method, self, timeout_s)
 
-    def remote(self, timeout: Any = UNSET) -> RemoteProxy[T]:
+    def remote(self, timeout_s: Any = UNSET) -> RemoteProxy[T]:
         """Return a proxy whose methods run on the owner and return RRefs."""
-        check_call_timeout("timeout", timeout)
-        return RemoteProxy(self._service.remote_method, self, timeout)
+        check_call_timeout("timeout_s", timeout_s)
+        return RemoteProxy(self._service.remote_method, self, timeout_s)
 
     async def backward(self, context: Any, *, retain_graph: bool = False) -> None:
         """Run a distributed backward pass from the value, a tensor, on its owner.

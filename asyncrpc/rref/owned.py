@@ -98,7 +98,7 @@ class OwnedValues:
             return None
         return RejectedError(
             f"worker {self._me.name!r} has {owned} values that are referred to, its "
-            "limit (Options.references_max); let go of references, or see in "
+            "limit (LimitOptions.references_max); let go of references, or see in "
             "Worker.rrefs() there who holds them",
             outcome=Outcome.NOT_EXECUTED,
         )

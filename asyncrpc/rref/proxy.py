@@ -24,12 +24,12 @@ Start = Callable[[Any, str, Any, Any, Any], Any]
 class _MethodProxy(Generic[T]):
     """The methods of one referenced object."""
 
-    __slots__ = ("_rref", "_start_method", "_timeout")
+    __slots__ = ("_rref", "_start_method", "_timeout_s")
 
-    def __init__(self, start_method: Start, rref: Any, timeout: Any) -> None:
+    def __init__(self, start_method: Start, rref: Any, timeout_s: Any) -> None:
         self._start_method = start_method
         self._rref = rref
-        self._timeout = timeout
+        self._timeout_s = timeout_s
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: every other method's name is one of the owner's.
@@ -40,7 +40,7 @@ class _MethodProxy(Generic[T]):
         raise UsageError("a proxy of an RRef cannot be sent; send the RRef")
 
     def _start(self, name: str, args: Any, kwargs: Any) -> Any:
-        return self._start_method(self._rref, name, args, kwargs, self._timeout)
+        return self._start_method(self._rref, name, args, kwargs, self._timeout_s)
 
 
 class AsyncProxy(_MethodProxy[T]):

@@ -95,7 +95,7 @@ class RRefService:
         directory = worker.directory
         self.worker = worker
         self.backward_from: Callable[..., Any] | None = None
-        owner = m.OwnerTable(me.incarnation, options.references_max)
+        owner = m.OwnerTable(me.incarnation, options.limits.references_max)
         self.user = m.UserTable()
         self.values = values = Values(loop)
         self.shared = shared = SharedById(me.incarnation, loop.time)
@@ -129,7 +129,11 @@ class RRefService:
         self.routes = incoming.routes
         self._codec = codec = ReferenceCodec(me, meet=incoming.meet, **counted)
         owned = OwnedValues(
-            me, tables, values, worker.functions, values_max=options.references_max
+            me,
+            tables,
+            values,
+            worker.functions,
+            values_max=options.limits.references_max,
         )
         remote = RemoteValues(
             me,

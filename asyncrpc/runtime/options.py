@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import NoneType
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from asyncrpc.runtime.devices.names import DeviceName
 from asyncrpc.serde import Compression, Policy, compression_named
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.tls import Tls
-from asyncrpc.wire.reader import ReaderLimits
+from asyncrpc.wire.limits import MessageLimits
 
 LANES_MAX: Final = 16  # of one link, whatever a peer asks for
 
@@ -33,43 +33,6 @@ SECRET_VARIABLE = "ASYNCRPC_SECRET"  # noqa: S105  (a variable's name, no secret
 
 
 SPIN_MAX_S: Final = 0.1
-
-# What fields of `Options` must be: integers and what they are at least, ...
-COUNTS: Final[Mapping[str, int]] = {
-    "threads": 1,
-    "on_loop_bytes_max": 0,
-    "inbound_calls_max": 1,
-    "inbound_bytes_max": 1,
-    "handshakes_max": 1,
-    "stream_items_max": 1,
-    "stream_bytes_max": 1,
-    "receive_pool_bytes": 0,
-    "shared_memory_bytes": 0,
-    "references_max": 1,
-}
-# ... seconds, and whether they may be None, ...
-TIMES: Final[Mapping[str, bool]] = {
-    "rpc_timeout_s": True,
-    "rendezvous_timeout_s": False,
-    "connect_timeout_s": False,
-    "handshake_timeout_s": False,
-    "heartbeat_s": False,
-    "lost_after_s": False,
-}
-# ... words, and what else.
-WORDS: Final[Mapping[str, Sequence[str]]] = {
-    "watch": ("auto", "on", "off"),
-    "membership": ("dynamic", "static"),
-}
-KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
-    "tls": ((Tls, NoneType), "a Tls or None"),
-    "policy": ((Policy,), "a Policy"),
-    "interface": ((str, NoneType), "a string or None"),
-    "codecs": ((Mapping,), "a mapping from names of peers to codecs"),
-    "device_maps": ((Mapping,), "a mapping from names of peers to device maps"),
-    "takes_turns": ((bool, NoneType), "True, False or None"),
-    "limits": ((ReaderLimits,), "a ReaderLimits"),
-}
 
 UNSET: Final = object()  # "the worker's own default", where None means "no limit"
 
@@ -90,10 +53,11 @@ class CallOptions:
         idempotent: make the call again if its worker is lost; see
             `asyncrpc.idempotent`.
         codec: what makes the payloads of arguments and result smaller, such as
-            `"zstd"` or `"bf16"`; empty: nothing; None: what `Options.codecs` says.
+            `"zstd"` or `"bf16"`; empty: nothing; None: what `NetworkOptions.codecs`
+            says.
         device_map: from devices of this worker to devices of the callee, where the
             arguments' tensors go; results come back the other way.  None: what
-            `Options.device_maps` says.
+            `DeviceOptions.maps` says.
     """
 
     timeout_s: Any = UNSET
@@ -125,16 +89,212 @@ class CallOptions:
 PLAIN: Final = CallOptions()
 
 
-def options_within(timeout: Any) -> CallOptions:
+def options_within(timeout_s: Any) -> CallOptions:
     """Return options that say no more than a time, in seconds; `UNSET`: not even it.
 
     Raises:
         UsageError: it is no number of seconds.
     """
-    if timeout is UNSET:
+    if timeout_s is UNSET:
         return PLAIN
-    check_call_timeout("timeout", timeout)
-    return CallOptions(timeout_s=timeout)
+    check_call_timeout("timeout_s", timeout_s)
+    return CallOptions(timeout_s=timeout_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkOptions:
+    """How a worker is reached, and reaches others.
+
+    Attributes:
+        listen: addresses to listen at.  None: a private Unix socket, and with a secret
+            also TCP on every interface.
+        interface: the network interface whose addresses are published; None: all.
+        advertise: addresses that peers are told in place of those listened at: what a
+            NAT, a container's port mapping or a proxy leads here.  None: the real ones.
+        connect_timeout_s: how long a connection may take, authentication included.
+        handshake_timeout_s: how long who connects to this worker may take to prove that
+            it belongs here, and to introduce itself.
+        bulk_lanes: connections to a peer for payloads over 64 KiB, opened by the first
+            of them; 0: they share that of small messages.  None: 2 on TCP to
+            another host, else 1.
+        codecs: names of peers, or `"*"` for all others, and the codec of calls to
+            them that name none; see `CallOptions.codec`.
+        spin: whether the loop polls for an answer instead of sleeping, which saves 20
+            to 50 us a call and takes a core meanwhile: `"off"`; `"adaptive"`, only
+            while it pays; or the seconds to poll for after each write.
+    """
+
+    listen: tuple[str, ...] | None = None
+    interface: str | None = None
+    advertise: tuple[str, ...] | None = None
+    connect_timeout_s: float = 10.0
+    handshake_timeout_s: float = 5.0
+    bulk_lanes: int | None = None
+    codecs: Mapping[str, str] = field(default_factory=dict)
+    spin: str | float = "adaptive"
+
+    def __post_init__(self) -> None:
+        """Refuse what could never work.
+
+        Raises:
+            UsageError: a field is of another kind, or no address; the message names it.
+        """
+        _check_texts(self, "listen", "advertise")
+        for name in ("listen", "advertise"):
+            for address in getattr(self, name) or ():
+                Address.parse(address, f"each of NetworkOptions.{name}")
+        wanted = "a string or None"
+        check_kind("NetworkOptions.interface", self.interface, _TEXT_OR_NONE, wanted)
+        _check_times(self, "connect_timeout_s", "handshake_timeout_s")
+        _check_lanes(self.bulk_lanes)
+        wanted = "a mapping from names of peers to codecs"
+        check_kind("NetworkOptions.codecs", self.codecs, Mapping, wanted)
+        for peer in self.codecs:
+            self.compression_to(peer)
+        _check_spin(self.spin)
+
+    def compression_to(self, peer: str) -> Compression | None:
+        """Return the codec of calls to a peer that name none."""
+        codec = self.codecs.get(peer, self.codecs.get("*", ""))
+        what = "each codec in NetworkOptions.codecs"
+        check_kind(what, codec, str, "the name of a codec")
+        return compression_named(codec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivenessOptions:
+    """When a peer counts as lost.
+
+    Attributes:
+        heartbeat_s: after how long a silence a peer is asked for a sign of life.
+        lost_after_s: how long a peer may be silent, or without a connection, before it
+            is given up; at least twice `heartbeat_s`.  A process that is known to have
+            ended is given up at once, and one that is known to be busy, never.
+        watch: whether peers on other hosts can ask a small process beside this one
+            whether this one still runs: `"auto"`, it is started when the first of them
+            connects; `"on"`, at once; `"off"`, never.  For addresses of TCP only.
+    """
+
+    heartbeat_s: float = 2.0
+    lost_after_s: float = 10.0
+    watch: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse what could never work.
+
+        Raises:
+            UsageError: a time is too short, or `watch` none of its words.
+        """
+        _check_times(self, "heartbeat_s", "lost_after_s")
+        _check_word("LivenessOptions.watch", self.watch, ("auto", "on", "off"))
+        if not self.lost_after_s >= 2 * self.heartbeat_s:
+            raise UsageError(
+                "LivenessOptions.lost_after_s must be at least twice "
+                f"LivenessOptions.heartbeat_s, that is {2 * self.heartbeat_s:g}, not "
+                f"{self.lost_after_s!r}: a peer must have the time to answer"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitOptions:
+    """How much a worker takes on, and how much memory it uses.
+
+    Attributes:
+        on_loop_bytes_max: torch's elementwise functions and reductions run on the loop
+            itself if their tensors have at most so many bytes together; 0: never.
+        inbound_calls_max: calls accepted and unfinished, over all peers; more are
+            rejected.
+        inbound_bytes_max: bytes of the payloads of requests that arrive or are served,
+            over all peers, those of up to 8 KiB not counted; callers with more wait.
+        handshakes_max: connections that have not authenticated yet; with more, the
+            oldest of them is closed.
+        stream_items_max: items of a stream that its consumer has not taken yet.
+        stream_bytes_max: bytes of the same; one item may exceed it.
+        receive_pool_bytes: memory of received payloads kept, once nothing refers to
+            it, for payloads to come; 0 keeps none.
+        shared_memory_bytes: memory through which large payloads go to peers on this
+            host, copied once; as much again of each peer's may be mapped.  0 uses none.
+        references_max: values here that are referred to, by this worker or others; a
+            remote() beyond is rejected.
+        message: what a peer may make this worker allocate for one message.
+    """
+
+    on_loop_bytes_max: int = 16 << 10
+    inbound_calls_max: int = 100_000
+    inbound_bytes_max: int = 4 << 30
+    handshakes_max: int = 256
+    stream_items_max: int = 16
+    stream_bytes_max: int = 32 << 20
+    receive_pool_bytes: int = 512 << 20
+    shared_memory_bytes: int = 1 << 30
+    references_max: int = 1_000_000
+    message: MessageLimits = field(default_factory=MessageLimits)
+
+    def __post_init__(self) -> None:
+        """Refuse what could never work.
+
+        Raises:
+            UsageError: a number is out of its range; the message names it.
+        """
+        for one in fields(self):
+            if one.name != "message":
+                least = 0 if one.name in _MAY_BE_ZERO else 1
+                value = getattr(self, one.name)
+                check_count(f"LimitOptions.{one.name}", value, at_least=least)
+        wanted = "a MessageLimits"
+        check_kind("LimitOptions.message", self.message, MessageLimits, wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """Which devices a worker has, and where tensors go.
+
+    Attributes:
+        names: the devices of this worker, such as `("cuda",)` or `("xla:0",)`: peers'
+            tensors may be put there, and it is an error if one is not there at start.
+            None: every one that this process has anyway, but for those of torch_xla.
+        maps: names of peers, or `"*"` for all others, and the device map of
+            calls to them that have none; see `CallOptions.device_map`.
+        takes_turns: whether plain functions, backward passes, optimizer steps and
+            copies from and to devices run one at a time, as torch_xla needs it.
+            None: if one of `names` is an XLA device.
+    """
+
+    names: tuple[str, ...] | None = None
+    maps: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
+    takes_turns: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what could never work.
+
+        Raises:
+            UsageError: a field is of another kind, no device, or no map of devices.
+        """
+        _check_texts(self, "names")
+        _ = self.parsed_names
+        wanted = "a mapping from names of peers to device maps"
+        check_kind("DeviceOptions.maps", self.maps, Mapping, wanted)
+        for peer in self.maps:
+            self.map_to(peer)
+        wanted = "True, False or None"
+        takes_turns = self.takes_turns
+        check_kind("DeviceOptions.takes_turns", takes_turns, (bool, NoneType), wanted)
+
+    def map_to(self, peer: str) -> DeviceMap | None:
+        """Return the device map of calls to a peer that have none of their own."""
+        given = self.maps.get(peer, self.maps.get("*"))
+        if not given:
+            return None
+        what = f"the device map for {peer!r} in DeviceOptions.maps"
+        check_kind(what, given, Mapping, "a mapping from devices to devices")
+        return DeviceMap.parse(given, what)
+
+    @property
+    def parsed_names(self) -> tuple[DeviceName, ...] | None:
+        """The devices of this worker; None: those that the process has."""
+        if self.names is None:
+            return None
+        return tuple(map(DeviceName.parse, self.names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,144 +310,55 @@ class Options:
         policy: `Policy.TRUSTED` (pickle allowed between authenticated workers) or
             `Policy.STRICT` (no pickle; only exposed or allowed functions).
         allow: under `STRICT`, patterns like `"shop.models:*"` of callable functions.
-        listen: addresses to listen at.  None: a private Unix socket, and with a secret
-            also TCP on every interface.
-        interface: the network interface whose addresses are published; None: all.
-        advertise: addresses that peers are told in place of those listened at: what a
-            NAT, a container's port mapping or a proxy leads here.  None: the real ones.
         rpc_timeout_s: limit of every call that is given none.
         rendezvous_timeout_s: how long to wait for the other workers at start.
-        connect_timeout_s: how long a connection may take, authentication included.
-        handshake_timeout_s: how long who connects to this worker may take to prove that
-            it belongs here, and to introduce itself.
-        heartbeat_s: after how long a silence a peer is asked for a sign of life.
-        lost_after_s: how long a peer may be silent, or without a connection, before it
-            is given up; at least twice `heartbeat_s`.  A process that is known to have
-            ended is given up at once, and one that is known to be busy, never.
-        watch: whether peers on other hosts can ask a small process beside this one
-            whether this one still runs: `"auto"`, it is started when the first of them
-            connects; `"on"`, at once; `"off"`, never.  For addresses of TCP only.
+        drain_timeout_s: how long shutdown waits for calls in flight.
         membership: `"dynamic"`: workers may join a group that runs, and its members
             tell each other who comes and goes; `"static"`: the set of names is that of
             the start, others are refused.
-        drain_timeout_s: how long shutdown waits for calls in flight.
         threads: how many plain functions may run at once; threads that wait in a
             nested call do not count.
-        on_loop_bytes_max: torch's elementwise functions and reductions run on the loop
-            itself if their tensors have at most so many bytes together; 0: never.
-        inbound_calls_max: calls accepted and unfinished, over all peers; more are
-            rejected.
-        inbound_bytes_max: bytes of the payloads of requests that arrive or are served,
-            over all peers, those of up to 8 KiB not counted; callers with more wait.
-        handshakes_max: connections that have not authenticated yet; with more, the
-            oldest of them is closed.
-        stream_items_max: items of a stream that its consumer has not taken yet.
-        stream_bytes_max: bytes of the same; one item may exceed it.
-        receive_pool_bytes: memory of received payloads kept, once nothing refers to
-            it, for payloads to come; 0 keeps none.
-        codecs: names of peers, or `"*"` for all others, and the codec of calls to
-            them that name none; see `CallOptions.codec`.
-        devices: the devices of this worker, such as `("cuda",)` or `("xla:0",)`: peers'
-            tensors may be put there, and it is an error if one is not there at start.
-            None: every one that this process has anyway, but for those of torch_xla.
-        device_maps: names of peers, or `"*"` for all others, and the device map of
-            calls to them that have none; see `CallOptions.device_map`.
-        takes_turns: whether plain functions, backward passes, optimizer steps and
-            copies from and to devices run one at a time, as torch_xla needs it.
-            None: if one of `devices` is an XLA device.
-        bulk_lanes: connections to a peer for payloads over 64 KiB, opened by the first
-            of them; 0: they share that of small messages.  None: 2 on TCP to
-            another host, else 1.
-        spin: whether the loop polls for an answer instead of sleeping, which saves 20
-            to 50 us a call and takes a core meanwhile: `"off"`; `"adaptive"`, only
-            while it pays; or the seconds to poll for after each write.
-        shared_memory_bytes: memory through which large payloads go to peers on this
-            host, copied once; as much again of each peer's may be mapped.  0 uses none.
-        references_max: values here that are referred to, by this worker or others; a
-            remote() beyond is rejected.
-        limits: what a peer may make this worker allocate for one message.
+        network: how it is reached, and reaches others.
+        liveness: when a peer counts as lost.
+        limits: how much it takes on, and how much memory it uses.
+        devices: which devices it has, and where tensors go.
     """
 
     secret: str | bytes | None = field(default=None, repr=False)
     tls: Tls | None = None
     policy: Policy = Policy.TRUSTED
     allow: tuple[str, ...] = ()
-    listen: tuple[str, ...] | None = None
-    interface: str | None = None
-    advertise: tuple[str, ...] | None = None
     rpc_timeout_s: float | None = None
     rendezvous_timeout_s: float = 60.0
-    connect_timeout_s: float = 10.0
-    handshake_timeout_s: float = 5.0
-    heartbeat_s: float = 2.0
-    lost_after_s: float = 10.0
-    watch: str = "auto"
-    membership: str = "dynamic"
     drain_timeout_s: float = 10.0
+    membership: str = "dynamic"
     threads: int = 16
-    on_loop_bytes_max: int = 16 << 10
-    inbound_calls_max: int = 100_000
-    inbound_bytes_max: int = 4 << 30
-    handshakes_max: int = 256
-    stream_items_max: int = 16
-    stream_bytes_max: int = 32 << 20
-    receive_pool_bytes: int = 512 << 20
-    codecs: Mapping[str, str] = field(default_factory=dict)
-    devices: tuple[str, ...] | None = None
-    device_maps: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
-    takes_turns: bool | None = None
-    bulk_lanes: int | None = None
-    spin: str | float = "adaptive"
-    shared_memory_bytes: int = 1 << 30
-    references_max: int = 1_000_000
-    limits: ReaderLimits = field(default_factory=ReaderLimits)
+    network: NetworkOptions = field(default_factory=NetworkOptions)
+    liveness: LivenessOptions = field(default_factory=LivenessOptions)
+    limits: LimitOptions = field(default_factory=LimitOptions)
+    devices: DeviceOptions = field(default_factory=DeviceOptions)
 
     def __post_init__(self) -> None:
         """Refuse what could never work.
 
         Raises:
-            UsageError: a number is out of its range; the message names it.
+            UsageError: a field is of another kind, or out of its range; the message
+                names it.
         """
-        for name, least in COUNTS.items():
-            check_count(f"Options.{name}", getattr(self, name), at_least=least)
-        for name, may_be_none in TIMES.items():
-            _check_time(f"Options.{name}", getattr(self, name), may_be_none=may_be_none)
-        check_seconds("Options.drain_timeout_s", self.drain_timeout_s, at_least=0)
-        _check_kinds(self)
         _check_secret(self.secret)
-        _check_lanes(self.bulk_lanes)
-        _check_watching(self.heartbeat_s, self.lost_after_s)
-        _check_spin(self.spin)
-        for name in ("listen", "advertise"):
-            for address in getattr(self, name) or ():
-                Address.parse(address, f"each of Options.{name}")
-        for peer in self.codecs:
-            self.compression_to(peer)
-        for peer in self.device_maps:
-            self.device_map_to(peer)
-        _ = self.device_names
-
-    def compression_to(self, peer: str) -> Compression | None:
-        """Return the codec of calls to a peer that name none."""
-        codec = self.codecs.get(peer, self.codecs.get("*", ""))
-        check_kind("each codec in Options.codecs", codec, str, "the name of a codec")
-        return compression_named(codec)
-
-    def device_map_to(self, peer: str) -> DeviceMap | None:
-        """Return the device map of calls to a peer that have none of their own."""
-        given = self.device_maps.get(peer, self.device_maps.get("*"))
-        if not given:
-            return None
-        what = f"the device map for {peer!r} in Options.device_maps"
-        check_kind(what, given, Mapping, "a mapping from devices to devices")
-        return DeviceMap.parse(given, what)
-
-    @property
-    def device_names(self) -> tuple[DeviceName, ...] | None:
-        """The devices of this worker; None: those that the process has."""
-        if self.devices is None:
-            return None
-        return tuple(map(DeviceName.parse, self.devices))
+        check_kind("Options.tls", self.tls, (Tls, NoneType), "a Tls or None")
+        check_kind("Options.policy", self.policy, Policy, "a Policy")
+        check_texts("Options.allow", self.allow)
+        if self.rpc_timeout_s is not None:
+            wanted = "a positive number of seconds, or None for no limit"
+            _check_time("Options.rpc_timeout_s", self.rpc_timeout_s, wanted)
+        _check_times(self, "rendezvous_timeout_s")
+        check_seconds("Options.drain_timeout_s", self.drain_timeout_s, at_least=0)
+        _check_word("Options.membership", self.membership, ("dynamic", "static"))
+        check_count("Options.threads", self.threads, at_least=1)
+        for name, kind in _GROUPS.items():
+            wanted = f"a {kind.__name__}"
+            check_kind(f"Options.{name}", getattr(self, name), kind, wanted)
 
     @property
     def secret_bytes(self) -> bytes | None:
@@ -309,29 +380,40 @@ class Options:
         return self
 
 
-def _check_time(name: str, value: Any, *, may_be_none: bool) -> None:
-    if value is None and may_be_none:
-        return
-    wanted = "a positive number of seconds"
+# Those of `LimitOptions` that may be 0: none of it.
+_MAY_BE_ZERO: Final = {"on_loop_bytes_max", "receive_pool_bytes", "shared_memory_bytes"}
+_TEXT_OR_NONE: Final = (str, NoneType)
+_GROUPS: Final = {
+    "network": NetworkOptions,
+    "liveness": LivenessOptions,
+    "limits": LimitOptions,
+    "devices": DeviceOptions,
+}
+
+
+def _check_times(options: object, *names: str) -> None:
+    """Raise UsageError unless these fields are times, and none of them is 0."""
+    for name in names:
+        what = f"{type(options).__name__}.{name}"
+        _check_time(what, getattr(options, name), "a positive number of seconds")
+
+
+def _check_time(name: str, value: Any, wanted: str) -> None:
     if not is_seconds(value) or not value > 0:
-        raise wrong(
-            name, f"{wanted}, or None for no limit" * may_be_none or wanted, value
-        )
+        raise wrong(name, wanted, value)
 
 
-def _check_kinds(options: Options) -> None:
-    """Raise UsageError unless what is no number is of its kind."""
-    for name, (kinds, wanted) in KINDS.items():
-        check_kind(f"Options.{name}", getattr(options, name), kinds, wanted)
-    for name, words in WORDS.items():
+def _check_texts(options: object, *names: str) -> None:
+    """Raise UsageError unless these fields are None, or hold strings."""
+    for name in names:
         value = getattr(options, name)
-        if not isinstance(value, str) or value not in words:
-            wanted = " or ".join(f'"{word}"' for word in words)
-            raise wrong(f"Options.{name}", wanted, value)
-    for name in ("allow", "listen", "advertise", "devices"):
-        value = getattr(options, name)
-        if value is not None or name == "allow":
-            check_texts(f"Options.{name}", value)
+        if value is not None:
+            check_texts(f"{type(options).__name__}.{name}", value)
+
+
+def _check_word(name: str, value: Any, words: Sequence[str]) -> None:
+    if not isinstance(value, str) or value not in words:
+        raise wrong(name, " or ".join(f'"{word}"' for word in words), value)
 
 
 def _check_secret(secret: Any) -> None:
@@ -361,7 +443,7 @@ def _check_spin(spin: Any) -> None:
         is_right = is_seconds(spin) and 0 <= spin <= SPIN_MAX_S
     if not is_right:
         raise wrong(
-            "Options.spin",
+            "NetworkOptions.spin",
             f'"off", "adaptive" or at most {SPIN_MAX_S:g} seconds (a loop that polls'
             " for longer only burns a core)",
             spin,
@@ -371,16 +453,7 @@ def _check_spin(spin: Any) -> None:
 def _check_lanes(count: Any) -> None:
     if count is not None and not (type(count) is int and 0 <= count <= LANES_MAX):
         raise wrong(
-            "Options.bulk_lanes",
+            "NetworkOptions.bulk_lanes",
             f"0 to {LANES_MAX}, or None to leave it to the transport",
             count,
-        )
-
-
-def _check_watching(heartbeat_s: float, lost_after_s: float) -> None:
-    if not lost_after_s >= 2 * heartbeat_s:
-        raise UsageError(
-            f"Options.lost_after_s must be at least twice Options.heartbeat_s, that is "
-            f"{2 * heartbeat_s:g}, not {lost_after_s!r}: a peer must have the time to "
-            "answer"
         )

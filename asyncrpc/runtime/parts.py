@@ -95,13 +95,14 @@ class Parts:
         self.identity = identity
         self.lifecycle = Lifecycle(identity.name)
         self.options = options
+        self.limits = options.limits
         self.counters = Counters()
         self.functions = FunctionTable(options.policy, options.allow)
         self.targets = Targets(
-            self.functions, may_run_on_loop=options.on_loop_bytes_max > 0
+            self.functions, may_run_on_loop=options.limits.on_loop_bytes_max > 0
         )
         self.calls = CallStarter(self.lifecycle, self.functions, options)
-        self.admission = CallAdmission(self.lifecycle, options.inbound_calls_max)
+        self.admission = CallAdmission(self.lifecycle, options.limits.inbound_calls_max)
         self.services = Services()
         self.references: References | None = None
         self.propagators: list[Propagator] = []
@@ -193,15 +194,15 @@ class Parts:
         self.spinner = (
             None
             if self.network is not None
-            else spinner_for(self.options.spin, loop, self.pool, self.host_pool)
+            else spinner_for(self.options.network.spin, loop, self.pool, self.host_pool)
         )
-        self.receive_pool = ReceivePool(loop, self.options.receive_pool_bytes)
+        self.receive_pool = ReceivePool(loop, self.limits.receive_pool_bytes)
         self.inbound_credit = InboundCredit(
-            self.name, loop, self.options.inbound_bytes_max, self.receive_pool
+            self.name, loop, self.limits.inbound_bytes_max, self.receive_pool
         )
         self.context = contextvars.Context()
         self.context.run(current_worker_var.set, current)
-        self.devices = Devices(self)
+        self.devices = Devices(self, self.options.devices.parsed_names)
         identity, tasks = self.identity, self.tasks
         peers = self.directory = self._make_directory()
         self.calls.open(self.tasks, self.directory)
@@ -229,7 +230,7 @@ class Parts:
     def _make_directory(self) -> Directory[Link]:
         settings = ConnectionSettings(
             self.secret_for_connections,
-            self.options.limits,
+            self.limits.message,
             self.receive_pool.make,
             self.random_bytes,
             self.spinner,
@@ -248,7 +249,7 @@ class Parts:
 
     def make_codec(self) -> None:
         """Make what turns values into bytes; all extensions are there."""
-        unpacked_bytes_max = self.options.limits.unpacked_bytes_max
+        unpacked_bytes_max = self.limits.message.unpacked_bytes_max
         limits = Limits(unpacked_bytes_max=unpacked_bytes_max)
         self.codec = Codec(self.functions, self.references, limits, self.devices)
         self.codec.shared = self.memory.regions
@@ -281,9 +282,9 @@ class Parts:
     def _make_pool(self) -> ThreadPool:
         """Return the threads for plain functions."""
         options = self.options
-        names = options.device_names or ()
+        names = options.devices.parsed_names or ()
         exclusive = [one for one in names if backend_of(one.type).is_exclusive]
-        takes_turns = options.takes_turns
+        takes_turns = options.devices.takes_turns
         if takes_turns is None:
             takes_turns = bool(exclusive)
         turning = DeviceLockHooks(exclusive)
@@ -292,7 +293,7 @@ class Parts:
             options.threads,
             self.loop,
             # Of more than those: a turn that is asked for is one at all devices.
-            turn=DeviceLock(() if options.takes_turns else exclusive)
+            turn=DeviceLock(() if options.devices.takes_turns else exclusive)
             if takes_turns
             else None,
             begin=turning.begin if exclusive else None,
@@ -309,7 +310,7 @@ class Parts:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Return the addresses at which others can reach this worker."""
-        return self.options.advertise or self.listening
+        return self.options.network.advertise or self.listening
 
     @property
     def listening(self) -> tuple[str, ...]:
@@ -325,7 +326,7 @@ class Parts:
         if self.network is not None:
             where: Sequence[str] = (f"{self.network.scheme}://{self.name}",)
         else:
-            where = self.options.listen or self._default_addresses()
+            where = self.options.network.listen or self._default_addresses()
         for text in where:
             address = Address.parse(text)
             check_listen_address(address, is_guarded=self.options.is_guarded)

@@ -69,7 +69,7 @@ def spinner_for(
     pool: ThreadPool,
     host_pool: ThreadPool,
 ) -> Spinner | None:
-    """Return what polls as `Options.spin` says, or None."""
+    """Return what polls as `NetworkOptions.spin` says, or None."""
     if spin in {"off", 0} or os.cpu_count() == 1:
         return None  # on a single core the peer could not answer while we poll
     if spin == "adaptive":

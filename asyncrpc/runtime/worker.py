@@ -161,7 +161,7 @@ class Worker:
         self,
         *,
         graceful: bool = False,
-        timeout: float | None = None,  # noqa: ASYNC109  (torch's name)
+        timeout_s: float | None = None,
         drain_timeout_s: float | None = None,
     ) -> None:
         """End this worker, alone or together with the group.  Idempotent.
@@ -180,7 +180,7 @@ class Worker:
 
         Args:
             graceful: end together with the group.
-            timeout: seconds to wait for the group, calls in flight included; None: no
+            timeout_s: seconds to wait for the group, calls in flight included; None: no
                 limit for the others to come.
             drain_timeout_s: seconds that calls in flight have: of this worker if it
                 ends alone, of the group from when all have come.  None:
@@ -189,14 +189,14 @@ class Worker:
         Raises:
             UsageError: an argument is of another kind, or this is not the worker's
                 event loop.
-            TimeoutError: `timeout` passed; the message names those who had not come, or
-                had calls in flight.  The worker has ended anyway.
+            TimeoutError: `timeout_s` passed; the message names those who had not come,
+                or had calls in flight.  The worker has ended anyway.
 
         Cancellation:
             The worker is ended without waiting any longer, then it is passed on.
         """
         check_flag("graceful", graceful)
-        check_timeout("timeout", timeout)
+        check_timeout("timeout_s", timeout_s)
         check_timeout("drain_timeout_s", drain_timeout_s)
         lifecycle = self.parts.lifecycle
         if not lifecycle.is_running and not lifecycle.is_draining:
@@ -207,7 +207,7 @@ class Worker:
         outcome, ending = None, self.parts.graceful_shutdown
         try:
             if graceful and ending.has_group and lifecycle.is_running:
-                outcome = await ending.wait(timeout, drain_timeout_s)
+                outcome = await ending.wait(timeout_s, drain_timeout_s)
                 drain_timeout_s = min(drain_timeout_s, outcome.left_s)
         except BaseException:
             drain_timeout_s = 0.0
@@ -217,7 +217,7 @@ class Worker:
                 current_worker_var.set(None)
             await self._teardown.run(drain_timeout_s)
         if outcome is not None:
-            report(self.name, outcome, timeout)
+            report(self.name, outcome, timeout_s)
 
     def end_in_child(self) -> None:
         """Become unusable: this process was forked from the worker's own."""
@@ -309,7 +309,7 @@ class Worker:
 
         Args:
             name: of the worker.
-            timeout_s: seconds to ask for; None: `Options.connect_timeout_s`.
+            timeout_s: seconds to ask for; None: `NetworkOptions.connect_timeout_s`.
 
         Raises:
             UnknownWorkerError: none of three members that were asked knows it, or it
@@ -325,7 +325,7 @@ class Worker:
         self.parts.lifecycle.check_on_loop("Worker.find")
         check_text("name", name, at_most=NAME_CHARACTERS_MAX)
         if timeout_s is None:
-            timeout_s = self.options.connect_timeout_s
+            timeout_s = self.options.network.connect_timeout_s
         check_seconds("timeout_s", timeout_s, at_least=0)
         await self.parts.membership.find(name, timeout_s)
         return self.peer(name)
@@ -382,7 +382,7 @@ class Worker:
         until this tensor and what every peer made of it are dead.
 
         A tensor of at most 64 KiB, or one for which there is no room within
-        `Options.shared_memory_bytes`, is a plain one.
+        `LimitOptions.shared_memory_bytes`, is a plain one.
 
         Args:
             *shape: sizes, or one sequence of them.
@@ -404,7 +404,7 @@ class Worker:
 
     # --- the group -------------------------------------------------------------------
 
-    async def barrier(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+    async def barrier(self, timeout_s: float | None = None) -> None:
         """Wait until every worker of the group has come here.
 
         Barriers are numbered by how often a worker has come to one; all must do so the
@@ -416,10 +416,10 @@ class Worker:
         live.
 
         Args:
-            timeout: seconds to wait; None: no limit.
+            timeout_s: seconds to wait; None: no limit.
 
         Raises:
-            BarrierTimeoutError: `timeout` passed here; `missing` names who did not
+            BarrierTimeoutError: `timeout_s` passed here; `missing` names who did not
                 come.  It is a TimeoutError.
             BarrierBrokenError: another worker gave this barrier up.
             WorkerLostError: a worker is gone; so it is at every later barrier.
@@ -429,16 +429,16 @@ class Worker:
             The others are told, and their barrier fails too.
         """
         self.parts.lifecycle.check_on_loop("Worker.barrier")
-        if timeout is not None:
-            check_seconds("timeout", timeout, at_least=0)
-        await self.parts.barriers.wait(timeout)
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s, at_least=0)
+        await self.parts.barriers.wait(timeout_s)
 
     async def rendezvous(
         self,
         tag: str,
         payload: bytes = b"",
         replicas: Sequence[int] | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109  (as `barrier`)
+        timeout_s: float | None = None,
     ) -> list[bytes]:
         """Wait until all members have come here, and return the payloads of all.
 
@@ -461,7 +461,7 @@ class Worker:
                 number of members if that is less.
             replicas: ranks of the members; None: every rank of the group.  All members
                 pass the same ones in the same order.
-            timeout: seconds to wait; None: no limit.
+            timeout_s: seconds to wait; None: no limit.
 
         Returns:
             The payload of each member, in the order of `replicas`, or of their ranks.
@@ -471,7 +471,7 @@ class Worker:
                 `replicas` is none of them, or in it twice; this worker is not in it.
                 Then it has not come.  Or the payload is too long: that fails it for
                 all.
-            BarrierTimeoutError: `timeout` passed here; `missing` names who did not
+            BarrierTimeoutError: `timeout_s` passed here; `missing` names who did not
                 come.  It is a TimeoutError.
             BarrierBrokenError: another member gave it up; or two members wait for each
                 other in two rendezvous, because one passed other replicas.
@@ -493,9 +493,9 @@ class Worker:
         check_kind("payload", payload, bytes, "bytes")
         if replicas is not None:
             check_kind("replicas", replicas, Sequence, "ranks in a list, or None")
-        if timeout is not None:
-            check_seconds("timeout", timeout, at_least=0)
-        return await self.parts.meetings.meet(tag, payload, replicas, timeout)
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s, at_least=0)
+        return await self.parts.meetings.meet(tag, payload, replicas, timeout_s)
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled.

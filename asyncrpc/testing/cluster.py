@@ -209,7 +209,9 @@ def _for_tcp(options: Options) -> Options:
     return replace(
         options,
         secret=options.secret or _SECRET,
-        listen=options.listen or ("tcp://127.0.0.1:0",),
+        network=replace(
+            options.network, listen=options.network.listen or ("tcp://127.0.0.1:0",)
+        ),
     )
 
 
@@ -359,7 +361,10 @@ class ProcessCluster:
         where = "tcp://127.0.0.1:0" if self._transport == "tcp" else f"uds://{folder}"
         if self._transport == "uds":
             where += f"/{name}"
-        options = replace(options, listen=options.listen or (where,))
+        options = replace(
+            options,
+            network=replace(options.network, listen=options.network.listen or (where,)),
+        )
         return name, rank, len(self.names) + 1, f"file://{folder}/store", options
 
     @asynccontextmanager

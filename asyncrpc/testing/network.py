@@ -88,10 +88,10 @@ class HostLink:
         self._stop_timer()
         self._block_until(self._network.loop.time())
 
-    def clog(self, seconds: float) -> None:
+    def clog(self, duration_s: float) -> None:
         """Hold everything back for a while."""
-        self._note(f"clog {seconds:g} s")
-        self._block_until(self._network.loop.time() + seconds)
+        self._note(f"clog {duration_s:g} s")
+        self._block_until(self._network.loop.time() + duration_s)
 
     def drop_connections(self) -> None:
         """Break every connection, at both ends."""

@@ -8,8 +8,8 @@ the frames that pass, so that a cut can be put between two frames or inside one:
         ...                       # a worker dials proxy.address, and works
         await cut.happened.wait()
 
-Give the worker behind it `Options(advertise=(proxy.address,))`, for otherwise it tells
-its peers where it listens itself.
+Give the worker behind it `NetworkOptions(advertise=(proxy.address,))`, for otherwise it
+tells its peers where it listens itself.
 
 A proxy runs on the loop it is entered on.  One that shall see a worker stop or die runs
 in another process than that worker.  Bytes under TLS have no frames that it could see:
@@ -280,14 +280,14 @@ class Proxy:
         """End a partition; what was held back goes first."""
         self._is_open.set()
 
-    def delay(self, seconds: float) -> None:
+    def delay(self, delay_s: float) -> None:
         """Deliver everything so many seconds later than it came; 0 ends it.
 
         Raises:
-            UsageError: `seconds` is no finite number of seconds.
+            UsageError: `delay_s` is no finite number of seconds.
         """
-        check_duration("seconds", seconds)
-        self._delay_s = seconds
+        check_duration("delay_s", delay_s)
+        self._delay_s = delay_s
 
     def throttle(self, bytes_per_s: float | None) -> None:
         """Let so many bytes through each second, per connection; None: all of them.

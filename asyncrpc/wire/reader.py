@@ -6,7 +6,7 @@ way the reader asks for exactly the bytes that the next frame needs, so that non
 payload strays into the scratch buffer; otherwise it takes what comes, which costs one
 read for many small messages.
 
-Sans-IO: no socket, no torch.  Every length is checked against `ReaderLimits` before a
+Sans-IO: no socket, no torch.  Every length is checked against `MessageLimits` before a
 byte is allocated for it.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from asyncrpc.errors import FrameTooLargeError, MalformedError, VersionMismatchError
@@ -29,6 +28,7 @@ from asyncrpc.wire.frames import (
     Flags,
     FrameKind,
 )
+from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.placed import ENTRY_BYTES, Places, check_body, read_table
 from asyncrpc.wire.transfers import Arrivals, Opening
 
@@ -54,25 +54,6 @@ _MAY_DEFER: Final = frozenset(
         FrameKind.NOTICE,
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderLimits:
-    """What a peer may ask us to allocate.
-
-    Attributes:
-        control_bytes_max: of one control part; it holds structure, not tensors.
-        payload_bytes_max: of all buffers of one message.
-        buffers_max: of one message.
-        transfers_max: deferred payloads on their way at the same time.
-        unpacked_bytes_max: what a payload sent with a codec may become.
-    """
-
-    control_bytes_max: int = 64 << 20
-    payload_bytes_max: int = 1 << 40
-    buffers_max: int = 1 << 20
-    transfers_max: int = 4096
-    unpacked_bytes_max: int = 16 << 30
 
 
 # For buffers that come beside others: none of them is the only one of its message.
@@ -141,7 +122,7 @@ class FrameReader:
         self,
         sink: MessageSink,
         allocate: Allocate,
-        limits: ReaderLimits | None = None,
+        limits: MessageLimits | None = None,
     ) -> None:
         """Make a reader.
 
@@ -157,7 +138,7 @@ class FrameReader:
         self.unreadable: Callable[[str], bytes] | None = None
         self.is_exact = False
         self._allocate = allocate
-        self._limits = limits or ReaderLimits()
+        self._limits = limits or MessageLimits()
         self._control_bytes_max = self._limits.control_bytes_max
         self._scratch = _scratch(SCRATCH_BYTES)
         self._view = memoryview(self._scratch)

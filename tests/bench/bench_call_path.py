@@ -128,7 +128,9 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=3, help="of each kind")
     parser.add_argument("--calls", type=int, default=3000, help="per start and kind")
     parser.add_argument("--cores", choices=("apart", "same", "free"), default="apart")
-    parser.add_argument("--spin", default="", help="Options.spin; empty: the default")
+    parser.add_argument(
+        "--spin", default="", help="NetworkOptions.spin; empty: the default"
+    )
     parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
     arguments = ["--calls", str(options.calls), "--cores", options.cores]

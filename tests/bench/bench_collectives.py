@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from asyncrpc import Group, Options, Worker
+from asyncrpc import Group, LimitOptions, NetworkOptions, Options, Worker
 from asyncrpc.clock import now_s
 from asyncrpc.collectives import messages
 from asyncrpc.multiprocessing import launch
@@ -127,8 +127,8 @@ async def ring_beside_tree(
 ) -> dict[str, Times]:
     """Return the times of every row by either schedule."""
     options = Options(
-        shared_memory_bytes=0,
-        listen=("tcp://127.0.0.1:0",),
+        limits=LimitOptions(shared_memory_bytes=0),
+        network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
         secret="of a benchmark",  # which TCP needs
     )
     found = {}

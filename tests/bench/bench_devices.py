@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import asyncrpc
-from asyncrpc import Options
+from asyncrpc import DeviceOptions, Options
 from asyncrpc.testing import ProcessCluster
 from tests.bench.harness import WARM_UPS, Budget, measure_async
 from tests.integration.devices.accelerators import TYPE, Hands, set_up
@@ -72,7 +72,9 @@ async def longest_gap_s(work: Callable[[], Awaitable[Any]]) -> float:
 
 async def main() -> None:
     set_up()
-    options = Options(devices=("xla",)) if TYPE == "xla" else Options()
+    options = (
+        Options(devices=DeviceOptions(names=("xla",))) if TYPE == "xla" else Options()
+    )
     print(f"{TYPE}, torch {torch.__version__}; medians")
     print("".join(f"{name:>12}" for name in COLUMNS))
     async with ProcessCluster(["b"], options=options) as worker:

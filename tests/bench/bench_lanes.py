@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 import asyncrpc
-from asyncrpc import Options, Worker
+from asyncrpc import LimitOptions, NetworkOptions, Options, Worker
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
 from tests.bench.harness import Budget, gb_per_second, measure_async, p50_p99_us
@@ -62,7 +62,10 @@ def swap(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.asynccontextmanager
 async def pair(transport: Wires, lanes: int | None) -> AsyncIterator[Worker]:
-    options = Options(bulk_lanes=lanes, shared_memory_bytes=0)
+    options = Options(
+        network=NetworkOptions(bulk_lanes=lanes),
+        limits=LimitOptions(shared_memory_bytes=0),
+    )
     if transport == "mem":
         async with Cluster(2, options=options) as (worker, _):
             yield worker

@@ -3,7 +3,7 @@
 Most of a small call's time goes to waking a core that sleeps (`bench_call_path`).  A
 loop that polls does not sleep; but it burns a core, and where there are fewer cores
 than threads it takes that core from somebody.  One column per setting of
-`Options.spin`.
+`NetworkOptions.spin`.
 
     $ make bench ONLY=spin
     $ python -m tests.bench.bench_spin --spin off adaptive 0.0002 --starts 3

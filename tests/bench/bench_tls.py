@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 import asyncrpc
-from asyncrpc import Options, Tls, Worker
+from asyncrpc import LimitOptions, NetworkOptions, Options, Tls, Worker
 from tests.bench.harness import (
     WARM_UPS,
     Budget,
@@ -39,7 +39,11 @@ from tests.certificates import Authority
 BULK_MIB = 16
 BUDGET = Budget(2.0)
 SECRET = "of this measurement"
-TCP = Options(secret=SECRET, listen=("tcp://127.0.0.1:0",), shared_memory_bytes=0)
+TCP = Options(
+    secret=SECRET,
+    network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
+    limits=LimitOptions(shared_memory_bytes=0),
+)
 
 
 class Figures(NamedTuple):
@@ -65,7 +69,12 @@ def options_for(certificate: str, ca: str) -> Options:
     if not certificate:
         return TCP
     tls = Tls(certificate=certificate, ca=ca)
-    return Options(secret=SECRET, listen=TCP.listen, shared_memory_bytes=0, tls=tls)
+    return Options(
+        secret=SECRET,
+        network=NetworkOptions(listen=TCP.network.listen),
+        limits=LimitOptions(shared_memory_bytes=0),
+        tls=tls,
+    )
 
 
 async def serve(certificate: str, ca: str) -> None:

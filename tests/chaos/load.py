@@ -14,19 +14,16 @@ from typing import Any, Final, TypeAlias
 import torch
 
 import asyncrpc
-from asyncrpc import (
-    AsyncRpcError,
+from asyncrpc import AsyncRpcError, CallError, Outcome, WorkerLostError
+from asyncrpc.errors import (
     BackwardFailedError,
-    CallError,
     GroupChangedError,
     InvalidContextError,
-    Outcome,
     ProtocolError,
     RankLostError,
     RRefDeletedError,
     RRefError,
     TransportError,
-    WorkerLostError,
 )
 from tests.chaos.called import (
     ChaosWorker,

@@ -16,18 +16,20 @@ import torch
 import asyncrpc
 from asyncrpc import (
     DeadlineExceededError,
-    DecodeError,
-    EncodeError,
-    NoGradientPathError,
     Outcome,
-    OutMismatchError,
     Peer,
     RejectedError,
     RemoteError,
     RRef,
+    UsageError,
+)
+from asyncrpc.errors import (
+    DecodeError,
+    EncodeError,
+    NoGradientPathError,
+    OutMismatchError,
     RRefDeletedError,
     UnknownWorkerError,
-    UsageError,
 )
 from tests.chaos import wrongs
 from tests.chaos.called import Counter, count_to, double, keep, run, sleep

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from asyncrpc import Options
+from asyncrpc import LivenessOptions, NetworkOptions
 from asyncrpc.testing.leaks import child_processes
 from tests.chaos.faults import Chaos
 from tests.chaos.fleet import ERRORS, Fleet, Given
@@ -23,7 +23,7 @@ from tests.chaos.wires import Namespaces, Proxies, Wires
 
 LOST_AFTER_S: Final = 6.0
 # A peer may have been silent for a heartbeat before a fault begins.
-SILENCE_S: Final = LOST_AFTER_S - Options().heartbeat_s
+SILENCE_S: Final = LOST_AFTER_S - LivenessOptions().heartbeat_s
 WARM_UP_S: Final = 2.0
 REST_S: Final = (
     4.0  # after the last call: what is late comes, what is free is given back
@@ -67,7 +67,7 @@ async def _go(given: Given, room: Path) -> Report:
     """Run it; all that the workers put into a temporary directory is in `room`."""
     before, begun_s = left_behind(room), now_s()
     verdict = Verdict()
-    history = History(silence_s=SILENCE_S, dial_s=Options().connect_timeout_s)
+    history = History(silence_s=SILENCE_S, dial_s=NetworkOptions().connect_timeout_s)
     async with (
         await choose(given.wires, NAMES[: given.workers]) as wires,
         Fleet(wires, given, room, history, OPTIONS) as fleet,

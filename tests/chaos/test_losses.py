@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrpc import (
-    DecodeError,
-    EncodeError,
-    Outcome,
-    OwnerLostError,
-    RejectedError,
-    WorkerLostError,
-)
+from asyncrpc import Outcome, OwnerLostError, RejectedError, WorkerLostError
+from asyncrpc.errors import DecodeError, EncodeError
 from tests.chaos.history import History
 from tests.chaos.load import Wanted, end_of
 from tests.chaos.log import Call, End, Loss, Story, read_all

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from asyncrpc import Options, Policy
+from asyncrpc import LivenessOptions, NetworkOptions, Options, Policy
 from asyncrpc.runtime.loops import run as run_on_loop
 from asyncrpc.testing import all_end
 from asyncrpc.testing.leaks import open_descriptors
@@ -112,11 +112,14 @@ async def main(seat: Seat) -> None:
     folder = Path(seat.folder)
     options = Options(
         secret=seat.secret,
-        listen=(seat.listen,),
-        advertise=(seat.advertise,) if seat.advertise else None,
+        network=NetworkOptions(
+            listen=(seat.listen,),
+            advertise=(seat.advertise,) if seat.advertise else None,
+        ),
         policy=Policy.STRICT if seat.name in seat.strict else Policy.TRUSTED,
         allow=ALLOWED,
-        **seat.options,
+        drain_timeout_s=seat.options["drain_timeout_s"],
+        liveness=LivenessOptions(lost_after_s=seat.options["lost_after_s"]),
     )
     ran, told = (Log(folder, kind, seat.name) for kind in (RAN, TOLD))
     worker = ChaosWorker(seat.name, ran, told, rendezvous=seat.where, options=options)

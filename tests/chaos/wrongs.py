@@ -15,7 +15,8 @@ from typing import Any, Final
 import torch
 
 import asyncrpc
-from asyncrpc import CollectiveError, Group
+from asyncrpc import Group
+from asyncrpc.errors import CollectiveError
 from tests.chaos.called import begin, worker_here
 
 TOO_LONG: Final = (64 << 20) + 1  # characters: more than a message's control part holds

@@ -14,9 +14,15 @@ from asyncrpc import errors
 from asyncrpc.autograd import contexts
 from asyncrpc.runtime import threads
 from asyncrpc.runtime.calls import function_names, heads
-from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.options import (
+    DeviceOptions,
+    LimitOptions,
+    LivenessOptions,
+    NetworkOptions,
+    Options,
+)
 from asyncrpc.serde import exceptions, kinds
-from asyncrpc.serde.policy import Limits
+from asyncrpc.serde.policy import Limits, Policy
 from asyncrpc.transport import uds
 from asyncrpc.wire.frames import (
     CHUNK_BYTES,
@@ -24,11 +30,19 @@ from asyncrpc.wire.frames import (
     INLINE_BYTES_MAX,
     FrameKind,
 )
+from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
-from asyncrpc.wire.reader import ReaderLimits
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = DOCS / "reference"
+OPTIONS = [
+    Options,
+    NetworkOptions,
+    LivenessOptions,
+    LimitOptions,
+    DeviceOptions,
+    MessageLimits,
+]
 
 
 def rows(page: str, heading: str = "") -> list[list[str]]:
@@ -79,20 +93,25 @@ def test_errors_are_indented_below_their_bases() -> None:
         above.append(name)
 
 
-@pytest.mark.parametrize(
-    ("record", "heading"), [(Options, "Options"), (ReaderLimits, "One message")]
-)
-def test_every_option_is_listed_with_its_default(record: type, heading: str) -> None:
-    listed = {row[0]: row[1].strip("`") for row in rows("limits.md", heading)}
+@pytest.mark.parametrize("record", OPTIONS)
+def test_every_option_is_listed_with_its_default(record: type) -> None:
     made = record()
     assert dataclasses.is_dataclass(made)
-    for field in dataclasses.fields(made):
-        default = getattr(made, field.name)
-        text = listed[f"`{field.name}`"]
-        if text.startswith(("Policy.", "ReaderLimits")):
-            assert text.split(".")[0].rstrip("()") == type(default).__name__
-            continue
-        assert eval(text, {}) == default, field.name  # noqa: S307  our own page
+    listed = {
+        row[0].strip("`"): row[1].strip("`")
+        for row in rows("limits.md", record.__name__)
+        if row[0].startswith("`")
+    }
+    names = [field.name for field in dataclasses.fields(made)]
+    assert list(listed) == names
+    for name in names:
+        default = getattr(made, name)
+        if dataclasses.is_dataclass(default):
+            assert listed[name] == f"{type(default).__name__}()"
+        elif isinstance(default, Policy):
+            assert listed[name] == str(default)
+        else:
+            assert eval(listed[name], {}) == default, name  # noqa: S307  our own page
 
 
 def test_every_kind_of_frame_has_its_number() -> None:

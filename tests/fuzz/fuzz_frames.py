@@ -22,12 +22,13 @@ from asyncrpc.wire.frames import (
     data_prefix,
     prefix,
 )
+from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.placed import BufferRow, placed_prefix
-from asyncrpc.wire.reader import SCRATCH_BYTES, FrameReader, ReaderLimits
+from asyncrpc.wire.reader import SCRATCH_BYTES, FrameReader
 from asyncrpc.wire.transfers import Arrivals
 from tests.fuzz.choices import Choices
 
-LIMITS = ReaderLimits(
+LIMITS = MessageLimits(
     control_bytes_max=1 << 12,
     payload_bytes_max=INLINE_BYTES_MAX + (4 << 10),
     buffers_max=64,

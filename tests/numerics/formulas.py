@@ -97,7 +97,7 @@ async def gradients_here(context_id: Sequence[int]) -> list[torch.Tensor | None]
     service: Any = asyncrpc.current_worker().parts.service("autograd")
     try:
         found = await service.gathered(service.context_of(context_id).id)
-    except asyncrpc.InvalidContextError:
+    except asyncrpc.errors.InvalidContextError:
         return []
     return [found.get(one) for one in here()]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asyncrpc import Options, RRef, Worker
+from asyncrpc import LivenessOptions, NetworkOptions, Options, RRef, Worker
 from asyncrpc.autograd import backward, context
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim import DistributedOptimizer
@@ -62,7 +62,10 @@ async def group_of(
     network: Network | None = None,
 ) -> AsyncIterator[Group]:
     # Some networks here are slower than any that a worker would put up with.
-    patient = Options(connect_timeout_s=120, handshake_timeout_s=120, lost_after_s=120)
+    patient = Options(
+        network=NetworkOptions(connect_timeout_s=120, handshake_timeout_s=120),
+        liveness=LivenessOptions(lost_after_s=120),
+    )
     options = patient if network else None
     async with Cluster(3, network=network or "mem", options=options) as workers:
         with acting_as(workers[0]):

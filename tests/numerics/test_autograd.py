@@ -211,7 +211,7 @@ async def test_a_graph_that_was_not_kept_cannot_be_used_again(trio: Trio) -> Non
         loss = (await a.peer("b").call(formulas.combine, x, x, 0)).sum()
         await autograd.backward(context, [loss])
         before = await gathered(a, context)
-        with pytest.raises(asyncrpc.BackwardFailedError, match="second time"):
+        with pytest.raises(asyncrpc.errors.BackwardFailedError, match="second time"):
             await autograd.backward(context, [loss])
         after = await gathered(a, context)
         assert_same(after["b"], before["b"])
@@ -298,7 +298,7 @@ async def test_a_node_that_fails_undoes_the_pass_everywhere_and_names_its_worker
         before = {**(await gathered(a, context)), "x": autograd.get_gradients(context)}
         bad = await a.peer("b").call(formulas.failing, good)
         with pytest.raises(
-            asyncrpc.BackwardFailedError, match="cannot go backward"
+            asyncrpc.errors.BackwardFailedError, match="cannot go backward"
         ) as e:
             await autograd.backward(
                 context, [bad.sum() + good.sum()], retain_graph=True
@@ -359,9 +359,9 @@ async def test_contexts_end_on_every_worker_that_they_reached(trio: Trio) -> Non
     async with asyncio.timeout(30):
         while any(one.open_contexts for one in services):  # noqa: ASYNC110  (nothing tells)
             await asyncio.sleep(0)
-    with pytest.raises(asyncrpc.InvalidContextError, match="ended"):
+    with pytest.raises(asyncrpc.errors.InvalidContextError, match="ended"):
         autograd.get_gradients(context)
-    with pytest.raises(asyncrpc.InvalidContextError):
+    with pytest.raises(asyncrpc.errors.InvalidContextError):
         await autograd.backward(context, [y.sum()])
 
 
@@ -369,13 +369,13 @@ async def test_outside_of_a_context_results_need_no_gradient(trio: Trio) -> None
     a, _, _ = trio
     y = await a.peer("b").call(formulas.combine, leaf(), leaf(1), 0)
     assert y.grad_fn is None
-    with pytest.raises(asyncrpc.InvalidContextError):
+    with pytest.raises(asyncrpc.errors.InvalidContextError):
         autograd.current_context()
 
 
 async def test_roots_without_a_gradient_are_refused(trio: Trio) -> None:
     async with autograd.context() as context:
-        with pytest.raises(asyncrpc.NoGradientPathError):
+        with pytest.raises(asyncrpc.errors.NoGradientPathError):
             await autograd.backward(context, [torch.ones(())])
         with pytest.raises(asyncrpc.UsageError, match="at least one root"):
             await autograd.backward(context, [])
@@ -387,6 +387,6 @@ async def test_a_worker_lost_in_mid_pass_fails_it(trio: Trio) -> None:
     async with autograd.context() as context:
         y = await a.peer("b").call(formulas.combine, x, x, 0)
         await b.shutdown(drain_timeout_s=0)
-        with pytest.raises(asyncrpc.AutogradError):
+        with pytest.raises(asyncrpc.errors.AutogradError):
             await autograd.backward(context, [y.sum()])
         assert autograd.get_gradients(context) == {}

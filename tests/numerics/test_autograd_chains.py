@@ -202,7 +202,7 @@ async def test_a_graph_that_was_not_kept_is_freed_where_a_pass_went_twice() -> N
         (y,) = await round_trip(keepers, leaf())
         await backward(ctx, y.sum())
         before = (await ask(keepers["b"], "report")).gradients
-        with pytest.raises(asyncrpc.BackwardFailedError, match="second time"):
+        with pytest.raises(asyncrpc.errors.BackwardFailedError, match="second time"):
             await backward(ctx, y.sum())
         after = (await ask(keepers["b"], "report")).gradients
     torch.testing.assert_close(after, before, rtol=0, atol=0)

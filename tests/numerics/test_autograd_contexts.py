@@ -145,10 +145,10 @@ async def test_leaving_the_context_fails_its_passes() -> None:
                 root = await through_a_gate(keepers, leaf())
                 running = asyncio.create_task(backward(ctx, root))
                 await gate.reached.wait()
-            with pytest.raises(asyncrpc.AutogradError, match="left"):
+            with pytest.raises(asyncrpc.errors.AutogradError, match="left"):
                 await running
             await all_released(workers)
-        with pytest.raises(asyncrpc.InvalidContextError, match="ended"):
+        with pytest.raises(asyncrpc.errors.InvalidContextError, match="ended"):
             await backward(ctx, root)
 
 
@@ -251,7 +251,7 @@ async def test_a_function_may_open_a_context_inside_its_callers() -> None:
             inner, gradient = await a.peer("b").call(there, "times", keepers["c"])
             assert inner != tuple(ctx.id)
             assert current_context() is ctx
-            with pytest.raises(asyncrpc.InvalidContextError, match="not open"):
+            with pytest.raises(asyncrpc.errors.InvalidContextError, match="not open"):
                 get_gradients(a_context(a, inner))
         x = leaf()
         (wanted,) = torch.autograd.grad(Keeper(2).times(x).sum(), x)
@@ -269,7 +269,9 @@ async def test_what_came_in_another_context_is_refused_with_a_reason() -> None:
         y = await ask(keepers["b"], "times", leaf())
         async with context() as inner:
             z = await ask(keepers["b"], "times", y)
-            with pytest.raises(asyncrpc.BackwardFailedError, match="another context"):
+            with pytest.raises(
+                asyncrpc.errors.BackwardFailedError, match="another context"
+            ):
                 await backward(inner, z.sum())
 
 

@@ -66,7 +66,7 @@ class TestDelays:
             running = asyncio.create_task(backward(ctx, z.sum(), retain_graph=True))
             await asyncio.sleep(0.5)
             network.crash("c")
-            with pytest.raises(asyncrpc.BackwardFailedError) as caught:
+            with pytest.raises(asyncrpc.errors.BackwardFailedError) as caught:
                 await running
             assert caught.value.worker == "c"
             assert isinstance(caught.value.__cause__, asyncrpc.WorkerLostError)

@@ -62,7 +62,7 @@ async def test_a_node_that_fails_changes_nothing_anywhere(
         before = await reports(keepers, ctx, x)
         given = x if needs_gradient or where == "a" else x.detach()
         bad = await failing_on(keepers, where, given, error)
-        with pytest.raises(asyncrpc.BackwardFailedError) as caught:
+        with pytest.raises(asyncrpc.errors.BackwardFailedError) as caught:
             await backward(ctx, [bad, good], retain_graph=True)
         assert caught.value.worker == where
         assert type(error).__name__ in str(caught.value)
@@ -84,7 +84,7 @@ async def test_the_first_node_may_fail_too(error: Exception) -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
         y = await ask(keepers["b"], "times", x)
-        with pytest.raises(asyncrpc.BackwardFailedError) as caught:
+        with pytest.raises(asyncrpc.errors.BackwardFailedError) as caught:
             await backward(ctx, failing(y.sum(), error))
         assert caught.value.worker == "a"
         assert caught.value.__cause__ is error
@@ -122,7 +122,7 @@ async def test_a_worker_that_ends_while_it_runs_is_named() -> None:
             running = asyncio.create_task(backward(ctx, y.sum(), retain_graph=True))
             await gate.reached.wait()
             lost = asyncio.create_task(workers[2].shutdown(drain_timeout_s=0))
-            with pytest.raises(asyncrpc.BackwardFailedError) as caught:
+            with pytest.raises(asyncrpc.errors.BackwardFailedError) as caught:
                 await running
             gate.let_go()
             await lost
@@ -139,7 +139,7 @@ async def test_nobody_takes_part_when_a_worker_that_must_is_gone() -> None:
         y = await ask(keepers["b"], "times", x)
         z = await ask(keepers["c"], "times", x)
         await workers[2].shutdown(drain_timeout_s=0)
-        with pytest.raises(asyncrpc.AutogradError):
+        with pytest.raises(asyncrpc.errors.AutogradError):
             await backward(ctx, (y + z).sum(), retain_graph=True)
         await backward(ctx, y.sum())
         assert (await ask(keepers["b"], "report")).gradients[0] is not None
@@ -161,7 +161,7 @@ async def test_a_worker_asks_how_a_pass_has_ended_if_nobody_can_tell_it(
         else:
             await ask(keepers["b"], "relay", keepers["c"], "report")
             z = await ask(keepers["a"], "failing", x, ValueError("no"))
-            with pytest.raises(asyncrpc.BackwardFailedError):
+            with pytest.raises(asyncrpc.errors.BackwardFailedError):
                 await backward(ctx, [y.sum(), z.sum()], retain_graph=True)
         passes: Any = c.parts.service("autograd").state(ctx.id).passes  # type: ignore[attr-defined]
         await b.shutdown(drain_timeout_s=0)
@@ -206,7 +206,7 @@ async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
         ids = ids_of(ctx, workers[0])
         link.notify("autograd", "abort", ids)
         late = link.request_service("autograd", "advance", advance(ids, key))
-        with pytest.raises(asyncrpc.AutogradError, match="aborted"):
+        with pytest.raises(asyncrpc.errors.AutogradError, match="aborted"):
             await late
         async with asyncio.timeout(30):
             await ask(keepers["b"], "report")  # which waits for passes to end

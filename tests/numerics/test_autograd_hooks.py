@@ -106,7 +106,7 @@ async def test_hooks_are_still_there_after_a_pass_that_failed(program: Program) 
     async with group_of(2) as (_, keepers), context() as ctx:
         (good,) = await watched(program, 0.0)(keepers, leaf())
         bad = await ask(keepers["b"], "failing", good, ValueError("no way"))
-        with pytest.raises(asyncrpc.BackwardFailedError):
+        with pytest.raises(asyncrpc.errors.BackwardFailedError):
             await backward(ctx, bad.sum(), retain_graph=True)
         before = len((await ask(keepers["b"], "report")).seen)
         await backward(ctx, good.sum(), retain_graph=True)

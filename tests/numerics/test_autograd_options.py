@@ -51,7 +51,7 @@ async def test_fast_says_what_it_waits_for() -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
         one, _ = await ask(keepers["b"], "both", x)
-        with pytest.raises(asyncrpc.AutogradError) as caught:
+        with pytest.raises(asyncrpc.errors.AutogradError) as caught:
             await backward(ctx, one.sum(), mode="fast")
         words = str(caught.value)
         assert "worker 'b' waits for the gradient of tensor 1 of message" in words
@@ -134,8 +134,8 @@ async def test_a_pass_that_takes_too_long_says_where_it_is(where: str) -> None:
             y = await ask(keepers["b"], "times", x)
             y.register_hook(lambda _gradient: Gate.open_ones["gate"].pass_through())
         with Gate("gate"):
-            with pytest.raises(asyncrpc.BackwardTimeoutError) as caught:
-                await backward(ctx, y.sum(), timeout=0.3)
+            with pytest.raises(asyncrpc.errors.BackwardTimeoutError) as caught:
+                await backward(ctx, y.sum(), timeout_s=0.3)
             words = str(caught.value)
             assert "took more than 0.3 s" in words
             assert f"worker '{where}' runs its part of the graph" in words
@@ -150,6 +150,6 @@ async def test_an_enclosing_deadline_counts() -> None:
         begun_s = asyncio.get_running_loop().time()
         with Gate("gate"), pytest.raises(TimeoutError):
             async with asyncrpc.deadline(0.2):
-                await backward(ctx, y.sum(), timeout=None)
+                await backward(ctx, y.sum(), timeout_s=None)
         assert asyncio.get_running_loop().time() - begun_s < 3
         assert (await ask(keepers["b"], "report")).gradients == [None, None]

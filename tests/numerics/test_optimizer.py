@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrpc import OptimizerError, RRef, UsageError
+from asyncrpc import RRef, UsageError
 from asyncrpc.autograd import backward, context, get_gradients
+from asyncrpc.errors import OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as
 from tests.numerics.groups import (

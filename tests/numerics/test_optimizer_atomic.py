@@ -14,14 +14,9 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import (
-    InvalidContextError,
-    OptimizerError,
-    RRef,
-    UsageError,
-    WorkerLostError,
-)
+from asyncrpc import RRef, UsageError, WorkerLostError
 from asyncrpc.autograd import Context, backward, context
+from asyncrpc.errors import InvalidContextError, OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as
 from tests.numerics.groups import (

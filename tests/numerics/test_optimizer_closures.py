@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import OptimizerError, UsageError
+from asyncrpc import UsageError
 from asyncrpc.autograd import Context, backward, context
+from asyncrpc.errors import OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from tests.numerics.groups import (
     Group,

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as lrs
 
-from asyncrpc import OptimizerError, UsageError
+from asyncrpc import UsageError
 from asyncrpc.autograd import backward, context
+from asyncrpc.errors import OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from tests.numerics.groups import (
     assert_same,

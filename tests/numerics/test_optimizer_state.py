@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrpc import OptimizerError, UsageError
+from asyncrpc import UsageError
+from asyncrpc.errors import OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from tests.numerics.groups import (
     STEPS,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import Options, RRef, Worker
+from asyncrpc import NetworkOptions, Options, RRef, Worker
 from asyncrpc.autograd import context
 from asyncrpc.nn import Pipeline
 from asyncrpc.nn.schedules import TRAINING
@@ -49,7 +49,9 @@ def in_one_process() -> tuple[torch.Tensor, list[Any]]:
 async def pipeline_on(
     network: Network, schedule: str
 ) -> AsyncIterator[tuple[list[Worker], Pipeline, list[RRef[Any]]]]:
-    patient = Options(connect_timeout_s=120, handshake_timeout_s=120)
+    patient = Options(
+        network=NetworkOptions(connect_timeout_s=120, handshake_timeout_s=120)
+    )
     async with Cluster(4, network=network, options=patient) as workers:
         with acting_as(workers[0]):
             modules = [

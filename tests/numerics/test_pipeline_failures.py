@@ -343,14 +343,14 @@ async def test_who_waits_for_a_stage_learns_that_its_step_is_over() -> None:
         asking = stage.gradients(7, 0)
         taking = stage.take(7, 1, x, [True])
         await group.workers[0].peer("c").call(int)  # they have come
-        with pytest.raises(asyncrpc.LocalProtocolError, match="no gradients"):
+        with pytest.raises(asyncrpc.errors.LocalProtocolError, match="no gradients"):
             await stage.commit(7)
         run.cancel()
         for call in (asking, taking):
-            with pytest.raises(asyncrpc.AutogradError, match="step 7 is over"):
+            with pytest.raises(asyncrpc.errors.AutogradError, match="step 7 is over"):
                 await call
         for late in (stage.computed, stage.commit, partial(stage.gradients, chunk=0)):
-            with pytest.raises(asyncrpc.AutogradError, match="step 7 is over"):
+            with pytest.raises(asyncrpc.errors.AutogradError, match="step 7 is over"):
                 await late(step=7)
         assert await group.gradients() == []
 
@@ -368,5 +368,5 @@ async def test_under_strict_what_is_allowed_trains_and_the_rest_is_refused() -> 
         assert len(await group.gradients()) == 6
         with pytest.raises(asyncrpc.RejectedError, match="mse_loss"):
             await group.step(nn.functional.mse_loss)
-        with pytest.raises(asyncrpc.EncodeError):
+        with pytest.raises(asyncrpc.errors.EncodeError):
             await group.step(nn.MSELoss())

@@ -27,9 +27,9 @@ from asyncrpc.wire import outbox as outbox_module
 from asyncrpc.wire import reader as reader_module
 from asyncrpc.wire.frames import HEADER, HEADER_BYTES, FrameKind
 from asyncrpc.wire.handshake import Handshake, HandshakeState, Role
+from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello, unpack_head
 from asyncrpc.wire.outbox import Outbox
-from asyncrpc.wire.reader import ReaderLimits
 from tests.unit.wire.recorder import WITH_VALUE, Message, Recorder, feed
 
 SMALL_INLINE_BYTES_MAX = 32
@@ -183,7 +183,7 @@ def test_a_reader_that_asks_is_never_given_a_stray(script: list[object]) -> None
 
 # --- what no outbox would send -------------------------------------------------------
 
-LIMITS = ReaderLimits(
+LIMITS = MessageLimits(
     control_bytes_max=300, payload_bytes_max=500, buffers_max=6, transfers_max=3
 )
 # One frame: header, head, control part, table, inline payload.

@@ -21,15 +21,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from asyncrpc import (
+from asyncrpc import Group
+from asyncrpc.collectives import messages
+from asyncrpc.collectives.words import SERVICE
+from asyncrpc.errors import (
     CollectiveError,
     CollectiveTimeoutError,
-    Group,
     GroupChangedError,
     RankLostError,
 )
-from asyncrpc.collectives import messages
-from asyncrpc.collectives.words import SERVICE
 from asyncrpc.testing.loop import DeadlockError, SimLoop
 from asyncrpc.testing.network import Network
 from tests.simulation import checks
@@ -84,7 +84,7 @@ class Plan:
     delay_s: float = 0.02
     loss: float = 0.0
     timeout_s: float = LONG_S
-    lost_after_s: float = OPTIONS.lost_after_s
+    lost_after_s: float = OPTIONS.liveness.lost_after_s
 
 
 PLANS: Final = {
@@ -470,8 +470,8 @@ def play_groups(name: str, seed: int, *, workers: int | None = None) -> Result:
             options = replace(
                 OPTIONS,
                 membership="static",
-                lost_after_s=plan.lost_after_s,
-                bulk_lanes=0,
+                liveness=replace(OPTIONS.liveness, lost_after_s=plan.lost_after_s),
+                network=replace(OPTIONS.network, bulk_lanes=0),
             )
             world = World(network, mesh, options)
             network.loop.set_exception_handler(

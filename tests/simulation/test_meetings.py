@@ -18,12 +18,14 @@ import pytest
 
 from asyncrpc import (
     AsyncRpcError,
-    BarrierBrokenError,
-    BarrierTimeoutError,
+    LimitOptions,
+    LivenessOptions,
+    NetworkOptions,
     Options,
     Worker,
     WorkerLostError,
 )
+from asyncrpc.errors import BarrierBrokenError, BarrierTimeoutError
 from asyncrpc.runtime.machine.trees import branch_of, depth_of, parent_of
 from asyncrpc.runtime.membership.rendezvous import UNKNOWN_INCARNATION, Member
 from asyncrpc.testing import Cluster
@@ -34,11 +36,9 @@ from asyncrpc.testing.network import Network
 LIMIT_S = 300.0  # of virtual time
 OPTIONS = Options(
     drain_timeout_s=2.0,
-    connect_timeout_s=5.0,
-    heartbeat_s=2.0,
-    lost_after_s=5.0,
-    shared_memory_bytes=0,
-    receive_pool_bytes=0,
+    network=NetworkOptions(connect_timeout_s=5.0),
+    liveness=LivenessOptions(heartbeat_s=2.0, lost_after_s=5.0),
+    limits=LimitOptions(shared_memory_bytes=0, receive_pool_bytes=0),
 )
 Scenario = Callable[[Network], Coroutine[Any, Any, None]]
 
@@ -83,7 +83,10 @@ class Neighbourhood:
 
 
 def neighbours(network: Network, size: int) -> list[SimWorker]:
-    options = Options(membership="static", shared_memory_bytes=0, receive_pool_bytes=0)
+    options = Options(
+        membership="static",
+        limits=LimitOptions(shared_memory_bytes=0, receive_pool_bytes=0),
+    )
     where = Neighbourhood(size)
     return [
         SimWorker(f"w{rank}", network, rank=rank, rendezvous=where, options=options)
@@ -138,7 +141,7 @@ async def one_of_many_is_late(network: Network) -> None:
     hasty = network.rng.choice([one for one in workers if one is not late])
     found = await asyncio.gather(
         *(
-            one.rendezvous("tag", timeout=5.0 if one is hasty else None)
+            one.rendezvous("tag", timeout_s=5.0 if one is hasty else None)
             for one in workers
             if one is not late
         ),

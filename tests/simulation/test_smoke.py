@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc import Options, Outcome, Worker, WorkerLostError
+from asyncrpc import NetworkOptions, Options, Outcome, Worker, WorkerLostError
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import SimWorker
 from asyncrpc.testing.loop import SimLoop
@@ -21,7 +21,7 @@ from asyncrpc.testing.network import Network
 
 SEEDS = range(20)
 LIMIT_S = 60.0  # of virtual time
-OPTIONS = Options(drain_timeout_s=2.0, connect_timeout_s=5.0)
+OPTIONS = Options(drain_timeout_s=2.0, network=NetworkOptions(connect_timeout_s=5.0))
 
 Scenario = Callable[[Network], Coroutine[Any, Any, None]]
 

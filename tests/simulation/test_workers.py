@@ -14,13 +14,17 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc import Options, Outcome, Worker
+from asyncrpc import NetworkOptions, Options, Outcome, Worker
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 
 SEEDS = range(20)
-OPTIONS = Options(drain_timeout_s=5.0, connect_timeout_s=10.0, rendezvous_timeout_s=60)
+OPTIONS = Options(
+    drain_timeout_s=5.0,
+    network=NetworkOptions(connect_timeout_s=10.0),
+    rendezvous_timeout_s=60,
+)
 runs: Counter[int] = Counter()  # how often each call of a scenario ran
 
 

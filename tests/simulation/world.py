@@ -14,7 +14,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from asyncrpc import AsyncRpcError, NotStartedError, Options, RRef, RRefDeletedError
+from asyncrpc import (
+    AsyncRpcError,
+    LimitOptions,
+    LivenessOptions,
+    NetworkOptions,
+    Options,
+    RRef,
+)
+from asyncrpc.errors import NotStartedError, RRefDeletedError
 from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.membership.rendezvous import (
     UNKNOWN_INCARNATION,
@@ -27,11 +35,9 @@ from tests.simulation.participant import Participant, Value
 
 OPTIONS: Final = Options(
     drain_timeout_s=2.0,
-    connect_timeout_s=3.0,
-    heartbeat_s=2.0,
-    lost_after_s=5.0,
-    shared_memory_bytes=0,
-    receive_pool_bytes=0,
+    network=NetworkOptions(connect_timeout_s=3.0),
+    liveness=LivenessOptions(heartbeat_s=2.0, lost_after_s=5.0),
+    limits=LimitOptions(shared_memory_bytes=0, receive_pool_bytes=0),
 )
 HANG_S: Final = 200.0  # of virtual time: longer than any limit, and any row of them
 DOING_MAX: Final = 8  # things that one worker does at a time

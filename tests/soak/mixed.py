@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from asyncrpc import Options, Worker
+from asyncrpc import LimitOptions, Options, Worker
 from asyncrpc.testing import ProcessCluster
 from tests.soak.readings import MIB, Reading, take_reading
 from tests.soak.work import KINDS, Use
@@ -86,7 +86,7 @@ async def soak(
         method: how the processes start.
         on_progress: told how many calls have been made since the last time.
     """
-    options = Options(inbound_bytes_max=INBOUND_BYTES_MAX)
+    options = Options(limits=LimitOptions(inbound_bytes_max=INBOUND_BYTES_MAX))
     cluster = ProcessCluster(NAMES[1:], options=options, method=method)
     async with cluster as worker:
         await _use(worker, random.Random(seed), warm_up_calls, lambda _: None)

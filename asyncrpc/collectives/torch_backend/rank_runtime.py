@@ -63,7 +63,7 @@ class RankRuntime:
         names: of the workers, by their rank where they met.
         worker: this process's.
         thread: of its loop.
-        takes_turns: `Options.takes_turns`, for the program's threads.
+        takes_turns: `DeviceOptions.takes_turns`, for the program's threads.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RankRuntime:
         self.names = tuple(names)
         self._pid = os.getpid()
         self._drain_s = options.drain_timeout_s
-        self.takes_turns = options.takes_turns
+        self.takes_turns = options.devices.takes_turns
         self._groups: set[Group] = set()
         self._works: set[CollectiveWork] = set()
         self._tasks: dict[asyncio.Task[None], Group] = {}
@@ -88,7 +88,9 @@ class RankRuntime:
             rendezvous=rendezvous,
             # Devices are the program's threads' business, see `staged`.  A thread that
             # has a turn there may wait for what the worker does in threads of its own.
-            options=replace(options, devices=(), takes_turns=False),
+            options=replace(
+                options, devices=replace(options.devices, names=(), takes_turns=False)
+            ),
         )
         self.thread = LoopThread(f"asyncrpc-{names[rank]}")
         try:

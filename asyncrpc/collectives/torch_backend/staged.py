@@ -58,7 +58,7 @@ class StagedTensors:
         """Begin with none.
 
         Args:
-            by_option: `Options.takes_turns`; None: as each device needs it.
+            by_option: `DeviceOptions.takes_turns`; None: as each device needs it.
         """
         self._by_option = by_option
 

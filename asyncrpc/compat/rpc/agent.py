@@ -292,7 +292,7 @@ class Agent:
         """
         try:
             if graceful:
-                self.host.run(self.worker.shutdown(graceful=True, timeout=timeout_s))
+                self.host.run(self.worker.shutdown(graceful=True, timeout_s=timeout_s))
             else:
                 drain_s = timeout_s if drains else 0.0
                 self.host.run(self.worker.shutdown(drain_timeout_s=drain_s))

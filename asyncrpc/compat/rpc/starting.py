@@ -35,7 +35,7 @@ from asyncrpc.errors import AsyncRpcError
 from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.members import Member, Rendezvous, RunningGroup
 from asyncrpc.runtime.membership.stores import StoreRendezvous
-from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.options import DeviceOptions, Options
 from asyncrpc.runtime.parts import Parts
 
 logger = logging.getLogger(__name__)
@@ -164,10 +164,12 @@ def start_agent(
         options=Options(
             threads=rpc_backend_options.num_worker_threads,
             membership="static" if world_size else "dynamic",
-            device_maps={
-                peer: {str(one): str(other) for one, other in devices.items()}
-                for peer, devices in rpc_backend_options.device_maps.items()
-            },
+            devices=DeviceOptions(
+                maps={
+                    peer: {str(one): str(other) for one, other in devices.items()}
+                    for peer, devices in rpc_backend_options.device_maps.items()
+                }
+            ),
             drain_timeout_s=_DRAIN_S,
         ),
     )

@@ -35,7 +35,7 @@ class CallAdmission:
         if self.active >= self._calls_max:
             raise RejectedError(
                 f"the worker is serving {self.active} calls, its limit "
-                "(Options.inbound_calls_max); try again later",
+                "(LimitOptions.inbound_calls_max); try again later",
                 outcome=Outcome.NOT_EXECUTED,
             )
 

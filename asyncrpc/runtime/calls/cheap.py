@@ -5,7 +5,7 @@ A thread costs 20 to 60 us; adding two small tensors 3.  So a call runs on the l
 *   its function is listed here: elementwise, or a reduction;
 *   its arguments are numbers and plain tensors in host memory, of one shape or of one
     element, so that no broadcast makes a large result of small arguments;
-*   their bytes together are at most `Options.on_loop_bytes_max`, 16 KiB unless set
+*   their bytes together are at most `LimitOptions.on_loop_bytes_max`, 16 KiB unless set
     otherwise: 4,096 floats, which the slowest of these functions takes 30 us for; 0
     turns all of this off.
 

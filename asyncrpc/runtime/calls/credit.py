@@ -48,7 +48,7 @@ class CreditStatistics:
     """How a worker's budget for large requests is used.
 
     Attributes:
-        limit_bytes: `Options.inbound_bytes_max`.
+        limit_bytes: `LimitOptions.inbound_bytes_max`.
         held_bytes: of requests that arrive, run, or are being answered.
         promised_bytes: that peers may send without asking further.
         waiting: requests of peers that are known to wait.
@@ -160,7 +160,7 @@ class InboundCredit:
             logger.warning(
                 "worker %r: %d requests of peers have waited %g s for memory, and no "
                 "call has ended meanwhile; %d bytes are in use, the limit is %d "
-                "(Options.inbound_bytes_max). If the calls that are here wait for "
+                "(LimitOptions.inbound_bytes_max). If the calls that are here wait for "
                 "those that are not, give it a higher limit",
                 self._name,
                 budget.waiting,
@@ -174,8 +174,8 @@ class InboundCredit:
         if grant.why is Why.BEYOND:
             logger.warning(
                 "worker %r: a request of %d bytes from %r goes beyond the limit of %d "
-                "(Options.inbound_bytes_max): a call that runs there made it, and no "
-                "call has ended here for a second, so one may wait for the other",
+                "(LimitOptions.inbound_bytes_max): a call that runs there made it, and "
+                "no call has ended here for a second, so one may wait for the other",
                 self._name,
                 grant.nbytes,
                 grant.peer.name,
@@ -185,7 +185,8 @@ class InboundCredit:
             self._told.add(grant.nbytes.bit_length())
             logger.warning(
                 "worker %r: a request of %d bytes from %r is larger than the limit of "
-                "%d (Options.inbound_bytes_max): such ones are taken in one by one",
+                "%d (LimitOptions.inbound_bytes_max): such ones are taken in one by "
+                "one",
                 self._name,
                 grant.nbytes,
                 grant.peer.name,

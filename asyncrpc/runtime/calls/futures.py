@@ -123,24 +123,24 @@ class CallFuture(asyncio.Future[T], Generic[T]):
             self.link.cancel(self)
         return super().cancel(msg)
 
-    def wait(self, timeout: float | None = None) -> T:
+    def wait(self, timeout_s: float | None = None) -> T:
         """Block this thread until the result is there, and return it.
 
         Args:
-            timeout: seconds to wait here; the call itself goes on.  None: no limit.
+            timeout_s: seconds to wait here; the call itself goes on.  None: no limit.
 
         Raises:
             UsageError: called on the event loop's own thread, which it would stop.
-            TimeoutError: `timeout` passed.
+            TimeoutError: `timeout_s` passed.
             ClosedError: the event loop was closed before the call ended.
             Exception: what the call raised, as for `await`.
 
         Thread safety: from any thread but the event loop's.
         """
-        check_timeout("timeout", timeout)
+        check_timeout("timeout_s", timeout_s)
         refuse_on_loop("CallFuture.wait()", "`await` the future", self.get_loop())
-        if not is_done_within(self, timeout):
-            raise TimeoutError(f"no result of {self.function} in {timeout:g} s")
+        if not is_done_within(self, timeout_s):
+            raise TimeoutError(f"no result of {self.function} in {timeout_s:g} s")
         return self.result()
 
     @property

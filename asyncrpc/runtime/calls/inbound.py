@@ -22,6 +22,7 @@ from asyncrpc.runtime.calls.context import current_call_var, deadline_var
 from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.extensions import Propagator
+from asyncrpc.runtime.options import LimitOptions
 from asyncrpc.runtime.ports import Scheduler
 from asyncrpc.runtime.threads import ThreadPool, outcome_to
 
@@ -34,22 +35,6 @@ T = TypeVar("T")
 _COROUTINE: Final = Mode.COROUTINE
 _ON_LOOP: Final = Mode.ON_LOOP
 _ASYNC_EXECUTION: Final = Mode.ASYNC_EXECUTION
-
-
-class ServingOptions(Protocol):
-    """The options of a worker, as far as running functions goes."""
-
-    @property
-    def on_loop_bytes_max(self) -> int:
-        """Arguments up to which torch's own cheap functions run on the loop."""
-
-    @property
-    def stream_items_max(self) -> int:
-        """Items by which a generator may run ahead."""
-
-    @property
-    def stream_bytes_max(self) -> int:
-        """Bytes by which a generator may run ahead."""
 
 
 class CallHost(Scheduler, Protocol):
@@ -68,8 +53,8 @@ class CallHost(Scheduler, Protocol):
     propagators: list[Propagator]
 
     @property
-    def options(self) -> ServingOptions:
-        """The worker's options."""
+    def limits(self) -> LimitOptions:
+        """What the worker takes on."""
 
     @property
     def is_draining(self) -> bool:
@@ -237,7 +222,7 @@ class InboundCall:
                 self.claim.hold()
 
     def _is_cheap(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
-        bytes_max = self.host.options.on_loop_bytes_max
+        bytes_max = self.host.limits.on_loop_bytes_max
         return not kwargs and not self.meta and is_cheap(args, bytes_max)
 
     def cancel(self) -> None:

@@ -36,7 +36,7 @@ from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.calls.unsent import never_sent
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.messages import Notice, Request, Unchecked
-from asyncrpc.runtime.options import PLAIN, CallOptions
+from asyncrpc.runtime.options import PLAIN, CallOptions, Options
 from asyncrpc.runtime.ports import MessageSender
 from asyncrpc.serde import Codec, Compression, Encoded, compression_named
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind, prefix
@@ -51,23 +51,13 @@ _LABELS: Final = ("args", "kwargs")  # how errors name the parts of a request
 OutboundCall = CallFuture[Any] | StreamReceiver
 
 
-class CallOptionsOfPeers(Protocol):
-    """The default options of calls to a peer."""
-
-    def compression_to(self, peer: str) -> Compression | None:
-        """Return the codec of calls to a peer."""
-
-    def device_map_to(self, peer: str) -> DeviceMap | None:
-        """Return the device map of calls to a peer."""
-
-
 class OutboundHost(PackingHost, Protocol):
     """What calls need of their worker."""
 
     codec: Codec
 
     @property
-    def options(self) -> CallOptionsOfPeers:
+    def options(self) -> Options:
         """The worker's options."""
 
 
@@ -155,8 +145,8 @@ class OutboundCalls:
         self._heads = SentHeads()
         self._packing = RequestPacking(host)
         self._codec = host.codec
-        self._compression = host.options.compression_to(peer.name)
-        self._device_map = host.options.device_map_to(peer.name)
+        self._compression = host.options.network.compression_to(peer.name)
+        self._device_map = host.options.devices.map_to(peer.name)
         self._is_plain = self._compression is None and self._device_map is None
         # Asked for in every call.
         self._encode = messages.encode
@@ -553,7 +543,7 @@ class OutboundCalls:
             error = never_sent(call.function, call.to, call.allowed_s)
             error.add_note(
                 f"its {call.request_bytes} bytes waited for room at {call.to!r}, which "
-                "takes in no more at once than its Options.inbound_bytes_max"
+                "takes in no more at once than its LimitOptions.inbound_bytes_max"
             )
             call.fail(error)
             return

@@ -1,8 +1,9 @@
 """Streams: the values of a generator on another worker, one by one, with credit.
 
-The producer runs ahead of its consumer by at most `Options.stream_items_max` items and
-about `stream_bytes_max` bytes; the consumer gives credit as it takes items.  What comes
-in which order, and how far a producer may run ahead, is decided in `machine.streams`.
+The producer runs ahead of its consumer by at most `LimitOptions.stream_items_max` items
+and about `stream_bytes_max` bytes; the consumer gives credit as it takes items.  What
+comes in which order, and how far a producer may run ahead, is decided in
+`machine.streams`.
 """
 
 from __future__ import annotations
@@ -237,9 +238,9 @@ def serve(
     inbound: InboundCall, target: Target, args: list[Any], kwargs: dict[str, Any]
 ) -> None:
     """Run a generator and send what it yields."""
-    options = inbound.host.options
+    limits = inbound.host.limits
     inbound.target = target
-    inbound.credit = StreamProducer(options.stream_items_max, options.stream_bytes_max)
+    inbound.credit = StreamProducer(limits.stream_items_max, limits.stream_bytes_max)
     if target.mode is Mode.ASYNC_GENERATOR:
         source = target.function(*args, **kwargs)
     else:

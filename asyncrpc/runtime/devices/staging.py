@@ -33,14 +33,6 @@ Placed = dict[int, torch.Tensor]
 Wanted = dict[int, tuple[torch.Tensor, str]]  # in host memory, and its device
 
 
-class DeviceOptions(Protocol):
-    """The options of a worker, as far as devices go."""
-
-    @property
-    def device_names(self) -> tuple[DeviceName, ...] | None:
-        """Return the devices of the worker; None: those of the process."""
-
-
 class DeviceHost(Protocol):
     """The worker that uses devices.
 
@@ -54,10 +46,6 @@ class DeviceHost(Protocol):
     loop: asyncio.AbstractEventLoop
     pool: ThreadPool
 
-    @property
-    def options(self) -> DeviceOptions:
-        """The worker's options."""
-
     def run_in_thread(
         self, job: Callable[[], T], pool: ThreadPool | None = None
     ) -> asyncio.Future[T]:
@@ -67,12 +55,18 @@ class DeviceHost(Protocol):
 class Devices:
     """A `serde.Stager`, and what fills and empties the memory that it names."""
 
-    def __init__(self, host: DeviceHost) -> None:
+    def __init__(self, host: DeviceHost, declared: Sequence[DeviceName] | None) -> None:
+        """Prepare.
+
+        Args:
+            host: the worker.
+            declared: its devices; None: those that the process has.
+        """
         self._host = host
         self._backends: dict[str, Backend] = {}
         self._pools: dict[str, ThreadPool] = {}
         self._counts: dict[str, int] = {}
-        self._declared = host.options.device_names
+        self._declared = declared
 
     # --- which there are -------------------------------------------------------------
 
@@ -92,7 +86,7 @@ class Devices:
                 if self._absence(backend, name.index or 0):
                     here = ", ".join(map(str, self._found()))
                     raise UsageError(
-                        f"Options.devices has {name}, but this process has {here}"
+                        f"DeviceOptions.names has {name}, but this process has {here}"
                     )
 
     def _found(self) -> list[DeviceName]:
@@ -278,9 +272,9 @@ class Devices:
 
     def _undeclared(self, type_: str) -> str:
         if self._declared is None:
-            return f'a worker that uses it has Options(devices=("{type_}",))'
+            return f'a worker that uses it has DeviceOptions(names=("{type_}",))'
         mine = ", ".join(map(str, self._declared)) or "none"
-        return f"its Options.devices are {mine}"
+        return f"its DeviceOptions.names are {mine}"
 
     async def fetched(self, copies: Sequence[Copy]) -> None:
         """Wait until host memory has been filled.

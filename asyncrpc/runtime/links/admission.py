@@ -101,7 +101,7 @@ class Admission:
         self._drop(
             next(unproved, newest),
             f"{len(self._waiting)} connections have not authenticated, and there are "
-            "more; see Options.handshakes_max",
+            "more; see LimitOptions.handshakes_max",
         )
 
     def _expire(self, connection: Stranger) -> None:

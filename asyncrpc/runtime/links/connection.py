@@ -44,9 +44,10 @@ from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import WaterMarks
 from asyncrpc.wire.frames import FrameKind, Outgoing, prefix
 from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, HandshakeReader, Role
+from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
 from asyncrpc.wire.placed import Places
-from asyncrpc.wire.reader import MessageSink, ReaderLimits
+from asyncrpc.wire.reader import MessageSink
 from asyncrpc.wire.resume import ACK_BYTES, LANE_ACK_BYTES, ResumeEvent, ResumeState
 from asyncrpc.wire.transfers import Arrivals
 
@@ -104,7 +105,7 @@ class Connection:
         secret: bytes | None,
         *,
         loop: asyncio.AbstractEventLoop,
-        limits: ReaderLimits,
+        limits: MessageLimits,
         make_buffer: Callable[[int], memoryview] = fresh,
         nonce: bytes | None = None,
         poller: Poller | None = None,

@@ -13,8 +13,8 @@ from asyncrpc.runtime.links.ports import SILENT, HandshakeConnection
 from asyncrpc.runtime.ports import Identity
 from asyncrpc.runtime.spinning import Spinner
 from asyncrpc.wire.handshake import NONCE_BYTES, Role
+from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
-from asyncrpc.wire.reader import ReaderLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ConnectionSettings:
     """
 
     secret: bytes | None
-    limits: ReaderLimits
+    limits: MessageLimits
     make_buffer: Callable[[int], memoryview]
     random_bytes: Callable[[int], bytes]
     spinner: Spinner | None = None

@@ -104,19 +104,19 @@ class Directory(Generic[LinkT]):
         self._by_rank: dict[int, str] = {}
         self._links: dict[ResumableConnection, LinkT] = {}
         self._by_incarnation: dict[Incarnation, LinkT] = {}
-        # Who dialed before `serve`; bounded by `Options.handshakes_max`.
+        # Who dialed before `serve`; bounded by `LimitOptions.handshakes_max`.
         self._early: list[tuple[LinkConnection, Hello]] | None = []
         # Those that were given up and may be back: a partition that has healed.
         self._lost: dict[Incarnation, None] = {}
         self.connections = connections
         self.connections.on_lost = self._on_lost
-        self.routes = Routes(connectors, timeout_s=options.connect_timeout_s)
+        self.routes = Routes(connectors, timeout_s=options.network.connect_timeout_s)
         self.admission = Admission(
             identity,
             scheduler.loop,
             counters,
-            handshakes_max=options.handshakes_max,
-            timeout_s=options.handshake_timeout_s,
+            handshakes_max=options.limits.handshakes_max,
+            timeout_s=options.network.handshake_timeout_s,
         )
         self._dialer: Dialer[LinkT] = Dialer(
             identity, counters, self.routes, self.connections, self
@@ -124,8 +124,8 @@ class Directory(Generic[LinkT]):
         self._liveness = Liveness(
             scheduler,
             sidecar,
-            heartbeat_s=options.heartbeat_s,
-            lost_after_s=options.lost_after_s,
+            heartbeat_s=options.liveness.heartbeat_s,
+            lost_after_s=options.liveness.lost_after_s,
             secret=options.secret_bytes,
         )
         self.reconnector = Reconnector(
@@ -136,7 +136,7 @@ class Directory(Generic[LinkT]):
             handshakes=self.connections,
             judge=self._liveness,
             calls=self,
-            lost_after_s=options.lost_after_s,
+            lost_after_s=options.liveness.lost_after_s,
         )
         self._liveness.on_network_suspected = self.reconnector.try_another_way
         self.lane_dialer = LaneDialer(
@@ -144,7 +144,7 @@ class Directory(Generic[LinkT]):
             scheduler,
             self.routes,
             self.connections,
-            wanted=options.bulk_lanes,
+            wanted=options.network.bulk_lanes,
             redial=self.reconnector.on_peer_broken,
         )
 
@@ -261,7 +261,7 @@ class Directory(Generic[LinkT]):
 
     async def _connect(self, entry: PeerEntry[LinkT], *, again: bool = True) -> LinkT:
         while entry.broken is not None and not self.connections.is_closing:
-            # It ends with the connection, which `close` and `Options.lost_after_s` end.
+            # It ends with the connection, which `close` and `lost_after_s` end.
             await entry.broken.connection.settled()
         if entry.link is not None:
             return entry.link

@@ -164,7 +164,7 @@ class Link:
         )
         self.preparation = MessagePreparation(
             worker,
-            limit=worker.options.inbound_calls_max,
+            limit=worker.options.limits.inbound_calls_max,
             connection=connection,
             pending=self.pending,
             status=self.status,

@@ -36,7 +36,9 @@ def open_connectors(
     if network is not None:
         return {network.scheme: network}
     return {
-        "tcp": TcpConnector(interface=options.interface, tls=open_tls(options.tls)),
+        "tcp": TcpConnector(
+            interface=options.network.interface, tls=open_tls(options.tls)
+        ),
         "uds": UdsConnector(),
     }
 

@@ -85,14 +85,14 @@ class Sidecar:
             return
         self.addresses = (str(self._record.address),)
         beside = [one for one in listening if one.scheme == "tcp"]
-        if options.watch == "off" or not beside or not process_is_supported:
+        if options.liveness.watch == "off" or not beside or not process_is_supported:
             return
         self.process = SidecarProcess(
             self._identity, loop, options.secret_bytes, memory=self._record.descriptor
         )
-        await self.process.listen(beside, options.interface)
+        await self.process.listen(beside, options.network.interface)
         self.addresses += tuple(map(str, self.process.addresses))
-        if options.watch == "on":
+        if options.liveness.watch == "on":
             self.process.start()
 
     def on_peer(self, hello: Hello) -> None:

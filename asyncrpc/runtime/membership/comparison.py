@@ -4,8 +4,8 @@ Every few seconds a worker compares what it knows with its successor on the ring
 looks for one that was lost just after it: so the parts of a group whose network was cut
 find each other again.
 
-Nothing of this runs in the first `Options.heartbeat_s` seconds, unless something
-happens or the program wants to know: a short program pays nothing.
+Nothing of this runs in the first `LivenessOptions.heartbeat_s` seconds, unless
+something happens or the program wants to know: a short program pays nothing.
 
 Source: anti-entropy, as in Demers et al., "Epidemic algorithms for replicated database
 maintenance", PODC 1987.
@@ -111,7 +111,7 @@ class Comparison:
         self._is_active = True
         # Not all in the same moment: each at its place in the first round.
         phase = place_of(self._identity.name) / CIRCLE
-        self._schedule(self._options.heartbeat_s * (1 + phase))
+        self._schedule(self._options.liveness.heartbeat_s * (1 + phase))
 
     def close(self) -> None:
         """Compare no more."""
@@ -141,7 +141,7 @@ class Comparison:
             if lost:
                 await self._look_for(lost)
         finally:
-            self._schedule(ROUND_BEATS * self._options.heartbeat_s)
+            self._schedule(ROUND_BEATS * self._options.liveness.heartbeat_s)
 
     async def _visit(self, name: str) -> None:
         """Compare with the successor; if it cannot be reached for long, it is lost."""
@@ -157,7 +157,7 @@ class Comparison:
                 return  # the link says when it is lost
             if self._unreached[0] != name:
                 self._unreached = (name, now_s)
-            if now_s - self._unreached[1] >= self._options.lost_after_s:
+            if now_s - self._unreached[1] >= self._options.liveness.lost_after_s:
                 lost = self._table.lose(name, record.incarnation, now_s)
                 self._records.carry_out(lost)
         else:
@@ -173,7 +173,7 @@ class Comparison:
     async def _compare(self, link: MemberLink) -> None:
         """Exchange what one of the two workers does not know."""
         table = self._table
-        limit_s = self._options.connect_timeout_s
+        limit_s = self._options.network.connect_timeout_s
         deadline = Deadline.after(limit_s, self._scheduler.loop.time())
         digests = await link.request_service(
             SERVICE, "sync", table.digest, deadline=deadline

@@ -232,8 +232,8 @@ class JoinAdmission:
     def take_in(self, connection: HandshakeConnection, hello: Hello) -> None:
         """Answer a worker that asks to be taken in; it waits meanwhile.
 
-        Bounded as all that have not introduced themselves: `Options.handshakes_max`,
-        `connect_timeout_s`.
+        Bounded as all that have not introduced themselves:
+        `LimitOptions.handshakes_max`, `connect_timeout_s`.
         """
         self._scheduler.start_task(self._answer(connection, hello))
 

@@ -10,9 +10,9 @@
 A worker looks for the lost ones just after it on the ring: so the parts of a group
 whose network was cut find each other again.
 
-Nothing of this runs in the first `Options.heartbeat_s` seconds, unless something
-happens or the program wants to know: a short program pays nothing.  In a static group
-nothing of it runs at all.
+Nothing of this runs in the first `LivenessOptions.heartbeat_s` seconds, unless
+something happens or the program wants to know: a short program pays nothing.  In a
+static group nothing of it runs at all.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
-from asyncrpc.errors import (
-    AsyncRpcError,
-    ConnectionLostError,
-    MalformedError,
-)
+from asyncrpc.errors import AsyncRpcError, ConnectionLostError, MalformedError
 from asyncrpc.ids import WorkerId, WorkerInfo
 from asyncrpc.runtime.forms import (
     ID,
@@ -154,7 +150,7 @@ class MembershipService(ServiceMethods):
         self._displacement = Displacement(
             identity,
             scheduler,
-            lost_after_s=options.lost_after_s,
+            lost_after_s=options.liveness.lost_after_s,
             has_taken=self._joiner.has_taken,
             outlive=self._outlive,
             links=lambda: self._finder.links().values(),
@@ -175,7 +171,9 @@ class MembershipService(ServiceMethods):
             scheduler,
             peers,
             table=self.table,
-            times=JoinTimes(options.connect_timeout_s, options.lost_after_s),
+            times=JoinTimes(
+                options.network.connect_timeout_s, options.liveness.lost_after_s
+            ),
             is_draining=is_draining,
             carry_out=self.carry_out,
         )

@@ -7,7 +7,8 @@ from typing import Final
 
 from asyncrpc.runtime.payloads.receive_pool import zeros
 from asyncrpc.wire.frames import FrameKind
-from asyncrpc.wire.reader import FrameReader, MessageSink, ReaderLimits
+from asyncrpc.wire.limits import MessageLimits
+from asyncrpc.wire.reader import FrameReader, MessageSink
 
 _RESPONSE: Final = int(FrameKind.RESPONSE)
 
@@ -25,7 +26,7 @@ class IncomingPayloads:
     def __init__(
         self,
         sink: MessageSink,
-        limits: ReaderLimits,
+        limits: MessageLimits,
         make: Callable[[int], memoryview],
     ) -> None:
         """Prepare to read.

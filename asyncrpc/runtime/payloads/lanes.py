@@ -43,7 +43,8 @@ from asyncrpc.wire.transfers import Arrivals, Departure, Departures, LaneReader
 
 logger = logging.getLogger("asyncrpc")
 
-# Lanes of a link if `Options.bulk_lanes` does not say; see docs/adr/0008-bulk-lanes.md.
+# Lanes of a link if `NetworkOptions.bulk_lanes` does not say; see
+# docs/adr/0008-bulk-lanes.md.
 LANES_BY_SCHEME: Final = {"tcp": 2, "uds": 1, "mem": 1}
 LANES_ON_HOST: Final = 1  # a second TCP connection on loopback only costs
 # How long a payload waits for the first lane.  Then it takes the control connection.

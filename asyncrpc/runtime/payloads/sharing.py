@@ -1,9 +1,9 @@
 """Shared memory between this worker and its peers of one host: a `Service`.
 
 A worker has one set of slabs, for all its peers; it grows in the background when a
-payload finds no room, within `Options.shared_memory_bytes`, and shrinks when it has not
-been used for a while.  Each peer that needs a slab is passed its descriptor once
-(`transport.descriptors`), and then told its id over the connection.
+payload finds no room, within `LimitOptions.shared_memory_bytes`, and shrinks when it
+has not been used for a while.  Each peer that needs a slab is passed its descriptor
+once (`transport.descriptors`), and then told its id over the connection.
 
     a sends, for the first time     b
       payload by the socket  --->
@@ -46,7 +46,7 @@ from asyncrpc.runtime.forms import (
     each,
     whole,
 )
-from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.options import LimitOptions
 from asyncrpc.runtime.payloads.copying import CopyQueue
 from asyncrpc.runtime.payloads.leases import Borrowed, BorrowingConnection, Leases
 from asyncrpc.runtime.payloads.mover import (
@@ -86,8 +86,8 @@ class MemoryHost(RegionsHost, Protocol):
     """The worker whose memory it is."""
 
     @property
-    def options(self) -> Options:
-        """The worker's options."""
+    def limits(self) -> LimitOptions:
+        """How much memory the worker uses."""
 
 
 class MemoryConnection(MoverConnection, BorrowingConnection, Protocol):
@@ -144,7 +144,7 @@ class Sharing(ServiceMethods):
                 "detach": (each(_SLAB), self._on_detach),
             },
         )
-        limit_bytes = host.options.shared_memory_bytes
+        limit_bytes = host.limits.shared_memory_bytes
         self._limit_bytes = limit_bytes
         self.is_on = bool(limit_bytes) and is_supported
         self.own = OwnSlabs(limit_bytes)

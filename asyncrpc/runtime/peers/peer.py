@@ -168,9 +168,9 @@ class Peer:
         """Run a generator on this peer and yield its items as they come.
 
         The generator runs ahead by a bounded number of items and bytes
-        (`Options.stream_items_max`, `stream_bytes_max`), then waits to be consumed.
-        Closing this iterator early closes the generator: its `finally` blocks run.  In
-        a loop that may `break`, use `contextlib.aclosing`.
+        (`LimitOptions.stream_items_max`, `stream_bytes_max`), then waits to be
+        consumed.  Closing this iterator early closes the generator: its `finally`
+        blocks run.  In a loop that may `break`, use `contextlib.aclosing`.
 
         Args:
             function: an asynchronous generator function, or a plain one, which is then
@@ -208,7 +208,7 @@ class Peer:
         called = target or "a callable"
         link = await streams.link_by(deadline, calls, self.name, called)
         stream = streams.StreamReceiver(
-            link, called, self.name, items_max=calls.options.stream_items_max
+            link, called, self.name, items_max=calls.options.limits.stream_items_max
         )
         items = streams.consume(
             stream,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 import traceback
 from collections import deque
@@ -213,7 +212,10 @@ def options_for(kind: str) -> asyncrpc.Options:
         LookupError: this version has no such option.
     """
     if kind == "tcp":
-        return asyncrpc.Options(secret=SECRET, listen=("tcp://127.0.0.1:0",))
+        return asyncrpc.Options(
+            secret=SECRET,
+            network=asyncrpc.NetworkOptions(listen=("tcp://127.0.0.1:0",)),
+        )
     if kind == "polling":
         return with_spin(POLLING)
     return asyncrpc.Options()
@@ -225,10 +227,10 @@ def with_spin(spin: object) -> asyncrpc.Options:
     Raises:
         LookupError: this version has no such option.
     """
-    if "spin" not in {field.name for field in dataclasses.fields(asyncrpc.Options)}:
-        raise LookupError("there is no Options.spin")
+    if not hasattr(asyncrpc, "NetworkOptions"):
+        raise LookupError("there are no NetworkOptions")
     given: dict[str, Any] = {"spin": spin}
-    return asyncrpc.Options(**given)
+    return asyncrpc.Options(network=asyncrpc.NetworkOptions(**given))
 
 
 async def lead(worker: asyncrpc.Worker, arguments: Arguments) -> None:

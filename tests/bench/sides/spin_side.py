@@ -1,4 +1,4 @@
-"""One process of `bench_spin`: calls with one setting of `Options.spin`.
+"""One process of `bench_spin`: calls with one setting of `NetworkOptions.spin`.
 
 What polling gives and what it takes: latency and rate, processor time of both processes
 while calls go on and while nothing does, and how much slower others compute meanwhile.

@@ -10,17 +10,15 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import (
-    CollectiveError,
-    CollectiveTimeoutError,
-    Group,
-    GroupChangedError,
-    Options,
-    RankLostError,
-    UsageError,
-)
+from asyncrpc import Group, LimitOptions, Options, UsageError
 from asyncrpc.collectives.machine.operations import CollectiveFailure
 from asyncrpc.collectives.words import words_for
+from asyncrpc.errors import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    GroupChangedError,
+    RankLostError,
+)
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as, all_end
 
 Begin = Callable[[Group], Awaitable[Any]]
@@ -253,7 +251,7 @@ async def go_on(size: int) -> str:
 @pytest.mark.parametrize("size", [10, 3_000_000])
 @pytest.mark.parametrize("memory", ["shared", "not shared"])
 async def test_a_killed_rank_fails_it_for_all(size: int, memory: str) -> None:
-    plain = Options(drain_timeout_s=0.5, shared_memory_bytes=0)
+    plain = Options(drain_timeout_s=0.5, limits=LimitOptions(shared_memory_bytes=0))
     options = OPTIONS if memory == "shared" else plain
     cluster = ProcessCluster(["b", "c"], options=options, method="forkserver")
     async with cluster as worker:
@@ -304,7 +302,7 @@ class TestUsage:
             Group(worker, ["a", "b", "b"])
         with pytest.raises(UsageError, match="not among the members"):
             Group(worker, ["b", "c"])
-        with pytest.raises(asyncrpc.UnknownWorkerError):
+        with pytest.raises(asyncrpc.errors.UnknownWorkerError):
             Group(worker, ["a", "x"])
 
 

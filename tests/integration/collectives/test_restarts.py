@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from asyncrpc import Group, Options, RankLostError, Worker
+from asyncrpc import Group, NetworkOptions, Options, Worker
 from asyncrpc.collectives.words import SERVICE
+from asyncrpc.errors import RankLostError
 from asyncrpc.ids import Incarnation, WorkerId
 from tests.chaos.wires import free_port
 
@@ -18,7 +19,11 @@ NAMES = ("a", "b")
 
 
 def worker(name: str, where: Mapping[str, str]) -> Worker:
-    options = Options(secret="of a test", listen=(where[name],), drain_timeout_s=2.0)
+    options = Options(
+        secret="of a test",
+        network=NetworkOptions(listen=(where[name],)),
+        drain_timeout_s=2.0,
+    )
     return Worker(name, rendezvous=where, options=options)
 
 

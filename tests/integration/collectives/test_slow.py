@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import CollectiveTimeoutError, Group, Options
+from asyncrpc import Group, LimitOptions, LivenessOptions, Options
+from asyncrpc.errors import CollectiveTimeoutError
 from asyncrpc.testing import ProcessCluster, acting_as
 
 kept: dict[str, Any] = {}  # of a process, between two calls
@@ -63,13 +64,16 @@ async def work(numel: int) -> bool:
 @pytest.mark.parametrize(
     ("numel", "has_begun"), [(10, False), (3_000_000, False), (3_000_000, True)]
 )
-@pytest.mark.parametrize("memory_bytes", [0, Options().shared_memory_bytes])
+@pytest.mark.parametrize("memory_bytes", [0, LimitOptions().shared_memory_bytes])
 async def test_who_stands_still_is_named_and_may_go_on(
     numel: int,
     memory_bytes: int,
     has_begun: bool,  # noqa: FBT001
 ) -> None:
-    options = Options(shared_memory_bytes=memory_bytes, lost_after_s=60.0)
+    options = Options(
+        limits=LimitOptions(shared_memory_bytes=memory_bytes),
+        liveness=LivenessOptions(lost_after_s=60.0),
+    )
     cluster = ProcessCluster(["b", "c"], options=options, method="forkserver")
     async with cluster as worker:
         with acting_as(worker):

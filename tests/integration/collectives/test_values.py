@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import Group, Options, Worker
+from asyncrpc import Group, LimitOptions, Options, Worker
 from asyncrpc.collectives.messages import MessagePath
 from asyncrpc.collectives.shared import SharedPath
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
@@ -72,7 +72,7 @@ async def ranks(way: str, request: pytest.FixtureRequest) -> AsyncIterator[Ranks
             yield Ranks(workers, [])
         return
     plain = way == "messages between processes"
-    options = Options(shared_memory_bytes=0) if plain else None
+    options = Options(limits=LimitOptions(shared_memory_bytes=0)) if plain else None
     names = ["b", "c", "d"][: size - 1]
     async with ProcessCluster(names, options=options, method="forkserver") as worker:
         yield Ranks([worker], names)

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from asyncrpc import Options
+from asyncrpc import DeviceOptions, Options
 from asyncrpc.compat import rpc
 from asyncrpc.compat.rpc import api
 from asyncrpc.compat.rpc.agent import Agent
@@ -59,7 +59,9 @@ def test_who_gathers_with_one_that_dies_is_told(tmp_path: Path) -> None:
 
 async def test_what_completes_a_future_runs_although_the_worker_ends() -> None:
     """Its threads were busy: somebody waits for that future all the same."""
-    options = Options(threads=1, takes_turns=True, drain_timeout_s=0.0)
+    options = Options(
+        threads=1, devices=DeviceOptions(takes_turns=True), drain_timeout_s=0.0
+    )
     go, completed = threading.Event(), threading.Event()
     thread = LoopThread("of a test")
     try:

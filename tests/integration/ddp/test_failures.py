@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import CollectiveError, Group, Options, RankLostError, UsageError
+from asyncrpc import Group, Options, UsageError
 from asyncrpc.ddp import DistributedDataParallel
+from asyncrpc.errors import CollectiveError, RankLostError
 from asyncrpc.testing import ProcessCluster, acting_as
 from tests.integration.ddp.ranks import (
     Branches,

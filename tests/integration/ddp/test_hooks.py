@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc import CollectiveError, Group, UsageError
+from asyncrpc import Group, UsageError
 from asyncrpc.ddp import (
     GradBucket,
     HookState,
@@ -27,6 +27,7 @@ from asyncrpc.ddp import (
 )
 from asyncrpc.ddp.hooks.states import bound
 from asyncrpc.ddp.threads import in_thread
+from asyncrpc.errors import CollectiveError
 from tests.integration.ddp.ranks import groups_of
 
 

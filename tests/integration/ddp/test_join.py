@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrpc import CollectiveError, Group, UsageError
+from asyncrpc import Group, UsageError
+from asyncrpc.errors import CollectiveError
 from tests.integration.ddp.ranks import (
     Mlp,
     Model,

@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrpc import CollectiveError, Group, UsageError
+from asyncrpc import Group, UsageError
 from asyncrpc.ddp import (
     HierarchicalModelAverager,
     PeriodicModelAverager,
     PostLocalSGDOptimizer,
     ZeroRedundancyOptimizer,
 )
+from asyncrpc.errors import CollectiveError
 from tests.integration.ddp.ranks import groups_of, outcomes
 from tests.integration.ddp.sharing import Parameters
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks
 
-from asyncrpc import CollectiveError, Group, UsageError
+from asyncrpc import Group, UsageError
 from asyncrpc.ddp import GradBucket, HookState
+from asyncrpc.errors import CollectiveError
 from tests.integration.ddp.ranks import (
     Mlp,
     Model,

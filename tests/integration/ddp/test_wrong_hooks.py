@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import pytest
 
-from asyncrpc import CollectiveError, Options, RemoteError, Worker
+from asyncrpc import Options, RemoteError, Worker
+from asyncrpc.errors import CollectiveError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.ddp import wrong_hooks as hooks
 from tests.integration.ddp.ranks import outcomes

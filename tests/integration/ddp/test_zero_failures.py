@@ -11,14 +11,8 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import (
-    CollectiveError,
-    Group,
-    OptimizerError,
-    Options,
-    RankLostError,
-    UsageError,
-)
+from asyncrpc import Group, Options, UsageError
+from asyncrpc.errors import CollectiveError, OptimizerError, RankLostError
 from asyncrpc.testing import ProcessCluster, acting_as
 from tests.integration.ddp.ranks import groups_of, outcomes
 from tests.integration.ddp.sharing import (

@@ -14,8 +14,9 @@ from typing import Any, Final
 import torch
 
 import asyncrpc
-from asyncrpc import CollectiveError, Group
+from asyncrpc import Group
 from asyncrpc.ddp import DistributedDataParallel, GradBucket
+from asyncrpc.errors import CollectiveError
 from tests.integration.ddp.ranks import Mlp, grads_of, loss_of, mean_grads, rows, same
 from tests.integration.runtime.misbehaving import give
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from asyncrpc import Options, Worker
+from asyncrpc import DeviceOptions, Options, Worker
 from asyncrpc.testing import fake_device
 
 T = TypeVar("T")
@@ -47,7 +47,9 @@ def _is_known_to_torch(type_: str) -> bool:
 
 def options(*, takes_turns: bool, **others: Any) -> Options:
     """Return the options of a worker with these devices."""
-    return Options(devices=(TYPE,), takes_turns=takes_turns, **others)
+    return Options(
+        devices=DeviceOptions(names=(TYPE,), takes_turns=takes_turns, **others)
+    )
 
 
 class Hands:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import DecodeError, EncodeError, Options, Outcome, RemoteError, Worker
+from asyncrpc import DeviceOptions, Options, Outcome, RemoteError, Worker
+from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.serde.tensors import DTYPES
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.devices import remote
@@ -299,7 +300,7 @@ async def test_maps_of_a_worker() -> None:
     set_up()
     maps = {"b": {0: "cpu"}, "*": {HOME: f"{TYPE}:1", f"{TYPE}:1": HOME}}
     given = X.to(HOME)
-    chosen = options(takes_turns=False, device_maps=maps)
+    chosen = options(takes_turns=False, maps=maps)
     async with Cluster(3, options=chosen) as (a, _, _):
         with acting_as(a):
             assert await a.peer("b").call(remote.where, given) == [HOME]
@@ -327,7 +328,7 @@ async def test_maps_of_a_worker() -> None:
 )
 def test_maps_that_are_none(given: dict[Any, str], words: str) -> None:
     with pytest.raises(asyncrpc.UsageError, match=words):
-        Options(device_maps={"b": given})
+        Options(devices=DeviceOptions(maps={"b": given}))
 
 
 # --- devices that are not there ------------------------------------------------------
@@ -338,7 +339,7 @@ async def test_a_device_that_the_callee_lacks(pair: Pair, hands: Hands) -> None:
     there = pair[0].peer("b")
     for device, words in (
         (f"{TYPE}:7", rf"'b' has no device {TYPE}:7; it has cpu, {TYPE}:0"),
-        ("abacus:0", r"'b' has no device abacus:0: its Options.devices are "),
+        ("abacus:0", r"'b' has no device abacus:0: its DeviceOptions.names are "),
     ):
         with pytest.raises(DecodeError, match=words) as caught:
             await there.using(device_map={HOME: device}).call(remote.double, given)
@@ -358,11 +359,11 @@ async def test_a_result_that_the_caller_cannot_place(pair: Pair, hands: Hands) -
 
 async def test_a_worker_without_devices() -> None:
     set_up()
-    chosen = Options(devices=())
+    chosen = Options(devices=DeviceOptions(names=()))
     given = torch.ones(2).to(HOME) if IS_FAKE else torch.ones(2)
     async with Cluster(2, options=chosen) as (a, _):
         if IS_FAKE:
-            with pytest.raises(EncodeError, match=r"its Options.devices are none"):
+            with pytest.raises(EncodeError, match=r"its DeviceOptions.names are none"):
                 await a.peer("b").call(remote.double, given)
         there = a.peer("b").using(device_map={"cpu": HOME})
         with pytest.raises(DecodeError, match=rf"'b' has no device {HOME}"):
@@ -371,8 +372,10 @@ async def test_a_worker_without_devices() -> None:
 
 async def test_a_device_that_a_worker_is_told_of_and_lacks() -> None:
     set_up()
-    worker = Worker("a", rendezvous={}, options=Options(devices=(f"{TYPE}:9",)))
-    words = rf"Options.devices has {TYPE}:9, but this process has cpu, {TYPE}:0"
+    worker = Worker(
+        "a", rendezvous={}, options=Options(devices=DeviceOptions(names=(f"{TYPE}:9",)))
+    )
+    words = rf"DeviceOptions.names has {TYPE}:9, but this process has cpu, {TYPE}:0"
     with pytest.raises(asyncrpc.UsageError, match=words):
         async with worker:
             pass

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrpc import CollectiveError, Group, Options, UsageError, Worker
+from asyncrpc import DeviceOptions, Group, Options, UsageError, Worker
 from asyncrpc.ddp import DistributedDataParallel
 from asyncrpc.devices import xla
+from asyncrpc.errors import CollectiveError
 from asyncrpc.testing import Cluster
 from tests.integration.devices.accelerators import IS_FAKE, TYPE, Hands
 
@@ -299,7 +300,9 @@ async def test_a_group_of_one_has_nothing_to_reduce(pair: Pair) -> None:
 
 @pytest.mark.skipif(not IS_FAKE, reason="the process has no second device")
 async def test_a_device_that_the_worker_was_not_told_of() -> None:
-    async with Cluster(2, options=Options(devices=("fake:1",))) as pair:
+    async with Cluster(
+        2, options=Options(devices=DeviceOptions(names=("fake:1",)))
+    ) as pair:
 
         async def run(worker: Worker) -> None:
             with pytest.raises(UsageError, match="no device fake:0"):

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import EncodeError, Options, Worker, WorkerLostError
+from asyncrpc import Options, Worker, WorkerLostError
+from asyncrpc.errors import EncodeError
 from asyncrpc.runtime.payloads import loans, regions
 from asyncrpc.serde.shared import can_share
 from asyncrpc.testing import Cluster, ProcessCluster, fake_device

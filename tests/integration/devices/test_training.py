@@ -144,7 +144,7 @@ async def test_gradients_come_back_by_the_map(
 ) -> None:
     """A tensor goes to another type of device; its gradient is where the tensor is."""
     _ = ledger
-    chosen = options(takes_turns=takes_turns, device_maps={"b": {mine: theirs}})
+    chosen = options(takes_turns=takes_turns, maps={"b": {mine: theirs}})
     async with Cluster(2, options=chosen) as (a, _):
         with acting_as(a):
             hands = Hands(a)
@@ -256,7 +256,7 @@ async def mapped(
     takes_turns: bool,  # noqa: FBT001
 ) -> AsyncIterator[Hands]:
     _ = ledger
-    chosen = options(takes_turns=takes_turns, device_maps={"b": {HOME: HOME}})
+    chosen = options(takes_turns=takes_turns, maps={"b": {HOME: HOME}})
     async with Cluster(2, options=chosen) as (a, _):
         with acting_as(a):
             yield Hands(a)

@@ -311,7 +311,7 @@ def every_way_to_start(rank: int, size: int, url: str) -> str:
 def work_and_futures(rank: int, size: int, url: str, options: Options | None) -> str:
     """What is asked of work: a device's tensor is there as soon as it says so."""
     ledger = begin(rank, size, url, pg_options=options)
-    takes_turns = TYPE == "xla" if options is None else options.takes_turns
+    takes_turns = TYPE == "xla" if options is None else options.devices.takes_turns
     total = torch.full((3,), float(size))
     one = on_device(torch.ones(3))
     work: Any = dist.all_reduce(one, async_op=True)

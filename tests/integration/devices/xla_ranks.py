@@ -79,7 +79,7 @@ async def refused_where_it_would_diverge(module: nn.Module, size: int) -> None:
 
 
 async def main(_: int = 0) -> None:
-    options = asyncrpc.Options(devices=(xla.device(),))
+    options = asyncrpc.Options(devices=asyncrpc.DeviceOptions(names=(xla.device(),)))
     name = f"replica{xla.global_ordinal()}"
     async with asyncrpc.Worker(name, rendezvous="xla://", options=options) as worker:
         await check(worker)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from asyncrpc import EncodeError, Options, Policy
+from asyncrpc import Options, Policy
+from asyncrpc.errors import EncodeError
 from asyncrpc.multiprocessing import launch
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.testing import Cluster, ProcessCluster

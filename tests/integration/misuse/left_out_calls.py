@@ -14,7 +14,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
         [
             "Worker.end_in_child",
             *("CallFuture.fail", "CallFuture.settle", "CallFuture.succeed"),
-            *("Options.compression_to", "Options.device_map_to"),
+            *("NetworkOptions.compression_to", "DeviceOptions.map_to"),
             "Options.with_environment",
         ],
         _OF_THE_RUNTIME,

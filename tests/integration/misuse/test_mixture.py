@@ -31,15 +31,13 @@ import asyncrpc
 from asyncrpc import (
     AsyncRpcError,
     CallError,
-    CollectiveError,
-    EncodeError,
     Group,
     RemoteError,
-    RRefDeletedError,
     UsageError,
     Worker,
     autograd,
 )
+from asyncrpc.errors import CollectiveError, EncodeError, RRefDeletedError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.misuse.traffic import (

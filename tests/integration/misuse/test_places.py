@@ -13,7 +13,8 @@ from typing import Final
 
 import pytest
 
-from asyncrpc import AsyncRpcError, JoinRendezvous, NotStartedError, Worker
+from asyncrpc import AsyncRpcError, JoinRendezvous, Worker
+from asyncrpc.errors import NotStartedError
 from asyncrpc.testing import Cluster
 from tests.integration.misuse.conftest import others
 from tests.integration.misuse.places import ENDS, PLACES, WITHOUT_WORKER

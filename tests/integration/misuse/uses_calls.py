@@ -10,7 +10,17 @@ from typing import Any, Final
 import torch
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, Options, Worker, autograd
+from asyncrpc import (
+    DeviceOptions,
+    LimitOptions,
+    LivenessOptions,
+    LocalRendezvous,
+    MessageLimits,
+    NetworkOptions,
+    Options,
+    Worker,
+    autograd,
+)
 from asyncrpc.runtime.options import CallOptions
 from tests.integration.misuse.traffic import make_parameter, scale
 from tests.integration.misuse.uses_values import (
@@ -34,7 +44,7 @@ def _named(function: Callable[..., Any], **more: Any) -> Use:
             "func": CALLABLES,
             "args": {"an empty list", "a list of numbers", "a list of text"},
             "kwargs": {"none", "a map"},
-            "timeout": SECONDS | {"infinite"},
+            "timeout_s": SECONDS | {"infinite"},
         },
         says={"to": UNKNOWN, "func": r"\bfunction\b"},
         **more,
@@ -76,16 +86,16 @@ OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
     "interface": {"none", "text", "empty text", "text with a surrogate", "too large"},
     "listen": {"none", "an empty list"},
     "advertise": {"none", "an empty list"},
-    "devices": {"none", "an empty list", "a list of text"},
+    "names": {"none", "an empty list", "a list of text"},
     "rpc_timeout_s": SECONDS | {"infinite"},
     "watch": set(),
     "membership": set(),
     "codecs": set(),
-    "device_maps": set(),
+    "maps": set(),
     "takes_turns": {"none", "true"},
     "bulk_lanes": {"none", "an integer"},
     "spin": set(),
-    "limits": set(),
+    **{one: set() for one in ("network", "liveness", "limits", "devices", "message")},
     "on_loop_bytes_max": {"an integer", "an integer of 70 bits"},
     "lost_after_s": {"an integer", "infinite", "an integer of 70 bits"},
     "heartbeat_s": {"an integer", "a fraction"},
@@ -93,12 +103,13 @@ OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
 POSITIVE: Final = (SECONDS | {"infinite"}) - {"none"}
 
 
-def _options_fit() -> Mapping[str, set[str]]:
+def _options(record: Any) -> Use:
+    """Return how a record of options is made."""
     fits = {}
-    for name in Options.__dataclass_fields__:
+    for name in record.__dataclass_fields__:
         default = POSITIVE if name.endswith("_s") else COUNT
         fits[name] = OPTIONS_FIT.get(name, default)
-    return fits
+    return Use(lambda _: record, fits=fits, needs_worker=False)
 
 
 ANY_SECONDS: Final = SECONDS | {"infinite"}
@@ -146,7 +157,7 @@ async def _ended(starting: Any) -> None:
 
 async def _start_and_end(_: World) -> None:
     async with Worker("new", rendezvous=LocalRendezvous(1)) as worker:
-        await worker.shutdown(graceful=True, timeout=60, drain_timeout_s=1)
+        await worker.shutdown(graceful=True, timeout_s=60, drain_timeout_s=1)
 
 
 async def _wait_in_thread(timeout: Any = None) -> Any:  # noqa: ASYNC109  (as `wait`)
@@ -200,7 +211,9 @@ USES: Final[Mapping[str, Use]] = {
         right={"shape": lambda _: (3,)},
         fits={"shape": {"an integer", "an empty list"}},
     ),
-    "Worker.barrier": _method("barrier", fits={"timeout": ANY_SECONDS}, rightly=_meet),
+    "Worker.barrier": _method(
+        "barrier", fits={"timeout_s": ANY_SECONDS}, rightly=_meet
+    ),
     "Worker.rendezvous": _method(
         "rendezvous",
         right={"tag": lambda _: "tag", "replicas": lambda world: [world.a.rank]},
@@ -208,7 +221,7 @@ USES: Final[Mapping[str, Use]] = {
             "tag": {"text", "empty text", "text with a surrogate"},
             "payload": {"bytes"},
             "replicas": {"none"},
-            "timeout": ANY_SECONDS,
+            "timeout_s": ANY_SECONDS,
         },
         rightly=_meet_at,
     ),
@@ -221,7 +234,7 @@ USES: Final[Mapping[str, Use]] = {
         "shutdown",
         fits={
             "graceful": {"true"},
-            "timeout": ANY_SECONDS,
+            "timeout_s": ANY_SECONDS,
             "drain_timeout_s": ANY_SECONDS,
         },
         rightly=_start_and_end,
@@ -259,8 +272,8 @@ USES: Final[Mapping[str, Use]] = {
     "CallFuture.wait": Use(
         lambda _: _wait_in_thread,
         is_found_there=True,  # what waits is a call
-        right={"timeout": lambda _: 60},
-        fits={"timeout": ANY_SECONDS},
+        right={"timeout_s": lambda _: 60},
+        fits={"timeout_s": ANY_SECONDS},
     ),
     "CallFuture.cancel": Use(
         lambda world: _future(world).cancel,
@@ -275,7 +288,6 @@ USES: Final[Mapping[str, Use]] = {
     "RRef.to_here": _of_rref(
         "to_here",
         fits={
-            "timeout": SECONDS | {"infinite"},
             "timeout_s": SECONDS | {"infinite"},
             "out": {"none", "a tensor", "a tensor of integers", "too many dimensions"},
         },
@@ -283,19 +295,19 @@ USES: Final[Mapping[str, Use]] = {
     "RRef.rpc_async": _of_rref(
         "rpc_async",
         needs_worker=False,
-        fits={"timeout": SECONDS | {"infinite"}},
+        fits={"timeout_s": SECONDS | {"infinite"}},
         finish=nothing,
     ),
     "RRef.rpc_sync": _of_rref(
         "rpc_sync",
         needs_worker=False,
-        fits={"timeout": SECONDS | {"infinite"}},
+        fits={"timeout_s": SECONDS | {"infinite"}},
         finish=nothing,
     ),
     "RRef.remote": _of_rref(
         "remote",
         needs_worker=False,
-        fits={"timeout": SECONDS | {"infinite"}},
+        fits={"timeout_s": SECONDS | {"infinite"}},
         finish=nothing,
     ),
     "RRef.backward": _of_rref(
@@ -312,7 +324,12 @@ USES: Final[Mapping[str, Use]] = {
     "RRef.is_owner": _of_rref("is_owner", needs_worker=False),
     "RRef.confirmed_by_owner": _of_rref("confirmed_by_owner", needs_worker=False),
     # --- options
-    "Options": Use(lambda _: Options, fits=_options_fit(), needs_worker=False),
+    "Options": _options(Options),
+    "NetworkOptions": _options(NetworkOptions),
+    "LivenessOptions": _options(LivenessOptions),
+    "LimitOptions": _options(LimitOptions),
+    "MessageLimits": _options(MessageLimits),
+    "DeviceOptions": _options(DeviceOptions),
     "LocalRendezvous": Use(
         lambda _: LocalRendezvous,
         needs_worker=False,

@@ -234,7 +234,7 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "shutdown": Use(
         lambda _: _shutdown,
-        fits={"graceful": FLAG, "timeout": SECONDS | {"infinite"}},
+        fits={"graceful": FLAG, "timeout_s": SECONDS | {"infinite"}},
         needs_worker=False,
     ),
     "rpc_sync": Use(
@@ -245,7 +245,7 @@ USES: Final[Mapping[str, Use]] = {
             "func": CALLABLES,
             "args": SEQUENCES,
             "kwargs": {"none", "a map"},
-            "timeout": SECONDS | {"infinite"},
+            "timeout_s": SECONDS | {"infinite"},
         },
         says={"to": r"\bto\b|worker .* is unknown", "func": r"\bfunction\b"},
     ),

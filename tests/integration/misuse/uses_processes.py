@@ -8,8 +8,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from asyncrpc import ProcessFailedError, UsageError
+from asyncrpc import UsageError
 from asyncrpc.devices import xla
+from asyncrpc.errors import ProcessFailedError
 from asyncrpc.multiprocessing import Processes, Queue, launch, spawn
 from tests.integration.misuse.beside import SEQUENCES, in_thread
 from tests.integration.misuse.targets import rank_of

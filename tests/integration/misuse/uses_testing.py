@@ -159,8 +159,8 @@ USES: Final[Mapping[str, Use]] = {
     "testing.Proxy.heal": _of_proxy("heal"),
     "testing.Proxy.delay": _of_proxy(
         "delay",
-        right={"seconds": lambda _: 0.5},
-        fits={"seconds": SECONDS - {"none"}},
+        right={"delay_s": lambda _: 0.5},
+        fits={"delay_s": SECONDS - {"none"}},
     ),
     "testing.Proxy.throttle": _of_proxy(
         "throttle",

@@ -28,7 +28,11 @@ POSITIVE: Final = {
     "infinite",
     "an integer of 70 bits",
 }
-REFUSED_BY_OWNER: Final = (asyncrpc.UsageError, asyncrpc.EncodeError, OptimizerError)
+REFUSED_BY_OWNER: Final = (
+    asyncrpc.UsageError,
+    asyncrpc.errors.EncodeError,
+    OptimizerError,
+)
 
 
 def three(_: object = None) -> torch.Tensor:
@@ -115,7 +119,7 @@ async def _refuse(world: World) -> None:
     here.refuse("had no time")
     try:
         await other.barrier()
-    except asyncrpc.CollectiveError:
+    except asyncrpc.errors.CollectiveError:
         return
     finally:
         here.close()
@@ -271,7 +275,7 @@ AUTOGRAD: Final[Mapping[str, Use]] = {
             "retain_graph": FLAG,
             "create_graph": FLAG,
             "gradients": {"none"},
-            "timeout": SECONDS | {"infinite"},
+            "timeout_s": SECONDS | {"infinite"},
         },
         refusals=(asyncrpc.UsageError, NoGradientPathError),
     ),

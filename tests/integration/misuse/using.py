@@ -49,7 +49,7 @@ class Use:
     says: Mapping[str, str] = field(default_factory=dict)
     refusals: tuple[type[BaseException], ...] = (
         asyncrpc.UsageError,
-        asyncrpc.EncodeError,
+        asyncrpc.errors.EncodeError,
     )
     rightly: Callable[[World], Awaitable[Any]] | None = None
     is_found_there: bool = False

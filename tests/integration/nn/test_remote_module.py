@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import RRef, UnknownWorkerError, UsageError, Worker
+from asyncrpc import RRef, UsageError, Worker
 from asyncrpc.autograd import backward, context, get_gradients
+from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.nn import RemoteModule, owner
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as

@@ -108,6 +108,6 @@ async def end_together(
             asyncrpc.remote(1, chain, (folder, depth - 1))
         else:
             asyncrpc.rpc_async(1, chain, (folder, depth - 1))
-    await asyncrpc.shutdown(graceful=True, timeout=15.0)
+    await asyncrpc.shutdown(graceful=True, timeout_s=15.0)
     assert worker.is_closed
     return time.monotonic()

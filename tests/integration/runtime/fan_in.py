@@ -94,7 +94,7 @@ async def gather_crowd(
 ) -> None:
     """Start workers here; let each make small calls, and send tensors of `nbytes`."""
     host = asyncrpc.current_worker()
-    options = replace(host.options, listen=None)
+    options = replace(host.options, network=replace(host.options.network, listen=None))
     for number in range(size):
         name = f"{host.name}-{number}"
         meeting = {name: (), callee: addresses}

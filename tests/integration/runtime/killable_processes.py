@@ -117,7 +117,7 @@ async def _live(
     began_s, late = time.monotonic(), ""
     told.send(began_s)
     try:
-        await worker.shutdown(graceful=True, timeout=DRAIN_S)
+        await worker.shutdown(graceful=True, timeout_s=DRAIN_S)
     except TimeoutError as error:
         late = str(error)
     told.send((time.monotonic() - began_s, late))

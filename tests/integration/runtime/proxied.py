@@ -9,7 +9,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from asyncrpc import Options, Worker
+from asyncrpc import (
+    NetworkOptions,
+    Options,
+    Worker,
+)
 from asyncrpc.testing import Proxy
 from tests.integration.runtime.groups import REPOSITORY, free_port
 
@@ -35,8 +39,11 @@ async def proxied(
             own = replace(
                 given,
                 secret=SECRET,
-                listen=(str(proxy.target),),
-                advertise=(proxy.address,),
+                network=replace(
+                    given.network,
+                    listen=(str(proxy.target),),
+                    advertise=(proxy.address,),
+                ),
             )
             workers[name] = Worker(name, rendezvous=where, options=own)
         for worker in workers.values():
@@ -67,7 +74,11 @@ async def in_process(
             stdout=asyncio.subprocess.PIPE,
             stdin=asyncio.subprocess.PIPE,
         )
-        own = replace(options, secret=SECRET, listen=(here,))
+        own = replace(
+            options,
+            secret=SECRET,
+            network=replace(options.network, listen=(here,)),
+        )
         try:
             assert process.stdout is not None
             assert await process.stdout.readline() == b"ready\n"
@@ -82,7 +93,9 @@ async def in_process(
 async def _serve(name: str, listen: str, advertise: str, other: str) -> None:
     """Be a worker until the standard input ends."""
     options = Options(
-        secret=SECRET, listen=(listen,), advertise=(advertise,), membership="static"
+        secret=SECRET,
+        network=NetworkOptions(listen=(listen,), advertise=(advertise,)),
+        membership="static",
     )
     where = {"a": other, name: advertise}
     async with Worker(name, rendezvous=where, options=options):

@@ -384,7 +384,7 @@ def wait_briefly(to: str) -> tuple[str, int]:
     """Wait less than a call takes, then as long as it takes."""
     call = asyncrpc.rpc_async(to, slow_one)
     try:
-        call.wait(timeout=0.01)
+        call.wait(timeout_s=0.01)
     except TimeoutError:
         return "timed out", call.wait()
     return "was too quick", 0

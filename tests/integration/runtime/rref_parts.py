@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 import asyncrpc
-from asyncrpc import Options, RRef, Worker
+from asyncrpc import NetworkOptions, Options, RRef, Worker
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 
 NOTHING = {"owned": 0, "held": 0, "values": 0}
 LIMIT_S = 600.0  # of virtual time
-SIM_OPTIONS = Options(drain_timeout_s=2.0, connect_timeout_s=5.0)
+SIM_OPTIONS = Options(
+    drain_timeout_s=2.0, network=NetworkOptions(connect_timeout_s=5.0)
+)
 
 
 def counts(worker: Worker) -> dict[str, int]:

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import EncodeError, UnknownWorkerError, Worker
+from asyncrpc import Worker
+from asyncrpc.errors import EncodeError, UnknownWorkerError
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
@@ -68,7 +69,7 @@ async def test_small_tensors_need_no_thread_for_torchs_own_functions(
 
 
 async def test_that_can_be_switched_off() -> None:
-    options = asyncrpc.Options(on_loop_bytes_max=0)
+    options = asyncrpc.Options(limits=asyncrpc.LimitOptions(on_loop_bytes_max=0))
     async with Cluster(2, options=options) as (a, b):
         assert await a.peer(b.name).call(torch.sum, torch.ones(2)) == 2
         assert b.parts.pool.threads == 1
@@ -263,7 +264,7 @@ async def test_a_worker_that_has_ended_says_so(trio: Trio) -> None:
     with pytest.raises(asyncrpc.WorkerLostError) as caught:
         await a.peer("b").call(remote.add, 1)
     assert caught.value.outcome is asyncrpc.Outcome.NOT_EXECUTED
-    with pytest.raises(asyncrpc.NotStartedError, match="shut down"):
+    with pytest.raises(asyncrpc.errors.NotStartedError, match="shut down"):
         b.peer("a")
 
 

@@ -14,18 +14,19 @@ import torch
 import asyncrpc
 from asyncrpc import (
     DeadlineExceededError,
-    DecodeError,
-    EncodeError,
+    LimitOptions,
+    NetworkOptions,
     Options,
     Outcome,
     Policy,
     UsageError,
     Worker,
 )
+from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.runtime.calls import preparation
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
-from asyncrpc.wire.reader import ReaderLimits
+from asyncrpc.wire.limits import MessageLimits
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
 
@@ -100,7 +101,7 @@ async def test_a_worker_that_lacks_the_package_says_so_and_lives_on() -> None:
 
 
 async def test_the_codec_of_a_peer_is_an_option_and_a_call_overrules_it() -> None:
-    options = Options(codecs={"b": "fp16", "*": "zstd"})
+    options = Options(network=NetworkOptions(codecs={"b": "fp16", "*": "zstd"}))
     async with Cluster(3, options=options) as (a, _, _):
         third = torch.full((3000,), 1 / 3)
         half = third.half().float()
@@ -147,7 +148,7 @@ async def test_an_unknown_codec_is_refused_before_any_call(trio: Trio) -> None:
     with pytest.raises(UsageError, match=r"'gzip' is unknown.*'lz4'.*'int8'"):
         trio[0].peer("b").using(codec="gzip")
     with pytest.raises(UsageError, match=r"'bf16\+fp16' is unknown"):
-        Options(codecs={"b": "bf16+fp16"})
+        Options(network=NetworkOptions(codecs={"b": "bf16+fp16"}))
 
 
 async def test_codecs_work_under_policy_strict() -> None:
@@ -164,8 +165,11 @@ async def test_codecs_work_under_policy_strict() -> None:
 
 
 async def test_what_a_payload_may_become_is_limited_at_both_ends() -> None:
-    small = ReaderLimits(unpacked_bytes_max=MIB)
-    async with Cluster(2, options=Options(limits=small)) as (a, _):
+    small = MessageLimits(unpacked_bytes_max=MIB)
+    async with Cluster(2, options=Options(limits=LimitOptions(message=small))) as (
+        a,
+        _,
+    ):
         zeros = torch.zeros(MIB)
         with pytest.raises(EncodeError, match="1048576 can be sent with a codec"):
             await a.peer("b").using(codec="zstd").call(remote.echo, zeros)

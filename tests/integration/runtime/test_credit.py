@@ -12,7 +12,14 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import DeadlineExceededError, Options, Outcome, Worker, WorkerLostError
+from asyncrpc import (
+    DeadlineExceededError,
+    LimitOptions,
+    Options,
+    Outcome,
+    Worker,
+    WorkerLostError,
+)
 from asyncrpc.errors import (
     ConnectionLostError,
     DecodeError,
@@ -60,11 +67,10 @@ async def count(value: torch.Tensor, items: int) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def group(
-    size: int = 2, wires: Wires = "mem", **options: Any
-) -> AsyncIterator[list[Worker]]:
-    given: dict[str, Any] = {"inbound_bytes_max": LIMIT_BYTES, "drain_timeout_s": 2.0}
-    async with Cluster(size, network=wires, options=Options(**given | options)) as all_:
+async def group(size: int = 2, wires: Wires = "mem") -> AsyncIterator[list[Worker]]:
+    limits = LimitOptions(inbound_bytes_max=LIMIT_BYTES)
+    options = Options(limits=limits, drain_timeout_s=2.0)
+    async with Cluster(size, network=wires, options=options) as all_:
         yield all_
 
 

@@ -74,10 +74,10 @@ async def test_a_thread_passes_its_deadline_on(trio: Trio) -> None:
 async def test_the_argument_timeout_limits_one_call(trio: Trio, watch: Watch) -> None:
     a, _, _ = trio
     with acting_as(a):
-        call = asyncrpc.rpc_async("b", remote.wait_for_ever, ("w",), timeout=0.05)
+        call = asyncrpc.rpc_async("b", remote.wait_for_ever, ("w",), timeout_s=0.05)
         with pytest.raises(DeadlineExceededError):
             await call
-        other = asyncrpc.rpc_async("b", remote.time_left, timeout=3)
+        other = asyncrpc.rpc_async("b", remote.time_left, timeout_s=3)
         left = await other
         assert left is not None
         assert 1 < left <= 3
@@ -89,7 +89,9 @@ async def test_the_worker_has_a_default_and_none_lifts_it() -> None:
         assert left is not None
         assert left <= 4
         with acting_as(a):
-            assert await asyncrpc.rpc_async("b", remote.time_left, timeout=None) is None
+            assert (
+                await asyncrpc.rpc_async("b", remote.time_left, timeout_s=None) is None
+            )
 
 
 async def test_a_deadline_that_has_passed_sends_nothing(

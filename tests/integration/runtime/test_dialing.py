@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, Options, Outcome, Worker, WorkerLostError
+from asyncrpc import (
+    LocalRendezvous,
+    Options,
+    Outcome,
+    Worker,
+    WorkerLostError,
+)
 from asyncrpc.errors import ConnectError, RefusedError
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.directory import Directory
@@ -183,12 +189,12 @@ async def test_a_dial_that_is_late_because_its_loop_stood_still_loses_no_call(
     With the first call that comes over it this worker may import a module: for seconds,
     after which the time for the dial is up.
     """
-    options = replace(OPTIONS, connect_timeout_s=0.5)
+    options = replace(OPTIONS, network=replace(OPTIONS.network, connect_timeout_s=0.5))
     on_hello = Directory.on_answer
 
     def on_slow_hello(self: Directory[Any], *args: Any) -> None:
         on_hello(self, *args)
-        time.sleep(2 * options.connect_timeout_s)
+        time.sleep(2 * options.network.connect_timeout_s)
 
     async with ProcessCluster(["b"], options=options) as a:
         called = asyncio.create_task(a.peer("b").call(remote.add, 1))
@@ -228,7 +234,9 @@ async def test_a_connection_that_was_never_used_says_nothing_of_its_dialer(
 ) -> None:
     """Its end is not the peer's: what the peer refers to stays."""
     store = f"file://{tmp_path}/store"
-    options = replace(OPTIONS, lost_after_s=1.0, heartbeat_s=0.3)
+    options = replace(
+        OPTIONS, liveness=replace(OPTIONS.liveness, lost_after_s=1.0, heartbeat_s=0.3)
+    )
     one, other = (
         Worker(name, rank=rank, world_size=2, rendezvous=store, options=options)
         for rank, name in enumerate("ab")
@@ -253,7 +261,9 @@ async def test_a_connection_that_was_never_used_says_nothing_of_its_dialer(
 async def listed(
     name: str, where: Mapping[str, str], listen: str | None = None
 ) -> AsyncIterator[Worker]:
-    options = replace(OPTIONS, listen=(listen or where[name],))
+    options = replace(
+        OPTIONS, network=replace(OPTIONS.network, listen=(listen or where[name],))
+    )
     async with Worker(name, rendezvous=where, options=options) as worker:
         yield worker
 
@@ -341,14 +351,21 @@ async def test_a_restart_that_nobody_saw_does_not_mix_two_lives() -> None:
 
 
 def alone(*listen: str, interface: str | None = None) -> Worker:
-    options = replace(OPTIONS, listen=listen, interface=interface)
+    options = replace(
+        OPTIONS, network=replace(OPTIONS.network, listen=listen, interface=interface)
+    )
     return Worker("b", rank=0, rendezvous=LocalRendezvous(1), options=options)
 
 
 async def answers(address: str | Sequence[str], folder: Path) -> bool:
     """Say whether worker `b` can be called at an address."""
     where = {"a": f"uds://{folder}/a", "b": address}
-    options = replace(OPTIONS, listen=(f"uds://{folder}/a",), connect_timeout_s=2.0)
+    options = replace(
+        OPTIONS,
+        network=replace(
+            OPTIONS.network, listen=(f"uds://{folder}/a",), connect_timeout_s=2.0
+        ),
+    )
     async with Worker("a", rendezvous=where, options=options) as a:
         return bool(await a.peer("b").call(remote.add, 1) == 2)
 
@@ -378,7 +395,7 @@ async def test_every_published_address_reaches_the_worker(
 async def test_with_a_secret_a_worker_listens_at_a_socket_and_everywhere(
     tmp_path: Path,
 ) -> None:
-    options = replace(OPTIONS, listen=None)
+    options = replace(OPTIONS, network=replace(OPTIONS.network, listen=None))
     where = LocalRendezvous(1)
     async with Worker("b", rank=0, rendezvous=where, options=options) as b:
         schemes = {address.partition(":")[0] for address in b.addresses}
@@ -466,6 +483,8 @@ async def test_a_killed_process_is_replaced_under_its_name() -> None:
             assert await asyncio.to_thread(have_ended, descriptors, LIMIT_S)
         places = a.parts.directory.find("b").member.addresses
         async with Worker(
-            "b", rendezvous={"b": places}, options=replace(OPTIONS, listen=places)
+            "b",
+            rendezvous={"b": places},
+            options=replace(OPTIONS, network=replace(OPTIONS.network, listen=places)),
         ) as again:
             assert await a.peer("b").call(incarnation) == again.incarnation

@@ -15,7 +15,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from asyncrpc import LocalRendezvous, Options, Worker
+from asyncrpc import (
+    LocalRendezvous,
+    NetworkOptions,
+    Options,
+    Worker,
+)
 from asyncrpc.wire.handshake import PREFACE
 from tests.certificates import Authority
 from tests.integration.runtime import remote
@@ -25,9 +30,9 @@ from tests.integration.runtime.raw_connections import dialed, read_to_the_end
 SECRET = "the right one"
 QUICK = Options(
     secret=SECRET,
-    listen=("tcp://127.0.0.1:0",),
+    # What ends a stranger here is others, not time.
+    network=NetworkOptions(listen=("tcp://127.0.0.1:0",), handshake_timeout_s=60.0),
     drain_timeout_s=0.5,
-    handshake_timeout_s=60.0,  # what ends a stranger here is others, not time
 )
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -106,7 +111,9 @@ def resident_bytes() -> int:
 
 async def test_when_there_are_too_many_the_oldest_stranger_goes() -> None:
     async with (
-        serving(replace(QUICK, handshakes_max=2)) as server,
+        serving(
+            replace(QUICK, limits=replace(QUICK.limits, handshakes_max=2))
+        ) as server,
         dialed(server) as first,
         dialed(server) as second,
     ):
@@ -122,7 +129,9 @@ async def test_when_there_are_too_many_the_oldest_stranger_goes() -> None:
 
 async def test_a_flood_of_silence_keeps_nobody_out() -> None:
     async with (
-        serving(replace(QUICK, handshakes_max=8)) as server,
+        serving(
+            replace(QUICK, limits=replace(QUICK.limits, handshakes_max=8))
+        ) as server,
         crowd_at(server) as crowd,
     ):
         await crowd.join(50)
@@ -153,7 +162,7 @@ async def test_calls_go_on_in_a_flood(tmp_path: Path, *, encrypted: bool) -> Non
                 assert await newcomer.peer("ps").call(remote.add, calls) == calls + 1
                 calls += 1
             assert await friend.peer("ps").call(remote.add, 1) == 2
-        assert len(server.parts.directory.admission) <= QUICK.handshakes_max
+        assert len(server.parts.directory.admission) <= QUICK.limits.handshakes_max
         # Each was in the middle of something when it was put out or refused.
         counters = server.counters
         await until(
@@ -161,7 +170,7 @@ async def test_calls_go_on_in_a_flood(tmp_path: Path, *, encrypted: bool) -> Non
                 counters.connections_dropped_unauthenticated
                 + counters.handshakes_refused
                 + counters.authentications_failed
-                >= 2000 - QUICK.handshakes_max
+                >= 2000 - QUICK.limits.handshakes_max
             )
         )
 
@@ -176,7 +185,9 @@ async def test_a_stranger_takes_little_memory_and_no_more_by_talking(
     """Of the 2,000 here, both ends of each are in this process."""
     tls = Authority(tmp_path).tls() if encrypted else None
     count = 2000
-    options = replace(QUICK, handshakes_max=2 * count, tls=tls)
+    options = replace(
+        QUICK, limits=replace(QUICK.limits, handshakes_max=2 * count), tls=tls
+    )
     async with serving(options) as server, crowd_at(server) as crowd:
         await crowd.join(50)  # what is allocated once
         before = resident_bytes()

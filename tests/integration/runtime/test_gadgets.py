@@ -20,12 +20,22 @@ import msgpack
 import pytest
 import uvloop
 
-from asyncrpc import LocalRendezvous, Options, Policy, RemoteError, UsageError, Worker
+from asyncrpc import (
+    LimitOptions,
+    LivenessOptions,
+    LocalRendezvous,
+    NetworkOptions,
+    Options,
+    Policy,
+    RemoteError,
+    UsageError,
+    Worker,
+)
 from asyncrpc.serde import compression_named
 from asyncrpc.serde.functions import FunctionTable
 from asyncrpc.wire.frames import HEADER, HEADER_BYTES, FrameKind, prefix
+from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
-from asyncrpc.wire.reader import ReaderLimits
 from tests.fuzz.auditing import watched
 from tests.integration.runtime import gadgets
 from tests.integration.runtime.gadgets import MODULE, SENTINEL, Gadget, ref, value
@@ -37,12 +47,13 @@ OPTIONS = Options(
     secret=SECRET,
     policy=Policy.STRICT,
     allow=(f"{MODULE}:make_plain",),
-    listen=("tcp://127.0.0.1:0",),
+    network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
     drain_timeout_s=0.5,
-    heartbeat_s=0.5,
-    lost_after_s=1.0,
-    watch="off",  # a process, which peers that cannot look for themselves may start
-    limits=ReaderLimits(control_bytes_max=8 << 20, unpacked_bytes_max=16 << 20),
+    # The watch is a process, which peers that cannot look for themselves may start.
+    liveness=LivenessOptions(heartbeat_s=0.5, lost_after_s=1.0, watch="off"),
+    limits=LimitOptions(
+        message=MessageLimits(control_bytes_max=8 << 20, unpacked_bytes_max=16 << 20)
+    ),
 )
 _numbers = itertools.count(1000)
 

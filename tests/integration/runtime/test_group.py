@@ -13,15 +13,14 @@ import torch
 import asyncrpc
 from asyncrpc import (
     DeadlineExceededError,
-    EncodeError,
     Options,
     Outcome,
     RemoteError,
-    UnknownWorkerError,
     UsageError,
     Worker,
     WorkerLostError,
 )
+from asyncrpc.errors import EncodeError, UnknownWorkerError
 from asyncrpc.runtime.peers import group as group_module
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from asyncrpc.testing.cluster import Wires

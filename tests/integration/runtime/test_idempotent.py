@@ -55,7 +55,7 @@ async def test_a_call_is_made_again_where_its_worker_was_restarted(
                 call = asyncio.ensure_future(a.peer("b").call(read, log))
             await asyncio.sleep(0)
             assert await asyncio.to_thread(have_ended, descriptors, LIMIT_S)
-        options = replace(OPTIONS, listen=places)
+        options = replace(OPTIONS, network=replace(OPTIONS.network, listen=places))
         async with Worker("b", rendezvous={"b": places}, options=options):
             async with asyncio.timeout(LIMIT_S):
                 assert await call == 2

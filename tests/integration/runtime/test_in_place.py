@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import CallStats, Options, Worker
+from asyncrpc import CallStats, LimitOptions, Options, Worker
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.testing import ProcessCluster
 
@@ -72,7 +72,7 @@ _status = Path("/proc/self/status")
 @pytest.fixture(params=["uds", "tcp"])
 async def a(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
     """A worker whose peer `b` is another process, connected by sockets only."""
-    options = Options(shared_memory_bytes=0)
+    options = Options(limits=LimitOptions(shared_memory_bytes=0))
     cluster = ProcessCluster(
         ["b"], transport=request.param, options=options, method="forkserver"
     )

@@ -18,7 +18,6 @@ import pytest
 from asyncrpc import (
     CallError,
     DeadlineExceededError,
-    EncodeError,
     Options,
     Outcome,
     RemoteError,
@@ -26,6 +25,7 @@ from asyncrpc import (
     Worker,
     WorkerLostError,
 )
+from asyncrpc.errors import EncodeError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import kept_results as results
 from tests.integration.runtime.company import LIMIT_S, company, tables, told_by

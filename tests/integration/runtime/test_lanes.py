@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc import Options, Worker, WorkerLostError
+from asyncrpc import LimitOptions, NetworkOptions, Options, Worker, WorkerLostError
 from asyncrpc.errors import ConnectError, UsageError
 from asyncrpc.runtime.host import HOST_ID
 from asyncrpc.runtime.links import lane_dialer
@@ -35,14 +35,15 @@ Pair = tuple[Worker, Worker]
 
 @asynccontextmanager
 async def two(
-    network: Wires | Network = "tcp", **options: Any
+    network: Wires | Network = "tcp", chosen: NetworkOptions | None = None
 ) -> AsyncIterator[tuple[Worker, Worker]]:
-    given: dict[str, Any] = {"drain_timeout_s": 2.0, "shared_memory_bytes": 0}
-    if network == "tcp":  # on one host it would be a single lane
-        given["bulk_lanes"] = 2
-    async with Cluster(
-        2, network=network, options=Options(**given | options)
-    ) as workers:
+    lanes = 2 if network == "tcp" else None  # on one host it would be a single lane
+    options = Options(
+        drain_timeout_s=2.0,
+        network=chosen or NetworkOptions(bulk_lanes=lanes),
+        limits=LimitOptions(shared_memory_bytes=0),
+    )
+    async with Cluster(2, network=network, options=options) as workers:
         yield workers[0], workers[1]
 
 
@@ -83,7 +84,7 @@ class TestOpening:
         self, network: Wires, count: int, host: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(lane_dialer, "HOST_ID", host)
-        async with two(network, bulk_lanes=None) as (a, b):
+        async with two(network, NetworkOptions(bulk_lanes=None)) as (a, b):
             await a.peer("b").call(remote.add, torch.ones(1000))
             assert lanes_of(a, "b").state is LanesState.NONE
             large = numbers(MIB)
@@ -109,7 +110,7 @@ class TestOpening:
             assert link.connection.bytes_copied == 0
 
     async def test_no_lanes_if_the_options_say_so(self) -> None:
-        async with two(bulk_lanes=0) as (a, b):
+        async with two(chosen=NetworkOptions(bulk_lanes=0)) as (a, b):
             large = numbers(MIB)
             assert torch.equal(await a.peer("b").call(remote.echo, large), large)
             assert torch.equal(await b.peer("a").call(remote.echo, large), large)
@@ -118,7 +119,7 @@ class TestOpening:
     async def test_a_number_of_lanes_that_makes_no_sense(self) -> None:
         for count in (-1, 17):
             with pytest.raises(UsageError, match=r"bulk_lanes must be 0 to 16"):
-                Options(bulk_lanes=count)
+                Options(network=NetworkOptions(bulk_lanes=count))
 
     @pytest.mark.parametrize("who", ["dialer", "acceptor"])
     async def test_without_them_payloads_take_the_connection_itself(
@@ -204,7 +205,7 @@ class TestStriping:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         read = counted(monkeypatch)
-        async with two(bulk_lanes=3) as (a, b):
+        async with two(chosen=NetworkOptions(bulk_lanes=3)) as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             await until(lambda: len(lanes_of(b, "a").lanes) == 3, 0.0)
             read.clear()
@@ -237,7 +238,7 @@ class TestStriping:
         async def scenario(network: Network) -> None:
             network.between("a", "b").delay(network.rng.choice([0.0001, 0.01, 0.1]))
             network.between("a", "b").lose(network.rng.choice([0.0, 0.05]))
-            async with two(network, bulk_lanes=3) as (a, b):
+            async with two(network, NetworkOptions(bulk_lanes=3)) as (a, b):
                 large = [numbers((number + 1) * 99_999) for number in range(8)]
                 calls = [a.parts.start_call("b", remote.echo, (one,)) for one in large]
                 calls += [b.parts.start_call("a", remote.echo, (one,)) for one in large]
@@ -333,7 +334,7 @@ class TestTheEnd:
             assert len(await call) == 64 * MIB
 
     async def test_a_killed_peer_takes_its_lanes_along(self) -> None:
-        options = Options(shared_memory_bytes=0)
+        options = Options(limits=LimitOptions(shared_memory_bytes=0))
         cluster = ProcessCluster(
             ["b"], transport="tcp", options=options, method="forkserver"
         )

@@ -19,15 +19,14 @@ import pytest
 
 import asyncrpc
 from asyncrpc import (
-    AlreadyStartedError,
     LocalRendezvous,
-    NotStartedError,
+    NetworkOptions,
     Options,
     Outcome,
     Worker,
     WorkerLostError,
 )
-from asyncrpc.errors import TransportError
+from asyncrpc.errors import AlreadyStartedError, NotStartedError, TransportError
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
@@ -107,7 +106,7 @@ async def failing(worker: Worker, error: type[BaseException]) -> None:
 async def test_a_worker_that_cannot_listen_leaves_nothing(tmp_path: Path) -> None:
     first = f"uds://{tmp_path}/first"
     for second in (f"uds://{tmp_path}/{'x' * 200}", first):
-        options = Options(listen=(first, second))
+        options = Options(network=NetworkOptions(listen=(first, second)))
         where = LocalRendezvous(1)
         await failing(
             Worker("a", rank=0, rendezvous=where, options=options), TransportError
@@ -133,7 +132,7 @@ async def test_a_worker_that_meets_nobody_leaves_nothing(
         options=QUICK,
     )
     began_s = now_s()
-    await failing(worker, asyncrpc.RendezvousTimeoutError)
+    await failing(worker, asyncrpc.errors.RendezvousTimeoutError)
     assert now_s() - began_s < 0.2 + 2.0
 
 

@@ -13,6 +13,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import (
+    LivenessOptions,
     LocalRendezvous,
     Options,
     Outcome,
@@ -59,7 +60,7 @@ async def test_a_call_that_had_no_connection_yet_ends_with_its_worker(
         found = await asyncio.gather(call, first, return_exceptions=True)
     assert isinstance(found[0], WorkerLostError)
     assert found[0].outcome is Outcome.NOT_EXECUTED
-    assert isinstance(found[1], WorkerLostError | asyncrpc.ClosedError)
+    assert isinstance(found[1], WorkerLostError | asyncrpc.errors.ClosedError)
 
 
 async def test_calls_to_one_who_shuts_down_are_rejected_as_not_executed(
@@ -92,7 +93,7 @@ async def test_shutdown_is_idempotent_and_a_worker_starts_once(trio: Trio) -> No
     a, _, _ = trio
     await a.shutdown()
     await a.shutdown()
-    with pytest.raises(asyncrpc.AlreadyStartedError):
+    with pytest.raises(asyncrpc.errors.AlreadyStartedError):
         await a.__aenter__()
 
 
@@ -137,7 +138,7 @@ async def test_connections_are_made_again_after_a_break(wired: Trio) -> None:
         await watch.begun.wait()
         link = victim.parts.directory.find(name).link
         assert link is not None
-        link.connection.fail(asyncrpc.ConnectionLostError("cut by the test"))
+        link.connection.fail(asyncrpc.errors.ConnectionLostError("cut by the test"))
         with pytest.raises(WorkerLostError) as caught:
             await lost
         assert caught.value.outcome is Outcome.UNKNOWN
@@ -175,11 +176,11 @@ async def test_init_rpc_and_shutdown() -> None:
     where = LocalRendezvous(1)
     worker = await asyncrpc.init_rpc("w", rank=0, rendezvous=where)
     assert asyncrpc.current_worker() is worker
-    with pytest.raises(asyncrpc.AlreadyStartedError):
+    with pytest.raises(asyncrpc.errors.AlreadyStartedError):
         asyncrpc.init_rpc("x", rank=0, rendezvous=where)
     assert await asyncrpc.rpc_async("w", remote.add, (1,)) == 2
     await asyncrpc.shutdown()
-    with pytest.raises(asyncrpc.NotStartedError):
+    with pytest.raises(asyncrpc.errors.NotStartedError):
         asyncrpc.current_worker()
 
 
@@ -192,7 +193,9 @@ async def test_a_killed_peer_fails_its_calls_at_once(transport: str) -> None:
         ["b", "c"],
         transport=transport,  # type: ignore[arg-type]
         method="forkserver",
-        options=Options(drain_timeout_s=NEVER_S, lost_after_s=NEVER_S),
+        options=Options(
+            drain_timeout_s=NEVER_S, liveness=LivenessOptions(lost_after_s=NEVER_S)
+        ),
     )
     async with cluster as a:
         rref = a.peer("b").remote(remote.Counter)

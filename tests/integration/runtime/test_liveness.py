@@ -14,16 +14,19 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc import Options, Outcome, OwnerLostError, WorkerLostError
+from asyncrpc import LivenessOptions, Options, Outcome, OwnerLostError, WorkerLostError
 from asyncrpc.runtime.links import heartbeat
 from asyncrpc.testing import ProcessCluster
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import until
 
 # A tenth of the defaults: what they promise is in proportion.
-OPTIONS = Options(heartbeat_s=0.2, lost_after_s=1.0, drain_timeout_s=0.5)
+OPTIONS = Options(
+    liveness=LivenessOptions(heartbeat_s=0.2, lost_after_s=1.0), drain_timeout_s=0.5
+)
 BUSY_S = 4.0  # several times what makes a silent peer lost
-SOON_S = OPTIONS.lost_after_s + OPTIONS.heartbeat_s + 5.0  # and time to be scheduled
+# And time to be scheduled.
+SOON_S = OPTIONS.liveness.lost_after_s + OPTIONS.liveness.heartbeat_s + 5.0
 
 
 def hold_the_interpreter(seconds: float) -> str:
@@ -76,7 +79,7 @@ async def test_a_busy_worker_of_another_host_is_waited_for(
 ) -> None:
     """As if it were: its host is not looked at, only asked over the network."""
     monkeypatch.setattr(heartbeat, "HOST_ID", "another kernel")
-    options = replace(OPTIONS, watch="on")
+    options = replace(OPTIONS, liveness=replace(OPTIONS.liveness, watch="on"))
     cluster = ProcessCluster(
         ["b"], transport="tcp", method="forkserver", options=options
     )
@@ -130,7 +133,9 @@ async def test_a_stopped_worker_is_lost_and_comes_back(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", ["uds", "tcp"])
 async def test_a_killed_worker_is_lost_long_before_the_limit(transport: str) -> None:
-    options = Options(heartbeat_s=20, lost_after_s=600, drain_timeout_s=0.5)
+    options = Options(
+        liveness=LivenessOptions(heartbeat_s=20, lost_after_s=600), drain_timeout_s=0.5
+    )
     cluster = ProcessCluster(
         ["b", "c"],
         transport=transport,  # type: ignore[arg-type]

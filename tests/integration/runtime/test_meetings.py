@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc import (
-    BarrierBrokenError,
-    BarrierTimeoutError,
-    NotStartedError,
-    Options,
-    UsageError,
-    Worker,
-    WorkerLostError,
-)
+from asyncrpc import Options, UsageError, Worker, WorkerLostError
+from asyncrpc.errors import BarrierBrokenError, BarrierTimeoutError, NotStartedError
 from asyncrpc.runtime.machine import meetings as machine
 from asyncrpc.runtime.membership import meetings
 from asyncrpc.runtime.membership.meeting_codec import PART_BYTES
@@ -235,7 +228,7 @@ async def test_a_timeout_fails_for_all_and_says_who_did_not_come(
     a, *others = five
     found = await outcomes(
         *(
-            one.rendezvous("tag", timeout=GIVES_UP_S if one is five[4] else None)
+            one.rendezvous("tag", timeout_s=GIVES_UP_S if one is five[4] else None)
             for one in others
         )
     )
@@ -279,7 +272,7 @@ async def test_what_fails_leaves_other_tags_be(five: list[Worker]) -> None:
     good = asyncio.create_task(all_meet(five[:4], "good"))
     bad = all_meet(five[:4], "bad")
     with pytest.raises(BarrierTimeoutError):
-        await five[4].rendezvous("other", timeout=0.0)
+        await five[4].rendezvous("other", timeout_s=0.0)
     failed, _ = await asyncio.gather(
         bad,
         outcomes(five[4].rendezvous("bad", bytes(2 * MIB))),
@@ -299,7 +292,7 @@ async def test_a_call_that_gives_up_before_its_turn_counts(five: list[Worker]) -
     third = [asyncio.create_task(one.rendezvous("tag", b"3")) for one in others]
     await asyncio.sleep(0)
     with pytest.raises(BarrierTimeoutError, match="another call of this worker waits"):
-        await others[0].rendezvous("tag", timeout=0.0)  # the fourth
+        await others[0].rendezvous("tag", timeout_s=0.0)  # the fourth
     second[1].cancel()
     assert await last.rendezvous("tag", b"1") == [b"1"] * 5
     assert await asyncio.gather(*first) == [[b"1"] * 5] * 4

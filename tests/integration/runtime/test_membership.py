@@ -14,17 +14,16 @@ import pytest
 
 from asyncrpc import (
     JoinRendezvous,
+    LivenessOptions,
     MemberChange,
     MemberChanges,
-    NotStartedError,
     Options,
-    RendezvousTimeoutError,
-    UnknownWorkerError,
     UsageError,
     Worker,
     WorkerInfo,
     WorkerLostError,
 )
+from asyncrpc.errors import NotStartedError, RendezvousTimeoutError, UnknownWorkerError
 from asyncrpc.runtime.membership.changes import CHANGES_MAX
 from asyncrpc.runtime.membership.machine.membership import ChangeKind
 from asyncrpc.testing import Cluster
@@ -33,7 +32,9 @@ from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.groups import LIMIT_S, free_port, started
 
 OPTIONS = Options(
-    drain_timeout_s=1.0, rendezvous_timeout_s=5.0, heartbeat_s=0.2, lost_after_s=1.0
+    drain_timeout_s=1.0,
+    rendezvous_timeout_s=5.0,
+    liveness=LivenessOptions(heartbeat_s=0.2, lost_after_s=1.0),
 )
 
 
@@ -54,7 +55,9 @@ def joining(
         name,
         rank=rank,
         rendezvous=where,
-        options=replace(options, secret=secret, listen=listen),
+        options=replace(
+            options, secret=secret, network=replace(options.network, listen=listen)
+        ),
     )
 
 
@@ -255,7 +258,11 @@ async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
 
     def seat(name: str) -> Worker:
         return Worker(
-            name, rendezvous=where, options=replace(OPTIONS, listen=(where[name],))
+            name,
+            rendezvous=where,
+            options=replace(
+                OPTIONS, network=replace(OPTIONS.network, listen=(where[name],))
+            ),
         )
 
     async with seat("a") as a:
@@ -348,7 +355,10 @@ async def test_any_member_can_say_where_another_is(quick: Trio) -> None:
     a, b, c = quick
     for worker in (a, b, c):
         worker.parts.membership.gossip.pass_on = lambda *_: None  # type: ignore[method-assign]
-    slow = replace(OPTIONS, heartbeat_s=60.0, lost_after_s=120.0)
+    slow = replace(
+        OPTIONS,
+        liveness=replace(OPTIONS.liveness, heartbeat_s=60.0, lost_after_s=120.0),
+    )
     async with joining("late", c, options=slow):
         with pytest.raises(UnknownWorkerError, match=r"worker\.find"):
             a.peer("late")
@@ -389,7 +399,9 @@ async def test_a_static_group_takes_nobody_in(tmp_path: Path) -> None:
         await b.shutdown()
         assert await next_of(changes) == ("left", "b")
         where = {"a": a.addresses[0], "b": f"uds://{tmp_path}/b"}
-        listen = replace(options, listen=(where["b"],))
+        listen = replace(
+            options, network=replace(options.network, listen=(where["b"],))
+        )
         async with Worker("b", rendezvous=where, options=listen) as again:
             assert await again.peer("a").call(remote.add, 1) == 2
             assert await next_of(changes) == ("restarted", "b")

@@ -3,8 +3,8 @@
 What is counted is the peak of the callee's own memory (RssAnon, looked at every few
 milliseconds by a thread) over what it had when the flood began.  Slabs of shared memory
 are not in it: they are their sender's, which made and filled them, and are limited by
-its `Options.shared_memory_bytes`.  Where none are in play, the kernel's own record of
-the peak (VmHWM, reset before) is held to the same limit.
+its `LimitOptions.shared_memory_bytes`.  Where none are in play, the kernel's own record
+of the peak (VmHWM, reset before) is held to the same limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 import uvloop
 
 import asyncrpc
-from asyncrpc import Options
+from asyncrpc import LimitOptions, Options
 from asyncrpc.runtime.calls.credit import CreditStatistics
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.testing import ProcessCluster
@@ -200,7 +200,9 @@ class TestMemory:
         self, transport: Any, shared_memory_bytes: int, callers: int, requests: int
     ) -> None:
         options = Options(
-            inbound_bytes_max=LIMIT_BYTES, shared_memory_bytes=shared_memory_bytes
+            limits=LimitOptions(
+                inbound_bytes_max=LIMIT_BYTES, shared_memory_bytes=shared_memory_bytes
+            )
         )
         others = ["c", "d"][: callers - 1]
         cluster = ProcessCluster(
@@ -244,7 +246,10 @@ class TestMemory:
     ) -> None:
         items, stream_bytes_max = 250, 32 * MIB
         options = Options(
-            stream_bytes_max=stream_bytes_max, shared_memory_bytes=shared_memory_bytes
+            limits=LimitOptions(
+                stream_bytes_max=stream_bytes_max,
+                shared_memory_bytes=shared_memory_bytes,
+            )
         )
         # Those that were sent, one that waits to be, and one that was taken untold.
         ahead_max = stream_bytes_max // ITEM_BYTES + 2

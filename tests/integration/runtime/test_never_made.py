@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc import EncodeError, Worker
+from asyncrpc import Worker
+from asyncrpc.errors import EncodeError
 from asyncrpc.wire.messages import Hello
 from tests.integration.runtime.conftest import Trio
 

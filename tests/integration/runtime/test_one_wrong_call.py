@@ -19,9 +19,6 @@ import asyncrpc
 from asyncrpc import (
     AsyncRpcError,
     CallError,
-    DecodeError,
-    EncodeError,
-    NotStartedError,
     Options,
     Outcome,
     Policy,
@@ -29,6 +26,7 @@ from asyncrpc import (
     RemoteError,
     UsageError,
 )
+from asyncrpc.errors import DecodeError, EncodeError, NotStartedError
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime.conftest import Trio
 

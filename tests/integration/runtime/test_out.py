@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import CallFuture, Options, Outcome, OutMismatchError, UsageError, Worker
+from asyncrpc import CallFuture, LimitOptions, Options, Outcome, UsageError, Worker
+from asyncrpc.errors import OutMismatchError
 from asyncrpc.runtime.options import CallOptions
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import Wires
@@ -24,7 +25,7 @@ SMALL, LARGE = 100, 3 * MIB  # one with its message, one in chunks
 @pytest.fixture
 async def wired(wires: Wires) -> AsyncIterator[Trio]:
     """Three workers whose payloads go by the wires, not by shared memory."""
-    options = Options(drain_timeout_s=2.0, shared_memory_bytes=0)
+    options = Options(drain_timeout_s=2.0, limits=LimitOptions(shared_memory_bytes=0))
     async with Cluster(3, network=wires, options=options) as (a, b, c):
         yield a, b, c
 
@@ -382,7 +383,7 @@ class TestGivingUp:
         call = start(a, out, torch.ones, 16 * MIB)
         await begun(call, out)
         for link in b.parts.directory.links:
-            link.connection.fail(asyncrpc.ConnectionLostError("cut by the test"))
+            link.connection.fail(asyncrpc.errors.ConnectionLostError("cut by the test"))
         with pytest.raises(asyncrpc.WorkerLostError):
             await call
         out.fill_(7.0)
@@ -391,7 +392,9 @@ class TestGivingUp:
         assert holds(out, 7.0)
 
     async def test_nothing_of_it_is_kept(self) -> None:
-        async with Cluster(2, options=Options(receive_pool_bytes=0)) as (a, _):
+        async with Cluster(
+            2, options=Options(limits=LimitOptions(receive_pool_bytes=0))
+        ) as (a, _):
             await a.peer("b").call(remote.add, 1)
             for turns in (1, 5, 50, 500):
                 call = start(a, torch.empty(LARGE), torch.ones, LARGE)

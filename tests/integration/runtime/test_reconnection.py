@@ -16,7 +16,14 @@ from typing import Final
 
 import pytest
 
-from asyncrpc import Options, Outcome, Worker, WorkerLostError
+from asyncrpc import (
+    LivenessOptions,
+    NetworkOptions,
+    Options,
+    Outcome,
+    Worker,
+    WorkerLostError,
+)
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing.proxy import Proxy, Way
 from tests.integration.runtime import reconnection_load as load
@@ -30,9 +37,8 @@ INSIDE_BYTES: Final = (1, 20, 39, 40, 57, 3000)
 UNDER_LOAD_S: Final = 20.0 if EVERY == 1 else 4.0
 OPTIONS: Final = Options(
     drain_timeout_s=1.0,
-    lost_after_s=20.0,
-    heartbeat_s=5.0,
-    bulk_lanes=0,
+    liveness=LivenessOptions(lost_after_s=20.0, heartbeat_s=5.0),
+    network=NetworkOptions(bulk_lanes=0),
     membership="static",
 )
 
@@ -86,7 +92,7 @@ class Cuts:
 async def test_a_cut_at_any_place_between_frames_or_inside_one_loses_nothing(
     lanes: int, *, reset: bool
 ) -> None:
-    options = replace(OPTIONS, bulk_lanes=lanes)
+    options = replace(OPTIONS, network=replace(OPTIONS.network, bulk_lanes=lanes))
     async with proxied("a", "b", options=options) as (workers, proxies):
         cuts = Cuts(workers["a"], workers["b"], proxies["b"])
         counts = await cuts.measure()
@@ -134,7 +140,7 @@ async def test_a_dial_that_is_cut_inside_its_handshake_costs_no_call(
 async def test_cuts_several_times_a_second_under_load_lose_nothing(lanes: int) -> None:
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
-    options = replace(OPTIONS, bulk_lanes=lanes)
+    options = replace(OPTIONS, network=replace(OPTIONS.network, bulk_lanes=lanes))
     async with proxied("a", "b", options=options) as (workers, proxies):
         a, b = workers["a"], workers["b"]
         loop = asyncio.get_running_loop()
@@ -175,7 +181,11 @@ async def test_cuts_several_times_a_second_under_load_lose_nothing(lanes: int) -
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
-    options = replace(OPTIONS, lost_after_s=1.0, heartbeat_s=0.3, connect_timeout_s=2.0)
+    options = replace(
+        OPTIONS,
+        liveness=replace(OPTIONS.liveness, lost_after_s=1.0, heartbeat_s=0.3),
+        network=replace(OPTIONS.network, connect_timeout_s=2.0),
+    )
     async with proxied("a", "b", options=options) as (workers, proxies):
         a, b = workers["a"], workers["b"]
         await load.play(a, b)
@@ -232,12 +242,14 @@ async def test_who_is_refused_for_a_while_comes_back(pair: Pair) -> None:
 
 
 async def test_a_killed_peer_is_lost_though_the_proxy_before_it_still_answers() -> None:
-    options = replace(OPTIONS, lost_after_s=4.0, heartbeat_s=1.0)
+    options = replace(
+        OPTIONS, liveness=replace(OPTIONS.liveness, lost_after_s=4.0, heartbeat_s=1.0)
+    )
     async with in_process("b", options=options) as (a, process, _proxy):
         assert await a.peer("b").call(load.run, 5) == 5
         call = a.parts.start_call("b", asyncio.sleep, (3600.0,))
         await a.peer("b").call(load.run, 6)
         process.send_signal(signal.SIGKILL)
         with pytest.raises(WorkerLostError) as caught:
-            await asyncio.wait_for(call, 4 * options.lost_after_s)
+            await asyncio.wait_for(call, 4 * options.liveness.lost_after_s)
         assert caught.value.outcome is Outcome.UNKNOWN

@@ -13,15 +13,15 @@ import asyncrpc
 from asyncrpc import (
     JoinRendezvous,
     LocalRendezvous,
+    NetworkOptions,
     Options,
     Outcome,
-    RendezvousTimeoutError,
-    UnknownWorkerError,
     UsageError,
     Worker,
     WorkerInfo,
     WorkerLostError,
 )
+from asyncrpc.errors import RendezvousTimeoutError, UnknownWorkerError
 from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.runtime.membership.rendezvous import open_rendezvous
 from asyncrpc.testing import Cluster, acting_as
@@ -198,7 +198,11 @@ def test_what_is_missing_is_said_before_anything_starts(
 async def test_a_static_list_needs_nobody_at_start(tmp_path: Path) -> None:
     where = {name: f"uds://{tmp_path}/{name}" for name in "ab"}
     a, b = (
-        Worker(name, rendezvous=where, options=Options(listen=(where[name],)))
+        Worker(
+            name,
+            rendezvous=where,
+            options=Options(network=NetworkOptions(listen=(where[name],))),
+        )
         for name in "ab"
     )
     async with started(a):
@@ -222,8 +226,16 @@ async def test_who_is_not_in_the_static_list_is_told_so(tmp_path: Path) -> None:
 async def test_an_address_that_is_anothers_is_found_out(tmp_path: Path) -> None:
     right = {"a": f"uds://{tmp_path}/a", "c": f"uds://{tmp_path}/c"}
     wrong = {"a": right["a"], "b": right["c"]}
-    a = Worker("a", rendezvous=wrong, options=Options(listen=(right["a"],)))
-    c = Worker("c", rendezvous=right, options=Options(listen=(right["c"],)))
+    a = Worker(
+        "a",
+        rendezvous=wrong,
+        options=Options(network=NetworkOptions(listen=(right["a"],))),
+    )
+    c = Worker(
+        "c",
+        rendezvous=right,
+        options=Options(network=NetworkOptions(listen=(right["c"],))),
+    )
     async with started(a, c):
         with pytest.raises(WorkerLostError, match="this is worker 'c', not 'b'"):
             await a.peer("b").call(remote.add, 1)
@@ -358,7 +370,7 @@ async def test_who_gives_up_a_barrier_fails_that_of_the_others(trio: Trio) -> No
     with pytest.raises(TimeoutError):
         await a.barrier(0.05)
     with pytest.raises(
-        asyncrpc.BarrierBrokenError, match="worker 'a' gave up barrier 0"
+        asyncrpc.errors.BarrierBrokenError, match="worker 'a' gave up barrier 0"
     ):
         await asyncio.wait_for(patient, LIMIT_S)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from asyncrpc import (
+    NetworkOptions,
     Options,
     OwnerLostError,
     RRef,
@@ -206,7 +207,7 @@ async def test_what_could_not_be_made_is_let_go_with_all_who_asked_for_it(
 ) -> None:
     """The error that both calls end with keeps neither of them, nor the reference."""
     where = {name: f"uds://{tmp_path}/{name}" for name in ("a", "nobody")}
-    options = Options(listen=(where["a"],))
+    options = Options(network=NetworkOptions(listen=(where["a"],)))
     async with Worker("a", rendezvous=where, options=options) as a:
 
         async def use() -> None:

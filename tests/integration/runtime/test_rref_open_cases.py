@@ -19,19 +19,18 @@ import pytest
 
 import asyncrpc
 from asyncrpc import (
-    ConnectionLostError,
     DeadlineExceededError,
-    EncodeError,
+    LimitOptions,
     Options,
     Outcome,
     OwnerLostError,
     RejectedError,
     RRef,
-    RRefDeletedError,
     UsageError,
     Worker,
     WorkerLostError,
 )
+from asyncrpc.errors import ConnectionLostError, EncodeError, RRefDeletedError
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from asyncrpc.testing.cluster import SimWorker
 from asyncrpc.testing.network import Network
@@ -412,7 +411,7 @@ async def test_case_10_a_fetch_that_is_late_harms_no_reference(trio: Trio) -> No
     rref = a.peer("b").remote(remote.pass_gate, "slow")
     await watch.begun.wait()
     with pytest.raises(DeadlineExceededError):
-        await rref.to_here(timeout=0.05)
+        await rref.to_here(timeout_s=0.05)
     watch.gate.set()
     assert await rref == "through"
     del rref, remote.watches["slow"]
@@ -424,7 +423,10 @@ async def test_case_10_a_fetch_that_is_late_harms_no_reference(trio: Trio) -> No
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_case_11_two_that_were_parted_agree_on_what_is_over(seed: int) -> None:
-    options = replace(SIM_OPTIONS, heartbeat_s=1.0, lost_after_s=4.0)
+    options = replace(
+        SIM_OPTIONS,
+        liveness=replace(SIM_OPTIONS.liveness, heartbeat_s=1.0, lost_after_s=4.0),
+    )
 
     async def scenario(network: Network) -> None:
         async with Cluster(3, network=network, options=options) as (a, b, c):
@@ -465,7 +467,10 @@ def test_case_11_two_that_were_parted_agree_on_what_is_over(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_case_11_a_partition_shorter_than_the_lease_loses_nothing(seed: int) -> None:
-    options = replace(SIM_OPTIONS, heartbeat_s=1.0, lost_after_s=30.0)
+    options = replace(
+        SIM_OPTIONS,
+        liveness=replace(SIM_OPTIONS.liveness, heartbeat_s=1.0, lost_after_s=30.0),
+    )
 
     async def scenario(network: Network) -> None:
         async with Cluster(2, network=network, options=options) as (a, b):
@@ -489,7 +494,7 @@ def test_case_11_a_partition_shorter_than_the_lease_loses_nothing(seed: int) -> 
 
 
 async def test_case_12_values_beyond_the_limit_are_refused() -> None:
-    options = Options(references_max=10, drain_timeout_s=2.0)
+    options = Options(limits=LimitOptions(references_max=10), drain_timeout_s=2.0)
     async with Cluster(2, options=options) as (a, b):
         rrefs = [a.peer("b").remote(Counter) for _ in range(10)]
         await asyncio.gather(*rrefs)
@@ -509,7 +514,7 @@ async def test_case_12_values_beyond_the_limit_are_refused() -> None:
         del rrefs, own, again
         await all_freed(a, b)
     with pytest.raises(UsageError, match="references_max"):
-        Options(references_max=0)
+        Options(limits=LimitOptions(references_max=0))
 
 
 async def test_case_12_what_is_not_let_go_can_be_listed(trio: Trio) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 import pytest
 import uvloop
 
-from asyncrpc import Options, Outcome, RejectedError, Worker
+from asyncrpc import LimitOptions, Options, Outcome, RejectedError, Worker
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import fan_in
 from tests.integration.runtime.fan_in import MIB
@@ -101,7 +101,9 @@ class TestProcesses:
 
 async def test_calls_beyond_the_cap_are_refused_and_the_others_answered() -> None:
     cap = 100
-    async with Cluster(2, options=Options(inbound_calls_max=cap)) as (a, _):
+    async with Cluster(
+        2, options=Options(limits=LimitOptions(inbound_calls_max=cap))
+    ) as (a, _):
         await a.peer("b").call(fan_in.close_gate)
         calls = [
             a.parts.start_call("b", fan_in.pass_gate, (n,)) for n in range(cap + 10)

@@ -13,19 +13,24 @@ import pytest
 
 import asyncrpc
 from asyncrpc import (
-    AuthenticationError,
+    LimitOptions,
     LocalRendezvous,
+    NetworkOptions,
     Options,
     Policy,
     RejectedError,
     UsageError,
     Worker,
 )
+from asyncrpc.errors import AuthenticationError
 from asyncrpc.testing import Cluster
 from tests.integration.runtime import remote
 
-QUICK = Options(drain_timeout_s=0.5, connect_timeout_s=1.0, handshake_timeout_s=1.0)
-TCP = replace(QUICK, listen=("tcp://127.0.0.1:0",))
+QUICK = Options(
+    drain_timeout_s=0.5,
+    network=NetworkOptions(connect_timeout_s=1.0, handshake_timeout_s=1.0),
+)
+TCP = replace(QUICK, network=replace(QUICK.network, listen=("tcp://127.0.0.1:0",)))
 
 
 @pytest.fixture
@@ -119,7 +124,7 @@ async def test_the_strict_policy_refuses_what_is_not_exposed() -> None:
         for function in (remote.echo, exec, remote.add_async):
             with pytest.raises((RejectedError, asyncrpc.RemoteError), match="expose"):
                 await a.peer("b").call(function, "1")
-        with pytest.raises(asyncrpc.EncodeError, match=r"pickle|strict|STRICT"):
+        with pytest.raises(asyncrpc.errors.EncodeError, match=r"pickle|strict|STRICT"):
             await a.peer("b").call(remote.add, remote.Counter())
         assert await a.peer("b").call(remote.add, 1) == 2
 
@@ -142,7 +147,9 @@ async def test_a_trusting_caller_cannot_make_a_strict_callee_unpickle() -> None:
 
 
 async def test_a_flooded_callee_rejects_and_recovers() -> None:
-    async with Cluster(2, options=Options(inbound_calls_max=4)) as (a, _):
+    async with Cluster(
+        2, options=Options(limits=LimitOptions(inbound_calls_max=4))
+    ) as (a, _):
         calls = [a.parts.start_call("b", remote.slow_one) for _ in range(10)]
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert found.count(1) == 4

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import EncodeError, Options, UsageError, Worker, WorkerLostError
-from asyncrpc.errors import DecodeError
+from asyncrpc import Options, UsageError, Worker, WorkerLostError
+from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.runtime.payloads import regions
 from asyncrpc.serde.shared import key_of
 from asyncrpc.testing import Cluster, ProcessCluster

@@ -16,7 +16,13 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import DeadlineExceededError, Options, Worker, WorkerLostError
+from asyncrpc import (
+    DeadlineExceededError,
+    LimitOptions,
+    Options,
+    Worker,
+    WorkerLostError,
+)
 from asyncrpc.runtime.payloads import mover as moving
 from asyncrpc.runtime.payloads import sharing
 from asyncrpc.runtime.ports import PeerLink
@@ -263,7 +269,9 @@ async def test_when_slabs_are_full_the_socket_takes_over(pair: Pair) -> None:
 
 
 async def test_one_payload_of_more_than_half_of_the_limit_goes_by_socket() -> None:
-    options = Options(shared_memory_bytes=16 * MIB, drain_timeout_s=2.0)
+    options = Options(
+        limits=LimitOptions(shared_memory_bytes=16 * MIB), drain_timeout_s=2.0
+    )
     async with Cluster(2, network="uds", options=options) as (a, _):
         for _ in range(3):
             stats = await sent(a, remote.total, torch.ones(2 * MIB + 1))
@@ -283,7 +291,8 @@ async def test_without_shared_memory_on_either_side_all_goes_by_socket(
             rank=rank,
             rendezvous=meeting,
             options=Options(
-                drain_timeout_s=2.0, shared_memory_bytes=0 if name == off else 1 << 30
+                drain_timeout_s=2.0,
+                limits=LimitOptions(shared_memory_bytes=0 if name == off else 1 << 30),
             ),
         )
         for rank, name in enumerate(names)

@@ -16,8 +16,6 @@ import torch
 
 from asyncrpc import (
     CallError,
-    DecodeError,
-    EncodeError,
     Options,
     Outcome,
     Peer,
@@ -25,6 +23,7 @@ from asyncrpc import (
     RemoteError,
     Worker,
 )
+from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.testing import ProcessCluster
 from tests.integration.runtime import short_of_memory as short
 from tests.integration.runtime.company import LIMIT_S, company, told_by

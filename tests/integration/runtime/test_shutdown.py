@@ -17,7 +17,14 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, Options, Worker, WorkerLostError
+from asyncrpc import (
+    LimitOptions,
+    LocalRendezvous,
+    NetworkOptions,
+    Options,
+    Worker,
+    WorkerLostError,
+)
 from asyncrpc.ids import WorkerId
 from asyncrpc.multiprocessing import launch
 from asyncrpc.testing import Cluster, ProcessCluster
@@ -82,7 +89,7 @@ async def test_a_graceful_end_waits_for_chains_in_threads_that_never_pause(
             for number in range(chains):
                 caller = workers[number % call_chains.WORLD_SIZE]
                 caller.parts.start_call(workers[0].name, call_chains.pass_on, (DEPTH,))
-            ending = (one.shutdown(graceful=True, timeout=15.0) for one in workers)
+            ending = (one.shutdown(graceful=True, timeout_s=15.0) for one in workers)
             await asyncio.gather(*ending)
         assert len(call_chains.passed) == chains * (DEPTH + 1)
 
@@ -134,7 +141,7 @@ def let_end(worker: Worker, watch: Watch, finished: int) -> None:
 async def test_who_does_not_come_in_time_is_named(trio: Trio) -> None:
     a, b, _ = trio
     with pytest.raises(TimeoutError, match=r"after 0.3 s 'b', 'c' had not come"):
-        await a.shutdown(graceful=True, timeout=0.3)
+        await a.shutdown(graceful=True, timeout_s=0.3)
     assert a.is_closed
     assert await b.peer("c").call(remote.add, 1) == 2
 
@@ -147,7 +154,7 @@ async def test_who_is_busy_is_named_and_its_call_cut_off(
     await watch.begun.wait()
     began_s = now_s()
     together = (
-        one.shutdown(graceful=True, timeout=60.0, drain_timeout_s=0.3) for one in trio
+        one.shutdown(graceful=True, timeout_s=60.0, drain_timeout_s=0.3) for one in trio
     )
     await asyncio.gather(*together)
     assert now_s() - began_s < 0.3 + CLOSING_S + BUSY_S
@@ -162,7 +169,7 @@ async def test_a_call_that_ends_late_is_waited_for(trio: Trio) -> None:
     call = trio[0].parts.start_call("b", remote.pass_gate, ("w",))
     await watch.begun.wait()
     ending = [
-        asyncio.create_task(one.shutdown(graceful=True, timeout=10.0)) for one in trio
+        asyncio.create_task(one.shutdown(graceful=True, timeout_s=10.0)) for one in trio
     ]
     assert await asyncio.wait(ending, timeout=0.2) == (set(), set(ending))
     watch.gate.set()
@@ -188,7 +195,7 @@ async def test_who_is_left_of_a_group_of_many_ends(
     async with Cluster(9, options=Options(drain_timeout_s=1.0)) as workers:
         await asyncio.gather(*(one.shutdown() for one in workers[2:8]))
         left = (workers[0], workers[1], workers[8])
-        ending = (one.shutdown(graceful=True, timeout=15.0) for one in left)
+        ending = (one.shutdown(graceful=True, timeout_s=15.0) for one in left)
         await asyncio.gather(*ending)
     assert "'c', 'd', 'e', 'f', 'g', 'h'" in caplog.text
 
@@ -213,7 +220,9 @@ async def test_an_end_alone_cuts_a_graceful_one_short(trio: Trio) -> None:
 
 
 async def test_a_worker_without_a_rank_ends_alone() -> None:
-    worker = Worker("a", rendezvous={"a": ()}, options=Options(listen=()))
+    worker = Worker(
+        "a", rendezvous={"a": ()}, options=Options(network=NetworkOptions(listen=()))
+    )
     await worker.__aenter__()
     await asyncio.wait_for(worker.shutdown(graceful=True), CLOSING_S + BUSY_S)
     assert worker.is_closed
@@ -311,7 +320,7 @@ async def test_who_is_impatient_twice_is_not_kept_waiting() -> None:
 async def test_a_stopped_peer_whose_buffers_are_full_keeps_nobody(
     transport: Any,
 ) -> None:
-    options = Options(drain_timeout_s=0.3, shared_memory_bytes=0)
+    options = Options(drain_timeout_s=0.3, limits=LimitOptions(shared_memory_bytes=0))
     cluster = ProcessCluster(
         ["b"], transport=transport, method="forkserver", options=options
     )

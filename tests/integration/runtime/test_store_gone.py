@@ -15,16 +15,26 @@ from contextlib import ExitStack
 
 import pytest
 
-from asyncrpc import JoinRendezvous, MemberChanges, Options, Worker, WorkerInfo
+from asyncrpc import (
+    JoinRendezvous,
+    LivenessOptions,
+    MemberChanges,
+    Options,
+    Worker,
+    WorkerInfo,
+)
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import free_port, program
 
 LIMIT_S = 60.0  # for one wait; only a failure reaches it
-OPTIONS = Options(heartbeat_s=0.3, lost_after_s=2.0, drain_timeout_s=1.0)
+OPTIONS = Options(
+    liveness=LivenessOptions(heartbeat_s=0.3, lost_after_s=2.0), drain_timeout_s=1.0
+)
 SERVE = """
 import asyncio, asyncrpc, json, sys
 name, rank, size, where = json.loads(sys.argv[1])
-OPTIONS = asyncrpc.Options(heartbeat_s=0.3, lost_after_s=2.0, drain_timeout_s=1.0)
+LIVENESS = asyncrpc.LivenessOptions(heartbeat_s=0.3, lost_after_s=2.0)
+OPTIONS = asyncrpc.Options(liveness=LIVENESS, drain_timeout_s=1.0)
 async def main():
     async with asyncrpc.Worker(
         name, rank=rank, world_size=size, rendezvous=where, options=OPTIONS

@@ -14,7 +14,14 @@ from tempfile import TemporaryDirectory
 import msgpack
 import pytest
 
-from asyncrpc import AuthenticationError, LocalRendezvous, Options, Policy, Worker
+from asyncrpc import (
+    LocalRendezvous,
+    NetworkOptions,
+    Options,
+    Policy,
+    Worker,
+)
+from asyncrpc.errors import AuthenticationError
 from asyncrpc.serde import Codec, FunctionTable
 from asyncrpc.wire.frames import HEADER, MAGIC, VERSION, FrameKind, prefix
 from asyncrpc.wire.handshake import (
@@ -35,7 +42,9 @@ from tests.integration.runtime.raw_connections import (
 
 SECRET = "the right one"
 QUICK = Options(
-    secret=SECRET, connect_timeout_s=5.0, handshake_timeout_s=0.4, drain_timeout_s=0.5
+    secret=SECRET,
+    network=NetworkOptions(connect_timeout_s=5.0, handshake_timeout_s=0.4),
+    drain_timeout_s=0.5,
 )
 
 
@@ -46,7 +55,7 @@ def listens(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def server(listens: str) -> AsyncIterator[Worker]:
-    options = replace(QUICK, listen=(listens,))
+    options = replace(QUICK, network=replace(QUICK.network, listen=(listens,)))
     where = LocalRendezvous(1)
     async with Worker("ps", rank=0, rendezvous=where, options=options) as worker:
         yield worker
@@ -65,7 +74,11 @@ def caller(
     server: Worker, folder: Path, secret: str | None, name: str = "friend"
 ) -> Worker:
     where = {name: "uds://nobody-calls-it", "ps": server.addresses}
-    options = replace(QUICK, secret=secret, listen=(f"uds://{folder}/{name}",))
+    options = replace(
+        QUICK,
+        secret=secret,
+        network=replace(QUICK.network, listen=(f"uds://{folder}/{name}",)),
+    )
     return Worker(name, rendezvous=where, options=options)
 
 
@@ -129,7 +142,9 @@ async def test_who_does_not_know_the_secret_is_told_and_not_served(  # noqa: PLR
 
 async def test_a_worker_without_a_secret_tells_who_has_one(tmp_path: Path) -> None:
     where = {"a": f"uds://{tmp_path}/a", "b": f"uds://{tmp_path}/b"}
-    options = {name: Options(listen=(where[name],)) for name in where}
+    options = {
+        name: Options(network=NetworkOptions(listen=(where[name],))) for name in where
+    }
     options["a"] = replace(options["a"], secret=SECRET)
     a, b = (Worker(name, rendezvous=where, options=options[name]) for name in where)
     async with a, b:
@@ -190,7 +205,7 @@ async def test_a_dialer_that_hears_its_own_words_believes_nothing(
     path = tmp_path / "echo"
     listener = await asyncio.start_unix_server(echo, path)
     where = {"me": f"uds://{tmp_path}/me", "ps": f"uds://{path}"}
-    options = replace(QUICK, listen=(where["me"],))
+    options = replace(QUICK, network=replace(QUICK.network, listen=(where["me"],)))
     async with Worker("me", rendezvous=where, options=options) as me:
         with pytest.raises(AuthenticationError, match="repeats our own nonce"):
             await me.peer("ps").call(remote.add, 1)
@@ -239,7 +254,9 @@ async def test_the_kernel_is_asked_who_dials(
 ) -> None:
     """Even where the files would let another user in; our own gets an answer."""
     home = Path(stack.enter_context(TemporaryDirectory()))
-    options = replace(QUICK, secret=None, listen=(f"uds://{home}/ps",))
+    options = replace(
+        QUICK, secret=None, network=replace(QUICK.network, listen=(f"uds://{home}/ps",))
+    )
     where = LocalRendezvous(1)
     async with Worker("ps", rank=0, rendezvous=where, options=options) as server:
         open_to_all(home, home / "ps")
@@ -353,7 +370,9 @@ async def test_of_those_who_are_silent_only_so_many_are_kept(
     listens: str, tmp_path: Path
 ) -> None:
     options = replace(
-        QUICK, listen=(listens,), handshakes_max=4, handshake_timeout_s=60
+        QUICK,
+        network=replace(QUICK.network, listen=(listens,), handshake_timeout_s=60),
+        limits=replace(QUICK.limits, handshakes_max=4),
     )
     where = LocalRendezvous(1)
     async with (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import Options, RejectedError
+from asyncrpc import LimitOptions, Options, RejectedError
 from asyncrpc.testing import Cluster
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
@@ -51,7 +51,9 @@ async def test_a_producer_runs_no_further_ahead_than_its_credit(
     watch: Watch, function: Any
 ) -> None:
     limit = 4
-    async with Cluster(2, options=Options(stream_items_max=limit)) as (a, _):
+    async with Cluster(
+        2, options=Options(limits=LimitOptions(stream_items_max=limit))
+    ) as (a, _):
         made: Any = a.peer("b").stream(function, 100, "w")
         async with aclosing(made) as items:
             taken = 0
@@ -133,7 +135,7 @@ async def test_the_producer_lost_is_an_error(trio: Trio) -> None:
     assert await anext(items) == 0
     link = a.parts.directory.find("b").link
     assert link is not None
-    link.connection.fail(asyncrpc.ConnectionLostError("cut by the test"))
+    link.connection.fail(asyncrpc.errors.ConnectionLostError("cut by the test"))
     with pytest.raises(asyncrpc.WorkerLostError, match="cut by the test"):
         async for _ in items:
             pass

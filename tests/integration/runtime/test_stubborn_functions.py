@@ -13,8 +13,6 @@ import torch
 
 from asyncrpc import (
     DeadlineExceededError,
-    DecodeError,
-    EncodeError,
     Options,
     Outcome,
     RejectedError,
@@ -22,6 +20,7 @@ from asyncrpc import (
     Worker,
     WorkerLostError,
 )
+from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import shutting, stubborn
 from tests.integration.runtime.company import LIMIT_S, company, work

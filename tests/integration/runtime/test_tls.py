@@ -22,20 +22,15 @@ import torch
 import trustme
 
 import asyncrpc
-from asyncrpc import (
-    AuthenticationError,
-    LocalRendezvous,
-    Options,
-    Tls,
-    UsageError,
-    Worker,
-)
+from asyncrpc import LocalRendezvous, NetworkOptions, Options, Tls, UsageError, Worker
+from asyncrpc.errors import AuthenticationError
 from tests.certificates import Authority
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import LIMIT_S, REPOSITORY, until
 
 QUICK = Options(
-    listen=("tcp://127.0.0.1:0",), drain_timeout_s=0.5, handshake_timeout_s=5.0
+    network=NetworkOptions(listen=("tcp://127.0.0.1:0",), handshake_timeout_s=5.0),
+    drain_timeout_s=0.5,
 )
 NOWHERE = "tcp://127.0.0.1:9"  # nobody calls it
 SECRET = "the cluster's"
@@ -143,8 +138,10 @@ async def test_a_unix_socket_needs_no_certificate(
     authority: Authority, tmp_path: Path
 ) -> None:
     """The kernel vouches there: a worker with and one without TLS talk."""
-    ours = Options(listen=(f"uds://{tmp_path}/me",))
-    theirs = Options(tls=authority.tls(), listen=(f"uds://{tmp_path}/ps",))
+    ours = Options(network=NetworkOptions(listen=(f"uds://{tmp_path}/me",)))
+    theirs = Options(
+        tls=authority.tls(), network=NetworkOptions(listen=(f"uds://{tmp_path}/ps",))
+    )
     async with pair(ours, theirs) as (me, _):
         assert await me.peer("ps").call(remote.add, 1) == 2
 

@@ -18,12 +18,13 @@ import torch
 from asyncrpc import (
     AsyncRpcError,
     CallError,
-    DecodeError,
+    LimitOptions,
     Options,
     RejectedError,
     RemoteError,
     RRef,
 )
+from asyncrpc.errors import DecodeError
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.rref_parts import Counter, all_freed, counts, until
@@ -111,7 +112,7 @@ async def test_a_request_that_cannot_be_read(trio: Trio, order: str) -> None:
 async def test_a_request_that_is_refused_before_it_is_read() -> None:
     global _release  # noqa: PLW0603  (of this test's loop)
     _release = asyncio.Event()
-    options = Options(drain_timeout_s=2.0, inbound_calls_max=2)
+    options = Options(drain_timeout_s=2.0, limits=LimitOptions(inbound_calls_max=2))
     async with Cluster(3, options=options) as (a, b, c):
         trio = a, b, c
         found = await references_of(trio)
@@ -127,7 +128,7 @@ async def test_a_request_that_is_refused_before_it_is_read() -> None:
 
 
 async def test_a_remote_that_is_refused_before_it_is_read() -> None:
-    options = Options(drain_timeout_s=2.0, references_max=2)
+    options = Options(drain_timeout_s=2.0, limits=LimitOptions(references_max=2))
     async with Cluster(3, options=options) as (a, b, c):
         held = [a.peer("b").remote(Counter, number) for number in range(2)]
         for one in held:

@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import pytest
 
-from asyncrpc import Options, RRefDeletedError
+from asyncrpc import DeviceOptions, Options
 from asyncrpc.errors import (
     BarrierBrokenError,
     BarrierTimeoutError,
     ClosedError,
     ConnectionLostError,
     NotStartedError,
+    RRefDeletedError,
 )
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.hosting import LoopThread
@@ -152,7 +153,7 @@ async def test_a_limit_counts_while_others_have_their_turn_at_a_barrier(
     first = asyncio.create_task(trio[0].barrier())
     await asyncio.sleep(0)
     with pytest.raises(BarrierTimeoutError, match="its turn did not come"):
-        await in_time(trio[0].barrier(timeout=0.01))
+        await in_time(trio[0].barrier(timeout_s=0.01))
     await asyncio.gather(trio[1].barrier(), trio[2].barrier())
     await first
     await asyncio.gather(*(one.barrier() for one in trio))  # none was left out
@@ -161,7 +162,9 @@ async def test_a_limit_counts_while_others_have_their_turn_at_a_barrier(
 class TestTheEndOfAWorker:
     async def test_a_job_that_never_found_a_thread_is_given_up(self) -> None:
         # In turns: else another thread would be started for the second one.
-        options = Options(threads=1, takes_turns=True, drain_timeout_s=0.0)
+        options = Options(
+            threads=1, devices=DeviceOptions(takes_turns=True), drain_timeout_s=0.0
+        )
         go = threading.Event()
         try:
             async with Cluster(1, options=options) as (a,):

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from asyncrpc import Options, RRef
+from asyncrpc import DeviceOptions, Options, RRef
 from asyncrpc.autograd import backward, context
 from asyncrpc.errors import (
     AutogradError,
@@ -32,7 +32,9 @@ AT_ONCE = Options(drain_timeout_s=0.0)
 
 async def test_a_pass_whose_segment_never_found_a_thread_ends() -> None:
     # In turns: else other threads would be started.
-    options = Options(threads=1, takes_turns=True, drain_timeout_s=0.0)
+    options = Options(
+        threads=1, devices=DeviceOptions(takes_turns=True), drain_timeout_s=0.0
+    )
     go = threading.Event()
     try:
         async with Cluster(1, options=options) as (a,):

@@ -23,7 +23,14 @@ from subprocess import PIPE
 
 import pytest
 
-from asyncrpc import LocalRendezvous, Options, UsageError, Worker
+from asyncrpc import (
+    LivenessOptions,
+    LocalRendezvous,
+    NetworkOptions,
+    Options,
+    UsageError,
+    Worker,
+)
 from asyncrpc.runtime.links.evidence import evidence_of
 from asyncrpc.runtime.links.heartbeat import PulseAddress
 from asyncrpc.runtime.links.machine.detector import Evidence
@@ -36,7 +43,10 @@ from tests.integration.runtime import blocking
 
 SECRET = "a secret"
 TCP = Options(
-    secret=SECRET, listen=("tcp://127.0.0.1:0",), watch="on", drain_timeout_s=1.0
+    secret=SECRET,
+    network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
+    liveness=LivenessOptions(watch="on"),
+    drain_timeout_s=1.0,
 )
 GENEROUS_S = 60.0
 
@@ -106,7 +116,9 @@ async def test_a_worker_that_has_ended_leaves_no_process() -> None:
 
 
 async def test_the_process_starts_when_a_peer_comes_that_needs_it() -> None:
-    async with started(replace(TCP, watch="auto")) as worker:
+    async with started(
+        replace(TCP, liveness=replace(TCP.liveness, watch="auto"))
+    ) as worker:
         watcher, hello = worker.parts.sidecar.process, worker.parts.hello()
         assert watcher is not None
         worker.parts.sidecar.on_peer(hello)
@@ -122,7 +134,9 @@ async def test_the_process_starts_when_a_peer_comes_that_needs_it() -> None:
 
 
 async def test_without_a_watch_there_is_a_pulse_still() -> None:
-    async with started(replace(TCP, watch="off")) as worker:
+    async with started(
+        replace(TCP, liveness=replace(TCP.liveness, watch="off"))
+    ) as worker:
         hello = worker.parts.hello()
         assert len(hello.watch) == 1
         worker.parts.sidecar.on_peer(as_seen_from_elsewhere(hello))
@@ -130,7 +144,7 @@ async def test_without_a_watch_there_is_a_pulse_still() -> None:
 
 
 async def test_without_tcp_there_is_no_watch() -> None:
-    async with started(Options(watch="on")) as worker:
+    async with started(Options(liveness=LivenessOptions(watch="on"))) as worker:
         assert worker.parts.sidecar.process is None
         assert await ask(worker.parts.hello()) is Evidence.TICKING
 
@@ -142,7 +156,11 @@ async def test_in_memory_there_is_nothing_to_see() -> None:
 
 
 async def test_two_workers_of_one_process_have_a_watch_each() -> None:
-    async with Cluster(2, network="tcp", options=replace(TCP, listen=None)) as (a, b):
+    async with Cluster(
+        2,
+        network="tcp",
+        options=replace(TCP, network=replace(TCP.network, listen=None)),
+    ) as (a, b):
         assert a.parts.sidecar.process is not None
         assert b.parts.sidecar.process is not None
         assert a.parts.sidecar.process.pid != b.parts.sidecar.process.pid
@@ -209,8 +227,8 @@ async def test_a_start_that_fails_leaves_no_process() -> None:
 
 @pytest.mark.parametrize("given", ["yes", "", True])
 def test_only_what_is_known_can_be_asked_for(given: str) -> None:
-    with pytest.raises(UsageError, match=r"Options\.watch"):
-        Options(watch=given)
+    with pytest.raises(UsageError, match=r"LivenessOptions\.watch"):
+        Options(liveness=LivenessOptions(watch=given))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +238,9 @@ def test_a_peer_must_have_the_time_to_answer(
     heartbeat_s: float, lost_after_s: float
 ) -> None:
     with pytest.raises(UsageError, match="Options"):
-        Options(heartbeat_s=heartbeat_s, lost_after_s=lost_after_s)
+        Options(
+            liveness=LivenessOptions(heartbeat_s=heartbeat_s, lost_after_s=lost_after_s)
+        )
 
 
 # --- what a HELLO may say ------------------------------------------------------------
@@ -242,16 +262,27 @@ def test_a_peer_must_have_the_time_to_answer(
 async def test_addresses_that_make_no_sense_tell_nothing(
     watch: tuple[str, ...],
 ) -> None:
-    async with started(replace(TCP, watch="off")) as worker:
-        hello = replace(worker.parts.hello(), watch=watch)
+    async with started(
+        replace(TCP, liveness=replace(TCP.liveness, watch="off"))
+    ) as worker:
+        hello = replace(
+            worker.parts.hello(),
+            watch=watch,
+        )
         assert await ask_both(hello) == (Evidence.UNKNOWN, Evidence.UNKNOWN)
 
 
 async def test_the_kernel_may_tell_of_a_process_without_a_pulse() -> None:
     child = await asyncio.create_subprocess_exec("true")
     await child.wait()
-    async with started(replace(TCP, watch="off")) as worker:
-        hello = replace(worker.parts.hello(), watch=(), pid=child.pid)
+    async with started(
+        replace(TCP, liveness=replace(TCP.liveness, watch="off"))
+    ) as worker:
+        hello = replace(
+            worker.parts.hello(),
+            watch=(),
+            pid=child.pid,
+        )
         for credentials_pid, evidence in (
             (child.pid, Evidence.GONE),
             (child.pid + 1, Evidence.UNKNOWN),  # of a proxy, say
@@ -264,11 +295,16 @@ async def test_the_kernel_may_tell_of_a_process_without_a_pulse() -> None:
 
 
 async def test_a_process_of_another_namespace_is_not_looked_at() -> None:
-    async with started(replace(TCP, watch="off")) as worker:
+    async with started(
+        replace(TCP, liveness=replace(TCP.liveness, watch="off"))
+    ) as worker:
         address = PulseAddress.find(worker.parts.hello().watch)
         assert address is not None
         elsewhere = replace(address, namespace=address.namespace + 1)
-        hello = replace(worker.parts.hello(), watch=(str(elsewhere),))
+        hello = replace(
+            worker.parts.hello(),
+            watch=(str(elsewhere),),
+        )
         assert await ask(hello) is Evidence.UNKNOWN
 
 
@@ -287,7 +323,8 @@ async def test_the_first_of_several_addresses_that_answers_is_enough() -> None:
         with silent_listener() as silent:
             real = worker.parts.hello().watch
             hello = replace(
-                worker.parts.hello(), watch=(silent, "tcp://[::1]:1", *real)
+                worker.parts.hello(),
+                watch=(silent, "tcp://[::1]:1", *real),
             )
             found = await ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
             assert found is Evidence.TICKING
@@ -296,7 +333,10 @@ async def test_the_first_of_several_addresses_that_answers_is_enough() -> None:
 async def test_whoever_does_not_answer_in_time_is_unreachable() -> None:
     async with started() as worker:
         with silent_listener() as silent:
-            hello = replace(worker.parts.hello(), watch=(silent,))
+            hello = replace(
+                worker.parts.hello(),
+                watch=(silent,),
+            )
             found = await ask(as_seen_from_elsewhere(hello), timeout_s=0.2)
             assert found is Evidence.UNREACHABLE
 
@@ -304,7 +344,10 @@ async def test_whoever_does_not_answer_in_time_is_unreachable() -> None:
 async def test_a_question_that_is_cancelled_leaves_nothing() -> None:
     async with started() as worker:
         with silent_listener() as silent:
-            hello = replace(worker.parts.hello(), watch=(silent, silent))
+            hello = replace(
+                worker.parts.hello(),
+                watch=(silent, silent),
+            )
             asking = asyncio.ensure_future(
                 ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
             )
@@ -408,7 +451,9 @@ async def process(
         ["b"],
         transport=transport,  # type: ignore[arg-type]
         method="forkserver",
-        options=Options(secret=secret, watch="on", drain_timeout_s=1.0),
+        options=Options(
+            secret=secret, liveness=LivenessOptions(watch="on"), drain_timeout_s=1.0
+        ),
     )
     async with cluster as a:
         link = await a.parts.link_to("b")

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from asyncrpc import CallFuture, EncodeError, RRef
+from asyncrpc import CallFuture, RRef
+from asyncrpc.errors import EncodeError
 from asyncrpc.testing import acting_as
 from tests.integration.runtime.conftest import Trio
 

@@ -22,7 +22,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asyncrpc
-from asyncrpc import AsyncRpcError, Group, Options, Worker, WorkerLostError
+from asyncrpc import (
+    AsyncRpcError,
+    Group,
+    NetworkOptions,
+    Options,
+    Worker,
+    WorkerLostError,
+)
 from asyncrpc.autograd import backward, context
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.runtime.links.link import Link
@@ -142,7 +149,11 @@ async def attacked(wire: Any = "uds") -> AsyncIterator[tuple[Worker, Worker, Lin
     """Give an attacker, its victim and the link between them; then see what is left."""
     global _release  # noqa: PLW0603  (of this test's loop)
     _release = asyncio.Event()
-    options = Options(drain_timeout_s=2.0, rpc_timeout_s=LIMIT_S, connect_timeout_s=1.0)
+    options = Options(
+        drain_timeout_s=2.0,
+        rpc_timeout_s=LIMIT_S,
+        network=NetworkOptions(connect_timeout_s=1.0),
+    )
     async with Cluster(2, network=wire, options=options) as (a, b):
         training = Training([a, b])
         await training.begin()

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from asyncrpc import AsyncRpcError, DecodeError, Options, Worker, WorkerLostError
+from asyncrpc import AsyncRpcError, Options, Worker, WorkerLostError
+from asyncrpc.errors import DecodeError
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing import Cluster

@@ -14,8 +14,6 @@ import pytest
 
 from asyncrpc import (
     CallError,
-    DecodeError,
-    EncodeError,
     Options,
     Outcome,
     Policy,
@@ -23,6 +21,7 @@ from asyncrpc import (
     RRef,
     Worker,
 )
+from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import misbehaving, ways
 from tests.integration.runtime.company import LIMIT_S, company, told_by, work

@@ -15,8 +15,9 @@ from typing import Any, Final
 import pytest
 import torch
 
-from asyncrpc import BackwardFailedError, Options, Worker
+from asyncrpc import Options, Worker
 from asyncrpc.autograd import backward, context, get_gradients
+from asyncrpc.errors import BackwardFailedError
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.runtime import misbehaving
 from tests.integration.runtime import wrong_graphs as graphs

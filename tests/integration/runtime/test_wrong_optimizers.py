@@ -15,8 +15,9 @@ from typing import Any, Final
 import pytest
 import torch
 
-from asyncrpc import AsyncRpcError, OptimizerError, Options, RRef, Worker
+from asyncrpc import AsyncRpcError, Options, RRef, Worker
 from asyncrpc.autograd import backward, context
+from asyncrpc.errors import OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.runtime import misbehaving

@@ -10,7 +10,6 @@ import pytest
 from aiohttp import web
 
 from asyncrpc import (
-    NotStartedError,
     Outcome,
     RejectedError,
     UsageError,
@@ -18,6 +17,7 @@ from asyncrpc import (
     deadline,
     serving,
 )
+from asyncrpc.errors import NotStartedError
 from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.serving import Batcher
 from tests.integration.serving import remote

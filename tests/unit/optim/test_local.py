@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
-from asyncrpc import OptimizerError
+from asyncrpc.errors import OptimizerError
 from asyncrpc.optim.local import LocalOptimizer, exact_sum, norm_of, scale_for, squares
 
 

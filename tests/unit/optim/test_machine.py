@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from asyncrpc import LocalProtocolError
+from asyncrpc.errors import LocalProtocolError
 from asyncrpc.optim.machine import Turns
 
 

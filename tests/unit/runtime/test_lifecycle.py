@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrpc import AlreadyStartedError, NotStartedError, UsageError
+from asyncrpc import UsageError
+from asyncrpc.errors import AlreadyStartedError, NotStartedError
 from asyncrpc.runtime.lifecycle import TRANSITIONS, Event, Lifecycle, WorkerState
 
 DOC = Path(__file__).parents[3] / "docs" / "explanation" / "architecture.md"

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from asyncrpc.wire.frames import Flags, FrameKind
-from asyncrpc.wire.reader import FrameReader, ReaderLimits
+from asyncrpc.wire.limits import MessageLimits
+from asyncrpc.wire.reader import FrameReader
 from asyncrpc.wire.transfers import LaneReader
 
 # What carries a value, and so may have a payload.
@@ -79,7 +80,7 @@ class Recorder:
         self.made += made
         return made
 
-    def reader(self, limits: ReaderLimits | None = None) -> FrameReader:
+    def reader(self, limits: MessageLimits | None = None) -> FrameReader:
         """Make a reader that ends here."""
         return FrameReader(self, self.allocate, limits)
 

@@ -21,7 +21,8 @@ from asyncrpc.wire.frames import (
     data_prefix,
     prefix,
 )
-from asyncrpc.wire.reader import ALIGNMENT, SCRATCH_BYTES, ReaderLimits
+from asyncrpc.wire.limits import MessageLimits
+from asyncrpc.wire.reader import ALIGNMENT, SCRATCH_BYTES
 from tests.unit.wire.recorder import WITH_VALUE, Message, Recorder, feed
 
 REQUEST, RESPONSE = FrameKind.REQUEST, FrameKind.RESPONSE
@@ -295,7 +296,7 @@ def header(
     return HEADER.pack(magic, version, kind, flags, *sizes)
 
 
-LIMITS = ReaderLimits(
+LIMITS = MessageLimits(
     control_bytes_max=100, payload_bytes_max=1000, buffers_max=4, transfers_max=2
 )
 

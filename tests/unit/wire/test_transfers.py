@@ -21,7 +21,8 @@ from asyncrpc.wire.frames import (
     data_prefix,
     prefix,
 )
-from asyncrpc.wire.reader import FrameReader, ReaderLimits
+from asyncrpc.wire.limits import MessageLimits
+from asyncrpc.wire.reader import FrameReader
 from asyncrpc.wire.transfers import Arrivals, Departure, Departures, LaneReader
 from tests.unit.wire.recorder import Recorder, feed
 
@@ -55,7 +56,7 @@ def joined(parts: Sequence[bytes | memoryview]) -> bytes:
 class Receiver(Recorder):
     """A frame reader, and lanes that share its arrivals."""
 
-    def __init__(self, lanes: int = 1, limits: ReaderLimits | None = None) -> None:
+    def __init__(self, lanes: int = 1, limits: MessageLimits | None = None) -> None:
         super().__init__()
         self.control: FrameReader = self.reader(limits)
         self.arrivals = self.control.arrivals = Arrivals(self.on_message)
@@ -441,7 +442,7 @@ class TestRefusals:
             receiver.on_lane(frame[:HEADER_BYTES])
 
     def test_too_many_at_once(self) -> None:
-        receiver = Receiver(limits=ReaderLimits(transfers_max=2))
+        receiver = Receiver(limits=MessageLimits(transfers_max=2))
         receiver.open(bytes(9))
         receiver.open(bytes(9))
         with pytest.raises(FrameTooLargeError, match="more than 2 transfers"):

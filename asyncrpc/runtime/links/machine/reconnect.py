@@ -4,7 +4,7 @@ One object for one connection at one of its ends.  The end that dialed it dials 
 at once and then ever more slowly; the other waits, and asks meanwhile whether there is
 still anybody to wait for.  So a worker that has died is known to be lost within
 milliseconds where its host can be asked, and a network that comes back within
-`Options.lost_after_s` has only cost time.
+`LivenessOptions.lost_after_s` has only cost time.
 
 An attempt that has proved itself is a *candidate*: it tells the peer how much has been
 read, and from then on nothing more may be read over the old transport.  So there is at

@@ -17,7 +17,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # unlisted
     TCPStore,
 )
 
-from asyncrpc import Options, UsageError
+from asyncrpc import LimitOptions, NetworkOptions, Options, UsageError
 from asyncrpc.collectives.torch_backend import AsyncRpcProcessGroup
 from asyncrpc.collectives.torch_backend.rank_runtime import check_reach
 from asyncrpc.errors import RendezvousTimeoutError
@@ -89,7 +89,9 @@ def by_every_way(rank: int) -> None:
         assert dist.group.WORLD.name() == "asyncrpc"
         dist.destroy_process_group()
     os.environ["ASYNCRPC_SECRET"] = ""
-    options: Any = Options(secret="of this test", shared_memory_bytes=0)
+    options: Any = Options(
+        secret="of this test", limits=LimitOptions(shared_memory_bytes=0)
+    )
     dist.init_process_group("asyncrpc", pg_options=options)
     assert adds_up()
     with pytest.raises(TypeError, match="give them to init_process_group"):
@@ -154,7 +156,9 @@ def test_who_does_not_come_is_named(tmp_path: Path) -> None:
 
 
 def know_another_secret(rank: int, size: int, url: str) -> str:
-    options: Any = Options(secret=f"of rank {rank}", connect_timeout_s=1.0)
+    options: Any = Options(
+        secret=f"of rank {rank}", network=NetworkOptions(connect_timeout_s=1.0)
+    )
     start(rank, size, url, timeout=timedelta(seconds=8), pg_options=options)
     with pytest.raises(dist.DistBackendError) as caught:
         dist.all_reduce(torch.ones(1))

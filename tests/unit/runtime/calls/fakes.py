@@ -244,6 +244,7 @@ class FakeHost:
 
     def __post_init__(self) -> None:
         self.functions = FunctionTable(Policy.TRUSTED)
+        self.limits = self.options.limits
         self.codec = Codec(self.functions)
         self.propagators: list[Any] = []
         self.thread_states: list[Any] = []

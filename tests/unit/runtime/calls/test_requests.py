@@ -102,7 +102,7 @@ class TestRunning:
     def test_a_result_that_cannot_travel(self, link: LinkParts) -> None:
         ask(link, unsendable)
         error = error_of(link)
-        assert isinstance(error, asyncrpc.EncodeError)
+        assert isinstance(error, asyncrpc.errors.EncodeError)
         assert error.outcome is Outcome.EXECUTED
 
     def test_one_that_waits_is_in_hand_until_it_ends(self, link: LinkParts) -> None:
@@ -138,17 +138,17 @@ class TestRefusing:
     def test_arguments_that_cannot_be_read(self, link: LinkParts) -> None:
         head = pack_head([[0, f"{MODULE}:double"], None])
         link.requests.on_request(0, 1, -1, head, b"\xff" * 20, [])
-        self.refused(link, asyncrpc.DecodeError, "")
+        self.refused(link, asyncrpc.errors.DecodeError, "")
 
     @pytest.mark.parametrize("value", [None, 5, [1], [[], []], [{}, {}]])
     def test_arguments_that_are_none(self, link: LinkParts, value: Any) -> None:
         head = pack_head([[0, f"{MODULE}:double"], None])
         link.requests.on_request(0, 1, -1, head, link.control(value), [])
-        self.refused(link, asyncrpc.DecodeError, "arguments cannot be read")
+        self.refused(link, asyncrpc.errors.DecodeError, "arguments cannot be read")
 
     def test_a_function_that_is_not_here(self, link: LinkParts) -> None:
         ask(link, f"{MODULE}:nothing_such")
-        self.refused(link, asyncrpc.DecodeError, "nothing_such")
+        self.refused(link, asyncrpc.errors.DecodeError, "nothing_such")
 
     def test_a_generator_that_is_called(self, link: LinkParts) -> None:
         ask(link, numbers)
@@ -160,7 +160,7 @@ class TestRefusing:
 
     def test_a_value_that_cannot_be_called(self, link: LinkParts) -> None:
         ask(link, None, 5)
-        self.refused(link, asyncrpc.DecodeError, "is not callable")
+        self.refused(link, asyncrpc.errors.DecodeError, "is not callable")
 
     def test_a_value_where_there_are_no_references(self, link: LinkParts) -> None:
         ask(link, double, 1, meta={"r": [1, 2]})
@@ -268,7 +268,7 @@ class TestStreams:
     def test_an_item_that_cannot_travel(self, link: LinkParts) -> None:
         ask(link, hold)
         (serving,) = link.served
-        with pytest.raises(asyncrpc.EncodeError) as caught:
+        with pytest.raises(asyncrpc.errors.EncodeError) as caught:
             link.responder.send_item(serving, 0, unsendable())
         assert caught.value.outcome is Outcome.EXECUTED
 

@@ -10,12 +10,12 @@ import pytest
 from asyncrpc import (
     AsyncRpcError,
     DeadlineExceededError,
-    EncodeError,
     Outcome,
     UsageError,
     WorkerLostError,
 )
 from asyncrpc.clock import Deadline
+from asyncrpc.errors import EncodeError
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.unsent import UnsentCalls
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from asyncrpc import Options
+from asyncrpc import LivenessOptions, NetworkOptions, Options
 from asyncrpc.errors import ConnectionLostError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.counters import Counters
@@ -34,7 +34,8 @@ from asyncrpc.wire.messages import Hello
 T = TypeVar("T")
 
 OPTIONS = Options(
-    heartbeat_s=1.0, lost_after_s=4.0, connect_timeout_s=2.0, bulk_lanes=0
+    liveness=LivenessOptions(heartbeat_s=1.0, lost_after_s=4.0),
+    network=NetworkOptions(connect_timeout_s=2.0, bulk_lanes=0),
 )
 
 
@@ -132,7 +133,7 @@ class Host:
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         settings = ConnectionSettings(
-            None, options.limits, fresh, network.rng.randbytes
+            None, options.limits.message, fresh, network.rng.randbytes
         )
         self.directory: Directory[PlainLink] = Directory(
             self,

@@ -12,8 +12,8 @@ from asyncrpc.transport.abc import Buffer, StreamHandler, Transport
 from asyncrpc.transport.flow import WaterMarks
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.handshake import Role
+from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
-from asyncrpc.wire.reader import ReaderLimits
 
 CUT = ConnectionLostError("cut")
 REFUSED = "it has given up this connection"
@@ -148,7 +148,7 @@ class Side(Received):
             role,
             b"secret",
             loop=asyncio.get_running_loop(),
-            limits=ReaderLimits(),
+            limits=MessageLimits(),
             on_proved=on_proved,
             on_hello=self._on_hello,
         )

@@ -86,7 +86,7 @@ def test_of_too_many_the_oldest_goes_that_has_proved_nothing() -> None:
             True,
             False,
         ]
-        assert "see Options.handshakes_max" in unproved.failed
+        assert "see LimitOptions.handshakes_max" in unproved.failed
 
     run(main())
 

@@ -20,7 +20,7 @@ from asyncrpc.runtime.links.disconnected import DISCONNECTED_BYTES_MAX
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.wire.frames import CHUNK_BYTES, FrameKind
 from asyncrpc.wire.handshake import Role
-from asyncrpc.wire.reader import ReaderLimits
+from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.resume import ACK_BYTES, NEVER
 from tests.unit.runtime.links.pair import REFUSED, Both, join, opened
 
@@ -76,7 +76,7 @@ class TestOpening:
                 role,
                 secret,
                 loop=asyncio.get_running_loop(),
-                limits=ReaderLimits(),
+                limits=MessageLimits(),
                 on_proved=nothing,
                 on_hello=nothing,
             )

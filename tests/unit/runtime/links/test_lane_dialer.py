@@ -22,7 +22,7 @@ from tests.unit.runtime.links.directories import (
 )
 
 LARGE: Final = 1 << 20
-LANES: Final = replace(OPTIONS, bulk_lanes=2)
+LANES: Final = replace(OPTIONS, network=replace(OPTIONS.network, bulk_lanes=2))
 
 
 async def linked() -> tuple[Host, Host]:
@@ -131,7 +131,7 @@ def test_a_lane_that_breaks_only_where_it_cannot_be_dialed_is_resumed(
         await asyncio.sleep(0.1)
         network.between("a", "b").heal()
         await until(lambda: b.counters.connections_resumed >= 2)
-        await asyncio.sleep(2 * OPTIONS.lost_after_s)
+        await asyncio.sleep(2 * OPTIONS.liveness.lost_after_s)
         assert b.counters.connections_resumed == 2  # and it stays
         send_large(b, "a", 2)
         await until(lambda: a.arrived("b") == [2])
@@ -179,7 +179,7 @@ def test_a_lane_that_breaks_before_its_dialer_holds_it_is_not_missed(
         await until(lambda: a.arrived("b") == [1])
         send_large(a, "b", 2)
         await until(lambda: b.arrived("a") == [2])
-        await asyncio.sleep(3 * OPTIONS.lost_after_s)
+        await asyncio.sleep(3 * OPTIONS.liveness.lost_after_s)
         send_large(b, "a", 3)
         await until(lambda: a.arrived("b") == [1, 3])
         assert len(accepted) == 2

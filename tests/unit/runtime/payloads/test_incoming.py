@@ -7,7 +7,7 @@ import pytest
 from asyncrpc.runtime.payloads.incoming import IncomingPayloads
 from asyncrpc.runtime.payloads.receive_pool import fresh
 from asyncrpc.wire.frames import FrameKind
-from asyncrpc.wire.reader import ReaderLimits
+from asyncrpc.wire.limits import MessageLimits
 
 
 class Nobody:
@@ -19,7 +19,7 @@ class Nobody:
 
 
 def incoming_with(nbytes: int) -> tuple[IncomingPayloads, memoryview]:
-    incoming = IncomingPayloads(Nobody(), ReaderLimits(), fresh)
+    incoming = IncomingPayloads(Nobody(), MessageLimits(), fresh)
     claimed = memoryview(bytearray(nbytes))
     incoming.claim(7, claimed)
     return incoming, claimed

@@ -16,8 +16,8 @@ from asyncrpc.runtime.payloads.machine.lanes import LanesState
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.wire.frames import LANE_CHUNK_BYTES, FrameKind
 from asyncrpc.wire.handshake import Role
+from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
-from asyncrpc.wire.reader import ReaderLimits
 from asyncrpc.wire.transfers import Arrivals
 from tests.unit.runtime.links.pair import Both, Line, Side, join
 
@@ -97,7 +97,7 @@ class Laned(Both):
             role,
             b"secret",
             loop=asyncio.get_running_loop(),
-            limits=ReaderLimits(),
+            limits=MessageLimits(),
             on_proved=on_proved,
             on_hello=on_hello,
         )

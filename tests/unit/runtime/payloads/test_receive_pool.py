@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrpc import Options, UsageError
+from asyncrpc import LimitOptions, Options, UsageError
 from asyncrpc.runtime.payloads import receive_pool
 from asyncrpc.runtime.payloads.receive_pool import POOLED_BYTES_MIN, ReceivePool
 from asyncrpc.testing.loop import SimLoop
@@ -101,7 +101,7 @@ class TestReuse:
 
 def test_a_limit_below_zero_is_refused() -> None:
     with pytest.raises(UsageError, match="receive_pool_bytes"):
-        Options(receive_pool_bytes=-1)
+        Options(limits=LimitOptions(receive_pool_bytes=-1))
 
 
 class TestThreads:

@@ -1,0 +1,71 @@
+"""Every error has one home, `asyncrpc.errors`; those that programs catch have a second.
+
+The second is the package itself: few enough to be known by heart.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import asyncrpc
+from asyncrpc import errors
+from tests.architecture.public import MODULES, exported
+from tests.architecture.test_parts import all_classes, has_base
+
+# What a program catches, and what it asks before it tries again.
+CAUGHT = {
+    "AsyncRpcError",
+    "CallError",
+    "DeadlineExceededError",
+    "Outcome",
+    "OwnerLostError",
+    "RejectedError",
+    "RemoteError",
+    "UsageError",
+    "WorkerLostError",
+}
+# The kit for tests: they stand for a test that has failed, and no worker raises them.
+OF_TESTS = {"asyncrpc.testing.StillPendingError"}
+
+
+def is_error(public: Any) -> bool:
+    return inspect.isclass(public) and issubclass(public, BaseException)
+
+
+def test_the_list_of_errors_is_complete() -> None:
+    defined = {
+        name
+        for name, public in vars(errors).items()
+        if inspect.isclass(public) and public.__module__ == errors.__name__
+    }
+    assert set(errors.__all__) == defined
+
+
+def test_the_list_of_errors_is_in_order() -> None:
+    assert errors.__all__ == sorted(set(errors.__all__))
+
+
+def test_errors_are_defined_in_one_file() -> None:
+    strays = {
+        one.name
+        for one in all_classes().values()
+        if has_base(one, {"AsyncRpcError"}) and not one.name.startswith(errors.__name__)
+    }
+    assert strays == set()
+
+
+def test_the_package_exports_the_errors_that_programs_catch() -> None:
+    assert set(asyncrpc.__all__) & set(errors.__all__) == CAUGHT
+    assert all(getattr(asyncrpc, name) is getattr(errors, name) for name in CAUGHT)
+
+
+def test_no_other_module_exports_an_error() -> None:
+    assert "asyncrpc.errors" in MODULES
+    homes = {"asyncrpc", "asyncrpc.errors"}
+    elsewhere = {
+        name
+        for name, public in exported()
+        if is_error(public) and name.rpartition(".")[0] not in homes
+    }
+    assert elsewhere == OF_TESTS
