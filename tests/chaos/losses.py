@@ -21,6 +21,7 @@ STOPPED: Final = "it was stopped, and silent before for want of a processor"
 UNREACHABLE: Final = "it was down or out of reach"
 NONE: Final = ""
 WATCH_SAID: Final = "its process is stopped"
+RESTARTED: Final = "it has been restarted"
 EVIDENCE_S: Final = 4.0  # no older is what a worker knows of a peer's process
 # A call with so much time that waited for all of it, undisturbed, was lost silently.
 PATIENT_S: Final = 30.0
@@ -72,12 +73,32 @@ def cause_of(call: Call, story: Story, history: History) -> tuple[str, list[Loss
     for loss in losses:
         if cause := cause_of_loss(loss, story, history):
             return cause, losses
+    for loss in _not_over_by(call, story):
+        if cause := cause_of_loss(loss, story, history):
+            return cause, losses
     # No link was lost, so there was none.  If the function may have run there was.
     if not losses and call.outcome is not Outcome.EXECUTED:
         for one, other in _pairs(call):
             if history.unreachable(one, other, call.since_s, call.ended_s):
                 return UNREACHABLE, losses
     return NONE, losses
+
+
+def _not_over_by(call: Call, story: Story) -> Iterator[Loss]:
+    """Yield the losses of parties that had not heard by then that the peer is back.
+
+    A group that is made meanwhile fails by what one of its members still believes.
+    """
+    workers = {_name(call.caller), *call.parties}
+    heard = {
+        (one.by, one.life)
+        for one in story.losses
+        if one.reason == RESTARTED and one.at_s >= call.since_s
+    }
+    for loss in story.losses:
+        is_old = loss.at_s < call.since_s and (loss.by, loss.life) in heard
+        if is_old and {_name(loss.by), loss.peer} <= workers:
+            yield loss
 
 
 def cause_of_loss(loss: Loss, story: Story, history: History) -> str:

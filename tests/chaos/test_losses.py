@@ -14,6 +14,7 @@ from tests.chaos.log import Call, End, Loss, Story, read_all
 from tests.chaos.losses import (
     KILLED,
     PARTED,
+    RESTARTED,
     UNREACHABLE,
     Losses,
     judge_losses,
@@ -269,3 +270,18 @@ def test_what_is_in_a_log(tmp_path: Path) -> None:
     assert mistakes.made == {"no function": 2}
     assert mistakes.ends == {("no function", End.LOST): 1}
     assert (mistakes.workers, mistakes.at_once) == ({"a"}, 1)
+
+
+@pytest.mark.parametrize(
+    ("heard_s", "cause"), [(100.5, KILLED), (99.5, "")], ids=["not yet", "before"]
+)
+def test_a_member_that_has_not_heard_of_a_restart_fails_a_group(
+    heard_s: float, cause: str
+) -> None:
+    killed = ("SIGKILL", ("b",), 98.0, 99.0, LIFE)
+    lost = Loss("c.30", "b", "life of b", 0.0, 98.1, "its process has ended")
+    back = Loss("c.30", "b", lost.life, 98.1, heard_s, RESTARTED)
+    call = lost_call(parties=("b", "c"), since_s=100.0, ended_s=100.1)
+    found = judged(call, history(killed), lost, back)
+    assert found.causes[cause] == (cause == KILLED)
+    assert bool(found.innocent) is (not cause)
