@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.collectives.machine.operations import (
@@ -79,17 +79,21 @@ class CollectivesService(ServiceMethods):
         )
         begun = array(group=COUNT, number=COUNT, rank=_RANK, descriptor=anything)
         failed = array(group=COUNT, number=COUNT, failure=_FAILURE)
+        unless_closed = self._unless_closed
         self.notices = Methods(
             SERVICE,
             {
-                "woke": (array(group=COUNT), self._on_woke),
-                "begun": (begun, self._on_begun),
-                "failed": (failed, self._on_failed),
+                "woke": (array(group=COUNT), unless_closed(self._on_woke)),
+                "begun": (begun, unless_closed(self._on_begun)),
+                "failed": (failed, unless_closed(self._on_failed)),
                 "left": (
                     array(group=COUNT, ended=COUNT, failure=_FAILURE),
-                    self._on_left,
+                    unless_closed(self._on_left),
                 ),
-                "lost": (array(group=COUNT, failure=_FAILURE), self._on_told_lost),
+                "lost": (
+                    array(group=COUNT, failure=_FAILURE),
+                    unless_closed(self._on_told_lost),
+                ),
             },
         )
 
@@ -184,11 +188,16 @@ class CollectivesService(ServiceMethods):
         problem = f"{closed} is closed at worker {self.worker.name!r}"
         return CollectiveFailure(GroupChangedError.code, problem, (self.worker.name,))
 
-    def on_notice(self, link: PeerLink, method: str, value: Any) -> None:
-        """Take a message of another rank about a collective."""
-        take = self.notices.find(link.peer.name, method, value)
-        if value[0] not in self._closed:
-            take(link, value)
+    def _unless_closed(
+        self, handler: Callable[[PeerLink, list[Any]], None]
+    ) -> Callable[[PeerLink, list[Any]], None]:
+        """Return a handler of notices that drops those about a closed group."""
+
+        def take(link: PeerLink, value: list[Any]) -> None:
+            if value[0] not in self._closed:
+                handler(link, value)
+
+        return take
 
     def _on_begun(self, link: PeerLink, value: list[Any]) -> None:
         group, number, rank, descriptor, *_ = value

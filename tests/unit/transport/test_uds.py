@@ -88,7 +88,7 @@ async def test_a_live_socket_is_not(base: Path) -> None:
 async def test_a_file_that_is_no_socket_is_not(base: Path) -> None:
     path = base / "precious.txt"
     path.write_text("do not delete")
-    with pytest.raises(TransportError, match="no socket"):
+    with pytest.raises(TransportError, match="not a socket"):
         await UdsConnector().listen(at(path), Recorder)
     assert path.read_text() == "do not delete"
 

@@ -234,7 +234,7 @@ class TestStreams:
     ) -> None:
         for serial in range(2):
             item(link, serial, serial)
-        with pytest.raises(MalformedError, match="of which 2 have come"):
+        with pytest.raises(MalformedError, match="but 2 have come"):
             end(link, 1)
 
     def test_an_item_that_cannot_be_read_ends_it(

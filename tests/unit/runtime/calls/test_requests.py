@@ -292,7 +292,7 @@ class TestServices:
     @pytest.mark.parametrize("head", [[], ["kept"]])
     def test_one_that_names_no_method(self, link: LinkParts, head: list[Any]) -> None:
         for take in (link.requests.on_service, link.requests.on_notice):
-            with pytest.raises(MalformedError, match="does not name one"):
+            with pytest.raises(MalformedError, match="names none"):
                 self.send(take, link, head, 5)
 
     def test_a_notice_is_taken(self, link: LinkParts) -> None:

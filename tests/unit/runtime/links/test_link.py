@@ -77,7 +77,7 @@ def carrier(link: Link) -> Carrier:
 def test_every_kind_has_a_part_or_is_refused(link: Link, kind: FrameKind) -> None:
     assert (kind in link._handlers) == (kind not in NOT_FOR_LINKS)  # noqa: SLF001
     if kind in NOT_FOR_LINKS:
-        with pytest.raises(MalformedError, match=f"a {kind.name} on an open"):
+        with pytest.raises(MalformedError, match=f"a {kind.name} came on an open"):
             take(link, kind)
 
 
