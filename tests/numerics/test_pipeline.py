@@ -11,6 +11,7 @@ import asyncio
 import multiprocessing
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
@@ -481,10 +482,7 @@ async def test_a_report_says_what_each_stage_did(schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", TRAINING)
 async def test_stages_work_at_the_same_time(schedule: str) -> None:
-    """One after another, three stages would be idle for two thirds of the time.
-
-    The formula says a fifth; a machine that is busy with other things makes it more.
-    """
+    """Each nap of a stage needs time and no processor, so those of two overlap."""
     x, _ = batch(8)
     async with four_workers():
         stages = [asyncrpc.remote(name, Napping, (0.01,)) for name in "bcd"]
@@ -492,7 +490,12 @@ async def test_stages_work_at_the_same_time(schedule: str) -> None:
         async with context():
             result = await pipe.forward_backward(x, x, loss_fn=squared)
     assert result.report.formula == 0.2
-    assert 0.15 < result.report.bubble < 0.5
+    for stage, following in pairwise(result.report.stages):
+        assert any(
+            one.start_s < other.end_s and other.start_s < one.end_s
+            for one in stage.spans
+            for other in following.spans
+        )
 
 
 # --- what is refused -----------------------------------------------------------------

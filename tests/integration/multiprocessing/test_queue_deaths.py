@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import queue as standard
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -53,8 +54,14 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def named_memory() -> set[str]:
-    return {one.name for one in Path("/dev/shm").iterdir()}  # noqa: S108  what would be left is here
+def named_memory(*pids: int) -> set[str]:
+    """Return the names of shared memory that bear the numbers of processes."""
+    numbers = set(map(str, pids))
+    return {
+        one.name
+        for one in Path("/dev/shm").iterdir()  # noqa: S108  what would be left is here
+        if numbers & set(re.findall(r"\d+", one.name))
+    }
 
 
 def test_what_a_process_has_put_is_there_when_it_is_gone() -> None:
@@ -202,7 +209,7 @@ def test_an_exception_from_a_signal_at_any_step_leaves_it_whole(tmp_path: Path) 
 
 def test_thousands_of_tensors_need_no_descriptors() -> None:
     queue: Queue[Any] = Queue(maxsize=5000)
-    before = named_memory()
+    before = named_memory(os.getpid())
     opened = open_descriptors()
     with descriptors_at_most(opened + 4):
         for value in range(5000):
@@ -210,7 +217,7 @@ def test_thousands_of_tensors_need_no_descriptors() -> None:
         kept = [queue.get_nowait() for _ in range(5000)]
         assert open_descriptors() <= opened
     assert all(one.eq(float(value)).all() for value, one in enumerate(kept))
-    assert named_memory() == before
+    assert named_memory(os.getpid()) == before
     queue.close()
 
 
@@ -233,6 +240,7 @@ import os, signal, sys
 import torch
 from asyncrpc.multiprocessing import Queue, launch
 from tests.integration.multiprocessing import queue_targets as targets
+from tests.integration.multiprocessing.test_queue_deaths import memories
 
 if __name__ == "__main__":
     queue, told = Queue(), Queue()
@@ -240,7 +248,8 @@ if __name__ == "__main__":
     for _ in range(3):
         queue.put(torch.ones(1 << 18))
     told.get(), told.get()
-    print(*processes.pids, flush=True)
+    print(os.getpid(), *processes.pids)
+    print(*memories(), flush=True)
     for pid in processes.pids:
         os.kill(pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -250,18 +259,19 @@ if __name__ == "__main__":
 def test_nothing_is_left_when_all_are_killed(tmp_path: Path) -> None:
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    before, memory_before = named_memory(), memories()
     done = run_script(script)
     assert done.returncode == -signal.SIGKILL
-    assert len(done.stdout.split()) == 2
-    assert named_memory() == before
-    assert memories() <= memory_before
+    pids, inodes = (line.split() for line in done.stdout.splitlines())
+    assert len(pids) == 3
+    assert len(inodes) >= 2
+    assert named_memory(*map(int, pids)) == set()
+    assert memories("[0-9]*").isdisjoint(inodes)
 
 
-def memories() -> set[str]:
-    """Return the memfds of queues that any process has, by inode."""
+def memories(process: str = "self") -> set[str]:
+    """Return the memfds of queues that a process has, or any of several, by inode."""
     found = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
+    for link in Path("/proc").glob(f"{process}/fd/*"):
         with contextlib.suppress(OSError):
             if "asyncrpc-slab" in str(link.readlink()):
                 found.add(f"{link.stat().st_ino}")

@@ -78,11 +78,21 @@ def tables_of(worker: Worker, *, served: int = 0) -> dict[str, int]:
 
 
 async def _settled(worker: Worker, before: list[dict[str, int]]) -> None:
-    """Wait until both ends have in hand what they had before."""
-    peer, now = worker.peer("b"), None
+    """Wait until neither end has more in hand than before.
+
+    It may have less: a task that was about to end was counted before.
+    """
+    peer, now = (
+        worker.peer("b"),
+        [tables_of(worker), await worker.peer("b").call(tables)],
+    )
     try:
         async with asyncio.timeout(LIMIT_S):
-            while now != before:
+            while any(
+                count > then.get(name, 0)
+                for then, at_present in zip(before, now, strict=True)
+                for name, count in at_present.items()
+            ):
                 there = await peer.call(tables)
                 now = [tables_of(worker), there]
     except TimeoutError:
