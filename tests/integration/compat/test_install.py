@@ -342,6 +342,7 @@ def test_what_is_not_there_is_a_mistake_of_the_command_line(
 ) -> None:
     ended = run("-m", "asyncrpc.compat", *target, cwd=tmp_path)
     assert ended.returncode == 2
-    wanted = f"there is no {'file' if len(target) == 1 else 'module'} 'none"
+    is_file = len(target) == 1
+    wanted = "the file 'none.py' does not exist" if is_file else "module 'none"
     told = textwrap.shorten(ended.stderr, 1000)
     assert (wanted if target else "arguments are required: SCRIPT") in told

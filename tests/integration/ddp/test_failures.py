@@ -278,7 +278,7 @@ class TestPasses:
         async def run(rank: int, model: Model) -> None:
             one = asyncio.ensure_future(backward(rank, model))
             await asyncio.sleep(0)  # it begins
-            with pytest.raises(UsageError, match="under way"):
+            with pytest.raises(UsageError, match="is running"):
                 await backward(rank, model)
             await one
 

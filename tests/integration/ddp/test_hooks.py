@@ -78,7 +78,7 @@ class TestStates:
             {"start_powerSGD_iter": 0, "use_error_feedback": False},
             {"matrix_approximation_rank": 0},
         ):
-            with pytest.raises(UsageError, match=r"has to be|at least 1"):
+            with pytest.raises(UsageError, match=r"must be|at least 1"):
                 PowerSGDState(None, **options)  # type: ignore[arg-type]  # one is int, one bool
         with pytest.raises(UsageError, match="-1"):
             PostLocalSGDState(None, None, -1)

@@ -11,7 +11,7 @@ _MADE_BY: Final = {
     "ddp.Join": "`DistributedDataParallel.join`",
     "nn.PipelineReport": "`Pipeline.forward_backward`",
     "nn.PipelineResult": "`Pipeline.forward_backward`",
-    "nn.Span": "`Pipeline.forward_backward`",
+    "nn.ActionSpan": "`Pipeline.forward_backward`",
     "nn.StageReport": "`Pipeline.forward_backward`",
     "optim.StepResult": "`DistributedOptimizer.step`",
 }

@@ -154,7 +154,7 @@ class NeedsLess(Protocol):
 @pytest.mark.parametrize(
     ("interface", "problem"),
     [
-        (Missing, "no Missing: Codec has no method 'decipher'"),
+        (Missing, "not a Missing: Codec has no method 'decipher'"),
         (NeedsMore, r"Codec\.encode\(x.*too many positional"),
         (OtherKeyword, r"unexpected keyword argument 'speed'"),
         (NeedsLess, r"Codec\.words\(x.* missing a required argument: 'x'"),

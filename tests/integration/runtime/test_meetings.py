@@ -477,6 +477,6 @@ async def test_nothing_is_asked_for_there() -> None:
     async with Cluster(2) as (a, _):
         link = await a.parts.link_to("b")
         with pytest.raises(
-            asyncrpc.AsyncRpcError, match="sent 'meetings\\.here', which"
+            asyncrpc.AsyncRpcError, match="sent what is wrong: 'meetings\\.here', which"
         ):
             await link.request_service("meetings", "here", None)

@@ -204,8 +204,11 @@ class TestTensorsThatAreRefused:
         ("make", "text"),
         [
             (lambda: [1, 2], "out must be a tensor or None"),
-            (lambda: torch.ones(3, requires_grad=True), "requires a gradient"),
-            (lambda: torch.ones(3, requires_grad=True) * 2, "requires a gradient"),
+            (lambda: torch.ones(3, requires_grad=True), "must not require a gradient"),
+            (
+                lambda: torch.ones(3, requires_grad=True) * 2,
+                "must not require a gradient",
+            ),
             (lambda: torch.ones(1).expand(3), "share memory"),
             (lambda: torch.ones(9).as_strided((4, 4), (1, 1)), "share memory"),
             (lambda: torch.ones(9).as_strided((3, 3), (2, 2)), "share memory"),
@@ -308,7 +311,7 @@ class TestReferences:
             assert torch.equal(out, value)
             with pytest.raises(OutMismatchError, match=r"shape \(3,\)"):
                 await rref.to_here(out=torch.empty(4))
-            with pytest.raises(UsageError, match="requires a gradient"):
+            with pytest.raises(UsageError, match="must not require a gradient"):
                 await rref.to_here(out=torch.empty(3, requires_grad=True))
 
     async def test_the_same_refusals(self, trio: Trio) -> None:

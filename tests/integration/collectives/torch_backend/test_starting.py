@@ -180,5 +180,7 @@ def test_other_hosts_need_a_secret() -> None:
     open_ = member("rank1", "there", "uds:///tmp/b", "tcp://10.0.0.2:7000")
     check_reach([near, open_], "here")
     closed = member("rank2", "there", "uds:///tmp/c", "tcp://127.0.0.1:7000")
-    with pytest.raises(UsageError, match=r"own host only: rank2; .*ASYNCRPC_SECRET"):
+    with pytest.raises(
+        UsageError, match=r"own host only, which is another: rank2; .*ASYNCRPC_SECRET"
+    ):
         check_reach([near, open_, closed], "here")

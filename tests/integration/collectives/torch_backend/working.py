@@ -134,7 +134,7 @@ def check_wrong_arguments(_gloo: dist.ProcessGroup) -> None:
         dist.all_reduce(torch.ones(2), premultiplied)
     assert type(caught.value.__cause__) is UsageError
     cases: list[tuple[Any, str]] = [
-        (lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND), "no meaning"),
+        (lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND), "is not defined"),
         (lambda: dist.all_reduce(torch.ones(2).long(), dist.ReduceOp.AVG), "use 'sum'"),
         (lambda: dist.broadcast(torch.ones(2, device="meta"), 0), "'meta'"),
         (lambda: dist.broadcast(torch.ones(2).to_sparse(), 0), "sparse_coo"),
