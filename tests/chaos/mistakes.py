@@ -138,7 +138,7 @@ async def unsendable(load: Load, to: str) -> None:
 
 async def unreadable(load: Load, to: str) -> None:
     value = wrongs.RaisesWhenRead(load.rng.choice(wrongs.KINDS))
-    wanted = Wanted((DecodeError,), ("rebuilt", "cannot be read", "no value"))
+    wanted = Wanted((DecodeError,), ("rebuilt", "cannot be read", "not a value"))
     if is_strict(load, to):
         wanted = Wanted((EncodeError, RejectedError), _STRICT)
     await _with_argument(load, "argument: raises if read", to, wanted, value)
@@ -175,7 +175,7 @@ async def wrong_result(load: Load, to: str) -> None:
 
 async def unreadable_result(load: Load, to: str) -> None:
     peer, kind = load.worker.peer(to), load.rng.choice(wrongs.KINDS)
-    texts = ("rebuilt", "cannot be read", "no value")
+    texts = ("rebuilt", "cannot be read", "not a value")
     wanted = Wanted((DecodeError,), texts, EXECUTED)
     if is_strict(load, to):
         wanted = Wanted((EncodeError, RejectedError), _STRICT, EXECUTED)

@@ -213,7 +213,7 @@ class TestTensorsThatAreRefused:
             (lambda: torch.ones(9).as_strided((4, 4), (1, 1)), "share memory"),
             (lambda: torch.ones(9).as_strided((3, 3), (2, 2)), "share memory"),
             (lambda: torch.eye(3).to_sparse(), "dense"),
-            (lambda: torch.empty(3, device="meta"), "host's memory"),
+            (lambda: torch.empty(3, device="meta"), "host memory"),
             (lambda: torch.ones(3, dtype=torch.complex64).conj(), "conjugate"),
         ],
     )
