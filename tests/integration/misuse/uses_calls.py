@@ -160,10 +160,10 @@ async def _start_and_end(_: World) -> None:
         await worker.shutdown(graceful=True, timeout_s=60, drain_timeout_s=1)
 
 
-async def _wait_in_thread(timeout: Any = None) -> Any:  # noqa: ASYNC109  (as `wait`)
+async def _wait_in_thread(timeout_s: Any = None) -> Any:
     future = asyncrpc.rpc_async("b", give_back)
     try:
-        return await asyncio.to_thread(future.wait, timeout)
+        return await asyncio.to_thread(future.wait, timeout_s)
     finally:
         await future
 
