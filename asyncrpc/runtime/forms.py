@@ -22,7 +22,7 @@ import torch
 from asyncrpc.arguments import shown
 from asyncrpc.errors import MalformedError
 from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.router import Route
+from asyncrpc.runtime.router import Route, blamed
 
 # Raises MalformedError, which calls what is wrong by the name that is given.
 Form: TypeAlias = Callable[[str, Any], None]
@@ -162,20 +162,13 @@ class Methods:
 
         Args:
             peer: name of the worker that sent it.
-            method: of the message.
+            method: of the message, one of those declared.
             value: of the message.
 
         Raises:
-            MalformedError: there is no such method, or it takes something else.
+            MalformedError: the method takes something else.
         """
-        known = self._known.get(method)
-        if known is None:
-            name = f"{self._service}.{method}"
-            raise MalformedError(
-                f"worker {peer!r} sent {name!r:.80}, which this worker does not know; "
-                f"known: {', '.join(map(repr, self._known)) or 'none of its kind'}"
-            )
-        form, handler = known
+        form, handler = self._known[method]
         try:
             form(method, value)
         except MalformedError:
@@ -191,11 +184,6 @@ class Methods:
         except MalformedError as error:
             return MalformedError(f"worker {peer!r} sent what is wrong: {error}")
         return MalformedError(f"worker {peer!r} sent what is wrong: {method}")
-
-    def blame(self, peer: str, method: str, error: MalformedError) -> MalformedError:
-        """Return the error about a message that only its handler found to be wrong."""
-        name = f"{self._service}.{method}"
-        return MalformedError(f"worker {peer!r} sent {name!r}, which is wrong: {error}")
 
 
 class ServiceMethods:
@@ -238,7 +226,8 @@ class ServiceMethods:
             try:
                 return await handler(*self.given(link, value))
             except MalformedError as error:
-                raise self.requests.blame(link.peer.name, method, error) from error
+                name = f"{self.name}.{method}"
+                raise blamed(link.peer.name, name, error) from error
 
         return reply
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NoReturn
 
-from asyncrpc.errors import AlreadyStartedError, NotStartedError
+from asyncrpc.errors import AlreadyStartedError, NotStartedError, UsageError
 from asyncrpc.runtime.loops import check_loop
 
 
@@ -144,3 +144,12 @@ class Lifecycle:
             self.check_running()
         assert self.loop is not None  # it has been started
         check_loop(used, self.loop, f"worker {self.name!r}")
+
+
+def refuse_to_pickle() -> NoReturn:
+    """Refuse to pickle what belongs to a worker, such as a `Peer`.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError("a Worker cannot be sent: it stays in its process; send its name")

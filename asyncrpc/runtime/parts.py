@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from asyncrpc.errors import UsageError
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.admission import CallAdmission
 from asyncrpc.runtime.calls.context import current_worker_var
@@ -27,7 +26,7 @@ from asyncrpc.runtime.devices.device_lock import DeviceLock
 from asyncrpc.runtime.devices.staging import Devices
 from asyncrpc.runtime.extensions import Propagator, References
 from asyncrpc.runtime.identity import WorkerIdentity
-from asyncrpc.runtime.lifecycle import Lifecycle
+from asyncrpc.runtime.lifecycle import Lifecycle, refuse_to_pickle
 from asyncrpc.runtime.links.admission import check_listen_address
 from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
 from asyncrpc.runtime.links.directory import Directory
@@ -165,9 +164,7 @@ class Parts:
         Raises:
             UsageError: always.
         """
-        raise UsageError(
-            "a Worker cannot be sent: it stays in its process; send its name"
-        )
+        refuse_to_pickle()
 
     # --- starting --------------------------------------------------------------------
 

@@ -336,7 +336,17 @@ class Proxy:
         return allowed, cut if place is not None else None
 
     async def until_due(self, due_s: float) -> None:
-        """Wait for the time of a chunk, and for the end of a partition."""
+        """Wait until a chunk is due, and until no partition holds it up.
+
+        Args:
+            due_s: time of the event loop, in seconds.
+
+        Raises:
+            RuntimeError: no event loop runs.
+
+        Cancellation:
+            The chunk is not delivered.
+        """
         wait_s = due_s - asyncio.get_running_loop().time()
         if wait_s > 0:
             await asyncio.sleep(wait_s)

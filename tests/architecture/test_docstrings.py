@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import asyncrpc
+from tests.architecture.public import described
 from tests.architecture.sources import PACKAGE, name_of, parse, python_files
-from tests.architecture.test_public_names import PINNED_NAMES
 
 WORDS_MIN = 4  # fewer say nothing: "Package.", "The module."
 # In the order of the house rules; a section that is empty is left out.
@@ -28,39 +25,6 @@ SECTIONS = [
     "Example:",
     "Source:",
 ]
-
-
-def public_objects() -> Iterator[tuple[str, Any]]:
-    """Yield what the package and its public modules export: functions and classes."""
-    for name in PINNED_NAMES:
-        public = getattr(asyncrpc, name, None)
-        if isinstance(public, types.ModuleType):
-            for inner in getattr(public, "__all__", ()):
-                yield f"{name}.{inner}", getattr(public, inner)
-        elif callable(public):
-            yield name, public
-
-
-def is_ours(public: object) -> bool:
-    return str(getattr(public, "__module__", "")).startswith("asyncrpc")
-
-
-def methods_of(name: str, public: type) -> Iterator[tuple[str, Any]]:
-    for attribute, value in vars(public).items():
-        unwrapped = getattr(value, "__func__", value)  # of static and class methods
-        if attribute.startswith("_") or not inspect.isfunction(unwrapped):
-            continue
-        yield f"{name}.{attribute}", unwrapped
-
-
-def described() -> list[tuple[str, Any]]:
-    found: dict[str, Any] = {}
-    for name, public in public_objects():
-        if is_ours(public):
-            found[name] = public
-            if inspect.isclass(public):
-                found.update(methods_of(name, public))
-    return sorted(found.items())
 
 
 OBJECTS = described()

@@ -73,7 +73,7 @@ def cause_of(call: Call, story: Story, history: History) -> tuple[str, list[Loss
     for loss in losses:
         if cause := cause_of_loss(loss, story, history):
             return cause, losses
-    for loss in _not_over_by(call, story):
+    for loss in _believed_losses(call, story):
         if cause := cause_of_loss(loss, story, history):
             return cause, losses
     # No link was lost, so there was none.  If the function may have run there was.
@@ -84,7 +84,7 @@ def cause_of(call: Call, story: Story, history: History) -> tuple[str, list[Loss
     return NONE, losses
 
 
-def _not_over_by(call: Call, story: Story) -> Iterator[Loss]:
+def _believed_losses(call: Call, story: Story) -> Iterator[Loss]:
     """Yield the losses of parties that had not heard by then that the peer is back.
 
     A group that is made meanwhile fails by what one of its members still believes.

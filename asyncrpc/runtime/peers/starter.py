@@ -26,13 +26,13 @@ from asyncrpc.runtime.calls.profiling import show_call
 from asyncrpc.runtime.calls.repeating import is_idempotent, repeat
 from asyncrpc.runtime.calls.unsent import UnsentCalls
 from asyncrpc.runtime.extensions import References, ThreadState
+from asyncrpc.runtime.lifecycle import Lifecycle, refuse_to_pickle
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.loops import running_loop
 from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions, Options
 from asyncrpc.serde import FunctionTable, describe_callable
 
 if TYPE_CHECKING:
-    from asyncrpc.runtime.lifecycle import Lifecycle
     from asyncrpc.runtime.links.entry import PeerEntry
     from asyncrpc.runtime.tasks import Tasks
 
@@ -96,7 +96,7 @@ class CallStarter:
         Raises:
             UsageError: always.
         """
-        raise UsageError("a Worker stays in its process; send its name")
+        refuse_to_pickle()
 
     def open(self, tasks: Tasks, directory: Links) -> None:
         """Begin: the worker has an event loop."""

@@ -15,21 +15,9 @@ from typing import Any, Final
 
 import asyncrpc
 from asyncrpc.runtime.options import CallOptions
+from tests.architecture.public import MODULES as PUBLIC_MODULES
 
-MODULES: Final = (
-    "asyncrpc",
-    "asyncrpc.autograd",
-    "asyncrpc.collectives",
-    "asyncrpc.ddp",
-    "asyncrpc.devices",
-    "asyncrpc.devices.xla",
-    "asyncrpc.functions",
-    "asyncrpc.multiprocessing",
-    "asyncrpc.nn",
-    "asyncrpc.optim",
-    "asyncrpc.serving",
-    "asyncrpc.testing",
-)
+MODULES: Final = tuple(one for one in PUBLIC_MODULES if one != "asyncrpc.errors")
 # Methods that are no names, and are used as such.
 _SPECIAL: Final = ("__init__", "__call__", "__aenter__", "__anext__", "__getitem__")
 
