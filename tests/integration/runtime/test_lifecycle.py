@@ -175,9 +175,10 @@ async def test_a_shutdown_that_is_cancelled_is_completed_first(trio: Trio) -> No
     call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
     await watch.begun.wait()
     ending = asyncio.create_task(b.shutdown(drain_timeout_s=60.0))
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0)
+    assert b.is_draining
     ending.cancel()
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(LIMIT_S):
         with pytest.raises(asyncio.CancelledError):
             await ending
         with pytest.raises(asyncrpc.CallError):
@@ -225,7 +226,7 @@ async def test_a_kill_while_all_leave_fails_nobody(
         assert not leaving.done()
         cluster.kill("b")
         cluster.kill("c")
-        await asyncio.wait_for(leaving, 3.0)
+        await asyncio.wait_for(leaving, LIMIT_S)
     assert "shutting down without the others" in caplog.text
 
 
