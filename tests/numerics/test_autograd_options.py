@@ -147,9 +147,8 @@ async def test_a_pass_that_takes_too_long_says_where_it_is(where: str) -> None:
 async def test_an_enclosing_deadline_counts() -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         y = await ask(keepers["b"], "slowly", leaf(), "gate")
-        begun_s = asyncio.get_running_loop().time()
-        with Gate("gate"), pytest.raises(TimeoutError):
-            async with asyncrpc.deadline(0.2):
-                await backward(ctx, y.sum(), timeout_s=None)
-        assert asyncio.get_running_loop().time() - begun_s < 3
+        async with asyncio.timeout(60.0):
+            with Gate("gate"), pytest.raises(TimeoutError):
+                async with asyncrpc.deadline(0.2):
+                    await backward(ctx, y.sum(), timeout_s=None)
         assert (await ask(keepers["b"], "report")).gradients == [None, None]

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ import torch
 
 from asyncrpc.errors import DeadlineExceededError, ProcessFailedError, UsageError
 from asyncrpc.multiprocessing import launch
-from asyncrpc.multiprocessing.supervisor import GRACE_S
 from tests.integration.multiprocessing import targets
 
 # Here the fork server has torch loaded: a launch takes a tenth of a spawn's time.
@@ -129,10 +127,9 @@ def test_the_stopped_run_their_finally_blocks(tmp_path: Path) -> None:
     assert (tmp_path / "cleaned").exists()
 
 
-def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
-    started_s = time.monotonic()
+def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    """After how long, the supervisor's own tests check."""
     assert failure_of(targets.ignore_sigterm, str(tmp_path), nprocs=2).rank == 1
-    assert GRACE_S <= time.monotonic() - started_s < GRACE_S + 8.0
 
 
 def test_the_timeout_names_who_still_ran() -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 import asyncrpc
-from asyncrpc import AsyncRpcError, Options, Worker
+from asyncrpc import AsyncRpcError, LivenessOptions, Options, Worker
 
 WORLD_SIZE: Final = 4
 LOAD_S: Final = 0.4  # before all begin to end
@@ -97,7 +97,11 @@ def live(
 async def _live(
     rank: int, point: Point, folder: str, told: connection.Connection[Any, Any]
 ) -> None:
-    options = Options(drain_timeout_s=DRAIN_S, rendezvous_timeout_s=START_S)
+    options = Options(
+        drain_timeout_s=DRAIN_S,
+        rendezvous_timeout_s=START_S,
+        liveness=LivenessOptions(lost_after_s=3600.0),
+    )
     where = f"file://{folder}/store"
     worker = Worker(
         f"w{rank}",

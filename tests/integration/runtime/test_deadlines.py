@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -140,11 +139,10 @@ async def test_a_future_can_be_waited_for_a_while_and_goes_on(
 
 
 async def test_the_deadline_of_a_block_without_calls(trio: Trio) -> None:
-    begun_s = time.monotonic()
-    with pytest.raises(TimeoutError):
-        async with asyncrpc.deadline(0.05):
-            await asyncio.Event().wait()
-    assert time.monotonic() - begun_s < 2
+    async with asyncio.timeout(30):
+        with pytest.raises(TimeoutError):
+            async with asyncrpc.deadline(0.05):
+                await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("timeout_s", [-1, float("nan"), float("inf")])

@@ -357,13 +357,17 @@ def alone(*listen: str, interface: str | None = None) -> Worker:
     return Worker("b", rank=0, rendezvous=LocalRendezvous(1), options=options)
 
 
-async def answers(address: str | Sequence[str], folder: Path) -> bool:
+async def answers(
+    address: str | Sequence[str], folder: Path, connect_timeout_s: float = 2.0
+) -> bool:
     """Say whether worker `b` can be called at an address."""
     where = {"a": f"uds://{folder}/a", "b": address}
     options = replace(
         OPTIONS,
         network=replace(
-            OPTIONS.network, listen=(f"uds://{folder}/a",), connect_timeout_s=2.0
+            OPTIONS.network,
+            listen=(f"uds://{folder}/a",),
+            connect_timeout_s=connect_timeout_s,
         ),
     )
     async with Worker("a", rendezvous=where, options=options) as a:
@@ -443,14 +447,13 @@ def deaf() -> Iterator[int]:
 
 
 async def test_dead_addresses_cost_a_moment_and_not_the_call(tmp_path: Path) -> None:
-    """One that refuses costs nothing, one that is silent a quarter of a second."""
+    """One that refuses, and one that is silent: that one has an hour."""
     async with alone("tcp://127.0.0.1:0") as b:
         refusing = f"tcp://127.0.0.1:{free_port()}"
         with deaf() as port:
-            for dead, most_s in ((refusing, 0.2), (f"tcp://127.0.0.1:{port}", 0.5)):
-                began_s = asyncio.get_running_loop().time()
-                assert await answers((dead, *b.addresses), tmp_path)
-                assert asyncio.get_running_loop().time() - began_s < most_s + 1.0
+            for dead in (refusing, f"tcp://127.0.0.1:{port}"):
+                async with asyncio.timeout(LIMIT_S):
+                    assert await answers((dead, *b.addresses), tmp_path, 3600.0)
 
 
 async def test_who_can_nowhere_be_reached_is_lost_with_all_reasons(

@@ -1,4 +1,7 @@
-"""However a worker ends, or fails to begin: it is quick, and leaves nothing."""
+"""However a worker ends, or fails to begin: it waits for nobody, and leaves nothing.
+
+That nobody is waited for shows where the wait would have been for an hour.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import pytest
 
 import asyncrpc
 from asyncrpc import (
+    LivenessOptions,
     LocalRendezvous,
     NetworkOptions,
     Options,
@@ -27,18 +30,15 @@ from asyncrpc import (
     WorkerLostError,
 )
 from asyncrpc.errors import AlreadyStartedError, NotStartedError, TransportError
+from asyncrpc.runtime.machine.termination import Phase
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
-from tests.integration.runtime.groups import LIMIT_S, free_port, program
+from tests.integration.runtime.groups import LIMIT_S, free_port, program, until
 from tests.integration.runtime.remote import Watch
 
-CTRL_C_S = 2.0 + 8.0  # the promise, and what a busy machine may add
+HOUR_S = 3600.0  # nobody waits for so long: `LIMIT_S` ends the test before
 QUICK = Options(drain_timeout_s=0.5, rendezvous_timeout_s=0.2)
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
 
 
 # --- before and after ----------------------------------------------------------------
@@ -131,9 +131,8 @@ async def test_a_worker_that_meets_nobody_leaves_nothing(
         rendezvous=places[where],
         options=QUICK,
     )
-    began_s = now_s()
-    await failing(worker, asyncrpc.errors.RendezvousTimeoutError)
-    assert now_s() - began_s < 0.2 + 2.0
+    async with asyncio.timeout(LIMIT_S):
+        await failing(worker, asyncrpc.errors.RendezvousTimeoutError)
 
 
 # --- ends ----------------------------------------------------------------------------
@@ -141,13 +140,14 @@ async def test_a_worker_that_meets_nobody_leaves_nothing(
 
 async def test_a_shutdown_in_a_block_that_raises_is_at_once() -> None:
     remote.watches["w"] = watch = Watch()
-    began_s = now_s()
     with contextlib.suppress(ZeroDivisionError):
-        async with Cluster(2, options=Options(drain_timeout_s=60.0)) as (a, _):
+        async with (
+            asyncio.timeout(LIMIT_S),
+            Cluster(2, options=Options(drain_timeout_s=HOUR_S)) as (a, _),
+        ):
             call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
             await watch.begun.wait()
             raise ZeroDivisionError
-    assert now_s() - began_s < 3.0
     assert watch.notes == ["cancelled on b"]
     with pytest.raises(WorkerLostError):
         await call
@@ -160,9 +160,8 @@ async def test_a_thread_that_does_not_end_is_named_and_left(
     async with Cluster(2) as (a, b):
         call = a.parts.start_call("b", remote.pass_gate, ("w",))
         await watch.begun.wait()
-        began_s = now_s()
-        await b.shutdown(drain_timeout_s=0.05)
-        assert now_s() - began_s < 2.0
+        async with asyncio.timeout(LIMIT_S):
+            await b.shutdown(drain_timeout_s=0.05)
         assert re.search(r"worker 'b': these threads run on.*asyncrpc-b-1", caplog.text)
         with pytest.raises(asyncrpc.CallError):
             await call
@@ -174,7 +173,7 @@ async def test_a_shutdown_that_is_cancelled_is_completed_first(trio: Trio) -> No
     remote.watches["w"] = watch = Watch()
     call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
     await watch.begun.wait()
-    ending = asyncio.create_task(b.shutdown(drain_timeout_s=60.0))
+    ending = asyncio.create_task(b.shutdown(drain_timeout_s=HOUR_S))
     await asyncio.sleep(0)
     assert b.is_draining
     ending.cancel()
@@ -191,22 +190,21 @@ async def test_a_shutdown_that_is_cancelled_is_completed_first(trio: Trio) -> No
 async def test_a_shutdown_does_not_wait_for_a_peer_that_is_stopped(
     transport: str,
 ) -> None:
-    """Not dead, which shows, but silent: the time to drain is all that it costs."""
+    """Not dead, which shows, but silent, and for an hour it would not be lost."""
+    patient = replace(QUICK, liveness=LivenessOptions(lost_after_s=HOUR_S))
     cluster = ProcessCluster(
         ["b"],
         transport=transport,  # type: ignore[arg-type]
         method="forkserver",
-        options=QUICK,
+        options=replace(patient, rendezvous_timeout_s=LIMIT_S),
     )
-    cluster._given = replace(QUICK, rendezvous_timeout_s=10.0)  # noqa: SLF001
     async with cluster as a:
         call = a.parts.start_call("b", remote.sleep_long)
         await a.peer("b").call(remote.add, 1)
         cluster.kill("b", signal.SIGSTOP)
         try:
-            began_s = now_s()
-            await a.shutdown()
-            assert now_s() - began_s < 0.5 + 2.5
+            async with asyncio.timeout(LIMIT_S):
+                await a.shutdown()
             with pytest.raises(WorkerLostError) as caught:
                 await call
             assert caught.value.outcome is Outcome.UNKNOWN
@@ -222,8 +220,9 @@ async def test_a_kill_while_all_leave_fails_nobody(
         await a.peer("b").call(remote.add, 1)
         with acting_as(a):
             leaving = asyncio.create_task(asyncrpc.shutdown())
-        await asyncio.sleep(0.02)  # it waits for the others, which never leave
-        assert not leaving.done()
+        ending = a.parts.graceful_shutdown._machine  # noqa: SLF001
+        await until(lambda: ending.phase is Phase.GATHERING)
+        assert not leaving.done()  # the others never leave
         cluster.kill("b")
         cluster.kill("c")
         await asyncio.wait_for(leaving, LIMIT_S)
@@ -261,7 +260,7 @@ from tests.integration.runtime import remote
 
 def block():
     print("ready", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 
 async def stay():
     print("ready", flush=True)
@@ -269,13 +268,32 @@ async def stay():
 
 def chain():
     return asyncrpc.rpc_sync("w", block)
+
+begun = asyncio.Event()
+
+async def stay_on():
+    begun.set()
+    while not asyncrpc.current_worker().is_draining:
+        await asyncio.sleep(0.001)
+    await stay()
+
+for_an_hour = asyncrpc.Options(drain_timeout_s=3600, rendezvous_timeout_s=3600)
 """
 ALONE = """
 async def main():
     here = asyncrpc.LocalRendezvous(1)
-    async with asyncrpc.Worker("w", rank=0, rendezvous=here) as w:
+    async with asyncrpc.Worker(
+        "w", rank=0, rendezvous=here, options=for_an_hour
+    ) as w:
         {}
 asyncrpc.run(main())
+"""
+PORTS = free_port(), free_port()
+MEETING = """async with asyncrpc.Worker(
+        "w", rank={rank}, world_size=2, rendezvous="tcp://127.0.0.1:{port}",
+        options=for_an_hour,
+    ):
+        pass
 """
 PROGRAMS = {
     "idle": ALONE.format("await stay()"),
@@ -283,47 +301,60 @@ PROGRAMS = {
     "in a thread": ALONE.format("await w.peer('w').call(block)"),
     "in threads that wait": ALONE.format("await w.peer('w').call(chain)"),
     "in its drain": ALONE.format(
-        "w.parts.start_call('w', stay).add_done_callback(lambda f: f.exception()); "
-        "await asyncio.sleep(0.1)"
+        "w.parts.start_call('w', stay_on).add_done_callback(lambda f: f.exception()); "
+        "await begun.wait()"
     ),
     "in the rendezvous": f"""
+async def watch():
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", {PORTS[0]})
+        except OSError:
+            await asyncio.sleep(0.001)
+        else:
+            writer.close()
+            return print("ready", flush=True)
+
 async def main():
-    where = "tcp://127.0.0.1:{free_port()}"
-    print("ready", flush=True)
-    async with asyncrpc.Worker("w", rank=0, world_size=2, rendezvous=where):
-        pass
+    watching = asyncio.create_task(watch())
+    {MEETING.format(rank=0, port=PORTS[0])}
 asyncrpc.run(main())
 """,
     "looking for the rendezvous": f"""
 async def main():
-    where = "tcp://127.0.0.1:{free_port()}"
-    print("ready", flush=True)
-    async with asyncrpc.Worker("w", rank=1, world_size=2, rendezvous=where):
-        pass
+    loop = asyncio.get_running_loop()
+    connect = loop.create_connection
+
+    async def watched(*args, **named):
+        try:
+            return await connect(*args, **named)
+        except OSError:
+            print("ready", flush=True)
+            raise
+
+    loop.create_connection = watched
+    {MEETING.format(rank=1, port=PORTS[1])}
 asyncrpc.run(main())
 """,
 }
 
 
-def press_ctrl_c(process: subprocess.Popen[str], ready: int) -> tuple[str, float]:
-    """Interrupt a program once so many are ready; return what it said, and seconds."""
+def press_ctrl_c(process: subprocess.Popen[str], ready: int) -> str:
+    """Interrupt a program once so many are ready; return what it said when it ended."""
     assert process.stdout is not None
     for _ in range(ready):
         line = process.stdout.readline()
         assert line.endswith("ready\n"), (line, process.communicate()[1])
-    time.sleep(0.2)  # "ready" is said just before what is interrupted begins
-    began_s = time.monotonic()
     process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=LIMIT_S)[1]
-    return errors, time.monotonic() - began_s
+    return process.communicate(timeout=LIMIT_S)[1]
 
 
 def scratch(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_ctrl_c_ends_a_program_within_two_seconds(tmp_path: Path) -> None:
-    """Whatever it is at.  All are started at once, for each takes seconds to start."""
+def test_ctrl_c_ends_a_program_whatever_it_is_at(tmp_path: Path) -> None:
+    """Which would last an hour.  All start at once: each takes seconds to."""
     with contextlib.ExitStack() as stack:
         running = {
             what: stack.enter_context(
@@ -332,8 +363,7 @@ def test_ctrl_c_ends_a_program_within_two_seconds(tmp_path: Path) -> None:
             for what, text in PROGRAMS.items()
         }
         for what, process in running.items():
-            errors, took_s = press_ctrl_c(process, 1)
-            assert took_s < CTRL_C_S, what
+            errors = press_ctrl_c(process, 1)
             assert process.returncode == -signal.SIGINT, (what, errors)
             assert "KeyboardInterrupt" in errors
             assert "Traceback" in errors
@@ -347,12 +377,10 @@ def test_a_second_ctrl_c_hurries_what_the_first_began(tmp_path: Path) -> None:
     with program("-c", PRELUDE + STUCK, TMPDIR=str(tmp_path)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        began_s = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "closing\n", process.communicate()[1]
         process.send_signal(signal.SIGINT)
         errors = process.communicate(timeout=LIMIT_S)[1]
-        assert time.monotonic() - began_s < CTRL_C_S
         assert process.returncode == -signal.SIGINT, errors
         assert "KeyboardInterrupt" in errors
     assert scratch(tmp_path) == []
@@ -390,15 +418,14 @@ asyncrpc.run(main())
 """
 
 
-def test_ctrl_c_ends_a_group_within_two_seconds(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_group(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PRELUDE + GROUP)
     folder = tmp_path / "scratch"
     folder.mkdir()
     arguments = ("-m", "asyncrpc", "run", "--nproc", "2", str(script))
     with program(*arguments, TMPDIR=str(folder)) as process:
-        errors, took_s = press_ctrl_c(process, 2)
-        assert took_s < CTRL_C_S
+        errors = press_ctrl_c(process, 2)
         assert process.returncode == 130, errors
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)  # nobody is left of its session

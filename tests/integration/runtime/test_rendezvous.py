@@ -33,6 +33,7 @@ from tests.integration.runtime.groups import (
     outcomes,
     program,
     started,
+    until,
 )
 
 Seat = Callable[..., Worker]  # (name, rank, world size, options) -> a worker
@@ -101,12 +102,12 @@ async def test_a_worker_can_be_asked_who_is_who(seat: Seat) -> None:
 @pytest.mark.parametrize("seat", ["local", "file", "tcp"], indirect=True)
 async def test_a_missing_worker_is_named_to_those_who_came(seat: Seat) -> None:
     came = [seat(name, rank, 4, QUICK) for rank, name in ((0, "a"), (2, "c"))]
-    began_s = asyncio.get_running_loop().time()
-    for error in await outcomes(*came):
+    async with asyncio.timeout(LIMIT_S):
+        found = await outcomes(*came)
+    for error in found:
         assert isinstance(error, RendezvousTimeoutError)
         assert tuple(error.missing) == (1, 3)
         assert "2 of 4 workers appeared within 0.2 s; missing: rank 1, 3" in str(error)
-    assert asyncio.get_running_loop().time() - began_s < 0.2 + 3.0
 
 
 @pytest.mark.parametrize("seat", ["local", "tcp"], indirect=True)
@@ -128,22 +129,23 @@ async def test_a_rank_is_taken_once(seat: Seat) -> None:
 
 @pytest.mark.parametrize("seat", ["file", "tcp"], indirect=True)
 async def test_who_gives_up_waiting_is_gone_at_once(seat: Seat) -> None:
-    a = seat("a", 0, 2, Options(rendezvous_timeout_s=60.0))
+    a = seat("a", 0, 2, Options(rendezvous_timeout_s=3600.0))
     start = asyncio.create_task(a.__aenter__())
     await asyncio.sleep(0.1)  # it waits for the other by now, or is on its way to
     start.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         with pytest.raises(asyncio.CancelledError):
             await start
 
 
 async def test_who_waits_for_a_store_to_be_hosted_can_give_up() -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
-    worker = Worker("a", rank=1, world_size=2, rendezvous=where)
+    for_an_hour = Options(rendezvous_timeout_s=3600.0)
+    worker = Worker("a", rank=1, world_size=2, rendezvous=where, options=for_an_hour)
     start = asyncio.create_task(worker.__aenter__())
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # it looks for the host by now, or is on its way to
     start.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         with pytest.raises(asyncio.CancelledError):
             await start
 
@@ -307,15 +309,16 @@ def test_members_to_join_by_are_needed() -> None:
 # --- barriers ------------------------------------------------------------------------
 
 
+def is_at_barrier(worker: Worker) -> bool:
+    return worker.parts.barriers._machine.is_waiting  # noqa: SLF001
+
+
 async def test_nobody_passes_a_barrier_before_all_have_come(wired: Trio) -> None:
     for late in range(3):
-        waiting = [
-            asyncio.create_task(worker.barrier())
-            for worker in wired
-            if worker.rank != late
-        ]
-        ended, _ = await asyncio.wait(waiting, timeout=0.05)
-        assert not ended
+        others = [worker for worker in wired if worker.rank != late]
+        waiting = [asyncio.create_task(worker.barrier()) for worker in others]
+        await until(lambda: all(map(is_at_barrier, others)))  # noqa: B023  (awaited here)
+        assert not any(one.done() for one in waiting)
         await wired[late].barrier(LIMIT_S)
         await asyncio.wait_for(asyncio.gather(*waiting), LIMIT_S)
 
@@ -330,7 +333,7 @@ async def test_a_lost_worker_fails_the_barrier_of_all(
         await asyncio.gather(*(worker.barrier(LIMIT_S) for worker in trio))
     left = [worker for worker in trio if worker.rank != lost]
     waiting = [asyncio.create_task(worker.barrier()) for worker in left]
-    await asyncio.sleep(0.05)  # they have come and wait for the one that is lost
+    await until(lambda: all(map(is_at_barrier, left)))
     await trio[lost].shutdown(drain_timeout_s=0.0)
     async with asyncio.timeout(LIMIT_S):
         errors = await asyncio.gather(*waiting, return_exceptions=True)
@@ -344,7 +347,7 @@ async def test_a_worker_lost_before_its_turn_fails_the_barrier(size: int) -> Non
     """One that was heard of, and died before the last one came."""
     async with Cluster(size) as (lost, late, *early):
         waiting = [asyncio.create_task(worker.barrier()) for worker in early]
-        await asyncio.sleep(0.02)
+        await until(lambda: all(map(is_at_barrier, early)))
         await lost.shutdown(drain_timeout_s=0.0)
         waiting.append(asyncio.create_task(late.barrier()))
         async with asyncio.timeout(LIMIT_S):

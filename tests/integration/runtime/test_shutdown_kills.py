@@ -1,4 +1,6 @@
-"""Whoever is killed, and whenever: each survivor leaves in time, and leaves nothing.
+"""Whoever is killed, and whenever: each survivor leaves, and leaves nothing.
+
+Nobody waits for the dead: one that is silent would be lost after an hour only.
 
 Twelve points are played; `ASYNCRPC_POINTS=50` plays fifty.
 """
@@ -12,11 +14,10 @@ from typing import Final
 
 import pytest
 
-from tests.integration.runtime.killable_processes import DRAIN_S, Point, Survivor, play
+from tests.integration.runtime.killable_processes import Point, Survivor, play
 
 POINTS: Final = int(os.environ.get("ASYNCRPC_POINTS", "12"))
 AT_A_TIME: Final = 4  # groups of four processes
-BUSY_S: Final = 8.0  # what a busy machine may add
 SHARED: Final = Path("/dev/shm")  # noqa: S108  (it is only looked at)
 
 
@@ -25,9 +26,7 @@ def shared_memory() -> set[str]:
 
 
 @pytest.mark.parametrize("first", range(0, POINTS, AT_A_TIME))
-def test_each_survivor_leaves_in_time_and_leaves_nothing(
-    first: int, tmp_path: Path
-) -> None:
+def test_each_survivor_leaves_and_leaves_nothing(first: int, tmp_path: Path) -> None:
     points = [Point.of(seed) for seed in range(first, min(first + AT_A_TIME, POINTS))]
     folders = [tmp_path / str(point.seed) for point in points]
     for folder in folders:
@@ -45,5 +44,3 @@ def test_each_survivor_leaves_in_time_and_leaves_nothing(
 def check(point: Point, survivors: list[Survivor]) -> None:
     for one in survivors:
         assert one.exit_code == 0, (str(point), one)
-        assert one.ended_s < DRAIN_S + 1.0 + BUSY_S, (str(point), one)
-        assert one.gone_s < DRAIN_S + 1.0 + BUSY_S, (str(point), one)

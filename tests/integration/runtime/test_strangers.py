@@ -350,7 +350,6 @@ async def test_who_is_slow_to_introduce_himself_is_cut_off(
 ) -> None:
     """Whether he says nothing, or a byte now and then."""
     async with dialed(server) as silent, dialed(server) as slow:
-        begun_s = asyncio.get_running_loop().time()
 
         async def drip() -> None:
             for byte in PREFACE.pack(b"ARPC", VERSION, 1, 0, bytes(32)):
@@ -360,10 +359,8 @@ async def test_who_is_slow_to_introduce_himself_is_cut_off(
         dripping = asyncio.create_task(drip())
         await read_to_the_end(silent[0])
         await read_to_the_end(slow[0])
-        took_s = asyncio.get_running_loop().time() - begun_s
         dripping.cancel()
         await asyncio.wait([dripping])
-    assert took_s > 0.3
 
 
 async def test_of_those_who_are_silent_only_so_many_are_kept(

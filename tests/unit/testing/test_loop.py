@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 
 import pytest
 
@@ -20,8 +19,8 @@ def simulate(seed: int) -> list[tuple[float, str]]:
         loop = asyncio.get_running_loop()
         for _ in range(50):
             try:
-                async with asyncio.timeout(rng.expovariate(0.1)):
-                    await asyncio.sleep(rng.expovariate(0.1))
+                async with asyncio.timeout(rng.expovariate(0.01)):
+                    await asyncio.sleep(rng.expovariate(0.01))
                 trace.append((loop.time(), f"{name} slept"))
             except TimeoutError:
                 trace.append((loop.time(), f"{name} timed out"))
@@ -37,12 +36,10 @@ def simulate(seed: int) -> list[tuple[float, str]]:
 
 
 def test_same_seed_same_run() -> None:
-    start_s = time.perf_counter()
     first, again, other = simulate(1), simulate(1), simulate(2)
     assert first == again
     assert first != other
-    assert first[-1][0] > 200
-    assert time.perf_counter() - start_s < 5
+    assert first[-1][0] > 3000  # which no test would have time for
 
 
 def test_a_deadlock_names_the_tasks_and_where_they_wait() -> None:
