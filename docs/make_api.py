@@ -4,8 +4,7 @@
     $ python docs/make_api.py --check    fails if the page is not what would be written
 
 The sources are parsed, not imported: the page is the same on every Python and torch,
-and needs neither.  What is public is what `asyncrpc/__init__.py` and the listed
-packages import and name in `__all__`.
+and needs neither.  What is public is what the public modules name in `__all__`.
 """  # noqa: INP001  (a script beside the pages it makes)
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "reference" / "api.md"
@@ -26,56 +25,26 @@ PAGE: Final = ROOT / "docs" / "reference" / "api.md"
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Definition: TypeAlias = Function | ast.ClassDef
 
-# Parts of the page: title, package, and names if not all of its `__all__`.
-PARTS: Final[tuple[tuple[str, str, str], ...]] = (
-    (
-        "Workers and calls",
-        "asyncrpc",
-        (
-            "Worker Peer CallFuture CallStats Options Policy Tls Counters "
-            "LocalRendezvous WorkerInfo"
-        ),
-    ),
-    (
-        "Calls to several workers at once",
-        "asyncrpc",
-        "PeerGroup GroupCall GroupReply",
-    ),
-    (
-        "Around calls",
-        "asyncrpc",
-        "run deadline cancelled current_worker on_loop async_execution expose",
-    ),
-    (
-        "The names of torch.distributed.rpc",
-        "asyncrpc",
-        "init_rpc rpc_async rpc_sync remote shutdown get_worker_info",
-    ),
-    ("Remote references", "asyncrpc", "RRef"),
-    ("Distributed autograd", "asyncrpc.autograd", ""),
-    ("Distributed optimizers", "asyncrpc.optim", ""),
-    ("Remote modules", "asyncrpc.nn", ""),
-    ("Collectives", "asyncrpc", "Group"),
-    ("Data parallel training", "asyncrpc.ddp", ""),
-    ("Devices", "asyncrpc.devices", ""),
-    ("PJRT's runtime, for XLA devices", "asyncrpc.devices.xla", ""),
-    ("Workers in an aiohttp application", "asyncrpc.serving", ""),
-    (
-        "Processes of one host",
-        "asyncrpc.multiprocessing",
-        "launch Processes spawn Queue",
-    ),
+# What a user may import.  A module's names are those of its `__all__`, in that order; a
+# comment in it begins a group.
+MODULES: Final = (
+    "asyncrpc",
+    "asyncrpc.autograd",
+    "asyncrpc.optim",
+    "asyncrpc.nn",
+    "asyncrpc.collectives",
+    "asyncrpc.ddp",
+    "asyncrpc.devices",
+    "asyncrpc.devices.xla",
+    "asyncrpc.multiprocessing",
+    "asyncrpc.serving",
+    "asyncrpc.functions",
+    "asyncrpc.testing",
+    "asyncrpc.errors",
 )
 
-# Members to list of classes that have others for the runtime's own use, too.
-MEMBERS: Final = {
-    "Worker": "__aenter__ peer group barrier rendezvous shutdown addresses id "
-    "is_closed is_draining",
-    "CallFuture": "cancel wait",
-    "Options": "",
-    "LocalRendezvous": "",
-    "Context": "",
-}
+# Special methods that users know a class by.
+SPECIAL: Final = ("__aenter__", "__call__")
 
 # Sections of a docstring that are lists of names; the others are prose.
 LISTS: Final = ("Args", "Attributes", "Raises")
@@ -120,14 +89,38 @@ def parse(module: str) -> ast.Module:
     return ast.parse(source_of(module).read_text(encoding="utf-8"))
 
 
-def public_names(module: str) -> list[str]:
-    """Return the module's `__all__`, sorted; empty if it has none."""
+@dataclass(frozen=True)
+class Group:
+    """Names of a module that belong together.
+
+    Attributes:
+        title: what the comment above them says; empty if there is none.
+        names: in the order of `__all__`.
+    """
+
+    title: str
+    names: Sequence[str]
+
+
+def groups_of(module: str) -> Iterator[Group]:
+    """Yield the groups of names in a module's `__all__`."""
+    lines = source_of(module).read_text(encoding="utf-8").splitlines()
     for node in parse(module).body:
-        if not isinstance(node, ast.Assign):
+        if (
+            not isinstance(node, ast.Assign)
+            or ast.unparse(node.targets[0]) != "__all__"
+        ):
             continue
-        if any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            return sorted(ast.literal_eval(node.value))
-    return []
+        title, names = "", list[str]()
+        above = node.lineno
+        for each in cast("ast.List", node.value).elts:
+            comments = [line.strip() for line in lines[above : each.lineno - 1]]
+            above = each.lineno
+            if comments:
+                yield Group(title, names)
+                title, names = " ".join(one.removeprefix("# ") for one in comments), []
+            names.append(ast.literal_eval(each))
+        yield Group(title, names)
 
 
 def find(module: str, name: str) -> Named | None:
@@ -308,13 +301,12 @@ def entry(named: Named, prefix: str) -> Iterator[str]:
 
 def members(named: Named, node: ast.ClassDef) -> Iterator[str]:
     """Yield the paragraphs about a class's public methods, its own and inherited."""
-    listed = MEMBERS.get(named.name)
     seen: set[str] = set()
     for owner in _with_bases(named.module, node):
         for one in owner.body:
             if not isinstance(one, Function) or one.name in seen:
                 continue
-            if not _is_listed(one, listed):
+            if not _is_listed(one):
                 continue
             seen.add(one.name)
             yield f"#### {named.name}.{one.name}"
@@ -323,12 +315,13 @@ def members(named: Named, node: ast.ClassDef) -> Iterator[str]:
             yield from _documented(one)
 
 
-def _is_listed(node: Function, listed: str | None) -> bool:
-    if ast.get_docstring(node) is None:  # an overload; its implementation has one
+def _is_listed(node: Function) -> bool:
+    docstring = ast.get_docstring(node)
+    if docstring is None:  # an overload; its implementation has one
         return False
-    if listed is None:
-        return not node.name.startswith("_")
-    return node.name in listed.split()
+    if docstring.startswith("Internal: "):
+        return False
+    return not node.name.startswith("_") or node.name in SPECIAL
 
 
 def _with_bases(module: str, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
@@ -355,15 +348,49 @@ def page() -> str:
         "<!-- Made by docs/make_api.py from the docstrings: change those. -->",
         "See also [errors](errors.md) and [limits](limits.md).",
     ]
-    for title, package, names in PARTS:
-        listed = names.split() or public_names(package)
-        entries = [find(package, name) for name in listed]
-        present = [one for one in entries if one is not None]
-        if present:
-            paragraphs.append(f"## {title}")
-        for one in present:
-            paragraphs += entry(one, package)
+    seen: dict[tuple[str, str], str] = {}
+    for module in MODULES:
+        paragraphs += [f"## {module}", *_documented_module(module)]
+        for group in groups_of(module):
+            again: list[str] = []
+            for index, name in enumerate(group.names):
+                if not index and group.title:
+                    paragraphs.append(f"**{group.title}**")
+                named = find(module, name)
+                if named is None:
+                    paragraphs += constant(module, name)
+                    continue
+                before = seen.setdefault((named.module, named.name), module)
+                if before != module:
+                    again.append(f"[`{name}`](#{_anchor(before, name)})")
+                else:
+                    paragraphs += entry(named, module)
+            if again:
+                paragraphs.append(f"Also here: {', '.join(again)}.")
     return "\n\n".join(paragraphs) + "\n"
+
+
+def _anchor(module: str, name: str) -> str:
+    return f"{module}.{name}".replace(".", "").lower()
+
+
+def _documented_module(module: str) -> Iterator[str]:
+    docstring = ast.get_docstring(parse(module))
+    if docstring is not None:
+        yield from render(docstring)
+
+
+def constant(module: str, name: str) -> Iterator[str]:
+    """Yield the paragraphs about a name that is neither a class nor a function."""
+    if f"{module}.{name}" in MODULES:
+        return
+    yield f"### {module}.{name}"
+    nodes = parse(module).body
+    for node, after in zip(nodes, [*nodes[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
+            yield f"```text\n{name}: {ast.unparse(node.annotation)}\n```"
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                yield from render(str(after.value.value))
 
 
 def main(arguments: Sequence[str]) -> int:

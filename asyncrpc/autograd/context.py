@@ -83,7 +83,7 @@ class Context:
 
     @property
     def service(self) -> ContextService:
-        """The worker's part that keeps this context's state."""
+        """Internal: the worker's part that keeps this context's state."""
         return self._service
 
     async def __aenter__(self) -> Self:

@@ -154,7 +154,7 @@ class NetworkOptions:
         _check_spin(self.spin)
 
     def compression_to(self, peer: str) -> Compression | None:
-        """Return the codec of calls to a peer that name none."""
+        """Internal: return the codec of calls to a peer that name none."""
         codec = self.codecs.get(peer, self.codecs.get("*", ""))
         what = "each codec in NetworkOptions.codecs"
         check_kind(what, codec, str, "the name of a codec")
@@ -281,7 +281,7 @@ class DeviceOptions:
         check_kind("DeviceOptions.takes_turns", takes_turns, (bool, NoneType), wanted)
 
     def map_to(self, peer: str) -> DeviceMap | None:
-        """Return the device map of calls to a peer that have none of their own."""
+        """Internal: return the device map of calls that have none of their own."""
         given = self.maps.get(peer, self.maps.get("*"))
         if not given:
             return None
@@ -291,7 +291,7 @@ class DeviceOptions:
 
     @property
     def parsed_names(self) -> tuple[DeviceName, ...] | None:
-        """The devices of this worker; None: those that the process has."""
+        """Internal: the devices of this worker; None: those that the process has."""
         if self.names is None:
             return None
         return tuple(map(DeviceName.parse, self.names))
@@ -362,19 +362,19 @@ class Options:
 
     @property
     def secret_bytes(self) -> bytes | None:
-        """The secret as the handshake takes it."""
+        """Internal: the secret as the handshake takes it."""
         if isinstance(self.secret, str):
             return self.secret.encode() or None
         return self.secret or None
 
     @property
     def is_guarded(self) -> bool:
-        """Whether who connects by TCP has to prove that it belongs here."""
+        """Internal: whether who connects by TCP has to prove that it belongs here."""
         vouched = self.tls is not None and self.tls.vouches_for_peers
         return vouched or self.secret_bytes is not None
 
     def with_environment(self, environ: Mapping[str, str] = os.environ) -> Options:
-        """Fill in what the environment gives and the program did not."""
+        """Internal: fill in what the environment gives and the program did not."""
         if self.secret is None and environ.get(SECRET_VARIABLE):
             return replace(self, secret=environ[SECRET_VARIABLE])
         return self

@@ -312,7 +312,7 @@ class Proxy:
         self._tasks.create_task(passage.run())
 
     def forget(self, passage: ProxiedConnection) -> None:
-        """Record that a connection has ended."""
+        """Internal: record that a connection has ended."""
         self._passages.pop(passage, None)
 
     def pass_on(
@@ -322,7 +322,7 @@ class Proxy:
         chunk: memoryview,
         ends: Sequence[End],
     ) -> tuple[int, Cut | None]:
-        """Return how much of a chunk may pass, and the cut that comes after that."""
+        """Internal: return how much of a chunk may pass, and the cut after that."""
         cut = self._cuts.get(way)
         place = None
         if cut is not None:
@@ -336,7 +336,7 @@ class Proxy:
         return allowed, cut if place is not None else None
 
     async def until_due(self, due_s: float) -> None:
-        """Wait until a chunk is due, and until no partition holds it up.
+        """Internal: wait until a chunk is due, and until no partition holds it up.
 
         Args:
             due_s: time of the event loop, in seconds.
@@ -354,11 +354,11 @@ class Proxy:
 
     @property
     def delay_s(self) -> float:
-        """How much later everything is delivered."""
+        """Internal: how much later everything is delivered."""
         return self._delay_s
 
     def pieces(self, chunk: memoryview) -> Iterator[tuple[memoryview, float]]:
-        """Divide a chunk as the throttle wants it: pieces, and the pause after each."""
+        """Internal: divide a chunk for the throttle: pieces, the pause after each."""
         if self._bytes_per_s is None:
             yield chunk, 0.0
             return

@@ -72,7 +72,7 @@ class Tls:
 
     @property
     def vouches_for_peers(self) -> bool:
-        """Return whether the dialing end must present a certificate that is checked."""
+        """Internal: return whether a dialing end must present a checked certificate."""
         if self.server_context is not None:
             return self.server_context.verify_mode is ssl.CERT_REQUIRED
         return self.verify_peer

@@ -13,6 +13,7 @@ README = REPOSITORY / "README.md"
 PAGES = [
     README,
     REPOSITORY / "CHANGELOG.md",
+    REPOSITORY / "examples" / "README.md",
     *sorted(REPOSITORY.glob("docs/**/*.md")),
 ]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,7 @@ from asyncrpc.wire.frames import (
 )
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
+from tests.architecture.public import MODULES
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = DOCS / "reference"
@@ -68,6 +71,19 @@ def test_api_is_made_from_the_docstrings_as_they_are() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_api_has_every_public_name(module: str) -> None:
+    page = (REFERENCE / "api.md").read_text("utf-8")
+    part = re.split(rf"^## {module}$", page, flags=re.MULTILINE)[1]
+    part = re.split(r"^## ", part, maxsplit=1, flags=re.MULTILINE)[0]
+    shown = set(re.findall(rf"^### {module}\.(\w+)$", part, flags=re.MULTILINE))
+    shown |= set(re.findall(r"\[`(\w+)`\]\(#asyncrpc", part))
+    public = importlib.import_module(module)
+    modules = types.ModuleType
+    names = {n for n in public.__all__ if not isinstance(getattr(public, n), modules)}
+    assert shown == names
 
 
 @pytest.mark.parametrize("name", errors.__all__)

@@ -203,7 +203,7 @@ class PowerSGDState(HookState):
         return CompressionStats(before / after if after else 0, before, after)
 
     def count(self, bucket: GradBucket, before: int, after: int) -> None:
-        """Count elements before compression and after; log them now and then."""
+        """Internal: count elements before and after compression; log them at times."""
         self.total_numel_before_compression += before
         self.total_numel_after_compression += after
         if bucket.is_last() and self.iter >= self.next_stats_report:
@@ -221,7 +221,7 @@ class PowerSGDState(HookState):
             )
 
     def warn_of_zeros(self, zeros: int) -> None:
-        """Say once that some columns could not be normalized."""
+        """Internal: say once that some columns could not be normalized."""
         if zeros and not self._warned_of_zeros:
             self._warned_of_zeros = True
             logger.warning(
@@ -298,7 +298,7 @@ class PowerSGDState(HookState):
     # --- steps, as the hooks make them -----------------------------------------------
 
     def begin(self, bucket: GradBucket) -> LowRankPlan:
-        """Cut the memory as the buckets are cut now; return the plan for one."""
+        """Internal: cut the memory as the buckets are cut; return the plan of one."""
         memory, index = self._memory, bucket.index()
         numbers = self.numbers_of(bucket.parameters())
         for other in memory.stale(index, numbers):
@@ -316,7 +316,7 @@ class PowerSGDState(HookState):
         )
 
     def error_for(self, bucket: GradBucket, numel: int) -> torch.Tensor | None:
-        """Return what was not sent of a bucket; None if it is lost.
+        """Internal: return what was not sent of a bucket; None if it is lost.
 
         Args:
             bucket: one that `begin` got.
@@ -332,7 +332,7 @@ class PowerSGDState(HookState):
         )
 
     def qs_for(self, bucket: GradBucket, plan: LowRankPlan) -> torch.Tensor:
-        """Return the first Qs of a step; draw those that are missing."""
+        """Internal: return the first Qs of a step; draw those that are missing."""
         index = bucket.index()
         is_new = index not in self._memory.qs
         qs, missing = self._memory.qs_for(index, plan, bucket.buffer())
@@ -343,7 +343,7 @@ class PowerSGDState(HookState):
         return qs
 
     def q_for(self, bucket: GradBucket, side: int, rank: int) -> torch.Tensor:
-        """Return the Q of a square, `(side, rank)`, that a step begins with."""
+        """Internal: return a square's Q, `(side, rank)`, that a step begins with."""
         q = self._memory.qs.get(bucket.index())
         if q is not None and q.shape == (side, rank):
             q = q.to(bucket.buffer())

@@ -145,11 +145,11 @@ class CallFuture(asyncio.Future[T], Generic[T]):
 
     @property
     def outcome_if_lost(self) -> Outcome:
-        """Return the outcome of the call if no answer ever comes."""
+        """Internal: return the outcome of the call if no answer ever comes."""
         return Outcome.NOT_EXECUTED if self.link is None else Outcome.UNKNOWN
 
     def settle(self) -> None:
-        """Let go of what was kept for the call in flight."""
+        """Internal: let go of what was kept for the call in flight."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -159,12 +159,12 @@ class CallFuture(asyncio.Future[T], Generic[T]):
             self.destination.release()
 
     def succeed(self, value: T) -> None:
-        """Set the result unless the future is done."""
+        """Internal: set the result unless the future is done."""
         if not self.done():
             self.set_result(value)
 
     def fail(self, error: BaseException) -> None:
-        """Set the error unless the future is done."""
+        """Internal: set the error unless the future is done."""
         if not self.done():
             self.set_exception(error)
 

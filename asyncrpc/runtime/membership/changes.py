@@ -76,7 +76,7 @@ class MemberChanges(AsyncIterator[MemberChange]):
         return self._waiting.popleft()
 
     def put(self, change: MemberChange) -> None:
-        """Add a change."""
+        """Internal: add a change."""
         if len(self._waiting) >= CHANGES_MAX:
             self._waiting.clear()
             change = MemberChange(ChangeKind.RESYNC, NOBODY, 0)
@@ -84,6 +84,6 @@ class MemberChanges(AsyncIterator[MemberChange]):
         self._news.set()
 
     def end(self) -> None:
-        """Let the iteration end, after the changes that are kept."""
+        """Internal: let the iteration end, after the changes that are kept."""
         self._is_closed = True
         self._news.set()

@@ -104,7 +104,7 @@ class JoinRendezvous:
             Address.parse(address, "each of addresses")
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
-        """Return the members to ask, known by their addresses only.
+        """Internal: return the members to ask, known by their addresses only.
 
         Raises:
             Nothing.
@@ -118,7 +118,7 @@ class JoinRendezvous:
         )
 
     async def leave(self, timeout_s: float) -> None:
-        """Do nothing: nothing is held.
+        """Internal: do nothing: nothing is held.
 
         Raises:
             Nothing.
@@ -158,7 +158,7 @@ class LocalRendezvous:
         check_count("world_size", self.world_size, at_least=1)
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
-        """Publish the record in a dictionary, and wait for the others.
+        """Internal: publish the record in a dictionary, and wait for the others.
 
         If they were all there before, return a `RunningGroup`.
 
@@ -186,7 +186,7 @@ class LocalRendezvous:
         return list(self._members.values())
 
     async def publish(self, member: Member) -> None:
-        """Put the record in place of that of the name's former life.
+        """Internal: put the record in place of that of the name's former life.
 
         Raises:
             Nothing.
@@ -197,7 +197,7 @@ class LocalRendezvous:
         self._members[member.name] = member
 
     async def leave(self, timeout_s: float) -> None:
-        """Do nothing: nothing is held.
+        """Internal: do nothing: nothing is held.
 
         Raises:
             Nothing.

@@ -1,4 +1,4 @@
-"""The program that the README starts with `asyncrpc run` does start with it."""
+"""The program that the documentation starts with `asyncrpc run` does start with it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ RUN_S = 240.0
 
 
 def test_the_program_for_a_launcher_runs_under_ours(tmp_path: Path) -> None:
-    readme = (REPOSITORY / "README.md").read_text("utf-8")
-    (source,) = PROGRAM.findall(readme)
+    page = (REPOSITORY / "docs/how-to/start-workers.md").read_text("utf-8")
+    (source,) = PROGRAM.findall(page)
     (tmp_path / "hello.py").write_text(source)
-    (command,) = re.findall(r"^\$ python -m (asyncrpc run .*)$", readme, re.MULTILINE)
+    (command,) = re.findall(r"^\$ python -m (asyncrpc run .*)$", page, re.MULTILINE)
     done = subprocess.run(
         [sys.executable, "-m", *command.split()],
         cwd=tmp_path,
