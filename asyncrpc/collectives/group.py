@@ -16,11 +16,11 @@ from asyncrpc.collectives import given
 from asyncrpc.collectives import tensors as shapes
 from asyncrpc.collectives.machine.operations import CollectiveFailure, Descriptor
 from asyncrpc.collectives.matching import CollectiveRun
+from asyncrpc.collectives.messages import SERVICE
 from asyncrpc.collectives.path import Path, open_path
 from asyncrpc.collectives.reductions import reduction_for
 from asyncrpc.collectives.service import CollectivesService
 from asyncrpc.collectives.tensors import Hosted, RankTensors
-from asyncrpc.collectives.words import SERVICE
 from asyncrpc.errors import CollectiveError, GroupChangedError, UsageError
 from asyncrpc.runtime.worker import Worker
 from asyncrpc.serde import words_of

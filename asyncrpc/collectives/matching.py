@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgpack
 import torch
 
+from asyncrpc.collectives import messages as m
 from asyncrpc.collectives.machine.operations import (
     CollectiveFailure,
     Descriptor,
@@ -23,7 +24,8 @@ from asyncrpc.collectives.machine.operations import (
     Operations,
 )
 from asyncrpc.collectives.points import Points
-from asyncrpc.collectives.words import SERVICE, error_of, failure_in, words_for
+from asyncrpc.collectives.ports import GroupWorker
+from asyncrpc.collectives.words import error_of
 from asyncrpc.errors import (
     AsyncRpcError,
     CollectiveError,
@@ -36,10 +38,8 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.parts import Parts
-    from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.messages import Notice
+from asyncrpc.runtime.ports import PeerLink, ask
 
 # How long a rank waits before it tells the others what it waits for: so those that wait
 # for something else learn of it, and none waits for ever.
@@ -58,8 +58,9 @@ class ReceivedTensors:
 class Matching:
     """The collectives of one group at one rank."""
 
-    def __init__(self, worker: Parts, group_id: int) -> None:
+    def __init__(self, worker: GroupWorker, group_id: int) -> None:
         self.worker = worker
+        self.loop = worker.loop
         self.id = group_id
         self.label = "a group"
         self.members: Sequence[str] = ()  # not known before the group is made here
@@ -172,23 +173,19 @@ class Matching:
 
     # --- what others send ------------------------------------------------------------
 
-    async def on_block(
-        self,
-        number: int,
-        place: MessageKey,
-        descriptor: Descriptor | None,
-        tensors: list[torch.Tensor],
-    ) -> CollectiveFailure | None:
+    async def on_block(self, block: m.TensorBlock) -> CollectiveFailure | None:
         """Take a message; return when it has been taken, or why it is refused."""
+        number, rank, descriptor = block.number, block.rank, block.descriptor
         failure = self._lost_for(number) or self.operations.failure_of(number)
         if failure is None and self.operations.is_over(number):
-            return self._too_late(number, place.rank, descriptor)
+            return self._too_late(number, rank, descriptor)
         if failure is None and descriptor is not None:
-            self.on_begun(number, place.rank, descriptor)
+            self.on_begun(number, rank, descriptor)
             failure = self.operations.failure_of(number)
         if failure is not None:
             return failure
-        arrival = ReceivedTensors(tensors, self.worker.loop.create_future())
+        place = MessageKey(rank, block.turn)
+        arrival = ReceivedTensors(block.tensors, self.loop.create_future())
         operation = self.operations.arrive(number, place, arrival)
         if operation is not None:
             self.runs[number].on_arrival(place)
@@ -242,7 +239,7 @@ class Matching:
         if run is not None:
             run.wake()
         if tell:
-            self.tell("failed", [number, words_for(failure)])
+            self.tell(m.CollectiveFailed(self.id, number, failure))
 
     def on_failed(self, number: int, failure: CollectiveFailure) -> None:
         """Another rank says that a collective has failed."""
@@ -269,7 +266,7 @@ class Matching:
                 self.fail(number, failure, tell=False)
         self._gone.append((ended, failure))
         if tell:
-            self.tell("lost", [words_for(failure)])
+            self.tell(m.RankGone(self.id, failure))
 
     @property
     def lost(self) -> CollectiveFailure | None:
@@ -293,7 +290,7 @@ class Matching:
         )
         ended = min(self.runs, default=self.operations.begun)
         self.lose(failure, tell=False)
-        self.tell("left", [ended, words_for(failure)])
+        self.tell(m.GroupLeft(self.id, ended, failure))
 
     def on_lost(self, name: str, reason: str) -> None:
         """A worker is gone; if it is one of ours, so is the group."""
@@ -305,38 +302,35 @@ class Matching:
             )
             self.lose(CollectiveFailure(RankLostError.code, problem, (name,)))
 
-    def tell(self, method: str, words: list[Any]) -> None:
+    def tell(self, notice: Notice) -> None:
         """Say something to every other rank, also to those never spoken to."""
-        value = [self.id, *words]
-        for rank, name in enumerate(self.members):
-            if rank == self.rank:
-                continue
-            link = self.worker.directory.link_to(name)
-            if link is not None:
-                link.notify(SERVICE, method, value, at_once=True)
-            elif not self.worker.is_draining:
-                self.worker.start_task(self._tell(name, method, value))
+        for rank in range(len(self.members)):
+            if rank != self.rank:
+                self._tell(rank, notice)
 
     def wake(self, rank: int) -> None:
         """Tell a rank that what it sleeps for on the board is there."""
+        self._tell(rank, m.WakeUp(self.id))
+
+    def _tell(self, rank: int, notice: Notice) -> None:
         name = self.members[rank]
         link = self.worker.directory.link_to(name)
         if link is not None:
-            link.notify(SERVICE, "woke", [self.id], at_once=True)
+            link.tell(notice, at_once=True)
         elif not self.worker.is_draining:
-            self.worker.start_task(self._tell(name, "woke", [self.id]))
+            self.worker.start_task(self._dial_and_tell(name, notice))
 
     def on_woke(self) -> None:
         """Something is there on the board that this rank sleeps for."""
         for run in self.runs.values():
             run.wake()
 
-    async def _tell(self, name: str, method: str, value: list[Any]) -> None:
+    async def _dial_and_tell(self, name: str, notice: Notice) -> None:
         try:
             link = await self.worker.link_to(name)
         except AsyncRpcError:
             return  # it is lost, which other ranks report
-        link.notify(SERVICE, method, value, at_once=True)
+        link.tell(notice, at_once=True)
 
     # --- who is late -----------------------------------------------------------------
 
@@ -371,10 +365,9 @@ class Matching:
         try:
             async with asyncio.timeout(ANSWER_S):
                 link = await self.worker.link_to(self.members[rank])
-                count = await link.request_service(SERVICE, "begun", [self.id])
+                return await ask(link, m.CountBegun(self.id))
         except (AsyncRpcError, TimeoutError):
             return None
-        return count if type(count) is int else None  # it has closed the group
 
     def name_of(self, rank: int) -> str:
         """Return how a rank is called in errors."""
@@ -428,10 +421,12 @@ class CollectiveRun:
             link = await matching.link(rank)
         index = self._sent[rank]
         self._sent[rank] = index + 1
-        what = None if index else list(self.operation.descriptor)
-        value = [matching.id, self.number, matching.rank, index, what, list(tensors)]
+        what = None if index else self.operation.descriptor
+        block = m.TensorBlock(
+            matching.id, self.number, matching.rank, index, what, list(tensors)
+        )
         try:
-            answer = link.request_service(SERVICE, "block", value)
+            answer = link.ask(block)
         except RejectedError as error:  # that rank shuts down
             self._on_refused(link.peer.name, error)
             self.check()
@@ -501,7 +496,7 @@ class CollectiveRun:
         Raises:
             CollectiveError: the collective has failed.
         """
-        timer = self.matching.worker.loop.call_later(limit_s, self.wake)
+        timer = self.matching.loop.call_later(limit_s, self.wake)
         try:
             await self._wait()
         finally:
@@ -524,7 +519,7 @@ class CollectiveRun:
             CollectiveError: the collective has failed.
         """
         self.check()
-        self._waiter = self.matching.worker.loop.create_future()
+        self._waiter = self.matching.loop.create_future()
         try:
             await self._waiter  # `fail` wakes it: of a lost rank, a limit, our `leave`
         finally:
@@ -545,18 +540,18 @@ class CollectiveRun:
         self._unanswered -= 1
         if answer.cancelled():
             return
-        error = answer.exception()
+        error, to = answer.exception(), getattr(answer, "to", "")
         failure: CollectiveFailure | None = None
         if error is None:
             try:
-                failure = failure_in(answer.result())
+                failure = m.TensorBlock.read_answer(to, answer.result())
             except MalformedError as wrong:
                 error = wrong
         if error is None:
             if failure is not None and self.operation.failure is None:
                 self.matching.fail(self.number, failure)
         elif self.operation.failure is None:
-            self._on_refused(getattr(answer, "to", ""), error)
+            self._on_refused(to, error)
         if not self._unanswered:
             self.wake()
 
@@ -578,7 +573,7 @@ class CollectiveRun:
 
     def watch(self, timeout_s: float | None) -> None:
         """Begin to look at the clock."""
-        later = self.matching.worker.loop.call_later
+        later = self.matching.loop.call_later
         self._timers.append(later(ASK_AFTER_S, self._ask))
         if timeout_s is not None:
             self._timers.append(later(timeout_s, self._give_up, timeout_s))
@@ -592,8 +587,8 @@ class CollectiveRun:
     def _ask(self) -> None:
         """Tell the others what this rank waits in."""
         matching = self.matching
-        words = [self.number, matching.rank, list(self.operation.descriptor)]
-        matching.tell("begun", words)
+        what = self.operation.descriptor
+        matching.tell(m.CollectiveBegun(matching.id, self.number, matching.rank, what))
 
     def _give_up(self, timeout_s: float) -> None:
         matching = self.matching

@@ -15,7 +15,7 @@ import torch
 from asyncrpc.collectives import board
 from asyncrpc.collectives.machine import schedules
 from asyncrpc.collectives.matching import CollectiveRun
-from asyncrpc.collectives.messages import MessagePath, play
+from asyncrpc.collectives.message_path import MessagePath, play
 from asyncrpc.collectives.reductions import Reduction
 from asyncrpc.collectives.shared import SharedPath, shared_bytes
 from asyncrpc.runtime.host import HOST_ID

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from asyncrpc.collectives.machine.operations import CollectiveFailure
-from asyncrpc.collectives.words import SERVICE, error_of, failure_in
+from asyncrpc.collectives.messages import SentTensor
+from asyncrpc.collectives.words import error_of
 from asyncrpc.errors import (
     AsyncRpcError,
     CollectiveError,
     CollectiveTimeoutError,
     WorkerLostError,
 )
+from asyncrpc.runtime.ports import ask
 
 if TYPE_CHECKING:
     from asyncrpc.collectives.matching import Matching
@@ -64,11 +66,10 @@ class Points:
         matching = self._matching
         self._check()
         link = await matching.link(to)
-        words = [matching.id, matching.rank, tag, tensor]
+        point = SentTensor(matching.id, matching.rank, tag, tensor)
         try:
-            answer = link.request_service(SERVICE, "point", words)
             async with asyncio.timeout(timeout_s):
-                failure = failure_in(await answer)
+                failure = await ask(link, point)
         except TimeoutError:
             raise self._late("send to", to, tag, timeout_s) from None
         except WorkerLostError as error:
@@ -90,7 +91,7 @@ class Points:
     ) -> torch.Tensor:
         """Return the next tensor of a sender and tag."""
         self._check()
-        wanted = _PendingReceive(from_, tag, self._matching.worker.loop.create_future())
+        wanted = _PendingReceive(from_, tag, self._matching.loop.create_future())
         for come in self._come:
             is_given_up = come.taken.done()  # its sender has; it is about to go
             if not is_given_up and wanted.fits(come.rank, come.tag):
@@ -125,7 +126,7 @@ class Points:
                 "tensors that nobody has taken there, and takes no more"
             )
             return CollectiveFailure(CollectiveError.code, problem, ())
-        come = _Come(rank, tag, tensor, self._matching.worker.loop.create_future())
+        come = _Come(rank, tag, tensor, self._matching.loop.create_future())
         self._come.append(come)
         try:
             return await come.taken  # or `fail`; a sender that gives up cancels this

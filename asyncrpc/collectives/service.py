@@ -5,97 +5,60 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final, TypeVar
 
-from asyncrpc.collectives.machine.operations import (
-    CollectiveFailure,
-    Descriptor,
-    MessageKey,
-)
+from asyncrpc.collectives.machine.operations import CollectiveFailure
 from asyncrpc.collectives.matching import Matching
-from asyncrpc.collectives.words import SERVICE, required_failure, words_for
+from asyncrpc.collectives.messages import (
+    SERVICE,
+    CollectiveBegun,
+    CollectiveFailed,
+    CountBegun,
+    GroupLeft,
+    RankGone,
+    SentTensor,
+    TensorBlock,
+    WakeUp,
+)
+from asyncrpc.collectives.ports import GroupWorker
 from asyncrpc.errors import (
     GroupChangedError,
     MalformedError,
     UsageError,
 )
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.forms import (
-    COUNT,
-    TENSOR,
-    TEXT,
-    Form,
-    Methods,
-    ServiceMethods,
-    anything,
-    array,
-    each,
-    whole,
-)
-
-if TYPE_CHECKING:
-    from asyncrpc.runtime.parts import Parts
-    from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.router import answers, takes
 
 # Groups that others have made and this worker has not yet.
 UNKNOWN_MAX: Final = 1024
 CLOSED_KEPT: Final = 1024
 
 
-_FAILURE: Final[Form] = array(code=TEXT, problem=TEXT, ranks=each(TEXT))
-_TAG: Final[Form] = whole(-(1 << 63), 1 << 63, "an integer of 64 bits")
-_RANK: Final[Form] = whole(0, 1 << 31, "a rank")
+N = TypeVar("N", CollectiveBegun, WakeUp, CollectiveFailed, GroupLeft, RankGone)
 
 
-class CollectivesService(ServiceMethods):
+class CollectivesService:
     """The groups of one worker; a `runtime.extensions.Service`."""
 
     name = SERVICE
 
-    def __init__(self, worker: Parts) -> None:
+    def __init__(self, worker: GroupWorker) -> None:
         self.worker = worker
         self._groups: dict[int, Matching] = {}
         self._closed: OrderedDict[int, str] = OrderedDict()
         self._made: defaultdict[int, int] = defaultdict(int)
         self._lost: dict[str, tuple[WorkerId, str]] = {}
-        block = array(
-            group=COUNT,
-            number=COUNT,
-            rank=_RANK,
-            turn=COUNT,
-            descriptor=anything,
-            tensors=each(TENSOR),
-        )
-        self.requests = Methods(
-            SERVICE,
-            {
-                "begun": (array(group=COUNT), self._on_count),
-                "block": (block, self._on_block),
-                "point": (
-                    array(group=COUNT, rank=_RANK, tag=_TAG, tensor=TENSOR),
-                    self._on_point,
-                ),
-            },
-        )
-        begun = array(group=COUNT, number=COUNT, rank=_RANK, descriptor=anything)
-        failed = array(group=COUNT, number=COUNT, failure=_FAILURE)
-        unless_closed = self._unless_closed
-        self.notices = Methods(
-            SERVICE,
-            {
-                "woke": (array(group=COUNT), unless_closed(self._on_woke)),
-                "begun": (begun, unless_closed(self._on_begun)),
-                "failed": (failed, unless_closed(self._on_failed)),
-                "left": (
-                    array(group=COUNT, ended=COUNT, failure=_FAILURE),
-                    unless_closed(self._on_left),
-                ),
-                "lost": (
-                    array(group=COUNT, failure=_FAILURE),
-                    unless_closed(self._on_told_lost),
-                ),
-            },
-        )
+        self.routes = [
+            answers(CountBegun, self._on_count),
+            answers(TensorBlock, self._on_block),
+            answers(SentTensor, self._on_point),
+            takes(WakeUp, self._unless_closed(self._on_woke)),
+            takes(CollectiveBegun, self._unless_closed(self._on_begun)),
+            takes(CollectiveFailed, self._unless_closed(self._on_failed)),
+            takes(GroupLeft, self._unless_closed(self._on_left)),
+            takes(RankGone, self._unless_closed(self._on_told_lost)),
+        ]
 
     # --- groups ----------------------------------------------------------------------
 
@@ -156,29 +119,28 @@ class CollectivesService(ServiceMethods):
 
     # --- messages --------------------------------------------------------------------
 
-    async def _on_count(self, link: PeerLink, value: list[Any]) -> Any:
+    async def _on_count(self, _: PeerLink, asked: CountBegun) -> int | None:
         """Say how many collectives have begun; of a group that is not here, none."""
-        group = value[0]
-        if (refusal := self._refusal(group)) is not None:
-            return words_for(refusal)
-        matching = self._groups.get(group)
+        if asked.group in self._closed:
+            return None
+        matching = self._groups.get(asked.group)
         return 0 if matching is None else matching.operations.begun
 
-    async def _on_block(self, link: PeerLink, value: list[Any]) -> Any:
-        group, number, rank, turn, descriptor, tensors, *_ = value
-        if (refusal := self._refusal(group)) is not None:
-            return words_for(refusal)
-        described = None if descriptor is None else Descriptor.read(descriptor)
-        matching = self._speaking(link, group, rank)
-        place = MessageKey(rank, turn)
-        return words_for(await matching.on_block(number, place, described, tensors))
+    async def _on_block(
+        self, link: PeerLink, block: TensorBlock
+    ) -> CollectiveFailure | None:
+        if (refusal := self._refusal(block.group)) is not None:
+            return refusal
+        matching = self._speaking(link, block.group, block.rank)
+        return await matching.on_block(block)
 
-    async def _on_point(self, link: PeerLink, value: list[Any]) -> Any:
-        group, rank, tag, tensor, *_ = value
-        if (refusal := self._refusal(group)) is not None:
-            return words_for(refusal)
-        matching = self._speaking(link, group, rank)
-        return words_for(await matching.points.on_point(rank, tag, tensor))
+    async def _on_point(
+        self, link: PeerLink, point: SentTensor
+    ) -> CollectiveFailure | None:
+        if (refusal := self._refusal(point.group)) is not None:
+            return refusal
+        matching = self._speaking(link, point.group, point.rank)
+        return await matching.points.on_point(point.rank, point.tag, point.tensor)
 
     def _refusal(self, group: int) -> CollectiveFailure | None:
         """Say why nothing is taken for a group that was closed here."""
@@ -189,35 +151,33 @@ class CollectivesService(ServiceMethods):
         return CollectiveFailure(GroupChangedError.code, problem, (self.worker.name,))
 
     def _unless_closed(
-        self, handler: Callable[[PeerLink, list[Any]], None]
-    ) -> Callable[[PeerLink, list[Any]], None]:
+        self, handler: Callable[[PeerLink, N], None]
+    ) -> Callable[[PeerLink, N], None]:
         """Return a handler of notices that drops those about a closed group."""
 
-        def take(link: PeerLink, value: list[Any]) -> None:
-            if value[0] not in self._closed:
-                handler(link, value)
+        def take(link: PeerLink, notice: N) -> None:
+            if notice.group not in self._closed:
+                handler(link, notice)
 
         return take
 
-    def _on_begun(self, link: PeerLink, value: list[Any]) -> None:
-        group, number, rank, descriptor, *_ = value
-        described = Descriptor.read(descriptor)
-        self._speaking(link, group, rank).on_begun(number, rank, described)
+    def _on_begun(self, link: PeerLink, begun: CollectiveBegun) -> None:
+        matching = self._speaking(link, begun.group, begun.rank)
+        matching.on_begun(begun.number, begun.rank, begun.descriptor)
 
-    def _on_woke(self, link: PeerLink, value: list[Any]) -> None:
-        self._speaking(link, value[0]).on_woke()
+    def _on_woke(self, link: PeerLink, woke: WakeUp) -> None:
+        self._speaking(link, woke.group).on_woke()
 
-    def _on_failed(self, link: PeerLink, value: list[Any]) -> None:
-        failure = required_failure(value[2])
-        self._speaking(link, value[0]).on_failed(value[1], failure)
+    def _on_failed(self, link: PeerLink, failed: CollectiveFailed) -> None:
+        matching = self._speaking(link, failed.group)
+        matching.on_failed(failed.number, failed.failure)
 
-    def _on_left(self, link: PeerLink, value: list[Any]) -> None:
-        failure = required_failure(value[2])
-        self._speaking(link, value[0]).lose(failure, ended=value[1], tell=False)
+    def _on_left(self, link: PeerLink, left: GroupLeft) -> None:
+        matching = self._speaking(link, left.group)
+        matching.lose(left.failure, ended=left.ended, tell=False)
 
-    def _on_told_lost(self, link: PeerLink, value: list[Any]) -> None:
-        failure = required_failure(value[1])
-        self._speaking(link, value[0]).lose(failure, tell=False)
+    def _on_told_lost(self, link: PeerLink, lost: RankGone) -> None:
+        self._speaking(link, lost.group).lose(lost.failure, tell=False)
 
     def _speaking(
         self, link: PeerLink, group: int, rank: int | None = None

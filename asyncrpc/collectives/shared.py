@@ -32,9 +32,10 @@ import msgpack
 import torch
 
 from asyncrpc.collectives.board import BEGUN, PUBLISHED, Board
-from asyncrpc.collectives.machine.operations import Descriptor, Mismatch
+from asyncrpc.collectives.machine.operations import Mismatch
 from asyncrpc.collectives.matching import CollectiveRun
-from asyncrpc.collectives.messages import MessagePath
+from asyncrpc.collectives.message_path import MessagePath
+from asyncrpc.collectives.messages import read_descriptor
 from asyncrpc.collectives.reductions import Reduction
 from asyncrpc.collectives.tensors import split
 from asyncrpc.collectives.windows import Give, Take, Windows, copy_for
@@ -408,7 +409,7 @@ class SharedPath:
         end = 2 + int.from_bytes(note[:2], "little")
         number, *what = msgpack.unpackb(note[2:end])
         if number == run.number:
-            theirs, ours = Descriptor.read(what), run.operation.descriptor
+            theirs, ours = read_descriptor(what), run.operation.descriptor
             run.matching.on_mismatch(number, Mismatch(rank, theirs, ours))
             run.check()
         raise run.refuse(rank, f"word of collective {number}, having given this up")

@@ -12,7 +12,7 @@ is a tensor; the kinds take turns, some calls at a time one right after the othe
 
 GB/s are bytes of the tensor by time.  And which of two schedules is faster where ranks
 are on several hosts, here over TCP on loopback?  That is what RING_BYTES_MIN of
-asyncrpc.collectives.messages is chosen by:
+asyncrpc.collectives.message_path is chosen by:
 
     $ python -m tests.bench.bench_collectives --path messages
 """
@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from asyncrpc import Group, LimitOptions, NetworkOptions, Options, Worker
 from asyncrpc.clock import now_s
-from asyncrpc.collectives import messages
+from asyncrpc.collectives import message_path
 from asyncrpc.multiprocessing import launch
 from tests.bench import pages
 
@@ -140,7 +140,7 @@ async def ring_beside_tree(
             tensor = torch.zeros(row.nbytes // row.dtype.itemsize, dtype=row.dtype)
 
             async def by(threshold: float, tensor: torch.Tensor = tensor) -> None:
-                messages.RING_BYTES_MIN = threshold  # type: ignore[misc,assignment]  # is measured
+                message_path.RING_BYTES_MIN = threshold  # type: ignore[misc,assignment]  # is measured
                 await group.all_reduce(tensor)
 
             kinds = {"tree": lambda by=by: by(math.inf), "ring": lambda by=by: by(0)}

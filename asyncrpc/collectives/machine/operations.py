@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from asyncrpc.errors import MalformedError
+from asyncrpc.runtime.schema import Number
 
 M = TypeVar("M")
 
@@ -48,7 +49,7 @@ class Descriptor(NamedTuple):
     how: str = ""
     dtype: str = ""
     shape: tuple[int, ...] | None = None
-    root: int = -1
+    root: Number = -1
 
     def __str__(self) -> str:
         parts = []
@@ -61,21 +62,6 @@ class Descriptor(NamedTuple):
         if self.root >= 0:
             parts.append(f"{',' if parts else ''} with root {self.root}")
         return self.operation + "".join(parts)
-
-    @classmethod
-    def read(cls, value: object) -> Descriptor:
-        """Read what another rank has sent.
-
-        Raises:
-            MalformedError: it is nothing of the kind.
-        """
-        match value:
-            case [str(operation), str(how), str(dtype), shape, int(root)]:
-                if shape is None:
-                    return cls(operation, how, dtype, None, root)
-                if isinstance(shape, Sequence) and all(type(n) is int for n in shape):
-                    return cls(operation, how, dtype, tuple(shape), root)
-        raise MalformedError(f"a description of a collective: {value!r}")
 
 
 class CollectiveFailure(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 import asyncrpc
 from asyncrpc import Group, LimitOptions, Options, UsageError
 from asyncrpc.collectives.machine.operations import CollectiveFailure
-from asyncrpc.collectives.words import words_for
+from asyncrpc.collectives.messages import GroupLeft
 from asyncrpc.errors import (
     CollectiveError,
     CollectiveTimeoutError,
@@ -46,7 +46,7 @@ def say_left(group: Group, *, ahead: int) -> None:
     """Tell the others that this rank has gone, and was some collectives ahead."""
     matching = group._matching  # noqa: SLF001
     failure = CollectiveFailure(GroupChangedError.code, "rank 1 ('b') has gone", ("b",))
-    matching.tell("left", [matching.operations.begun + ahead, words_for(failure)])
+    matching.tell(GroupLeft(matching.id, matching.operations.begun + ahead, failure))
 
 
 async def heard_from(sender: Group, receiver: Group) -> None:

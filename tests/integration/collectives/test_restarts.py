@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asyncrpc import Group, NetworkOptions, Options, Worker
-from asyncrpc.collectives.words import SERVICE
+from asyncrpc.collectives.messages import SERVICE
 from asyncrpc.errors import RankLostError
 from asyncrpc.ids import Incarnation, WorkerId
 from tests.chaos.wires import free_port

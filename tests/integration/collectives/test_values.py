@@ -11,7 +11,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import Group, LimitOptions, Options, Worker
-from asyncrpc.collectives.messages import MessagePath
+from asyncrpc.collectives.message_path import MessagePath
 from asyncrpc.collectives.shared import SharedPath
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.collectives import scenarios

@@ -93,14 +93,6 @@ class TestAgreement:
         assert machine.hear(0, 1, MAX) is None
         assert machine.numbers() == set()
 
-    def test_a_descriptor_is_what_is_read(self) -> None:
-        for one in (SUM, Descriptor("barrier"), Descriptor("gather", root=2)):
-            assert Descriptor.read(list(one)) == one
-            assert Descriptor.read([*one[:3], one.shape and list(one.shape), one.root])
-        for wrong in (None, [], ["a"], [1, "", "", None, 0], [*SUM[:3], ["x"], 0]):
-            with pytest.raises(MalformedError):
-                Descriptor.read(wrong)
-
     def test_it_reads_as_a_sentence(self) -> None:
         assert str(SUM) == "all_reduce of float32, shape (3,), by 'sum'"
         assert str(Descriptor("broadcast", "", "torch.int64", (), 1)) == (

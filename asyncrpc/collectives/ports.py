@@ -1,0 +1,51 @@
+"""What collectives need of their worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from asyncrpc.ids import Incarnation
+from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.ports import PeerLink, Scheduler
+
+T = TypeVar("T")
+
+
+class Directory(Protocol):
+    """The links that are open, and the workers that are known."""
+
+    def link_to(self, name: str, /) -> PeerLink | None:
+        """Return the open link to a worker."""
+
+    def known_incarnation(self, name: str, /) -> Incarnation | None:
+        """Return the life of a worker that is known; None if no worker has the name."""
+
+
+class GroupWorker(Scheduler, Protocol):
+    """A worker, as far as its groups need it."""
+
+    options: Options
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Return whether it shuts down, and connects to no others."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others can reach it."""
+
+    @property
+    def directory(self) -> Directory:
+        """The other workers."""
+
+    def link_to(self, name: str, /) -> Awaitable[PeerLink]:
+        """Return the link to a worker, connecting if need be."""
+
+    def run_on_host(self, job: Callable[[], T], /) -> asyncio.Future[T]:
+        """Run `job`, which touches no device, in a thread; called on the loop."""
