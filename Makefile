@@ -114,7 +114,8 @@ unit: $(STAMP) ## Test the machines and codecs, without a loop
 property: $(STAMP) ## Test what must hold for every input, on new examples each time
 	ASYNCRPC_EXPLORE=1 $(PYTEST) tests/property
 
-mutants: $(STAMP) ## Show that the RRef protocol's test finds errors put in on purpose
+mutants: $(STAMP) ## Show that errors put into machines on purpose are noticed
+	$(RUN) -m tests.property.machines.mutants
 	$(RUN) -m tests.property.mutants_rref
 
 sim: $(STAMP) ## Test workers on virtual time; SCENARIO=churn SEED=7 WORKERS=1000: one run

@@ -11,7 +11,12 @@ import enum
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
-from asyncrpc.errors import AlreadyStartedError, NotStartedError, UsageError
+from asyncrpc.errors import (
+    AlreadyStartedError,
+    LocalProtocolError,
+    NotStartedError,
+    UsageError,
+)
 from asyncrpc.runtime.loops import check_loop
 
 
@@ -78,14 +83,19 @@ class Lifecycle:
         """Go to the state that follows.
 
         Raises:
-            AlreadyStartedError: the worker has been started before.
+            AlreadyStartedError: the worker has been started before.  Nothing changed.
+            LocalProtocolError: the event cannot happen now.  Nothing changed.
         """
         following = TRANSITIONS[self.state].get(event)
         if following is None and event is Event.START:
             raise AlreadyStartedError(
                 f"worker {self.name!r} has been started before; make a new Worker"
             )
-        assert following is not None, f"{event} while {self.state}"
+        if following is None:
+            raise LocalProtocolError(
+                f"{event.value!r} cannot happen to worker {self.name!r}, which is "
+                f"{self.state.value}"
+            )
         self.state = following
         # Asked in every call, at either end: no look-up then.
         self.is_usable = following in _USABLE

@@ -7,7 +7,7 @@ and how many bytes of it have been read, and each goes on sending from there.  S
 byte arrives once and in order, and what is above knows nothing of it: neither frames
 nor payloads need numbers, and a cut may be anywhere, also inside a frame.
 
-`TRANSITIONS` says what becomes of the connection; `RetransmitBuffer` keeps what was
+`ResumeStatus` says what becomes of the connection; `RetransmitBuffer` keeps what was
 sent, and `Receipts` counts what was read.
 
 Sans-IO.
@@ -100,6 +100,30 @@ TRANSITIONS: Final[Mapping[ResumeState, Mapping[ResumeEvent, ResumeState]]] = {
     },
     ENDED: {},
 }
+_BROKEN: Final = frozenset({BROKEN, CLOSING_BROKEN})
+
+
+class ResumeStatus:
+    """Whether one connection outlives its transport.
+
+    Attributes:
+        state: the present one.
+    """
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state = NOT_RESUMABLE
+
+    @property
+    def is_broken(self) -> bool:
+        """Return whether the connection waits for another transport."""
+        return self.state in _BROKEN
+
+    def on(self, event: ResumeEvent) -> ResumeState:
+        """Take an event; return what has become of the connection."""
+        self.state = TRANSITIONS[self.state].get(event, self.state)
+        return self.state
 
 
 class Receipts:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
 
 from asyncrpc.errors import AsyncRpcError, ConnectionLostError, TransportError
 from asyncrpc.runtime.links.byte_stream import ByteStream, keep_nothing
@@ -16,21 +15,18 @@ from asyncrpc.runtime.links.disconnected import Discard, DisconnectedTransport
 from asyncrpc.transport.abc import StreamHandler, Transport
 from asyncrpc.wire.resume import (
     NEVER,
-    TRANSITIONS,
     Receipts,
     ResumeEvent,
     ResumeState,
+    ResumeStatus,
     RetransmitBuffer,
 )
-
-_BROKEN: Final = frozenset({ResumeState.BROKEN, ResumeState.CLOSING_BROKEN})
 
 
 class Resumption:
     """The part of one connection that replaces its transport.
 
     Attributes:
-        state: whether the connection outlives its transport.
         unacknowledged: what was sent and not acknowledged.
         receipts: how much has been read, and how much of that the peer knows.
         mended: set unless the connection is broken: also when it has ended.
@@ -55,7 +51,7 @@ class Resumption:
             send_ack: tells the peer how many bytes have been read.
             fail: ends the connection, if too much is written while it is broken.
         """
-        self.state = ResumeState.NOT_RESUMABLE
+        self._status = ResumeStatus()
         self.unacknowledged = RetransmitBuffer()
         self.receipts = Receipts()
         self.mended = asyncio.Event()
@@ -71,12 +67,11 @@ class Resumption:
     @property
     def is_broken(self) -> bool:
         """Return whether the connection waits for another transport."""
-        return self.state in _BROKEN
+        return self._status.is_broken
 
     def on(self, event: ResumeEvent) -> ResumeState:
         """Take an event; return what has become of the connection."""
-        self.state = TRANSITIONS[self.state].get(event, self.state)
-        return self.state
+        return self._status.on(event)
 
     def allow(
         self, on_broken: Callable[[TransportError | None], None], ack_bytes: int
@@ -112,7 +107,8 @@ class Resumption:
         transport = self._stream.transport
         if transport is None or self.is_broken:
             return
-        if self.on(ResumeEvent.REPLACE) in _BROKEN:
+        self.on(ResumeEvent.REPLACE)
+        if self.is_broken:
             where = self._stream.where
             self._disconnect(ConnectionLostError(f"{where}: {reason}"))
             transport.set_handler(Discard())

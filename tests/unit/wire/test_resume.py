@@ -98,11 +98,6 @@ def after(state: ResumeState, *events: ResumeEvent) -> ResumeState:
 
 
 class TestWhetherItOutlivesItsTransport:
-    def test_every_state_has_a_row_and_every_event_happens(self) -> None:
-        assert TRANSITIONS.keys() == set(ResumeState)
-        listed = {event for row in TRANSITIONS.values() for event in row}
-        assert listed == set(ResumeEvent)
-
     def test_every_state_but_the_first_is_reached_from_it(self) -> None:
         reached = {ResumeState.NOT_RESUMABLE}
         for _ in ResumeState:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 
@@ -32,16 +31,13 @@ class LinkEvent(enum.Enum):
     LOST = "the connection has ended for good"
 
 
-TRANSITIONS: Final[Mapping[tuple[LinkState, LinkEvent], LinkState]] = MappingProxyType(
-    {
-        (LinkState.OPEN, LinkEvent.GOODBYE): LinkState.DRAINING,
-        (LinkState.OPEN, LinkEvent.LOST): LinkState.LOST,
-        (LinkState.DRAINING, LinkEvent.GOODBYE): LinkState.DRAINING,
-        (LinkState.DRAINING, LinkEvent.LOST): LinkState.LOST,
-        (LinkState.LOST, LinkEvent.GOODBYE): LinkState.LOST,
-        (LinkState.LOST, LinkEvent.LOST): LinkState.LOST,
-    }
-)
+OPEN, DRAINING, LOST = LinkState
+
+TRANSITIONS: Final[Mapping[LinkState, Mapping[LinkEvent, LinkState]]] = {
+    OPEN: {LinkEvent.GOODBYE: DRAINING, LinkEvent.LOST: LOST},
+    DRAINING: {LinkEvent.GOODBYE: DRAINING, LinkEvent.LOST: LOST},
+    LOST: {LinkEvent.GOODBYE: LOST, LinkEvent.LOST: LOST},
+}
 
 
 class LinkStatus:
@@ -65,10 +61,10 @@ class LinkStatus:
 
     def on_goodbye(self) -> None:
         """The peer shuts down: it takes no further calls."""
-        self.state = TRANSITIONS[self.state, LinkEvent.GOODBYE]
+        self.state = TRANSITIONS[self.state][LinkEvent.GOODBYE]
 
     def on_lost(self, reason: str) -> None:
         """The connection has ended; the first reason counts."""
         if not self.is_lost:
             self.lost_because = reason or "the connection was closed"
-        self.state = TRANSITIONS[self.state, LinkEvent.LOST]
+        self.state = TRANSITIONS[self.state][LinkEvent.LOST]

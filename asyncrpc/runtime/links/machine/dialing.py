@@ -20,6 +20,8 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
+from asyncrpc.errors import LocalProtocolError
+
 # How often a dial is repeated before it counts as failed.
 ATTEMPTS_MAX: Final = 5
 # After a connection broke in its handshake, which says nothing of the peer.
@@ -55,20 +57,27 @@ class DialEvent(enum.Enum):
     NOT_MOVED = "another attempt would fail as well"
 
 
-TRANSITIONS: Final[Mapping[tuple[DialState, DialEvent], DialState]] = {
-    (DialState.READY, DialEvent.LINKED): DialState.CONNECTED,
-    (DialState.READY, DialEvent.FREE): DialState.DIALING,
-    (DialState.READY, DialEvent.TAKEN): DialState.AWAITING_PROOF,
-    (DialState.READY, DialEvent.EXHAUSTED): DialState.FAILED,
-    (DialState.DIALING, DialEvent.OPENED): DialState.READY,
-    (DialState.DIALING, DialEvent.DUPLICATE): DialState.AWAITING_WINNER,
-    (DialState.DIALING, DialEvent.BROKE): DialState.PAUSED,
-    (DialState.DIALING, DialEvent.UNREACHED): DialState.ASKING,
-    (DialState.AWAITING_PROOF, DialEvent.SETTLED): DialState.READY,
-    (DialState.AWAITING_WINNER, DialEvent.SETTLED): DialState.READY,
-    (DialState.PAUSED, DialEvent.SETTLED): DialState.READY,
-    (DialState.ASKING, DialEvent.MOVED): DialState.READY,
-    (DialState.ASKING, DialEvent.NOT_MOVED): DialState.FAILED,
+_S, _E = DialState, DialEvent
+
+TRANSITIONS: Final[Mapping[DialState, Mapping[DialEvent, DialState]]] = {
+    _S.READY: {
+        _E.LINKED: _S.CONNECTED,
+        _E.FREE: _S.DIALING,
+        _E.TAKEN: _S.AWAITING_PROOF,
+        _E.EXHAUSTED: _S.FAILED,
+    },
+    _S.DIALING: {
+        _E.OPENED: _S.READY,
+        _E.DUPLICATE: _S.AWAITING_WINNER,
+        _E.BROKE: _S.PAUSED,
+        _E.UNREACHED: _S.ASKING,
+    },
+    _S.AWAITING_PROOF: {_E.SETTLED: _S.READY},
+    _S.AWAITING_WINNER: {_E.SETTLED: _S.READY},
+    _S.PAUSED: {_E.SETTLED: _S.READY},
+    _S.ASKING: {_E.MOVED: _S.READY, _E.NOT_MOVED: _S.FAILED},
+    _S.CONNECTED: {},
+    _S.FAILED: {},
 }
 FINAL: Final = frozenset({DialState.CONNECTED, DialState.FAILED})
 
@@ -101,10 +110,21 @@ class DialAttempts:
         return self.number >= ATTEMPTS_MAX
 
     def on(self, event: DialEvent) -> None:
-        """Go on to the next state."""
+        """Go on to the next state.
+
+        Raises:
+            LocalProtocolError: the step of this state has no such outcome.  Nothing
+                changed.
+        """
+        before = self.state
+        row = TRANSITIONS[before]
+        if event not in row:
+            raise LocalProtocolError(
+                f"a dial that is to {before.value!r} heard {event.value!r}"
+            )
         if event is DialEvent.BROKE:
             event = self._after_break()
-        before, self.state = self.state, TRANSITIONS[self.state, event]
+        self.state = row[event]
         if before is not DialState.READY and self.state is DialState.READY:
             self.number += 1
 

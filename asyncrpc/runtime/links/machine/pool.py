@@ -23,8 +23,9 @@ Sans-IO; `C` is the service's connection, never looked into.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 C = TypeVar("C")
 
@@ -38,6 +39,30 @@ class PeerState(enum.Enum):
     DIALING = "a dial of ours is under way"
     TAKEN = "the peer's dial was taken; nothing has come over it yet"
     OPEN = "connected"
+
+
+class PeerEvent(enum.Enum):
+    """What happens to the connection to a peer."""
+
+    WANT = "a call needs a connection"
+    DIAL_FAILED = "a dial of ours ended without one"
+    DIALED = "a dial of ours was taken: it is open at both ends"
+    ACCEPTED = "a dial of the peer was taken here"
+    PROVEN = "something has come over it"
+    LOST = "it has ended"
+
+
+IDLE, DIALING, TAKEN, OPEN = PeerState
+_E = PeerEvent
+
+# An event that is not listed changes nothing.
+TRANSITIONS: Final[Mapping[PeerState, Mapping[PeerEvent, PeerState]]] = {
+    IDLE: {_E.WANT: DIALING, _E.DIALED: OPEN, _E.ACCEPTED: TAKEN},
+    DIALING: {_E.DIAL_FAILED: IDLE, _E.DIALED: OPEN, _E.ACCEPTED: TAKEN},
+    # One that is taken or open gives way to another that survives it.
+    TAKEN: {_E.PROVEN: OPEN, _E.DIALED: OPEN, _E.ACCEPTED: TAKEN, _E.LOST: IDLE},
+    OPEN: {_E.DIALED: OPEN, _E.ACCEPTED: TAKEN, _E.LOST: IDLE},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +104,8 @@ class PeerConnection(Generic[C]):
         Args:
             attempt: how often in a row the peer has refused us before.
         """
-        if self.state is not PeerState.IDLE:
+        if not self._on(PeerEvent.WANT):
             return False
-        self.state = PeerState.DIALING
         self._attempt = attempt
         return True
 
@@ -115,27 +139,31 @@ class PeerConnection(Generic[C]):
             dialed: whether it is one of ours, and so open at both ends; of the peer's
                 that is known after `on_proven`.
         """
-        self.state = PeerState.OPEN if dialed else PeerState.TAKEN
+        self._on(PeerEvent.DIALED if dialed else PeerEvent.ACCEPTED)
         self.connection = connection
         self._dialed = dialed
         self._refused = False
 
     def on_proven(self, connection: C) -> bool:
         """Something has come over a connection; return whether it may be used now."""
-        if self.state is not PeerState.TAKEN or connection is not self.connection:
-            return False
-        self.state = PeerState.OPEN
-        return True
+        return connection is self.connection and self._on(PeerEvent.PROVEN)
 
     def on_dial_failed(self) -> None:
         """A dial of ours ended without a connection."""
-        if self.state is PeerState.DIALING:
-            self.state = PeerState.IDLE
+        self._on(PeerEvent.DIAL_FAILED)
 
     def on_lost(self, connection: C) -> bool:
         """A connection has ended; return whether it was the one."""
         if connection is not self.connection:
             return False
         self.connection = None
-        self.state = PeerState.IDLE
+        self._on(PeerEvent.LOST)
+        return True
+
+    def _on(self, event: PeerEvent) -> bool:
+        """Take an event; return whether it can happen now."""
+        after = TRANSITIONS[self.state].get(event)
+        if after is None:
+            return False
+        self.state = after
         return True

@@ -56,15 +56,15 @@ class ReconnectEvent(enum.Enum):
     END = "it has ended for good"
 
 
-# What is not in it changes nothing: it is about something that is over.
-TRANSITIONS: Final[Mapping[tuple[ReconnectState, ReconnectEvent], ReconnectState]] = {
-    (ReconnectState.WHOLE, ReconnectEvent.BROKE): ReconnectState.BROKEN,
-    (ReconnectState.WHOLE, ReconnectEvent.END): ReconnectState.ENDED,
-    (ReconnectState.BROKEN, ReconnectEvent.CLAIM): ReconnectState.CLAIMED,
-    (ReconnectState.BROKEN, ReconnectEvent.RESUMED): ReconnectState.WHOLE,
-    (ReconnectState.BROKEN, ReconnectEvent.END): ReconnectState.ENDED,
-    (ReconnectState.CLAIMED, ReconnectEvent.RELEASE): ReconnectState.BROKEN,
-    (ReconnectState.CLAIMED, ReconnectEvent.END): ReconnectState.ENDED,
+WHOLE, BROKEN, CLAIMED, ENDED = ReconnectState
+_E = ReconnectEvent
+
+# An event that is not listed changes nothing: it is about something that is over.
+TRANSITIONS: Final[Mapping[ReconnectState, Mapping[ReconnectEvent, ReconnectState]]] = {
+    WHOLE: {_E.BROKE: BROKEN, _E.END: ENDED},
+    BROKEN: {_E.CLAIM: CLAIMED, _E.RESUMED: WHOLE, _E.END: ENDED},
+    CLAIMED: {_E.RELEASE: BROKEN, _E.END: ENDED},
+    ENDED: {},
 }
 
 
@@ -121,7 +121,7 @@ class Reconnect:
 
     def on(self, event: ReconnectEvent) -> bool:
         """Take an event; return whether it has changed anything."""
-        after = TRANSITIONS.get((self.state, event))
+        after = TRANSITIONS[self.state].get(event)
         if after is None:
             return False
         self.state = after

@@ -1,0 +1,28 @@
+"""Every machine of the package whose transitions are data.
+
+`spec.Machine` says what an entry has; a new machine gets one, and so a walk through all
+of its table, a drawing, and mutants.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.property.machines.of_links import DIAL, LINK, PEER, RECONNECT, RESUME
+from tests.property.machines.of_payloads import LANES
+from tests.property.machines.of_references import HOLDING
+from tests.property.machines.of_stages import MICRO_BATCH
+from tests.property.machines.of_workers import WORKER
+from tests.property.machines.spec import Machine
+
+CATALOG: Final[tuple[Machine, ...]] = (
+    WORKER,
+    PEER,
+    DIAL,
+    LINK,
+    RECONNECT,
+    RESUME,
+    LANES,
+    HOLDING,
+    MICRO_BATCH,
+)

@@ -1,0 +1,99 @@
+"""Draws all machines of the catalog into docs/reference/machines.md.
+
+$ python -m tests.property.machines.drawing    # after a change of a table
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from tests.property.machines.catalog import CATALOG
+from tests.property.machines.spec import Machine, table_of
+
+ROOT: Final = Path(__file__).parents[3]
+PAGE: Final = ROOT / "docs" / "reference" / "machines.md"
+
+_HEAD: Final = """\
+# Machines
+
+What decides, as data: the states of each machine, and the events that change them.
+A test goes through every event in every state; others change each table and each guard
+on purpose, to see that somebody notices (`make mutants`).
+
+This page is made from the tables: `python -m tests.property.machines.drawing`.
+"""
+
+
+def page() -> str:
+    """Return the page, as it has to be."""
+    contents = "\n".join(
+        f"- [{one.name}](#{one.name.lower().replace(' ', '-')})" for one in CATALOG
+    )
+    sections = [section(one, one.source) for one in CATALOG]
+    return "\n".join([_HEAD, contents, "", *sections])
+
+
+def section(machine: Machine, build: ModuleType) -> str:
+    """Draw one machine, of a build of its module."""
+    return "\n".join(
+        [
+            f"## {machine.name}",
+            "",
+            f"{machine.about}",
+            "",
+            f"Code: `{machine.source.__name__}`.",
+            "",
+            "```mermaid",
+            *diagram(machine, build),
+            "```",
+            "",
+            *_meanings("state", machine.states_in(build)),
+            "",
+            *_meanings("event", machine.events_in(build)),
+            "",
+            *_what_is_left(machine),
+            "",
+        ]
+    )
+
+
+def diagram(machine: Machine, build: ModuleType) -> Iterator[str]:
+    """Draw the table as mermaid text; arrows between the same states are joined."""
+    yield "stateDiagram-v2"
+    for start in machine.starts:
+        yield f"    [*] --> {start}"
+    for state, row in table_of(build).items():
+        arrows: dict[enum.Enum, list[str]] = {}
+        for event, after in row.items():
+            arrows.setdefault(after, []).append(event.name)
+        for after, names in arrows.items():
+            yield f"    {state.name} --> {after.name}: {', '.join(names)}"
+        if not any(after is not state for after in row.values()):
+            yield f"    {state.name} --> [*]"
+
+
+def _meanings(what: str, names: type[enum.Enum]) -> Iterator[str]:
+    yield f"| {what} | |"
+    yield "| --- | --- |"
+    for one in names:
+        yield f"| `{one.name}` | {one.value} |"
+
+
+def _what_is_left(machine: Machine) -> Iterator[str]:
+    if machine.refusal:
+        yield f"What is not drawn cannot happen: `{machine.refusal}`."
+    else:
+        yield "What is not drawn changes nothing."
+    states: dict[tuple[str, str], list[str]] = {}
+    for (state, event), error in machine.refusals.items():
+        states.setdefault((event, error), []).append(f"`{state}`")
+    for (event, error), where in states.items():
+        yield f"`{event}` in {', '.join(where)}: `{error}`."
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,457 @@
+"""Connections: how they come, break, go on and end."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Final
+
+from asyncrpc.runtime.calls.machine import link
+from asyncrpc.runtime.links.machine import dialing, pool, reconnect
+from asyncrpc.wire import resume
+from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.walk import led, paths_to_all
+
+_UNIT: Final = "tests/unit/runtime/links/machine"
+
+# --- which connection ----------------------------------------------------------------
+
+
+def _feed_peer(one: Any, event: Any) -> None:
+    match event.name:
+        case "WANT":
+            one.want()
+        case "DIAL_FAILED":
+            one.on_dial_failed()
+        case "DIALED":
+            one.on_open("ours", dialed=True)
+        case "ACCEPTED":
+            one.on_open("theirs", dialed=False)
+        case "PROVEN":
+            one.on_proven(one.connection)
+        case "LOST":
+            one.on_lost(one.connection or "another")
+
+
+PEER: Final = Machine(
+    name="The connection to a peer",
+    about="Which connection to a peer is the one, if both sides dial.",
+    source=pool,
+    states="PeerState",
+    events="PeerEvent",
+    starts=("IDLE",),
+    begin=lambda build, _: build.PeerConnection(1),
+    feed=_feed_peer,
+    state_of=lambda one: one.state,
+    stories="""
+a call dials:
+    IDLE -WANT-> DIALING -DIALED-> OPEN -LOST-> IDLE
+a dial fails:
+    IDLE -WANT-> DIALING -DIAL_FAILED-> IDLE -WANT-> DIALING
+the peer dials:
+    IDLE -ACCEPTED-> TAKEN -PROVEN-> OPEN -LOST-> IDLE
+the peer does not use what it dialed:
+    TAKEN -LOST-> IDLE
+both dial, and the peer's survives:
+    DIALING -ACCEPTED-> TAKEN -DIAL_FAILED-> TAKEN -PROVEN-> OPEN
+both dial, and the peer repeats its dial:
+    TAKEN -ACCEPTED-> TAKEN
+both dial, and ours survives after all:
+    TAKEN -DIALED-> OPEN -PROVEN-> OPEN
+a dial that nobody waits for is taken:
+    IDLE -DIALED-> OPEN -WANT-> OPEN
+ours takes the place of ours:
+    OPEN -DIALED-> OPEN
+the peer has lost it before us:
+    OPEN -ACCEPTED-> TAKEN -WANT-> TAKEN
+one dial at a time:
+    DIALING -WANT-> DIALING -LOST-> DIALING
+""",
+    refusal="",
+    tests=(f"{_UNIT}/test_pool.py",),
+    guards=(
+        Guard(
+            "the-larger-refuses-the-smaller",
+            "accept=attempt > 0 or not is_smaller",
+            "accept=attempt > 0 or is_smaller",
+        ),
+        Guard(
+            "a-repeated-dial-is-refused-for-ever",
+            "accept=attempt > 0 or not is_smaller",
+            "accept=not is_smaller",
+        ),
+        Guard(
+            "an-offer-is-refused-for-ever",
+            "            self._refused = True\n",
+            "",
+        ),
+        Guard(
+            "an-offer-that-may-have-crossed-is-taken",
+            "may_have_crossed = self._dialed and (self._attempt > 0 or is_smaller)",
+            "may_have_crossed = False",
+        ),
+        Guard(
+            "what-is-open-at-both-ends-is-given-up",
+            "if self.connection is None or is_smaller:",
+            "if True:",
+        ),
+        Guard(
+            "another-connection-proves-it",
+            "return connection is self.connection and self._on(PeerEvent.PROVEN)",
+            "return self._on(PeerEvent.PROVEN)",
+        ),
+        Guard(
+            "the-end-of-another-is-its-end",
+            "        if connection is not self.connection:\n            return False\n",
+            "",
+        ),
+        Guard(
+            "a-new-connection-has-refused-offers",
+            "        self._refused = False\n\n    def on_proven",
+            "\n    def on_proven",
+        ),
+    ),
+)
+
+# --- a dial --------------------------------------------------------------------------
+
+
+def _it_is_tried_so_often_and_no_more(build: ModuleType) -> None:
+    one = build.DialAttempts()
+    events = build.DialEvent
+    for number in range(build.ATTEMPTS_MAX):
+        assert one.number == number
+        assert not one.is_exhausted
+        assert not one.is_over
+        for event in (events.FREE, events.UNREACHED, events.MOVED):
+            one.on(event)
+    assert one.is_exhausted
+    one.on(events.EXHAUSTED)
+    assert one.is_over
+
+
+DIAL: Final = Machine(
+    name="A dial",
+    about="How often a peer is dialed, and when that is given up.",
+    source=dialing,
+    states="DialState",
+    events="DialEvent",
+    starts=("READY",),
+    begin=lambda build, _: build.DialAttempts(),
+    feed=lambda one, event: one.on(event),
+    state_of=lambda one: one.state,
+    stories="""
+the peer answers:
+    READY -FREE-> DIALING -OPENED-> READY -LINKED-> CONNECTED
+there is a link before:
+    READY -LINKED-> CONNECTED -FREE-x
+the peer has dialed:
+    READY -TAKEN-> AWAITING_PROOF -SETTLED-> READY -LINKED-> CONNECTED
+both dial:
+    READY -FREE-> DIALING -DUPLICATE-> AWAITING_WINNER -SETTLED-> READY
+the network breaks it:
+    READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY
+the network breaks it again and again:
+    READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY -FREE-> DIALING -BROKE->
+    PAUSED -SETTLED-> READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY -FREE->
+    DIALING -BROKE-> ASKING
+the peer is somewhere else:
+    DIALING -UNREACHED-> ASKING -MOVED-> READY
+the peer is nowhere:
+    DIALING -UNREACHED-> ASKING -NOT_MOVED-> FAILED -MOVED-x
+it has been tried often enough:
+    READY -EXHAUSTED-> FAILED
+nothing broke that was not dialed:
+    READY -BROKE-x -FREE-> DIALING -BROKE-> PAUSED
+""",
+    checks=(_it_is_tried_so_often_and_no_more,),
+    tests=(f"{_UNIT}/test_dialing.py",),
+    guards=(
+        Guard(
+            "breaks-are-for-ever",
+            "if self._breaks >= len(PAUSES_AFTER_BREAK_S):",
+            "if self._breaks > len(PAUSES_AFTER_BREAK_S):",
+        ),
+        Guard(
+            "attempts-are-not-counted",
+            "            self.number += 1\n",
+            "            self.number += 0\n",
+        ),
+        Guard(
+            "every-step-is-an-attempt",
+            "if before is not DialState.READY and self.state is DialState.READY:",
+            "if self.state is not DialState.READY:",
+        ),
+        Guard(
+            "a-refused-break-uses-up-a-pause",
+            "        before = self.state\n        row = TRANSITIONS[before]\n",
+            "        before = self.state\n        row = TRANSITIONS[before]\n"
+            "        self._breaks += event is DialEvent.BROKE and event not in row\n",
+        ),
+        Guard(
+            "one-attempt-too-many",
+            "return self.number >= ATTEMPTS_MAX",
+            "return self.number > ATTEMPTS_MAX",
+        ),
+        Guard(
+            "a-failure-is-not-the-end",
+            "FINAL: Final = frozenset({DialState.CONNECTED, DialState.FAILED})",
+            "FINAL: Final = frozenset({DialState.CONNECTED})",
+        ),
+        Guard(
+            "pauses-do-not-grow",
+            "self.pause_s = PAUSES_AFTER_BREAK_S[self._breaks]",
+            "self.pause_s = PAUSES_AFTER_BREAK_S[0]",
+        ),
+    ),
+)
+
+# --- a link --------------------------------------------------------------------------
+
+
+def _feed_link(one: Any, event: Any) -> None:
+    if event.name == "GOODBYE":
+        one.on_goodbye()
+    else:
+        one.on_lost("a cable")
+
+
+def _the_first_reason_counts(build: ModuleType) -> None:
+    one = build.LinkStatus()
+    one.on_goodbye()
+    assert not one.is_lost
+    one.on_lost("a cable")
+    one.on_lost("something else")
+    assert one.is_lost
+    assert one.lost_because == "a cable"
+    other = build.LinkStatus()
+    other.on_lost("")
+    assert other.lost_because
+
+
+LINK: Final = Machine(
+    name="A link",
+    about="Whether calls go both ways, one way, or no more. Nothing leads back: what "
+    "connects later is another link.",
+    source=link,
+    states="LinkState",
+    events="LinkEvent",
+    starts=("OPEN",),
+    begin=lambda build, _: build.LinkStatus(),
+    feed=_feed_link,
+    state_of=lambda one: one.state,
+    stories="""
+the peer shuts down:
+    OPEN -GOODBYE-> DRAINING -GOODBYE-> DRAINING -LOST-> LOST
+the peer dies:
+    OPEN -LOST-> LOST -LOST-> LOST -GOODBYE-> LOST
+""",
+    refusal="",
+    checks=(_the_first_reason_counts,),
+    guards=(
+        Guard("the-last-reason-counts", "if not self.is_lost:", "if True:"),
+        Guard(
+            "there-is-no-reason",
+            'self.lost_because = reason or "the connection was closed"',
+            "self.lost_because = reason",
+        ),
+        Guard(
+            "a-goodbye-is-a-loss",
+            "return self.state is LinkState.LOST",
+            "return self.state is not LinkState.OPEN",
+        ),
+        Guard(
+            "lost-is-never-seen",
+            "return self.state is LinkState.LOST",
+            "return False",
+        ),
+    ),
+)
+
+# --- reconnecting and resuming -------------------------------------------------------
+
+RECONNECT: Final = Machine(
+    name="Reconnecting",
+    about="What one end of a connection does when its transport breaks. What is over "
+    "may still be heard of: that changes nothing.",
+    source=reconnect,
+    states="ReconnectState",
+    events="ReconnectEvent",
+    starts=("WHOLE",),
+    begin=lambda build, _: build.Reconnect(),
+    feed=lambda one, event: one.on(event),
+    state_of=lambda one: one.state,
+    stories="""
+the side that dials gets through:
+    WHOLE -BROKE-> BROKEN -CLAIM-> CLAIMED -RELEASE-> BROKEN -RESUMED-> WHOLE
+the side that was dialed takes another transport:
+    WHOLE -BROKE-> BROKEN -RESUMED-> WHOLE
+nobody answers a candidate, and another one asks:
+    BROKEN -CLAIM-> CLAIMED -CLAIM-> CLAIMED -RELEASE-> BROKEN -CLAIM-> CLAIMED
+it is closed:
+    WHOLE -END-> ENDED -BROKE-> ENDED -CLAIM-> ENDED -RESUMED-> ENDED -RELEASE->
+    ENDED -END-> ENDED
+it is given up:
+    BROKEN -END-> ENDED
+it is given up while a candidate asks:
+    CLAIMED -END-> ENDED -RELEASE-> ENDED
+only what is broken is resumed:
+    WHOLE -RESUMED-> WHOLE -CLAIM-> WHOLE -RELEASE-> WHOLE
+what is asked for is not resumed beside it:
+    CLAIMED -RESUMED-> CLAIMED -BROKE-> CLAIMED
+what is broken breaks once:
+    BROKEN -BROKE-> BROKEN -RELEASE-> BROKEN
+""",
+    refusal="",
+    tests=(f"{_UNIT}/test_reconnect.py",),
+    guards=(
+        Guard(
+            "the-same-attempt-is-taken-twice",
+            "if attempt <= self.attempt:",
+            "if attempt < self.attempt:",
+        ),
+        Guard(
+            "an-attempt-that-was-taken-is-forgotten",
+            "        self.attempt = attempt\n",
+            "        self.attempt = 0\n",
+        ),
+        Guard(
+            "what-has-ended-is-resumed",
+            "if self.state is ReconnectState.ENDED:",
+            "if False:",
+        ),
+        Guard(
+            "candidates-have-one-number",
+            "        self.attempt += 1\n",
+            "        self.attempt = 1\n",
+        ),
+        Guard(
+            "a-late-candidate-resumes",
+            "if not is_candidate or self.state is not ReconnectState.CLAIMED:",
+            "if self.state is not ReconnectState.CLAIMED:",
+        ),
+        Guard(
+            "another-life-resumes",
+            "if not is_same_life:",
+            "if False:",
+        ),
+        Guard(
+            "attempts-without-end",
+            "and under_way < ATTEMPTS_MAX",
+            "and under_way <= ATTEMPTS_MAX",
+        ),
+        Guard(
+            "a-silent-peer-is-not-excused",
+            "        if is_excused:\n",
+            "        if False:\n",
+        ),
+        Guard(
+            "pauses-go-on-where-they-were",
+            "        self.pause_s = FIRST_PAUSE_S\n        self._since_s = now_s",
+            "        self._since_s = now_s",
+        ),
+        Guard(
+            "a-superseded-attempt-ends-it",
+            'return "" if verdict == SUPERSEDED else verdict',
+            "return verdict",
+        ),
+    ),
+)
+
+
+def _it_is_broken_while_it_waits_for_a_transport(build: ModuleType) -> None:
+    for state, path in paths_to_all(RESUME, build).items():
+        is_broken = led(RESUME, build, path).is_broken
+        assert is_broken == (state.name in {"BROKEN", "CLOSING_BROKEN"})
+
+
+RESUME: Final = Machine(
+    name="A connection and its transport",
+    about="Whether a connection outlives its transport. It may, from the HELLOs until "
+    "a side ends it.",
+    source=resume,
+    states="ResumeState",
+    events="ResumeEvent",
+    starts=("NOT_RESUMABLE",),
+    begin=lambda build, _: build.ResumeStatus(),
+    feed=lambda one, event: one.on(event),
+    state_of=lambda one: one.state,
+    stories="""
+it breaks and goes on:
+    NOT_RESUMABLE -ALLOW-> CONNECTED -LOSE-> BROKEN -RESUME-> CONNECTED
+another transport takes the place of a silent one:
+    CONNECTED -REPLACE-> BROKEN -RESUME-> CONNECTED
+its handshake fails:
+    NOT_RESUMABLE -LOSE-> ENDED
+it is refused:
+    NOT_RESUMABLE -CLOSE-> ENDING -LOSE-> ENDED
+the peer refuses it:
+    NOT_RESUMABLE -PEER_CLOSE-> ENDING -END-> ENDED
+it is given up in its handshake:
+    NOT_RESUMABLE -END-> ENDED -ALLOW-> ENDED
+this side closes it:
+    CONNECTED -CLOSE-> CLOSING -LOSE-> ENDED
+the peer closes it:
+    CONNECTED -PEER_CLOSE-> CLOSING -LOSE-> ENDED
+both close it:
+    CLOSING -CLOSE-> CLOSING -PEER_CLOSE-> CLOSING -END-> ENDED
+it fails:
+    CONNECTED -END-> ENDED -LOSE-> ENDED -RESUME-> ENDED
+the network breaks twice:
+    BROKEN -LOSE-> ENDED
+it is closed while it is broken:
+    BROKEN -CLOSE-> ENDING -RESUME-> ENDING
+the peer has closed it before it broke:
+    BROKEN -PEER_CLOSE-> ENDED
+it is given up while it is broken:
+    BROKEN -END-> ENDED
+a transport for what closes, and it goes on to close:
+    CLOSING -REPLACE-> CLOSING_BROKEN -RESUME-> CLOSING -LOSE-> ENDED
+a transport for what closes does not come:
+    CLOSING_BROKEN -LOSE-> ENDED
+what closes is closed while it is broken:
+    CLOSING_BROKEN -CLOSE-> ENDING
+the peer closes what closes and is broken:
+    CLOSING_BROKEN -PEER_CLOSE-> ENDED
+what closes is given up while it is broken:
+    CLOSING_BROKEN -END-> ENDED
+it is resumed only if it is broken:
+    CONNECTED -RESUME-> CONNECTED
+what ends is not replaced:
+    ENDING -REPLACE-> ENDING -CLOSE-> ENDING
+""",
+    refusal="",
+    checks=(_it_is_broken_while_it_waits_for_a_transport,),
+    tests=("tests/unit/wire/test_resume.py",),
+    guards=(
+        Guard(
+            "what-closes-is-not-broken",
+            "_BROKEN: Final = frozenset({BROKEN, CLOSING_BROKEN})",
+            "_BROKEN: Final = frozenset({BROKEN})",
+        ),
+        Guard(
+            "an-old-acknowledgement-is-news",
+            "        if received <= self._acknowledged:\n            return\n",
+            "",
+        ),
+        Guard(
+            "half-a-part-is-let-go",
+            "            if end > received:\n",
+            "            if start > received:\n",
+        ),
+        Guard(
+            "less-was-read-than-was-acknowledged",
+            "        if received < self._acknowledged:\n",
+            "        if False:\n",
+        ),
+        Guard(
+            "the-rest-begins-with-a-part",
+            "        if received > self.start:\n",
+            "        if False:\n",
+        ),
+        Guard(
+            "news-are-told-again",
+            "        self._told = self.received\n",
+            "",
+        ),
+    ),
+)

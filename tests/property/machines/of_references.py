@@ -1,0 +1,82 @@
+"""What a worker holds of another worker's value."""
+
+from __future__ import annotations
+
+import enum
+from types import ModuleType
+from typing import Any, Final
+
+from asyncrpc.ids import Incarnation, RRefId
+from asyncrpc.rref.machine import user
+from tests.property.machines.spec import Machine
+
+_OWNER: Final = Incarnation(2)
+_RREF: Final = RRefId(Incarnation(1), 1)
+
+
+class _OneHolding:
+    """A table with one holding, which is led by hand.
+
+    What brings the events about, and what follows from them, is tested with the
+    protocol: tests/property/test_rref_protocol.py.
+    """
+
+    def __init__(self, build: ModuleType, start: str) -> None:
+        self._table: Any = build.UserTable()
+        state = build.HoldingState[start]
+        self._holding = self._table._open(_RREF, _OWNER, state)  # noqa: SLF001
+
+    @property
+    def state(self) -> enum.Enum:
+        """The holding's state."""
+        found: enum.Enum = self._holding.state
+        return found
+
+    def on(self, event: enum.Enum) -> None:
+        """Let an event happen to it."""
+        self._table._advance(_RREF, event)  # noqa: SLF001
+
+
+HOLDING: Final = Machine(
+    name="What a user holds",
+    about="What this worker has of another worker's value, from the first reference to "
+    "the last: the [RRef protocol](rref-protocol.md) says what leads to each event.",
+    source=user,
+    states="HoldingState",
+    events="HoldingEvent",
+    starts=("PENDING", "BORROWED", "CONFIRMED"),
+    begin=_OneHolding,
+    feed=lambda one, event: one.on(event),
+    state_of=lambda one: one.state,
+    stories="""
+a remote() runs:
+    PENDING -CONFIRM-> CONFIRMED -LET_GO-> RELEASED -FORK-x
+a remote() is refused:
+    PENDING -REFUSE-> LOST -LET_GO-> RELEASED
+the owner is faster than its confirmation:
+    PENDING -FORK-> PENDING -LOAN-> PENDING -CONFIRM-> CONFIRMED
+the owner of a remote() dies:
+    PENDING -OWNER_LOST-> LOST -CONFIRM-x
+a loan is used in a call:
+    BORROWED -LOAN-> BORROWED -LET_GO-> RELEASED
+a loan is kept:
+    BORROWED -KEEP-> REGISTERING -REGISTERED-> CONFIRMED
+a loan is kept, and too late:
+    REGISTERING -GONE-> LOST
+the owner sends it, too:
+    BORROWED -FORK-> CONFIRMED -FORK-> CONFIRMED -LOAN-> CONFIRMED
+more comes while the owner is asked:
+    REGISTERING -FORK-> REGISTERING -LOAN-> REGISTERING -OWNER_LOST-> LOST
+the owner of a loan dies:
+    BORROWED -OWNER_LOST-> LOST -FORK-> LOST -LOAN-> LOST -OWNER_LOST-x
+the owner dies:
+    CONFIRMED -OWNER_LOST-> LOST
+the owner is asked once:
+    REGISTERING -KEEP-x
+nothing is given back while the owner is asked:
+    REGISTERING -LET_GO-x
+nothing is given back before the owner has it:
+    PENDING -LET_GO-x
+""",
+    refusal="RemoteProtocolError",
+)

@@ -1,0 +1,105 @@
+"""The life of a worker."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Final
+
+from asyncrpc.errors import NotStartedError
+from asyncrpc.runtime import lifecycle
+from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.walk import led, paths_to_all
+
+
+def _is_usable_while_functions_may_run(build: ModuleType) -> None:
+    for state, path in paths_to_all(WORKER, build).items():
+        one = led(WORKER, build, path)
+        may_call = state.name in {"STARTING", "RUNNING", "DRAINING"}
+        assert one.is_usable is may_call
+        assert one.is_draining is (state.name in {"DRAINING", "CLOSED"})
+        assert one.is_running is (state.name == "RUNNING")
+        try:
+            one.check_running()
+        except NotStartedError:
+            assert not may_call
+        else:
+            assert may_call
+
+
+WORKER: Final = Machine(
+    name="A worker",
+    about="What may be done with a worker: it is started once, drains once, and a copy "
+    "in a forked child is of no use.",
+    source=lifecycle,
+    states="WorkerState",
+    events="Event",
+    starts=("NEW",),
+    begin=lambda build, _: build.Lifecycle("a"),
+    feed=lambda one, event: one.advance(event),
+    state_of=lambda one: one.state,
+    stories="""
+it is used and shut down:
+    NEW -START-> STARTING -STARTED-> RUNNING -SHUT_DOWN-> DRAINING -DRAINED-> CLOSED
+its start fails:
+    NEW -START-> STARTING -SHUT_DOWN-> DRAINING -DRAINED-> CLOSED
+it cannot be started again:
+    CLOSED -START-x
+it cannot be started twice:
+    STARTING -START-x -STARTED-> RUNNING -START-x
+it is shut down once:
+    DRAINING -SHUT_DOWN-x -DRAINED-> CLOSED -SHUT_DOWN-x
+it cannot be shut down before its start:
+    NEW -SHUT_DOWN-x -DRAINED-x
+it drains only once it is shut down:
+    RUNNING -DRAINED-x
+what was never started has nothing to lose by a fork:
+    NEW -FORK-x
+its process forks while it starts:
+    STARTING -FORK-> FORKED -FORK-> FORKED
+its process forks while it runs:
+    RUNNING -FORK-> FORKED -STARTED-x -START-x
+its process forks while it drains:
+    DRAINING -FORK-> FORKED -DRAINED-x
+its process forks later:
+    CLOSED -FORK-> FORKED -SHUT_DOWN-x
+""",
+    refusals={
+        (state.name, "START"): "AlreadyStartedError"
+        for state in lifecycle.WorkerState
+        if state is not lifecycle.WorkerState.NEW
+    },
+    checks=(_is_usable_while_functions_may_run,),
+    guards=(
+        Guard(
+            "a-second-start-is-no-mistake-of-the-program",
+            "if following is None and event is Event.START:",
+            "if False:",
+        ),
+        Guard(
+            "what-cannot-happen-changes-something",
+            "        following = TRANSITIONS[self.state].get(event)\n",
+            "        following = TRANSITIONS[self.state].get(event)\n"
+            "        self.is_usable = False\n",
+        ),
+        Guard(
+            "a-worker-that-drains-is-of-no-use",
+            "_USABLE: Final = frozenset({STARTING, RUNNING, DRAINING})",
+            "_USABLE: Final = frozenset({STARTING, RUNNING})",
+        ),
+        Guard(
+            "a-worker-that-starts-is-of-no-use",
+            "_USABLE: Final = frozenset({STARTING, RUNNING, DRAINING})",
+            "_USABLE: Final = frozenset({RUNNING, DRAINING})",
+        ),
+        Guard(
+            "a-closed-worker-does-not-drain",
+            "_DRAINING: Final = frozenset({DRAINING, CLOSED})",
+            "_DRAINING: Final = frozenset({DRAINING})",
+        ),
+        Guard(
+            "usable-is-not-kept-up",
+            "        self.is_usable = following in _USABLE\n",
+            "        self.is_usable = self.is_usable or following in _USABLE\n",
+        ),
+    ),
+)

@@ -1,0 +1,133 @@
+"""What the catalog says of one machine, and builds of its source that may be mutated.
+
+States and events are told by their names here: a mutated build of a module has enums of
+its own.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+Table: TypeAlias = Mapping[enum.Enum, Mapping[enum.Enum, enum.Enum]]
+
+_serials = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A mutant that is no change of the table: one text of the source is replaced."""
+
+    name: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine whose transitions are data.
+
+    Attributes:
+        name: as the page calls it.
+        about: what it decides, in a sentence or two.
+        source: the module that has it.
+        states: the name of the enum of its states there.
+        events: of its events.
+        starts: the states that it may begin in; the first is reached by `begin` alone.
+        begin: makes one, in one of `starts`, of a build of the module.
+        feed: lets an event happen.
+        state_of: returns the present state.
+        stories: traces, as `stories` reads them; together they show every transition.
+        refusal: the error that an event raises which is not listed; empty: it changes
+            nothing.
+        refusals: the errors that differ, by state and event.
+        checks: what must hold of every build of the module, beside walk and stories.
+        tests: the files of further tests of the machine, for mutants that no check
+            finds.
+        guards: mutants of what is not in the table.
+    """
+
+    name: str
+    about: str
+    source: ModuleType
+    states: str
+    events: str
+    starts: tuple[str, ...]
+    begin: Callable[[ModuleType, str], Any]
+    feed: Callable[[Any, Any], object]
+    state_of: Callable[[Any], enum.Enum]
+    stories: str
+    refusal: str = "LocalProtocolError"
+    refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    checks: tuple[Callable[[ModuleType], None], ...] = ()
+    tests: tuple[str, ...] = ()
+    guards: tuple[Guard, ...] = ()
+
+    def states_in(self, build: ModuleType) -> type[enum.Enum]:
+        """Return the enum of the states in a build of the module."""
+        found: type[enum.Enum] = getattr(build, self.states)
+        return found
+
+    def events_in(self, build: ModuleType) -> type[enum.Enum]:
+        """Return the enum of the events in a build of the module."""
+        found: type[enum.Enum] = getattr(build, self.events)
+        return found
+
+    def error_for(self, state: str, event: str) -> str:
+        """Return which error an event raises that is not listed; empty: none."""
+        return self.refusals.get((state, event), self.refusal)
+
+
+def table_of(build: ModuleType) -> Table:
+    """Return the transitions of a build."""
+    found: Table = build.TRANSITIONS
+    return found
+
+
+@contextmanager
+def build_of(source: ModuleType, guard: Guard | None = None) -> Iterator[ModuleType]:
+    """Build a module once more from its source, perhaps mutated.
+
+    Raises:
+        ValueError: the mutant does not fit the source in one place.
+    """
+    text = source_of(source, guard)
+    build = ModuleType(f"build_{next(_serials)}_of_{source.__name__}")
+    sys.modules[build.__name__] = build  # dataclasses look their module up
+    try:
+        code = compile(text, str(source.__file__), "exec")
+        exec(code, vars(build))  # noqa: S102  # our own source, one text replaced
+        yield build
+    finally:
+        del sys.modules[build.__name__]
+
+
+def source_of(source: ModuleType, guard: Guard | None = None) -> str:
+    """Return the text of a module, perhaps mutated.
+
+    Raises:
+        ValueError: the mutant does not fit the source in one place.
+    """
+    text = Path(str(source.__file__)).read_text(encoding="utf-8")
+    return text if guard is None else mutated(text, guard, source.__name__)
+
+
+def mutated(text: str, guard: Guard, module: str) -> str:
+    """Return a source with one text replaced.
+
+    Raises:
+        ValueError: the mutant does not fit the source in one place.
+    """
+    if text.count(guard.old) != 1:
+        raise ValueError(
+            f"mutant {guard.name!r} fits {text.count(guard.old)} places in {module}: "
+            "bring it up to date"
+        )
+    return text.replace(guard.old, guard.new)

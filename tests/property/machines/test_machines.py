@@ -1,0 +1,69 @@
+"""Every machine whose transitions are data does what its table says, and its story."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.property.machines.catalog import CATALOG
+from tests.property.machines.drawing import PAGE, page
+from tests.property.machines.spec import Machine, table_of
+from tests.property.machines.stories import Story, play, shown_by, stories_of
+from tests.property.machines.walk import walk
+
+each = pytest.mark.parametrize("machine", CATALOG, ids=lambda one: one.name)
+
+
+@each
+def test_every_event_in_every_state_does_what_the_table_says(machine: Machine) -> None:
+    source = machine.source
+    count = len(machine.states_in(source)) * len(machine.events_in(source))
+    assert walk(machine, source) == count
+
+
+@each
+def test_every_state_has_a_row_and_every_event_happens(machine: Machine) -> None:
+    table = table_of(machine.source)
+    assert table.keys() == set(machine.states_in(machine.source))
+    listed = {event for row in table.values() for event in row}
+    assert listed == set(machine.events_in(machine.source))
+
+
+@pytest.mark.parametrize(
+    ("machine", "story"),
+    [
+        pytest.param(one, story, id=f"{one.name}: {story.title}")
+        for one in CATALOG
+        for story in stories_of(one)
+    ],
+)
+def test_it_goes_as_in_the_story(machine: Machine, story: Story) -> None:
+    play(machine, machine.source, story)
+
+
+@each
+def test_the_stories_show_every_transition(machine: Machine) -> None:
+    listed = {
+        (state.name, event.name)
+        for state, row in table_of(machine.source).items()
+        for event in row
+    }
+    assert listed - set(shown_by(machine)) == set()
+
+
+@pytest.mark.parametrize(
+    ("machine", "check"),
+    [
+        pytest.param(one, check, id=f"{one.name}: {check.__name__}")
+        for one in CATALOG
+        for check in one.checks
+    ],
+)
+def test_it_keeps_what_it_promises(machine: Machine, check: object) -> None:
+    assert callable(check)
+    check(machine.source)
+
+
+def test_the_page_is_made_from_the_tables() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "make it anew: python -m tests.property.machines.drawing"
+    )
