@@ -223,7 +223,11 @@ class Agent:
         return is_known and _PLAIN.issuperset(map(type, values))
 
     def future(
-        self, start: Callable[[], CallFuture[Any]], *, waits: bool = True
+        self,
+        start: Callable[[], CallFuture[Any]],
+        limit_s: float | None = None,
+        *,
+        waits: bool = True,
     ) -> torch.futures.Future[Any]:
         """Start a call; return a future of torch's.
 
@@ -232,13 +236,14 @@ class Agent:
 
         Args:
             start: starts the call, on the loop.
+            limit_s: seconds that it may take all in all, as for `sync`.
             waits: whether to wait until it is started; else its future says how that
                 went.
 
         Raises:
             Exception: the call could not be started.
         """
-        promise = Promise(self)
+        promise = Promise(self, limit_s)
 
         def begin_soon() -> None:
             try:

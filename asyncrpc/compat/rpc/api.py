@@ -183,6 +183,7 @@ def rpc_async(
     else:
         future = agent.future(
             lambda: agent.start(name, func, given, named, limit_s),
+            limit_s,
             waits=not agent.cannot_fail(func, given, named),
         )
     if hasattr(_thread_local_var, "future_list"):

@@ -77,7 +77,7 @@ def future(
     with _Shown("async", function, agent, to) as shown:
         waits = not agent.cannot_fail(function, *given)
         start = lambda: shown.start(given, limit_s)  # noqa: E731  (on the loop)
-        return shown.until(agent.future(start, waits=waits))
+        return shown.until(agent.future(start, limit_s, waits=waits))
 
 
 def remote(
@@ -184,7 +184,7 @@ class _Shown:
         def ask(_made: object) -> None:
             limit_s = agent.rpc_timeout_s or None
             start = lambda: agent.start(to, _kept, (asked.token,), {}, limit_s)  # noqa: E731
-            agent.future(start, waits=False).add_done_callback(take)
+            agent.future(start, limit_s, waits=False).add_done_callback(take)
 
         self.until(rref._get_future()).add_done_callback(ask)  # noqa: SLF001
         rref._profiled = gathered  # noqa: SLF001

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from asyncrpc.clock import now_s
 from asyncrpc.compat.rpc import errors
 from asyncrpc.runtime.calls.futures import CallFuture
 
@@ -27,6 +28,9 @@ class PromisingAgent(Protocol):
 class Promise:
     """Completes a future of torch's with the end of a call.
 
+    A result that comes after the call's limit is a timeout, however late the loop came
+    to look: arguments that are slow to pickle hold it up.
+
     In a thread of the worker's, not on the loop: what waits for the future may call on,
     and wait for that.
 
@@ -34,8 +38,10 @@ class Promise:
         future: for the program.
     """
 
-    def __init__(self, agent: PromisingAgent) -> None:
+    def __init__(self, agent: PromisingAgent, limit_s: float | None = None) -> None:
         self._agent = agent
+        self._limit_s = limit_s
+        self._begun_s = now_s()
         self._ended: torch.futures.Future[Any] = torch.futures.Future()
         self.future: torch.futures.Future[Any] = self._ended.then(self._unwrap)
 
@@ -55,6 +61,9 @@ class Promise:
 
     def _finish(self, call: CallFuture[Any]) -> None:
         error = errors.of_ended(call)
+        limit_s = self._limit_s
+        if error is None and limit_s is not None and now_s() - self._begun_s > limit_s:
+            error = errors.timed_out(limit_s)
         if error is not None:
             self.fail(error)
             return
