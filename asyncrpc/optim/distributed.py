@@ -211,11 +211,11 @@ class DistributedOptimizer:
             assert closure is not None  # checked above
             return await engine.step(closure, how)
         if context is not None:
-            return await engine.step(list(context.id), how)
+            return await engine.step(context.id, how)
         assert closure is not None  # checked above
         async with autograd.context() as own:
             loss = await closure(own)
-            return replace(await engine.step(list(own.id), how), loss=loss)
+            return replace(await engine.step(own.id, how), loss=loss)
 
     def _what_a_step_takes(self) -> str:
         if isinstance(self._engine, GatheredOptimizer):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,8 @@ import torch
 
 from asyncrpc import autograd
 from asyncrpc.errors import OptimizerError, UsageError
-from asyncrpc.ids import WorkerId
+from asyncrpc.ids import ContextId, WorkerId
+from asyncrpc.optim import messages as m
 from asyncrpc.optim import states
 from asyncrpc.optim.callbacks import CallbackThreads, run_with_callbacks
 from asyncrpc.optim.groups import Group, numbers_of, part_of
@@ -74,7 +75,9 @@ class GatheredOptimizer:
         async with self._one_at_a_time:
             problem = f"{name} could not be made"
             await self._owners.gather(list(self._unmade), self._create, problem=problem)
-            found = await self._owners.each("values", problem=problem)
+            found = await self._owners.each(
+                m.GetValues(self._owners.serial), problem=problem
+            )
             if self.options is None:
                 self._mirrors = self._in_order(found)
                 for one in self._mirrors:
@@ -86,7 +89,9 @@ class GatheredOptimizer:
 
     async def _create(self, owner: WorkerId) -> None:
         groups = [{"params": part_of(one, owner)["params"]} for one in self._groups]
-        await self._owners.ask(owner, "create", None, groups, [], {})
+        await self._owners.ask(
+            owner, m.CreateOptimizer(self._owners.serial, None, groups, [], {})
+        )
         self._unmade.remove(owner)
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -157,26 +162,26 @@ class GatheredOptimizer:
                 mirror.copy_(value)
 
     async def _begin_on(self, owner: WorkerId) -> list[torch.Tensor]:
-        values: list[torch.Tensor] = await self._owners.ask(owner, "begin")
-        return values
+        return await self._owners.ask(owner, m.BeginStep(self._owners.serial))
 
     async def assign(self, how: StepOptions) -> None:
         """Give the owners the mirrors' values."""
-        await self._owners.gather(
-            self._owners.listed,
-            lambda one: self._owners.ask(
-                one,
-                "assign",
-                [self._mirrors[at].detach() for at in numbers_of(self._groups, one)],
-                how.allow_stale,
-            ),
-            problem="the parameters could not be set",
-        )
+        problem = "the parameters could not be set"
 
-    async def gradients(self, context_id: list[int]) -> list[torch.Tensor | None]:
+        def assign_on(owner: WorkerId) -> Coroutine[Any, Any, None]:
+            places = numbers_of(self._groups, owner)
+            values = [self._mirrors[at].detach() for at in places]
+            return self._owners.ask(
+                owner, m.AssignValues(self._owners.serial, values, how.allow_stale)
+            )
+
+        await self._owners.gather(self._owners.listed, assign_on, problem=problem)
+
+    async def gradients(self, context_id: ContextId) -> list[torch.Tensor | None]:
         """Return the gradients of a context, in the order of the mirrors."""
         found = await self._owners.each(
-            "gradients", context_id, problem="the gradients could not be had"
+            m.GetGradients(self._owners.serial, context_id),
+            problem="the gradients could not be had",
         )
         return self._in_order(found)
 
@@ -255,7 +260,7 @@ class _StepRun:
             await self.of.assign(self.how)
         async with autograd.context() as ctx:
             loss = await self.closure(ctx)
-            found = await self.of.gradients(list(ctx.id))
+            found = await self.of.gradients(ctx.id)
         norm = norm_of(squares(found)) if self.how.needs_norm else None
         if self.first is None:
             self.first = sum(one is not None for one in found), norm, loss

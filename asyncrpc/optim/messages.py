@@ -1,63 +1,206 @@
-"""The schema of messages to the owners of a distributed optimizer's parameters.
+"""The messages of distributed optimizers to the owners of their parameters.
 
-Each begins with the number that the optimizer has at its maker.
+Each begins with the number that the optimizer has at its maker, who sends them all.
+docs/reference/wire-protocol.md has them all.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from asyncrpc.runtime.forms import (
-    COUNT,
-    FLAG,
-    ID,
-    LIST,
-    MAP,
-    REAL,
-    TENSOR,
-    Form,
-    anything,
-    array,
-    each,
-    maybe,
-    unfit,
-)
+import torch
+
+from asyncrpc.ids import ContextId
+from asyncrpc.optim.options import GroupChange, Options
+from asyncrpc.runtime.messages import Notice, Request, message
+from asyncrpc.runtime.schema import Count
+
+SERVICE: Final = "optim"
 
 
-def exactly(**fields: Form) -> Form:
-    """Return the form of an array that has these fields and no more."""
-    form = array(**fields)
+class MadeOptimizer(NamedTuple):
+    """A local optimizer that has been made.
 
-    def check(name: str, value: Any) -> None:
-        form(name, value)
-        if len(value) != len(fields):
-            raise unfit(name, f"an array of {len(fields)} elements", value)
+    Attributes:
+        options: of each group.
+        defaults: of groups to come.
+    """
 
-    return check
+    options: list[Options]
+    defaults: Options
 
 
-_CONTEXT: Final[Form] = exactly(creator=ID, serial=ID)
-_CHANGES: Final[Form] = each(exactly(group=COUNT, options=MAP))
-_HOW: Final[Form] = exactly(allow_stale=FLAG, differing=_CHANGES)
+@message(SERVICE, "create")
+class CreateOptimizer(Request[MadeOptimizer | None]):
+    """Make a local optimizer, or, without a class, list the parameters.
 
-PLAIN: Final[Form] = exactly(serial=COUNT)
-CREATE: Final[Form] = exactly(
-    serial=COUNT, cls=anything, groups=each(MAP), args=LIST, kwargs=MAP
-)
-STEP: Final[Form] = exactly(
-    serial=COUNT,
-    context=_CONTEXT,
-    clip_norm=maybe(REAL),
-    skip_nonfinite=FLAG,
-    how=_HOW,
-)
-PREPARE: Final[Form] = exactly(serial=COUNT, context=_CONTEXT, needs_norm=FLAG)
-COMMIT: Final[Form] = exactly(
-    serial=COUNT, context=_CONTEXT, scale=REAL, is_kept=FLAG, how=_HOW
-)
-SETTLE: Final[Form] = exactly(serial=COUNT, is_applied=FLAG)
-ASSIGN: Final[Form] = exactly(serial=COUNT, values=each(TENSOR), allow_stale=FLAG)
-GRADIENTS: Final[Form] = exactly(serial=COUNT, context=_CONTEXT)
-ADD_GROUP: Final[Form] = exactly(serial=COUNT, group=MAP)
-LOAD_STATE: Final[Form] = exactly(serial=COUNT, state=MAP)
-SET_OPTIONS: Final[Form] = exactly(serial=COUNT, differing=_CHANGES)
+    Attributes:
+        serial: number of the optimizer at its maker.
+        optimizer_class: makes the local optimizer; None: the answer is None.
+        params_rref: the groups, with references to their parameters.
+        args: of the class.
+        kwargs: of the class.
+    """
+
+    serial: Count
+    optimizer_class: Any
+    params_rref: list[dict[str, Any]]
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+class Applying(NamedTuple):
+    """How a step is applied.
+
+    Attributes:
+        allow_stale: hide the change from graphs that hold the parameters.
+        differing: options to set before.
+    """
+
+    allow_stale: bool
+    differing: list[GroupChange]
+
+
+class StepTaken(NamedTuple):
+    """What a step did.
+
+    Attributes:
+        gradients: how many parameters had one.
+        norm: of the gradients; None if it was not needed.
+        is_applied: False if the step was skipped.
+    """
+
+    gradients: Count
+    norm: float | None
+    is_applied: bool
+
+
+@message(SERVICE, "step")
+class TakeStep(Request[StepTaken]):
+    """Prepare and commit in one: the receiver is the only owner."""
+
+    serial: Count
+    context_id: ContextId
+    clip_norm: float | None
+    skip_nonfinite: bool
+    how: Applying
+
+
+class StepVote(NamedTuple):
+    """What an owner says of a step before it is taken.
+
+    Attributes:
+        gradients: how many parameters have one.
+        squares: of the gradients, if they were asked for.
+        is_sure: whether the step cannot raise.
+    """
+
+    gradients: Count
+    squares: list[float]
+    is_sure: bool
+
+
+@message(SERVICE, "prepare")
+class PrepareStep(Request[StepVote]):
+    """Vote on a step."""
+
+    serial: Count
+    context_id: ContextId
+    needs_norm: bool
+
+
+@message(SERVICE, "commit")
+class CommitStep(Request[None]):
+    """Take a step.
+
+    Attributes:
+        serial: number of the optimizer at its maker.
+        context_id: whose gradients are applied.
+        scale: what each gradient is multiplied by.
+        is_kept: keep what undoes it, and the parameters from others, until it is
+            settled.
+        how: it is applied.
+    """
+
+    serial: Count
+    context_id: ContextId
+    scale: float
+    is_kept: bool
+    how: Applying
+
+
+@message(SERVICE, "settle")
+class SettleStep(Request[None]):
+    """End what is kept, if anything is: let it be, or undo it."""
+
+    serial: Count
+    is_applied: bool
+
+
+@message(SERVICE, "begin")
+class BeginStep(Request[list[torch.Tensor]]):
+    """Keep the parameters as they are, until `SettleStep`; return their values."""
+
+    serial: Count
+
+
+@message(SERVICE, "assign")
+class AssignValues(Request[None]):
+    """Set the parameters, between `BeginStep` and `SettleStep`."""
+
+    serial: Count
+    values: list[torch.Tensor]
+    allow_stale: bool
+
+
+@message(SERVICE, "gradients")
+class GetGradients(Request[list[torch.Tensor | None]]):
+    """Return the gradients of the parameters in a context."""
+
+    serial: Count
+    context_id: ContextId
+
+
+@message(SERVICE, "values")
+class GetValues(Request[list[torch.Tensor]]):
+    """Return the values of the parameters."""
+
+    serial: Count
+
+
+@message(SERVICE, "add_group")
+class AddGroup(Request[list[dict[str, Any]]]):
+    """Add a group; return the options of all."""
+
+    serial: Count
+    group: dict[str, Any]
+
+
+@message(SERVICE, "state")
+class GetState(Request[dict[str, Any]]):
+    """Return the state of the local optimizer."""
+
+    serial: Count
+
+
+@message(SERVICE, "load_state")
+class LoadState(Request[list[dict[str, Any]]]):
+    """Load a state; return the options of all groups."""
+
+    serial: Count
+    state: dict[str, Any]
+
+
+@message(SERVICE, "set_options")
+class SetOptions(Request[None]):
+    """Set options that may make a step raise."""
+
+    serial: Count
+    differing: list[GroupChange]
+
+
+@message(SERVICE, "drop")
+class DropOptimizer(Notice):
+    """Let go of an optimizer whose maker has."""
+
+    serial: Count

@@ -6,17 +6,31 @@ torch's schedulers set them here; each step tells the owners what has changed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import torch
 
 from asyncrpc.errors import UsageError
+from asyncrpc.runtime.schema import Count
 
 Options: TypeAlias = dict[str, Any]
-# Of some groups, by index: only what differs.
-Changes: TypeAlias = list[tuple[int, Options]]
 
 _PARAMETERS: Final = frozenset({"params", "param_names"})  # of a group, no options
+
+
+class GroupChange(NamedTuple):
+    """The options of one group that differ from what an owner knows.
+
+    Attributes:
+        group: its index.
+        options: only those that differ.
+    """
+
+    group: Count
+    options: Options
+
+
+Changes: TypeAlias = list[GroupChange]  # of some groups
 
 
 class GroupOptions(torch.optim.Optimizer):
@@ -99,7 +113,7 @@ def changes(now: Sequence[Options], known: Sequence[Options]) -> Changes:
             if key not in have or not _is_same(value, have[key])
         }
         if differing:
-            found.append((index, differing))
+            found.append(GroupChange(index, differing))
     return found
 
 

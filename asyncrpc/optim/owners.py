@@ -9,10 +9,12 @@ from typing import Any, Protocol, TypeVar
 from asyncrpc.autograd.ports import Directory, Links
 from asyncrpc.errors import AsyncRpcError, OptimizerError
 from asyncrpc.ids import WorkerId
-from asyncrpc.optim.service import SERVICE, OptimizerService
+from asyncrpc.optim import messages as m
+from asyncrpc.optim.service import OptimizerService
 from asyncrpc.runtime.calls.context import deadline_var, effective_deadline
+from asyncrpc.runtime.messages import Request
 from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.ports import Scheduler
+from asyncrpc.runtime.ports import Scheduler, ask
 from asyncrpc.serde import text_of, words_of
 
 T = TypeVar("T")
@@ -40,15 +42,16 @@ class Owners:
     """Sends messages about one optimizer.
 
     Attributes:
+        serial: number of the optimizer on this worker.
         listed: the owners, each once.
     """
 
     def __init__(self, worker: OptimizerWorker, listed: Sequence[WorkerId]) -> None:
         # Only this package makes services of the name.
-        service: Any = worker.service(SERVICE)
+        service: Any = worker.service(m.SERVICE)
         self._service: OptimizerService = service
         self._worker = worker
-        self._serial = self._service.next_serial()
+        self.serial = self._service.next_serial()
         self.listed = list(listed)
 
     def add(self, owners: Sequence[WorkerId]) -> list[WorkerId]:
@@ -57,11 +60,11 @@ class Owners:
         self.listed += fresh
         return fresh
 
-    async def ask(self, owner: WorkerId, method: str, *values: Any) -> Any:
+    async def ask(self, owner: WorkerId, request: Request[T]) -> T:
         """Send one message to an owner; return the answer."""
-        worker, value = self._worker, [self._serial, *values]
+        worker = self._worker
         if owner == self._service.me:
-            return await self._service.answer(method, value)
+            return await self._service.answer(request)
         link = worker.directory.link_of(owner.incarnation)
         if link is None:
             link = await worker.link_to(owner.name)
@@ -71,20 +74,16 @@ class Owners:
                     "gone; make them again, and a new optimizer"
                 )
         limit = effective_deadline(worker.options.rpc_timeout_s, worker.loop.time())
-        return await link.request_service(SERVICE, method, value, deadline=limit)
+        return await ask(link, request, deadline=limit)
 
-    async def each(
-        self, method: str, *values: Any, problem: str
-    ) -> dict[WorkerId, Any]:
+    async def each(self, request: Request[T], *, problem: str) -> dict[WorkerId, T]:
         """Send one message to every owner; return the answers.
 
         Raises:
             OptimizerError: one or more failed.
         """
         return await self.gather(
-            list(self.listed),
-            lambda one: self.ask(one, method, *values),
-            problem=problem,
+            list(self.listed), lambda one: self.ask(one, request), problem=problem
         )
 
     async def gather(
@@ -117,9 +116,8 @@ class Owners:
         """
         token = deadline_var.set(None)
         try:
-            _, failed = await try_each(
-                owners, lambda one: self.ask(one, "settle", is_applied)
-            )
+            settle = m.SettleStep(self.serial, is_applied)
+            _, failed = await try_each(owners, lambda one: self.ask(one, settle))
         finally:
             deadline_var.reset(token)
         return failed
@@ -134,9 +132,9 @@ class Owners:
         for owner in self.listed:
             link = self._worker.directory.link_of(owner.incarnation)
             if owner == self._service.me:
-                self._service.drop(owner.incarnation, self._serial)
+                self._service.drop(owner.incarnation, self.serial)
             elif link is not None:
-                link.notify(SERVICE, "drop", self._serial)
+                link.tell(m.DropOptimizer(self.serial))
 
 
 async def try_each(

@@ -22,7 +22,8 @@ from asyncrpc.errors import (
     RemoteError,
     UsageError,
 )
-from asyncrpc.ids import WorkerId
+from asyncrpc.ids import ContextId, WorkerId
+from asyncrpc.optim import messages as m
 from asyncrpc.optim import states
 from asyncrpc.optim.groups import Group, owners_of, part_of
 from asyncrpc.optim.local import norm_of, scale_for
@@ -36,8 +37,6 @@ from asyncrpc.optim.options import (
 from asyncrpc.optim.owners import Owners, named, told, try_each
 from asyncrpc.optim.step import StepOptions, StepResult
 from asyncrpc.runtime.calls.context import deadline_var
-
-ContextNumbers = list[int]
 
 
 class PerOwnerOptimizer:
@@ -81,11 +80,16 @@ class PerOwnerOptimizer:
         # Every owner has every group, if need be an empty one, so that an index means
         # the same group everywhere.
         groups = [part_of(group, owner) for group in self._groups]
-        given = (self._cls, groups, self._args, self._kwargs)
+        create = m.CreateOptimizer(
+            self._owners.serial, self._cls, groups, self._args, self._kwargs
+        )
         try:
-            options, defaults = await self._owners.ask(owner, "create", *given)
+            made = await self._owners.ask(owner, create)
         except EncodeError as error:
             raise _named_as_given(error) from error
+        if made is None:
+            raise OptimizerError(f"worker {owner.name!r} has made no optimizer")
+        options, defaults = made
         if self.options is None:
             self.options = GroupOptions(options, defaults)
         self._known[owner] = options
@@ -96,7 +100,7 @@ class PerOwnerOptimizer:
 
     # --- a step ----------------------------------------------------------------------
 
-    async def step(self, context_id: ContextNumbers, how: StepOptions) -> StepResult:
+    async def step(self, context_id: ContextId, how: StepOptions) -> StepResult:
         """Take a step; see `DistributedOptimizer.step`."""
         now = self._options().now()
         # Numbers travel with the step; what may make it raise comes before the vote.
@@ -110,18 +114,20 @@ class PerOwnerOptimizer:
         return result
 
     async def _step_one(
-        self, context_id: ContextNumbers, how: StepOptions, now: list[Options]
+        self, context_id: ContextId, how: StepOptions, now: list[Options]
     ) -> StepResult:
         """Prepare and commit by one message: a round trip less."""
         (owner,) = self._owners.listed
         try:
-            count, norm, is_applied = await self._owners.ask(
+            taken = await self._owners.ask(
                 owner,
-                "step",
-                context_id,
-                how.clip_norm,
-                how.skip_nonfinite,
-                self._commit_of(owner, how, now),
+                m.TakeStep(
+                    self._owners.serial,
+                    context_id,
+                    how.clip_norm,
+                    how.skip_nonfinite,
+                    self._applying(owner, how, now),
+                ),
             )
         except Exception as error:  # any optimizer's code runs there
             # An OptimizerError says itself what is left.
@@ -131,28 +137,26 @@ class PerOwnerOptimizer:
                 f"the step on worker {owner.name!r}, the only owner, failed{left}: "
                 f"{told(error)}"
             ) from error
-        if is_applied:
+        if taken.is_applied:
             self._known[owner] = now
-        return StepResult(is_applied, count, norm)
+        return StepResult(taken.is_applied, taken.gradients, taken.norm)
 
     async def _step_many(
-        self, context_id: ContextNumbers, how: StepOptions, now: list[Options]
+        self, context_id: ContextId, how: StepOptions, now: list[Options]
     ) -> StepResult:
         votes = await self._owners.each(
-            "prepare",
-            context_id,
-            how.needs_norm,
+            m.PrepareStep(self._owners.serial, context_id, how.needs_norm),
             problem="the step was refused, and nothing was applied anywhere",
         )
-        count = sum(vote[0] for vote in votes.values())
+        count = sum(vote.gradients for vote in votes.values())
         norm = None
         if how.needs_norm:
-            norm = norm_of(part for vote in votes.values() for part in vote[1])
+            norm = norm_of(part for vote in votes.values() for part in vote.squares)
         scale = scale_for(norm, how.clip_norm, skip_nonfinite=how.skip_nonfinite)
         if scale is not None:
             step = _Commit(self._owners, context_id, scale)
-            parts = {one: self._commit_of(one, how, now) for one in votes}
-            unsure = [one for one, vote in votes.items() if not vote[2]]
+            parts = {one: self._applying(one, how, now) for one in votes}
+            unsure = [one for one, vote in votes.items() if not vote.is_sure]
             # Once one owner is told, all must be: in a task that our cancellation does
             # not reach.
             task = self._owners.start(self._commit(step, parts, unsure, now))
@@ -162,7 +166,7 @@ class PerOwnerOptimizer:
     async def _commit(
         self,
         step: _Commit,
-        parts: Mapping[WorkerId, list[Any]],
+        parts: Mapping[WorkerId, m.Applying],
         unsure: Sequence[WorkerId],
         now: list[Options],
     ) -> None:
@@ -173,11 +177,11 @@ class PerOwnerOptimizer:
             await step.at_once(parts, unsure)
         self._known.update(dict.fromkeys(parts, now))
 
-    def _commit_of(
+    def _applying(
         self, owner: WorkerId, how: StepOptions, now: list[Options]
-    ) -> list[Any]:
+    ) -> m.Applying:
         """Return what an owner needs to know when it applies a step."""
-        return [how.allow_stale, changes(now, self._known[owner])]
+        return m.Applying(how.allow_stale, changes(now, self._known[owner]))
 
     async def _tell(
         self, is_due: Callable[[Changes], bool], now: list[Options]
@@ -186,9 +190,10 @@ class PerOwnerOptimizer:
         differing = {one: changes(now, self._known[one]) for one in self._owners.listed}
         due = [one for one, each in differing.items() if is_due(each)]
         if due:
+            serial = self._owners.serial
             await self._owners.gather(
                 due,
-                lambda one: self._owners.ask(one, "set_options", differing[one]),
+                lambda one: self._owners.ask(one, m.SetOptions(serial, differing[one])),
                 problem="options could not be set everywhere; no step was taken",
             )
             self._known.update(dict.fromkeys(due, now))
@@ -201,9 +206,10 @@ class PerOwnerOptimizer:
         old = list(self._owners.listed)
         self._groups.append(added)
         self._owners.add(owners_of([added]))
+        serial = self._owners.serial
         known = await self._owners.gather(
             old,
-            lambda one: self._owners.ask(one, "add_group", part_of(added, one)),
+            lambda one: self._owners.ask(one, m.AddGroup(serial, part_of(added, one))),
             problem="the group was not added everywhere",
         )
         options = next(iter(known.values()))[-1]
@@ -217,7 +223,9 @@ class PerOwnerOptimizer:
         now = self._options().now()
         if per_owner:
             await self._tell(bool, now)
-        found = await self._owners.each("state", problem="the state could not be had")
+        found = await self._owners.each(
+            m.GetState(self._owners.serial), problem="the state could not be had"
+        )
         if per_owner:
             return {"owners": {owner.name: state for owner, state in found.items()}}
         return states.joined(self._groups, found, now)
@@ -232,9 +240,10 @@ class PerOwnerOptimizer:
                 owner: states.part_for(self._groups, state, owner)
                 for owner in self._owners.listed
             }
+        serial = self._owners.serial
         known = await self._owners.gather(
             self._owners.listed,
-            lambda one: self._owners.ask(one, "load_state", parts[one]),
+            lambda one: self._owners.ask(one, m.LoadState(serial, parts[one])),
             problem="the state was not loaded everywhere",
         )
         self._known.update(known)
@@ -257,14 +266,12 @@ class PerOwnerOptimizer:
 class _Commit:
     """The second phase of one step."""
 
-    def __init__(
-        self, owners: Owners, context_id: ContextNumbers, scale: float
-    ) -> None:
+    def __init__(self, owners: Owners, context_id: ContextId, scale: float) -> None:
         self._owners = owners
         self._given = (context_id, scale)
 
     async def at_once(
-        self, parts: Mapping[WorkerId, list[Any]], unsure: Sequence[WorkerId]
+        self, parts: Mapping[WorkerId, m.Applying], unsure: Sequence[WorkerId]
     ) -> None:
         """Tell the owner whose step might raise, then all others."""
         for owner in unsure:
@@ -284,7 +291,7 @@ class _Commit:
                 "load the last checkpoint on all of them"
             ) from next(iter(failed.values()))
 
-    async def one_by_one(self, parts: Mapping[WorkerId, list[Any]]) -> None:
+    async def one_by_one(self, parts: Mapping[WorkerId, m.Applying]) -> None:
         """Tell the owners in turn; at the first that fails, undo what was done."""
         begun: list[WorkerId] = []
         for owner in sorted(parts):
@@ -301,16 +308,14 @@ class _Commit:
                 "load the last checkpoint on all owners"
             ) from next(iter(failed.values()))
 
-    async def _ask(self, owner: WorkerId, part: list[Any], *, is_kept: bool) -> None:
-        await self._owners.ask(owner, "commit", *self._given, is_kept, part)
+    async def _ask(self, owner: WorkerId, part: m.Applying, *, is_kept: bool) -> None:
+        commit = m.CommitStep(self._owners.serial, *self._given, is_kept, part)
+        await self._owners.ask(owner, commit)
 
 
 def _named_as_given(error: EncodeError) -> EncodeError:
     """Return an error that calls what was to be sent as the user does."""
-    text = str(error)
-    for index, name in enumerate(("optimizer_class", "params_rref", "args", "kwargs")):
-        text = text.replace(f"value[{index + 1}]", name, 1)
-    text = text.replace("value:", "optimizer_class, args and kwargs:", 1)
+    text = str(error).replace("value:", "optimizer_class, args and kwargs:", 1)
     return EncodeError(text, outcome=error.outcome)
 
 

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -34,7 +34,7 @@ from asyncrpc.autograd.inline import Runner
 from asyncrpc.autograd.ports import Threads
 from asyncrpc.errors import MalformedError, OptimizerError, Outcome, RejectedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
-from asyncrpc.optim import messages
+from asyncrpc.optim import messages as m
 from asyncrpc.optim.local import (
     Gathered,
     Gradients,
@@ -46,17 +46,18 @@ from asyncrpc.optim.local import (
     scale_for,
     squares,
 )
-from asyncrpc.optim.options import Changes, Options, can_travel, options_of
+from asyncrpc.optim.options import Options, can_travel, options_of
 from asyncrpc.optim.snapshot import Snapshot
 from asyncrpc.optim.turns import TurnQueue
 from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.forms import COUNT, Methods, ServiceMethods
+from asyncrpc.runtime.messages import Request
 from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.router import Route, answers, takes
 from asyncrpc.serde import words_of
 
 T = TypeVar("T")
-SERVICE: Final = "optim"
 Key = tuple[int, int]  # the maker, and its number there: only the maker can name it
+Handler: TypeAlias = Callable[[Key, Any], Coroutine[Any, Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,10 @@ class Functions(Protocol):
         """Return whether peers may call a function or a class."""
 
 
-class OptimizerService(ServiceMethods):
+class OptimizerService:
     """A `runtime.extensions.Service`."""
 
-    name = SERVICE
+    name = m.SERVICE
 
     def __init__(
         self,
@@ -117,25 +118,25 @@ class OptimizerService(ServiceMethods):
         self._turns = TurnQueue()
         self._runner = Runner(threads, autograd.engine.lock)
         self._serial = 0
-        self.notices = Methods(SERVICE, {"drop": (COUNT, self._on_drop)})
-        self.requests = Methods(
-            SERVICE,
-            {
-                "create": (messages.CREATE, self._create),
-                "step": (messages.STEP, self._step),
-                "prepare": (messages.PREPARE, self._prepare),
-                "commit": (messages.COMMIT, self._commit),
-                "settle": (messages.SETTLE, self._settle),
-                "begin": (messages.PLAIN, self._begin),
-                "assign": (messages.ASSIGN, self._assign),
-                "gradients": (messages.GRADIENTS, self._gradients),
-                "values": (messages.PLAIN, self._values),
-                "add_group": (messages.ADD_GROUP, self._add_group),
-                "state": (messages.PLAIN, self._state),
-                "load_state": (messages.LOAD_STATE, self._load_state),
-                "set_options": (messages.SET_OPTIONS, self._set_options),
-            },
-        )
+        self._handlers: dict[type[Request[Any]], Handler] = {
+            m.CreateOptimizer: self._create,
+            m.TakeStep: self._step,
+            m.PrepareStep: self._prepare,
+            m.CommitStep: self._commit,
+            m.SettleStep: self._settle,
+            m.BeginStep: self._begin,
+            m.AssignValues: self._assign,
+            m.GetGradients: self._gradients,
+            m.GetValues: self._values,
+            m.AddGroup: self._add_group,
+            m.GetState: self._state,
+            m.LoadState: self._load_state,
+            m.SetOptions: self._set_options,
+        }
+        self.routes = [
+            *(_route(kind, handler) for kind, handler in self._handlers.items()),
+            takes(m.DropOptimizer, self._on_drop),
+        ]
 
     def next_serial(self) -> int:
         """Return a number for a new optimizer of this worker."""
@@ -154,11 +155,7 @@ class OptimizerService(ServiceMethods):
 
     # --- messages (Service) ----------------------------------------------------------
 
-    def given(self, link: PeerLink, value: list[Any]) -> tuple[Any, ...]:
-        """Return the optimizer that a request is about, and the rest of it."""
-        return (link.peer.incarnation, value[0]), *value[1:]
-
-    async def answer(self, method: str, value: list[Any]) -> Any:
+    async def answer(self, request: Request[T]) -> T:
         """Do what this worker asks as the maker of an optimizer.
 
         Raises:
@@ -166,18 +163,20 @@ class OptimizerService(ServiceMethods):
                 SystemExit, which would end the event loop: as other workers tell it,
                 too, it is the error of a step.
         """
-        me = self.me
-        run = self.requests.find(me.name, method, value)
+        asked: Any = request  # all have a serial
         try:
-            return await run((me.incarnation, value[0]), *value[1:])
+            answer: T = await self._handlers[type(request)](
+                (self.me.incarnation, asked.serial), request
+            )
         except (Exception, asyncio.CancelledError):
             raise
         except BaseException as error:
             raise RuntimeError(words_of(error)) from error
+        return answer
 
-    def _on_drop(self, link: PeerLink, serial: int) -> None:
+    def _on_drop(self, link: PeerLink, dropped: m.DropOptimizer) -> None:
         """Let go of an optimizer whose maker has."""
-        self.drop(link.peer.incarnation, serial)
+        self.drop(link.peer.incarnation, dropped.serial)
 
     def drop(self, maker: Incarnation, serial: int) -> None:
         """Let go of an optimizer."""
@@ -200,61 +199,43 @@ class OptimizerService(ServiceMethods):
 
     # --- steps -----------------------------------------------------------------------
 
-    async def _step(
-        self,
-        key: Key,
-        context_id: list[int],
-        clip_norm: float | None,
-        skip_nonfinite: bool,  # noqa: FBT001
-        commit: list[Any],
-    ) -> list[Any]:
+    async def _step(self, key: Key, step: m.TakeStep) -> m.StepTaken:
         """Prepare and commit in one: all parameters are here."""
         local = self._find_optimizer(key)
-        allow_stale, differing = commit
-        gradients = local.gradients(await self._gathered(context_id))
+        gradients = await self._gradients_of(local, step.context_id)
 
-        def job() -> list[Any]:
+        def job() -> m.StepTaken:
+            clip_norm, skip_nonfinite = step.clip_norm, step.skip_nonfinite
             needs_norm = clip_norm is not None or skip_nonfinite
             norm = norm_of(squares(gradients)) if needs_norm else None
             scale = scale_for(norm, clip_norm, skip_nonfinite=skip_nonfinite)
             if scale is not None:
+                allow_stale, differing = step.how
                 local.step(gradients, scale, differing, allow_stale=allow_stale)
-            return [_count(gradients), norm, scale is not None]
+            return m.StepTaken(_count(gradients), norm, scale is not None)
 
         return await self._run_in_turn(local, gradients, job)
 
-    async def _prepare(
-        self,
-        key: Key,
-        context_id: list[int],
-        needs_norm: bool,  # noqa: FBT001
-    ) -> list[Any]:
+    async def _prepare(self, key: Key, asked: m.PrepareStep) -> m.StepVote:
         """Vote: how many gradients, their squares, and whether the step cannot raise.
 
         Raises:
             OptimizerError: no step can be taken here.
         """
         local = self._find_optimizer(key)
-        gradients = local.gradients(await self._gathered(context_id))
+        gradients = await self._gradients_of(local, asked.context_id)
         parts: list[float] = []
-        if needs_norm:
+        if asked.needs_norm:
             parts = await self._threads.run_in_thread(partial(squares, gradients))
-        return [_count(gradients), parts, local.is_sure(gradients)]
+        return m.StepVote(_count(gradients), parts, local.is_sure(gradients))
 
-    async def _commit(
-        self,
-        key: Key,
-        context_id: list[int],
-        scale: float,
-        is_kept: bool,  # noqa: FBT001
-        commit: list[Any],
-    ) -> None:
+    async def _commit(self, key: Key, commit: m.CommitStep) -> None:
         """Step; if it raises, everything here is as before."""
         local = self._find_optimizer(key)
-        allow_stale, differing = commit
-        gradients = local.gradients(await self._gathered(context_id))
-        given = gradients, scale, differing
-        if is_kept:
+        allow_stale, differing = commit.how
+        gradients = await self._gradients_of(local, commit.context_id)
+        given = gradients, commit.scale, differing
+        if commit.is_kept:
             kept = partial(local.step_kept, *given, allow_stale=allow_stale)
             turn = await self._turns.take(local.keys)
             await self._keep(key, turn, local, kept)
@@ -262,47 +243,42 @@ class OptimizerService(ServiceMethods):
             job = partial(local.step, *given, allow_stale=allow_stale)
             await self._run_in_turn(local, gradients, job)
 
-    async def _settle(self, key: Key, is_applied: bool) -> None:  # noqa: FBT001
+    async def _settle(self, key: Key, asked: m.SettleStep) -> None:
         """End what is kept, if anything is."""
         kept = self._kept.pop(key, None)
         if kept is None:
             return
-        if is_applied:
+        if asked.is_applied:
             self._turns.end(kept.turn)
         else:
             await asyncio.shield(self._put_back(kept))
 
     # --- for optimizers that run where they were made --------------------------------
 
-    async def _begin(self, key: Key) -> list[torch.Tensor]:
+    async def _begin(self, key: Key, _: m.BeginStep) -> list[torch.Tensor]:
         """Keep the parameters as they are; return their values."""
         local = self._find(key)
         turn = await self._turns.take(local.keys)
         await self._keep(key, turn, local, partial(local.locked, local.snapshot))
         return await self._threads.run_in_thread(local.values)
 
-    async def _assign(
-        self,
-        key: Key,
-        values: list[torch.Tensor],
-        allow_stale: bool,  # noqa: FBT001
-    ) -> None:
+    async def _assign(self, key: Key, asked: m.AssignValues) -> None:
         kept = self._kept.get(key)
         if kept is None:
             raise OptimizerError("parameters may only be set between begin and settle")
+        given, allow_stale = asked.values, asked.allow_stale
         await self._threads.run_in_thread(
-            partial(kept.local.assign, values, allow_stale=allow_stale)
+            partial(kept.local.assign, given, allow_stale=allow_stale)
         )
 
-    async def _gradients(self, key: Key, context_id: list[int]) -> Gradients:
-        local = self._find(key)
-        gradients = local.gradients(await self._gathered(context_id))
+    async def _gradients(self, key: Key, asked: m.GetGradients) -> Gradients:
+        gradients = await self._gradients_of(self._find(key), asked.context_id)
         found: Gradients = await self._threads.run_in_thread(
             partial(in_host_memory, gradients)
         )
         return found
 
-    async def _values(self, key: Key) -> list[torch.Tensor]:
+    async def _values(self, key: Key, _: m.GetValues) -> list[torch.Tensor]:
         return await self._threads.run_in_thread(self._find(key).values)
 
     # --- turns, and what is kept -----------------------------------------------------
@@ -365,23 +341,20 @@ class OptimizerService(ServiceMethods):
             kept.turn, partial(kept.local.locked, kept.snapshot.restore)
         )
 
-    async def _gathered(self, context_id: list[int]) -> Gathered:
-        creator, serial = context_id
-        return await self._autograd.gathered(ContextId(Incarnation(creator), serial))
+    async def _gradients_of(
+        self, local: LocalParameters, context_id: ContextId
+    ) -> Gradients:
+        return local.gradients(await self._autograd.gathered(context_id))
 
     # --- everything else -------------------------------------------------------------
 
     async def _create(
-        self,
-        key: Key,
-        cls: Any,
-        groups: list[dict[str, Any]],
-        args: list[Any],
-        kwargs: dict[str, Any],
-    ) -> list[Any] | None:
+        self, key: Key, asked: m.CreateOptimizer
+    ) -> m.MadeOptimizer | None:
         """Make a local optimizer, or, without a class, list the parameters."""
+        cls, args, kwargs = asked.optimizer_class, asked.args, asked.kwargs
         self._check_new(key)
-        resolved = [await _resolved(group) for group in groups]
+        resolved = [await _resolved(group) for group in asked.params_rref]
         lock = self._autograd.engine.lock
         if cls is None:
             listed = (one for group in resolved for one in group["params"])
@@ -394,27 +367,27 @@ class OptimizerService(ServiceMethods):
         )
         self._check_new(key)
         self._optimizers[key] = LocalOptimizer(made, lock)
-        return [options_of(made), travelling(made.defaults)]
+        return m.MadeOptimizer(options_of(made), travelling(made.defaults))
 
-    async def _add_group(self, key: Key, group: dict[str, Any]) -> list[Options]:
+    async def _add_group(self, key: Key, asked: m.AddGroup) -> list[Options]:
         """Add a group; return the options of all."""
         local = self._find_optimizer(key)
-        resolved = await _resolved(group)
+        resolved = await _resolved(asked.group)
         await self._threads.run_in_thread(partial(local.add_group, resolved))
         return options_of(local.optimizer)
 
-    async def _state(self, key: Key) -> dict[str, Any]:
+    async def _state(self, key: Key, _: m.GetState) -> dict[str, Any]:
         return await self._threads.run_in_thread(self._find_optimizer(key).state)
 
-    async def _load_state(self, key: Key, state: dict[str, Any]) -> list[Options]:
+    async def _load_state(self, key: Key, asked: m.LoadState) -> list[Options]:
         """Load a state; return the options of all groups."""
         local = self._find_optimizer(key)
-        await self._threads.run_in_thread(partial(local.load_state, state))
+        await self._threads.run_in_thread(partial(local.load_state, asked.state))
         return options_of(local.optimizer)
 
-    async def _set_options(self, key: Key, differing: Changes) -> None:
+    async def _set_options(self, key: Key, asked: m.SetOptions) -> None:
         local = self._find_optimizer(key)
-        await self._threads.run_in_thread(partial(local.set_options, differing))
+        await self._threads.run_in_thread(partial(local.set_options, asked.differing))
 
     def _check_new(self, key: Key) -> None:
         """Refuse to replace an optimizer that may keep a step.
@@ -453,6 +426,15 @@ class OptimizerService(ServiceMethods):
         if not isinstance(found, LocalOptimizer):
             raise MalformedError("this optimizer runs where it was made")
         return found
+
+
+def _route(kind: type[Request[Any]], handler: Handler) -> Route:
+    """Return the route of a request, whose handler is given the optimizer it names."""
+
+    def reply(link: PeerLink, asked: Any) -> Coroutine[Any, Any, Any]:
+        return handler((link.peer.incarnation, asked.serial), asked)
+
+    return answers(kind, reply)
 
 
 async def _resolved(group: dict[str, Any]) -> dict[str, Any]:

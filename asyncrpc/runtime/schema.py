@@ -395,7 +395,7 @@ _KINDS: Final[dict[Any, Kind]] = {
     float: Leaf("(type({v}) is float or type({v}) is int)", "a number"),
     dict: Leaf("type({v}) is dict", "a map"),
     list: Leaf("type({v}) is list", "a list"),
-    None: Leaf("{v} is None", "nil"),
+    types.NoneType: Leaf("{v} is None", "nil"),
     Any: Leaf("True", "anything"),
 }
 

@@ -94,7 +94,7 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
         ("optim", "state"): [999],
         ("optim", "load_state"): [999, {}],
         ("optim", "set_options"): [999, []],
-        ("optim", "drop"): 999,
+        ("optim", "drop"): [999],
         **_of_groups(),
     }
 
