@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 
@@ -195,7 +195,7 @@ class Codec:
         if not labels:
             return ""
         for path, part in parts_of(value, labels):
-            size_bytes = self.encoded_bytes(part)
+            size_bytes = self.encoded_bytes(part, takes_references=True)
             if size_bytes is None or size_bytes > self.limits.control_bytes_max:
                 return path
         return " and ".join(labels)
@@ -268,18 +268,26 @@ class Codec:
                 f"the message is not a value: {words_of(error)}"
             ) from error
 
-    def encoded_bytes(self, value: object) -> int | None:
+    def encoded_bytes(
+        self, value: object, *, takes_references: bool = False
+    ) -> int | None:
         """Return how long the control part of a value is; None if it cannot travel.
 
         Nor can, under STRICT, what names a function or a class that may not be called:
         the reader would refuse all of the message for it.  No hook is called.
+
+        Args:
+            value: any.
+            takes_references: whether it is part of a call, which counts references.
         """
         kind = type(value)
         if kind is str:
             return 4 * len(value)  # type: ignore[arg-type]
         if kind in _SCALARS and kind is not bytes:
             return 16
-        hooks = None if self.hooks is None else _DryHooks(self.hooks.handled)
+        hooks = None
+        if self.hooks is not None:
+            hooks = _DryHooks(self.hooks.handled, takes_references=takes_references)
         codec = Codec(self.functions, hooks, self.limits, self.stager)
         try:
             encoded = codec.encode(value)
@@ -291,7 +299,7 @@ class Codec:
         """Return whether a worker of this one's policy would refuse a value."""
         if self.functions.policy is Policy.TRUSTED or encoded.copies:
             return False
-        codec = Codec(self.functions, _DryHooks(()), self.limits)
+        codec = Codec(self.functions, _DryHooks(), self.limits)
         try:
             codec.decode(encoded.control, encoded.buffers)
         except RejectedError:
@@ -332,11 +340,16 @@ class Codec:
 class _DryHooks:
     """Stands for the hooks when nothing will be sent."""
 
-    def __init__(self, handled: tuple[type, ...]) -> None:
+    def __init__(
+        self, handled: tuple[type, ...] = (), *, takes_references: bool = False
+    ) -> None:
         self.handled = handled
+        self._takes_references = takes_references
 
-    def lower(self, value: Any) -> NoReturn:
-        """Refuse: a reference is counted for a call, or its result, and no error."""
+    def lower(self, value: Any) -> None:
+        """Refuse, unless it is of a call or its result, which count references."""
+        if self._takes_references:
+            return
         raise _unencodable(f"a {type(value).__qualname__} outside of a call")
 
     def lift(self, tree: Any) -> None:

@@ -19,6 +19,7 @@ from asyncrpc import (
     Worker,
     WorkerLostError,
 )
+from asyncrpc.errors import EncodeError
 from asyncrpc.testing import ProcessCluster, acting_as
 from asyncrpc.wire.frames import FrameKind
 from tests.integration.runtime import failures, remote
@@ -235,6 +236,20 @@ async def test_no_reference_is_pickled_behind_the_protocols_back(trio: Trio) -> 
         rref = RRef(1)
     with pytest.raises(UsageError, match="cannot be pickled"):
         pickle.dumps(rref)
+
+
+async def test_a_reference_is_not_blamed_for_what_cannot_travel_beside_it(
+    trio: Trio,
+) -> None:
+    a, b, c = trio
+    rref = a.peer("b").remote(Counter, 1)
+    deep: list[Any] = []
+    for _ in range(3000):
+        deep = [deep]
+    with pytest.raises(EncodeError, match=r"kwargs\['deep'\]"):
+        await a.peer("b").call(dict, [("rref", rref)], deep=deep)
+    del rref
+    await all_freed(a, b, c)
 
 
 async def test_tensors_by_reference(wired: Trio) -> None:

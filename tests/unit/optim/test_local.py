@@ -14,6 +14,7 @@ import torch
 
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim.local import LocalOptimizer, exact_sum, norm_of, scale_for, squares
+from asyncrpc.optim.options import GroupChange
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_step_that_raises_puts_everything_back() -> None:
     before = [one.detach().clone() for one in parameters], local.state()
     for _ in range(2):  # and frees the lock
         with pytest.raises(ArithmeticError, match="all was changed"):
-            local.step(gradients, 1.0, [(0, {"lr": 0.5})], allow_stale=False)
+            local.step(gradients, 1.0, [GroupChange(0, {"lr": 0.5})], allow_stale=False)
         assert parameters[0].grad is kept
         assert parameters[1].grad is None
         found = [one.detach() for one in parameters], local.state()
@@ -199,7 +200,7 @@ def test_a_step_is_sure_once_each_parameter_has_been_stepped_in_the_same_way() -
     local.load_state(local.state())  # torch checks no shape of it
     assert not local.is_sure([sparse, one])
     step(local, sparse, one)
-    local.set_options([(0, {"maximize": True})])
+    local.set_options([GroupChange(0, {"maximize": True})])
     assert not local.is_sure([sparse, one])
     step(local, sparse, one)
     local.add_group({"params": numbered(1)})

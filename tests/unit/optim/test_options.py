@@ -9,6 +9,7 @@ import torch
 
 from asyncrpc import UsageError
 from asyncrpc.optim.options import (
+    GroupChange,
     GroupOptions,
     changes,
     is_harmless,
@@ -25,8 +26,8 @@ def test_only_what_differs_is_told() -> None:
     ]
     assert changes(known, known) == []
     assert changes(now, known) == [
-        (0, {"betas": (0.8, 0.99)}),
-        (1, {"lr": 0.2, "initial_lr": 0.1}),
+        GroupChange(0, {"betas": (0.8, 0.99)}),
+        GroupChange(1, {"lr": 0.2, "initial_lr": 0.1}),
     ]
 
 
@@ -40,10 +41,10 @@ def test_a_rate_in_a_tensor_is_compared_by_its_value() -> None:
 def test_a_rate_in_a_tensor_stays_in_it() -> None:
     rate = torch.tensor(0.5)
     optimizer = torch.optim.Adam([torch.ones(1, requires_grad=True)], lr=rate)
-    set_options(optimizer, [(0, {"lr": torch.tensor(0.25), "eps": 0.1})])
+    set_options(optimizer, [GroupChange(0, {"lr": torch.tensor(0.25), "eps": 0.1})])
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == 0.25
-    set_options(optimizer, [(0, {"lr": 0.125})])
+    set_options(optimizer, [GroupChange(0, {"lr": 0.125})])
     assert rate.item() == 0.125
     (copied,) = options_of(optimizer)
     rate.fill_(1.0)
@@ -66,12 +67,12 @@ def test_what_has_no_meaning_elsewhere_stays_at_home() -> None:
     "value", [0.1, 3, (0.9, 0.99), torch.tensor(0.1), (0.9, torch.tensor(0.1))]
 )
 def test_numbers_do_no_harm(value: Any) -> None:
-    assert is_harmless([(0, {"lr": 0.1, "option": value})])
+    assert is_harmless([GroupChange(0, {"lr": 0.1, "option": value})])
 
 
 @pytest.mark.parametrize("value", [True, None, "strong_wolfe", (True, 1)])
 def test_switches_may(value: Any) -> None:
-    assert not is_harmless([(0, {"lr": 0.1, "option": value})])
+    assert not is_harmless([GroupChange(0, {"lr": 0.1, "option": value})])
 
 
 def test_schedulers_take_it_for_an_optimizer_and_it_cannot_step() -> None:
