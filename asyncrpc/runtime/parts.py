@@ -33,9 +33,6 @@ from asyncrpc.runtime.links.directory import Directory
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.links.routes import default_addresses, open_connectors
 from asyncrpc.runtime.links.sidecar import Sidecar
-from asyncrpc.runtime.membership.barrier import Barrier
-from asyncrpc.runtime.membership.graceful_shutdown import GracefulShutdown
-from asyncrpc.runtime.membership.meetings import MeetingService
 from asyncrpc.runtime.membership.rendezvous import Rendezvous
 from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.options import Options
@@ -43,6 +40,8 @@ from asyncrpc.runtime.payloads.receive_pool import ReceivePool
 from asyncrpc.runtime.payloads.sharing import Sharing
 from asyncrpc.runtime.peers.peer import Peer
 from asyncrpc.runtime.peers.starter import CallStarter
+from asyncrpc.runtime.rounds.graceful_shutdown import GracefulShutdown
+from asyncrpc.runtime.rounds.service import RoundService
 from asyncrpc.runtime.services import Services
 from asyncrpc.runtime.socket_directory import SocketDirectory
 from asyncrpc.runtime.spinning import spinner_for
@@ -203,8 +202,7 @@ class Parts:
         identity, tasks = self.identity, self.tasks
         peers = self.directory = self._make_directory()
         self.calls.open(self.tasks, self.directory)
-        self.barriers = Barrier(identity, tasks, peers, self.check_running)
-        self.meetings = MeetingService(identity, tasks, peers)
+        self.rounds = RoundService(identity, tasks, peers)
         self.graceful_shutdown = GracefulShutdown(
             identity, tasks, peers, lambda: bool(self.active or self.unsent.count)
         )
@@ -219,7 +217,7 @@ class Parts:
         )
         peers.begin(self.membership, self.memory.on_link, self.membership.on_link)
         for service in (
-            *(self.barriers, self.meetings, self.graceful_shutdown),
+            *(self.rounds, self.graceful_shutdown),
             *(self.memory, self.memory.regions, self.membership),
         ):
             self.services.add(service)

@@ -9,6 +9,8 @@ their order:
     list[T], tuple[T, ...]  an array of such
     dict, list, Any         a map, a list, anything: who acts on it looks for itself
     T | None                such, or nil
+    Annotated[E, EnumName(E)] a member of an enum, as its name
+    Annotated[int, Bits()]  a set of bits, as bytes
     a record                an array of its fields
     Spread[a record]        its fields, in place of an array of them
     Leading[list[T]]        such an array, in front: `[array, {"fields": [...]}]`
@@ -26,6 +28,7 @@ each field it took 0.6 us more.
 
 from __future__ import annotations
 
+import enum
 import types
 from collections.abc import Callable
 from typing import (
@@ -149,6 +152,49 @@ class Maybe(Kind):
     def explain(self, name: str, value: Any) -> None:
         if value is not None:
             self._inner.explain(name, value)
+
+
+class EnumName(Kind):
+    """A member of an enum, by its name."""
+
+    shape = ""
+
+    def __init__(self, members: type[enum.Enum]) -> None:
+        self._members = members
+        self._wanted = f"one of {', '.join(map(repr, members.__members__))}"
+
+    def test(self, v: str, names: Names) -> str:
+        names[f"names_of_{self._members.__name__}"] = self._members.__members__
+        return f"(type({v}) is str and {v} in names_of_{self._members.__name__})"
+
+    def read(self, v: str, names: Names) -> str:
+        return f"{_named(self._members, names)}[{v}]"
+
+    def write(self, v: str, names: Names) -> str:
+        return f"{v}.name"
+
+    def explain(self, name: str, value: Any) -> None:
+        if type(value) is not str or value not in self._members.__members__:
+            raise unfit(name, self._wanted, value)
+
+
+class Bits(Kind):
+    """A set of bits, as bytes in little-endian order."""
+
+    shape = ""
+
+    def test(self, v: str, names: Names) -> str:
+        return f"type({v}) is bytes"
+
+    def read(self, v: str, names: Names) -> str:
+        return f"int.from_bytes({v}, 'little')"
+
+    def write(self, v: str, names: Names) -> str:
+        return f"{v}.to_bytes(({v}.bit_length() + 7) // 8, 'little')"
+
+    def explain(self, name: str, value: Any) -> None:
+        if type(value) is not bytes:
+            raise unfit(name, "bytes", value)
 
 
 class Array(Kind):

@@ -15,9 +15,9 @@ from typing import Final
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.extensions import Service
 from asyncrpc.runtime.lifecycle import Event
-from asyncrpc.runtime.machine.termination import Phase
-from asyncrpc.runtime.membership.graceful_shutdown import ShutdownReport
 from asyncrpc.runtime.parts import Parts
+from asyncrpc.runtime.rounds.graceful_shutdown import ShutdownReport
+from asyncrpc.runtime.rounds.machine.termination import Phase
 
 logger = logging.getLogger("asyncrpc")
 

@@ -408,8 +408,8 @@ class Worker:
         """Wait until every worker of the group has come here.
 
         Barriers are numbered by how often a worker has come to one; all must do so the
-        same number of times.  No worker is special, and each speaks to about
-        log2(world size) others.
+        same number of times.  Each speaks to three others at most, in a binary tree, as
+        at a `rendezvous` that brings nothing.
 
         One that fails does so for everyone who has not passed it yet, at once; those
         who come to it later are told, too.  Then the next one can be used, by all who
@@ -431,7 +431,7 @@ class Worker:
         self.parts.lifecycle.check_on_loop("Worker.barrier")
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, at_least=0)
-        await self.parts.barriers.wait(timeout_s)
+        await self.parts.rounds.barrier(timeout_s)
 
     async def rendezvous(
         self,
@@ -495,7 +495,7 @@ class Worker:
             check_kind("replicas", replicas, Sequence, "ranks in a list, or None")
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, at_least=0)
-        return await self.parts.meetings.meet(tag, payload, replicas, timeout_s)
+        return await self.parts.rounds.rendezvous(tag, payload, replicas, timeout_s)
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled.

@@ -414,7 +414,7 @@ METHODS = {
     "optim ": ("rates", "set_rate", "add_scheduler", "step_scheduler", "drop"),
     "memory": ("attach", "attached", "detach"),
     "regions": ("has", "attach", "gone"),
-    "barrier": ("here", "failed"),
+    "rounds": ("here", "up", "down", "failed", "doubt"),
     "": ("", "__class__", "on_request", "close", "_handlers"),
 }
 

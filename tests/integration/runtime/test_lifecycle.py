@@ -30,7 +30,7 @@ from asyncrpc import (
     WorkerLostError,
 )
 from asyncrpc.errors import AlreadyStartedError, NotStartedError, TransportError
-from asyncrpc.runtime.machine.termination import Phase
+from asyncrpc.runtime.rounds.machine.termination import Phase
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio

@@ -153,11 +153,12 @@ async def test_a_barrier_of_ranks_only() -> None:
     async with Cluster(2) as (a, b):
         link = await b.parts.link_to("a")
         for value in (
-            [10**20, -1, b""],
-            [-2, -1, b""],
-            [0, 0, b"\xff"],
-            [0, 0, b"123"],
+            [10**20, -1, True, 0, b""],
+            [-2, -1, True, 0, b""],
+            [0, 0, True, 0, b"\xff"],
+            [1, 0, True, 0, b"\x01"],
+            [0, 0, True, 0, "123"],
         ):
-            await tell(link, "barrier", "here", value)
+            await tell(link, "rounds", "here", ["BARRIER", "", None, *value])
         async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(a.barrier(), b.barrier())

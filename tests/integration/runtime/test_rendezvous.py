@@ -24,6 +24,7 @@ from asyncrpc import (
 from asyncrpc.errors import RendezvousTimeoutError, UnknownWorkerError
 from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.runtime.membership.rendezvous import open_rendezvous
+from asyncrpc.runtime.rounds.service import BARRIER
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
@@ -310,7 +311,7 @@ def test_members_to_join_by_are_needed() -> None:
 
 
 def is_at_barrier(worker: Worker) -> bool:
-    return worker.parts.barriers._machine.is_waiting  # noqa: SLF001
+    return worker.parts.rounds.machine.series(BARRIER).is_waiting
 
 
 async def test_nobody_passes_a_barrier_before_all_have_come(wired: Trio) -> None:
@@ -373,7 +374,7 @@ async def test_who_gives_up_a_barrier_fails_that_of_the_others(trio: Trio) -> No
     with pytest.raises(TimeoutError):
         await a.barrier(0.05)
     with pytest.raises(
-        asyncrpc.errors.BarrierBrokenError, match="worker 'a' gave up barrier 0"
+        asyncrpc.errors.BarrierBrokenError, match=r"'a'\) gave up barrier 0"
     ):
         await asyncio.wait_for(patient, LIMIT_S)
 

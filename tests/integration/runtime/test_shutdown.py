@@ -29,7 +29,7 @@ from asyncrpc import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.multiprocessing import launch
-from asyncrpc.runtime.machine.termination import Phase
+from asyncrpc.runtime.rounds.machine.termination import Phase
 from asyncrpc.runtime.teardown import CLOSING_S
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import SimWorker

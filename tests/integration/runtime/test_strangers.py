@@ -291,7 +291,7 @@ UNPROVED = {
     "a wrong proof": PREFACE.pack(b"ARPC", VERSION, 1, 0, os.urandom(32)) + bytes(32),
 }
 NOTHING = Codec(FunctionTable(Policy.TRUSTED), None).encode([[], {}]).control
-HEAD = msgpack.packb(["barrier", "here"])
+HEAD = msgpack.packb(["rounds", "here"])
 PROVED = {
     "no hello": prefix(FrameKind.PING),
     "a huge hello": frame(FrameKind.HELLO, lengths=(0xFFFF_FFFF, 0, 0)),

@@ -24,7 +24,8 @@ from asyncrpc.errors import (
 )
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.hosting import LoopThread
-from asyncrpc.runtime.membership.messenger import PeerMessenger
+from asyncrpc.runtime.rounds.messenger import PeerMessenger
+from asyncrpc.runtime.rounds.service import BARRIER
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.groups import until
@@ -185,10 +186,12 @@ class TestTheEndOfAWorker:
                 for worker in workers
                 if worker.rank != absent
             ]
-            machine = a.parts.barriers._machine  # noqa: SLF001
-            await until(lambda: machine.missing == [absent])
+            series = a.parts.rounds.machine.series(BARRIER)
+            await until(lambda: series.missing == [absent])
             await a.shutdown()
-            with pytest.raises(BarrierBrokenError, match=r"'a' gave up .* shut down"):
+            with pytest.raises(
+                BarrierBrokenError, match=r"'a'\) gave up .* shuts down"
+            ):
                 await in_time(barriers[0])
         await in_time(asyncio.gather(*barriers, return_exceptions=True))
 

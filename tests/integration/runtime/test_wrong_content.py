@@ -40,8 +40,8 @@ from asyncrpc.wire.messages import pack_head
 from tests.integration.runtime.wrong_content import JUNK, examples, spoiled
 
 SERVICES = (
-    *("rref", "autograd", "optim", "collectives", "membership", "barrier"),
-    *("ending", "meetings", "memory", "regions"),
+    *("rref", "autograd", "optim", "collectives", "membership", "rounds"),
+    *("ending", "memory", "regions"),
 )
 LIMIT_S = 60.0  # for what would otherwise hang
 _release: asyncio.Event
@@ -110,7 +110,7 @@ def sizes(worker: Worker) -> dict[str, Any]:
     gc.collect()
     service: Any = worker.parts.service
     link: Any = worker.parts.directory.links[0]
-    meetings = service("meetings")
+    rounds = service("rounds")
     groups = service("collectives")._groups.values()
     return {
         "references": service("rref").counts(),
@@ -122,7 +122,7 @@ def sizes(worker: Worker) -> dict[str, Any]:
         "unknown groups": sum(not one.members for one in groups) > 1,
         "members": [one.pack() for one in service("membership").table.records],
         "known": len(service("membership").table),
-        "series": len(meetings.machine.all_series) if meetings.size else 0,
+        "series": len(rounds.machine.all_series) if rounds.size else 0,
         "regions": len(service("regions")),
         "slabs": len(worker.parts.memory.slabs),
         "served": len(link.served),

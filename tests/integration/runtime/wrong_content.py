@@ -99,6 +99,9 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
     }
 
 
+ROUND = ["RENDEZVOUS", "tag", None]
+
+
 def _of_groups() -> dict[tuple[str, str], Any]:
     failure = ["collective", "nothing happened", []]
     record = ["nobody", -1, STRANGER, [], "", 0, 0, 0]
@@ -116,15 +119,13 @@ def _of_groups() -> dict[tuple[str, str], Any]:
         ("membership", "sync"): 5,
         ("membership", "exchange"): [[0, 63], []],
         ("membership", "news"): [[-1, record]],
-        ("barrier", "here"): [-1, -1, b""],
-        ("barrier", "failed"): [-1, "LATE", "nothing happened", []],
         ("ending", "wave"): [0, b"", b"", b""],
         ("ending", "ended"): None,
-        ("meetings", "here"): ["tag", None, 0, -1, True, 0, b"\xff"],
-        ("meetings", "up"): ["tag", None, 0, -1, 1, 0, []],
-        ("meetings", "down"): ["tag", None, 0, 1, 0, []],
-        ("meetings", "failed"): ["tag", None, 0, -1, ["NOBODY", "", [], None]],
-        ("meetings", "doubt"): ["tag", None, 0, 9, [None, 0]],
+        ("rounds", "here"): [*ROUND, 0, -1, True, 0, b"\xff"],
+        ("rounds", "up"): [*ROUND, 0, -1, 1, 1, []],
+        ("rounds", "down"): [*ROUND, 0, 1, 1, []],
+        ("rounds", "failed"): [*ROUND, 0, -1, ["NOBODY", "", [], None]],
+        ("rounds", "doubt"): [*ROUND, 0, 9, [None, 0]],
         ("memory", "attach"): [3, 0, bytes(16)],
         ("memory", "attached"): [1023, "never"],
         ("memory", "detach"): [1022, 1023],

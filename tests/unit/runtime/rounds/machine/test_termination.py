@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from asyncrpc.runtime.machine.termination import Phase, Termination
-from tests.unit.runtime.machine.ending_world import World
+from asyncrpc.runtime.rounds.machine.termination import Phase, Termination
+from tests.unit.runtime.rounds.machine.ending_world import World
 
 STEPS_MAX = 3000
 # These bring the end; everything else may or may not happen.

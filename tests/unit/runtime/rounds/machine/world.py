@@ -1,6 +1,6 @@
-"""Members that meet: their programs, the words between them, and what goes wrong.
+"""Members that come to rounds: their programs, their words, and what goes wrong.
 
-Each member has its `Meetings`, and a program: the calls that it makes, in order.  Links
+Each member has its `Rounds`, and a program: the calls that it makes, in order.  Links
 are queues, in order, of words, and at last the news that the other end is gone.  Who
 speaks to a dead member that it was not connected to gets that news, too.
 """
@@ -13,20 +13,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from asyncrpc.runtime.machine.meetings import Meetings
-from asyncrpc.runtime.machine.series import (
+from asyncrpc.runtime.rounds.machine.series import Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
+from asyncrpc.runtime.rounds.machine.words import (
     Blame,
     Failure,
+    Key,
     Payloads,
+    Purpose,
     Replicas,
-    Series,
     Word,
 )
 
-Call: TypeAlias = tuple[str, Replicas]
+Call: TypeAlias = Key
 Step: TypeAlias = tuple[str, int, int]
-Message: TypeAlias = tuple[str, Replicas, Word] | None  # None: the sender is gone
+Message: TypeAlias = tuple[Key, Word] | None  # None: the sender is gone
 ROUNDS_MAX = 100  # of silence; more are a conversation without end
+
+
+def call(tag: str, replicas: Replicas = None) -> Call:
+    return Key(Purpose.RENDEZVOUS, tag, replicas)
 
 
 def name_of(rank: int) -> str:
@@ -34,18 +40,18 @@ def name_of(rank: int) -> str:
 
 
 def gave_up(rank: int) -> Failure:
-    return Failure(Blame.GAVE_UP, f"{name_of(rank)} gave up", (name_of(rank),))
+    return Failure(Blame.GAVE_UP, f"{name_of(rank)} gave up", (rank,))
 
 
 def lost(rank: int) -> Failure:
-    return Failure(Blame.LOST, f"{name_of(rank)} is gone", (name_of(rank),))
+    return Failure(Blame.LOST, f"{name_of(rank)} is gone", (rank,))
 
 
 @dataclass
 class Member:
     """One worker, and how its calls have ended, by their place in its program."""
 
-    machine: Meetings
+    machine: Rounds
     program: list[Call]
     begun: int = 0
     calls: dict[int, Series] = field(default_factory=dict)  # under way
@@ -68,7 +74,7 @@ class World:
         self.size = len(programs)
         self.at_once = at_once  # calls of a member
         self.members = [
-            Member(Meetings(rank, self.size, name_of), list(program))
+            Member(Rounds(rank, self.size, name_of), list(program))
             for rank, program in enumerate(programs)
         ]
         self.links: dict[tuple[int, int], list[Message]] = {}  # without empty ones
@@ -145,7 +151,7 @@ class World:
 
     def come(self, rank: int) -> None:
         member = self.members[rank]
-        series = member.machine.series(*member.program[member.begun])
+        series = member.machine.series(member.program[member.begun])
         member.calls[member.begun] = series
         payload = f"{rank}:{member.begun}".encode()
         member.begun += 1
@@ -175,7 +181,7 @@ class World:
         """Let a member die, and begin a new life that knows nothing."""
         self.die(rank)
         self.restarts += 1
-        machine = Meetings(rank, self.size, name_of)
+        machine = Rounds(rank, self.size, name_of)
         self.members[rank] = Member(machine, list(program))
 
     def deliver(self, from_: int, to: int) -> None:
@@ -188,8 +194,8 @@ class World:
             for series in machine.all_series:
                 series.on_lost(from_, lost(from_))
         else:
-            tag, replicas, word = message
-            machine.hear(machine.series(tag, replicas), from_, word)
+            key, word = message
+            machine.hear(machine.series(key), from_, word)
         self._after(to)
 
     # --- parts of these --------------------------------------------------------------
@@ -223,7 +229,7 @@ class World:
         elif not self._is_broken(to, rank):  # else it is said to the former life
             self.connected[min(rank, to), max(rank, to)] = None
             queue = self.links.setdefault((rank, to), [])
-            queue += [(series.tag, series.replicas, word) for word in words]
+            queue += [(series.key, word) for word in words]
 
 
 def explore(world: World, check: Callable[[World], None]) -> int:

@@ -1,8 +1,8 @@
-"""All series of meetings of one worker: who waits here for whom that waits there.
+"""All series of rounds of one worker: who waits here for whom that waits there.
 
 Members of which two share two series under one tag come to these in the same order.  If
 one waits in R, the other in S, and each is missed by the other, they have not: both
-meetings fail, for all.  Each counts the other as come to (its `twin`), so that the next
+rounds fail, for all.  Each counts the other as come to (its `twin`), so that the next
 call of either is in step again.
 
 A member that is missed in one series and waits in another says so: a *doubt*.  It goes
@@ -13,29 +13,33 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.runtime.machine.series import (
+from asyncrpc.runtime.rounds.machine.series import Series
+from asyncrpc.runtime.rounds.machine.words import (
+    LISTED_MAX,
     Blame,
     Doubt,
     Failure,
+    Key,
+    Purpose,
     Replicas,
-    Series,
     Turn,
     Word,
 )
 
+Tag: TypeAlias = tuple[Purpose, str]
+
 SERIES_MAX: Final = 4096  # that are remembered
-LISTED_MAX: Final = 8  # ranks in a text
 
 
-class Meetings:
+class Rounds:
     """All series of one worker.
 
     Attributes:
         outbox: who is to be told now, of which series.
-        ended: series whose meeting has been passed, or has failed.
+        ended: series whose round has been passed, or has failed.
     """
 
     def __init__(self, rank: int, size: int, name_of: Callable[[int], str]) -> None:
@@ -51,9 +55,9 @@ class Meetings:
         self._rank = rank
         self._size = size
         self._name_of = name_of
-        self._all: OrderedDict[tuple[str, Replicas], Series] = OrderedDict()
-        self._tags: dict[str, dict[Replicas, Series]] = {}
-        self._last: dict[str, Series] = {}  # that this worker has come to, by tag
+        self._all: OrderedDict[Key, Series] = OrderedDict()
+        self._alike: dict[Tag, dict[Replicas, Series]] = {}  # one tag, other replicas
+        self._last: dict[Tag, Series] = {}  # that this worker has come to
 
     def who(self, rank: int) -> str:
         """Return how a member is called in errors."""
@@ -65,13 +69,12 @@ class Meetings:
         """Every series that is remembered."""
         return list(self._all.values())
 
-    def series(self, tag: str, replicas: Replicas) -> Series:
+    def series(self, key: Key) -> Series:
         """Return a series in which this worker is; make it if there is none."""
-        key = tag, replicas
         found = self._all.get(key)
         if found is None:
             found = self._all[key] = Series(key, self._rank, self._size, self)
-            self._tags.setdefault(tag, {})[replicas] = found
+            self._alike.setdefault(key[:2], {})[key.replicas] = found
         self._all.move_to_end(key)
         return found
 
@@ -92,28 +95,29 @@ class Meetings:
         kept = set(in_use)
         idle = [one for one in self._all.values() if not (one.is_busy or one in kept)]
         for one in idle[:surplus]:
-            del self._all[one.tag, one.replicas]
-            alike = self._tags[one.tag]
-            del alike[one.replicas]
+            tag = one.key[:2]
+            del self._all[one.key]
+            alike = self._alike[tag]
+            del alike[one.key.replicas]
             if not alike:
-                del self._tags[one.tag]
-            if self._last.get(one.tag) is one:
-                del self._last[one.tag]
+                del self._alike[tag]
+            if self._last.get(tag) is one:
+                del self._last[tag]
         return idle[:surplus]
 
     def come(self, series: Series, payload: bytes) -> None:
-        """This worker comes to the next meeting of a series."""
-        self._last[series.tag] = series
+        """This worker comes to the next round of a series."""
+        self._last[series.key[:2]] = series
         series.come(payload)
         for doubt in tuple(series.doubts):
             self._look_at(series, doubt)
-        for other in self._tags[series.tag].values():
+        for other in self._alike[series.key[:2]].values():
             self._say_where(other, series)
         self._count_twin(series)
 
     def decline(self, series: Series, failure: Failure) -> None:
-        """This worker has come to the next meeting only to give it up."""
-        self._last[series.tag] = series
+        """This worker has come to the next round only to give it up."""
+        self._last[series.key[:2]] = series
         series.decline(failure)
         self._count_twin(series)
 
@@ -124,15 +128,17 @@ class Meetings:
             MalformedError: it makes no sense.
         """
         if not series.is_neighbour(rank):
-            raise MalformedError(f"rank {rank} has nothing to say of {series.tag!r}")
+            raise MalformedError(
+                f"rank {rank} has no say in {series.key.label(word.number)}"
+            )
         if isinstance(word, Doubt):
             if word.rank not in series.ranks:
-                raise MalformedError(f"rank {word.rank} is not in {series.tag!r}")
+                raise MalformedError(f"rank {word.rank} has no part in it")
             if not self._look_at(series, word):
                 series.add_doubt(word, rank)
         else:
             series.hear(rank, word)
-            for other in self._tags[series.tag].values():
+            for other in self._alike[series.key[:2]].values():
                 self._say_where(series, other)
         self._count_twin(series)
 
@@ -144,16 +150,18 @@ class Meetings:
 
     def _say_where(self, missed: Series, other: Series) -> None:
         """Say in a series in which this worker is missed that it waits in another."""
-        failure = other.failure if other is self._last.get(other.tag) else None
+        failure = other.failure if other is self._last.get(other.key[:2]) else None
         is_there = other.is_waiting or (
             failure is not None and failure.blame is Blame.MISMATCH
         )
-        if missed is not other and missed.is_missed and is_there:
-            elsewhere = Turn(other.replicas, other.number)
+        # At the end members differ in whom they left out, and learn it from each other.
+        is_mistake = missed.key.purpose is Purpose.RENDEZVOUS
+        if is_mistake and missed is not other and missed.is_missed and is_there:
+            elsewhere = Turn(other.key.replicas, other.number)
             missed.add_doubt(Doubt(missed.latest, self._rank, elsewhere), None)
 
     def _look_at(self, series: Series, doubt: Doubt) -> bool:
-        """Fail two meetings if one waits here for whom it keeps waiting in the other.
+        """Fail two rounds if one waits here for whom it keeps waiting in the other.
 
         Returns:
             Whether it does.
@@ -167,19 +175,19 @@ class Meetings:
             or self._rank not in (range(self._size) if replicas is None else replicas)
         ):
             return False
-        other = self.series(series.tag, replicas)
+        other = self.series(series.key._replace(replicas=replicas))
         if other.number >= number:
             return False
         here, there = self.who(self._rank), self.who(doubt.rank)
         problem = (
-            f"{there} came to {series.tag!r} with {self._listed(replicas)}, {here} "
-            f"with {self._listed(series.replicas)}, and each waits for the other; all "
-            "members of a rendezvous have to pass the same replicas"
+            f"{there} came to {series.key.tag!r} with {self._listed(replicas)}, {here} "
+            f"with {self._listed(series.key.replicas)}, and each waits for the other; "
+            "all members of a rendezvous have to pass the same replicas"
         )
-        names = self._name_of(doubt.rank), self._name_of(self._rank)
-        twins = Turn(series.replicas, series.number), doubt.elsewhere
-        series.fail(Failure(Blame.MISMATCH, problem, names, twins[1]))
-        other.fail_ahead(number, Failure(Blame.MISMATCH, problem, names, twins[0]))
+        ranks = doubt.rank, self._rank
+        twins = Turn(series.key.replicas, series.number), doubt.elsewhere
+        series.fail(Failure(Blame.MISMATCH, problem, ranks, twins[1]))
+        other.fail_ahead(number, Failure(Blame.MISMATCH, problem, ranks, twins[0]))
         return True
 
     def _count_twin(self, series: Series) -> None:
@@ -188,7 +196,7 @@ class Meetings:
             series.counts_twin = False
             replicas, number = failure.twin
             if replicas is None or self._rank in replicas:
-                self.series(series.tag, replicas).count(number)
+                self.series(series.key._replace(replicas=replicas)).count(number)
 
     def _listed(self, replicas: Replicas) -> str:
         if replicas is None:

@@ -26,8 +26,8 @@ from asyncrpc import (
     WorkerLostError,
 )
 from asyncrpc.errors import BarrierBrokenError, BarrierTimeoutError
-from asyncrpc.runtime.machine.trees import branch_of, depth_of, parent_of
 from asyncrpc.runtime.membership.rendezvous import UNKNOWN_INCARNATION, Member
+from asyncrpc.runtime.rounds.machine.tree import branch_of, depth_of, parent_of
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import SimWorker
 from asyncrpc.testing.loop import SimLoop

@@ -8,24 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.runtime.machine.meetings import Meetings
-from asyncrpc.runtime.machine.series import (
-    DOUBTS_MAX,
+from asyncrpc.runtime.rounds.machine.series import DOUBTS_MAX, Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
+from asyncrpc.runtime.rounds.machine.words import (
     Blame,
     Doubt,
     Failure,
     Here,
-    Series,
     Turn,
 )
-from tests.unit.runtime.machine.meeting_world import Call, World, explore, name_of
-from tests.unit.runtime.machine.test_meetings import (
+from tests.unit.runtime.rounds.machine.test_series import (
     ALL,
     CHOICES,
     names_are_right,
     nobody_waits,
     ranks_of,
 )
+from tests.unit.runtime.rounds.machine.world import Call, World, call, explore, name_of
 
 
 def waits_across(world: World) -> list[str]:
@@ -38,9 +37,9 @@ def waits_across(world: World) -> list[str]:
         for here in member.calls.values():
             for other in here.ranks:
                 found += [
-                    f"{rank} is in {here.replicas}, {other} in {there.replicas}"
+                    f"{rank} is in {here.key.replicas}, {other} in {there.key.replicas}"
                     for there in world.members[other].calls.values()
-                    if there.replicas != here.replicas
+                    if there.key.replicas != here.key.replicas
                     and rank in there.ranks
                     and not any(is_late(world, one) for one in here.ranks)
                     and not any(is_late(world, one) for one in there.ranks)
@@ -65,11 +64,11 @@ def mismatch_is_found(world: World) -> None:
                 assert len(end.missing) == 2
     used = {member.program[0] for member in world.members}
     if len(used) == 2 and not any(member.calls for member in world.members):
-        for call in sorted(used, key=repr):
-            for rank in ranks_of(world, call):
-                world.members[rank].program.append(call)
+        for key in sorted(used, key=repr):
+            for rank in ranks_of(world, key):
+                world.members[rank].program.append(key)
             world.settle()
-            for rank in ranks_of(world, call):
+            for rank in ranks_of(world, key):
                 member = world.members[rank]
                 assert isinstance(member.ends[len(member.program) - 1], tuple)
 
@@ -93,7 +92,7 @@ class TestMismatch:
     def test_two_that_wait_for_each_other_are_told(
         self, replicas: list[tuple[int, ...] | None]
     ) -> None:
-        programs: list[list[Call]] = [[("tag", one)] for one in replicas]
+        programs: list[list[Call]] = [[call("tag", one)] for one in replicas]
         assert explore(World(programs), mismatch_is_found)
 
     @pytest.mark.slow
@@ -101,7 +100,7 @@ class TestMismatch:
     def test_also_if_there_is_silence_meanwhile(
         self, replicas: list[tuple[int, ...] | None]
     ) -> None:
-        programs: list[list[Call]] = [[("tag", one)] for one in replicas]
+        programs: list[list[Call]] = [[call("tag", one)] for one in replicas]
         assert explore(World(programs, ticks=1), mismatch_is_found)
 
     @given(size=st.integers(2, 32), wrong=st.integers(1, 3), choices=CHOICES)
@@ -115,7 +114,7 @@ class TestMismatch:
         if len(theirs) == size:
             theirs = (*erring, *reversed(right))
         programs: list[list[Call]] = [
-            [("tag", theirs if rank in erring else None)] for rank in range(size)
+            [call("tag", theirs if rank in erring else None)] for rank in range(size)
         ]
         world = World(programs, ticks=size)
         world.play(choices)
@@ -128,7 +127,7 @@ class TestMismatch:
 
     def test_it_is_named_who_came_with_what(self) -> None:
         many = tuple(reversed(range(12)))
-        world = World([[("tag", many)], *[[ALL]] * 11])
+        world = World([[call("tag", many)], *[[ALL]] * 11])
         world.settle()
         end = world.members[5].ends[0]
         assert isinstance(end, Failure)
@@ -147,7 +146,7 @@ class TestMismatch:
         for rank in range(size):
             mine = [one for one in subsets if one is not None and rank in one]
             mine = choices.sample(mine, min(len(mine), choices.choice([0, 1, 1, 1])))
-            programs.append([("tag", one) for one in mine])
+            programs.append([call("tag", one) for one in mine])
         world = World(programs, ticks=choices.randint(0, size))
         world.play(choices)
         names_are_right(world)
@@ -157,13 +156,13 @@ class TestMismatch:
 class TestOneMember:
     """Rank 1 of four; the root is its neighbour, and 2 its child, in all of them."""
 
-    def made(self) -> tuple[Meetings, Series]:
-        one = Meetings(1, 4, name_of)
-        return one, one.series("tag", None)
+    def made(self) -> tuple[Rounds, Series]:
+        one = Rounds(1, 4, name_of)
+        return one, one.series(ALL)
 
     def test_it_says_that_it_waits_elsewhere_once(self) -> None:
         one, series = self.made()
-        other = one.series("tag", (0, 1))
+        other = one.series(call("tag", (0, 1)))
         one.come(other, b"")
         one.due()
         here = Here(0, -1, is_waiting=True, latest=0, known=1)
@@ -180,12 +179,12 @@ class TestOneMember:
         self, blame: Blame
     ) -> None:
         one, series = self.made()
-        other = one.series("tag", (0, 1))
+        other = one.series(call("tag", (0, 1)))
         one.come(other, b"")
         other.fail(Failure(blame, "problem"))
         one.hear(series, 0, Here(0, -1, is_waiting=True, latest=0, known=1))
         assert len(series.doubts) == (blame is Blame.MISMATCH)
-        one.come(one.series("tag", (1,)), b"")  # it has gone on since
+        one.come(one.series(call("tag", (1,))), b"")  # it has gone on since
         one.hear(series, 0, Here(1, -1, is_waiting=True, latest=1, known=1))
         assert series.doubts == []
 
@@ -196,11 +195,11 @@ class TestOneMember:
         one.come(series, b"")
         assert series.failure is not None
         assert series.failure.twin == Turn((3, 1), 0)
-        assert one.series("tag", (3, 1)).number == 0  # it counts as come to
+        assert one.series(call("tag", (3, 1))).number == 0  # it counts as come to
 
     def test_a_doubt_about_what_it_has_come_to_is_none(self) -> None:
         one, series = self.made()
-        other = one.series("tag", (3, 1))
+        other = one.series(call("tag", (3, 1)))
         one.come(other, b"")
         other.fail(Failure(Blame.GAVE_UP, "problem"))
         one.come(series, b"")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.runtime.machine.gathering import Gathering, mask_of, ranks_of
+from asyncrpc.runtime.rounds.machine.gathering import Gathering, mask_of, ranks_of
 
 Word = tuple[int, int, int]  # to whom, who is known, who has a mark
 

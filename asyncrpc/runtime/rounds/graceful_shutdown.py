@@ -22,15 +22,15 @@ from asyncrpc.runtime.forms import (
     mask,
     nothing,
 )
-from asyncrpc.runtime.machine.gathering import ranks_of
-from asyncrpc.runtime.machine.termination import Phase, Termination
-from asyncrpc.runtime.membership.messenger import (
+from asyncrpc.runtime.membership.ports import MemberLink, Peers
+from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
+from asyncrpc.runtime.rounds.machine.gathering import ranks_of
+from asyncrpc.runtime.rounds.machine.termination import Phase, Termination
+from asyncrpc.runtime.rounds.messenger import (
     LAST_MESSAGE_S,
     STALL_S,
     PeerMessenger,
 )
-from asyncrpc.runtime.membership.ports import MemberLink, Peers
-from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
 
 # How often a busy worker looks whether it is idle: nothing tells it of each call.
 LOOK_FIRST_S: Final = 0.001

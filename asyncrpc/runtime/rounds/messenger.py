@@ -24,6 +24,22 @@ STALL_S: Final = 0.05  # of silence, after which everything known is sent again
 LAST_MESSAGE_S: Final = 0.5
 
 
+def name_of(peers: Peers, rank: int) -> str:
+    """Return the name of a worker, for people to read."""
+    try:
+        return peers.find(rank).member.name
+    except UnknownWorkerError:
+        return f"rank {rank}"
+
+
+def rank_of(peers: Peers, name: str) -> int:
+    """Return the rank of a worker; -1 if it has none, or is forgotten."""
+    try:
+        return peers.find(name).member.rank
+    except UnknownWorkerError:
+        return -1
+
+
 class PeerMessenger:
     """Sends the newest state to the workers that one worker waits for, by rank."""
 
@@ -89,17 +105,11 @@ class PeerMessenger:
 
     def name_of(self, rank: int) -> str:
         """Return the name of a worker, for people to read."""
-        try:
-            return self._peers.find(rank).member.name
-        except UnknownWorkerError:
-            return f"rank {rank}"
+        return name_of(self._peers, rank)
 
     def rank_of(self, name: str) -> int:
         """Return the rank of a worker; -1 if it has none, or is forgotten."""
-        try:
-            return self._peers.find(name).member.rank
-        except UnknownWorkerError:
-            return -1
+        return rank_of(self._peers, name)
 
     def check_rank(self, link: PeerLink) -> None:
         """Refuse the message of a worker without a rank in the group.

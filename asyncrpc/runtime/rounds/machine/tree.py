@@ -1,4 +1,4 @@
-"""The tree of a rendezvous: binary, balanced, and every branch in one piece.
+"""The tree of a round: binary, balanced, and every branch in one piece.
 
 Members have places 0, 1, 2, ...  A branch is a range of places: its head is the first,
 and the two halves of the rest are the branches of the head's children.  So what a

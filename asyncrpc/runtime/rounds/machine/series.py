@@ -1,6 +1,6 @@
-"""The meetings of the same members under the same tag, one after the other.
+"""The rounds of the same members under the same tag, one after the other.
 
-Members are those whom the calls name, in that order.  Meetings are numbered by how
+Members are those whom the calls name, in that order.  Rounds are numbered by how
 often a member has come to one, from 0, whether it passed or failed.  Members form a
 tree (`trees`); each speaks to its *neighbours* only: its parent and its children.
 
@@ -11,119 +11,82 @@ tree (`trees`); each speaks to its *neighbours* only: its parent and its childre
   connects to them: it learns who is missing, and of their death.
 - A failure goes to all neighbours, also by way of members that have not come yet; those
   fail when they come.  Who was not reached is told when it speaks.  A neighbour that is
-  gone fails the meeting on either side of it.  So all fail who have not passed.
-- Who is at a later meeting and has not passed n has given n up: so n fails.
-- Who hears that the meeting it waits at has been passed has forgotten how often it came
+  gone fails the round on either side of it.  So all fail who have not passed.
+- Who is at a later round and has not passed n has given n up: so n fails.
+- Who hears that the round it waits at has been passed has forgotten how often it came
   (it was started anew, or the series was dropped): it goes on where the others are.
 
 Words hold what their sender knows, and are told again to whoever lacks it; so what is
-kept for a meeting that this worker has not come to may be dropped at any time.
+kept for a round that this worker has not come to may be dropped at any time.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.runtime.machine.gathering import mask_of, ranks_of
-from asyncrpc.runtime.machine.trees import branch_of, parent_of
-
-# Ranks in the order of a call; None: all of the group.
-Replicas: TypeAlias = tuple[int, ...] | None
-Payloads: TypeAlias = tuple[bytes, ...]
+from asyncrpc.runtime.rounds.machine.tree import branch_of, parent_of
+from asyncrpc.runtime.rounds.machine.words import (
+    Blame,
+    Doubt,
+    Failed,
+    Failure,
+    Here,
+    Key,
+    Payloads,
+    Report,
+    Result,
+    Word,
+    mask_of,
+    places_of,
+)
 
 FAILURES_KEPT: Final = 8  # of a series, for members that come late
-DOUBTS_MAX: Final = 16  # of a meeting; one is enough
+DOUBTS_MAX: Final = 16  # of a round; one is enough
 
 
-class Blame(enum.Enum):
-    """Why a meeting failed."""
+class SeriesState(enum.Enum):
+    """Where this worker is, in one series."""
 
-    GAVE_UP = "a member gave up"
-    LOST = "a member is gone"
-    MISMATCH = "members passed different replicas"
-
-
-class Turn(NamedTuple):
-    """One meeting of a tag: of whom, and the how manieth of theirs."""
-
-    replicas: Replicas
-    number: int
+    AWAY = "at no round"
+    GATHERING = "at a round; not all of its branch have reported"
+    REPORTED = "at a round; the parent has the payloads of its branch"
+    PASSED = "has the payloads of all"
+    FAILED = "the round has failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """How a meeting failed.
-
-    Attributes:
-        blame: why.
-        problem: in words.
-        missing: names of those that had not come, as far as was known, or are gone.
-        twin: the meeting that failed with it, under the same tag.
-    """
-
-    blame: Blame
-    problem: str
-    missing: tuple[str, ...] = ()
-    twin: Turn | None = None
+class SeriesEvent(enum.Enum):
+    COME = "it comes to the next round"
+    REPORT = "it reports to its parent"
+    ASK = "the parent lacks the report"
+    PASS = "all payloads are here"  # noqa: S105  (no password)
+    FAIL = "the round fails"
+    CATCH_UP = "the others have passed the round, before this life"
+    LEAVE = "its call has returned"
 
 
-# --- words ---------------------------------------------------------------------------
+AWAY, GATHERING, REPORTED, PASSED, FAILED = SeriesState
+_E = SeriesEvent
 
-
-class Here(NamedTuple):
-    """What a member knows.
-
-    Attributes:
-        number: of the meeting that it has come to last.
-        passed: of the last one that it knows to be passed.
-        is_waiting: whether it waits at `number`.
-        latest: number of the latest meeting that it has heard of.
-        known: who has come to that one: bits by place.
-    """
-
-    number: int
-    passed: int
-    is_waiting: bool
-    latest: int
-    known: int
-
-
-class Report(NamedTuple):
-    """A child has the payloads of its branch, in order."""
-
-    number: int
-    passed: int
-    payloads: Payloads
-
-
-class Result(NamedTuple):
-    """A parent has those of all."""
-
-    number: int
-    payloads: Payloads
-
-
-class Failed(NamedTuple):
-    """A meeting has failed."""
-
-    number: int
-    passed: int
-    failure: Failure
-
-
-class Doubt(NamedTuple):
-    """A member that is missed in meeting `number` waits elsewhere under the tag."""
-
-    number: int
-    rank: int
-    elsewhere: Turn
-
-
-Word: TypeAlias = Here | Report | Result | Failed | Doubt
+TRANSITIONS: Final[Mapping[SeriesState, Mapping[SeriesEvent, SeriesState]]] = {
+    AWAY: {_E.COME: GATHERING},
+    GATHERING: {
+        _E.REPORT: REPORTED,
+        _E.PASS: PASSED,  # the root; or the report was asked for again and came late
+        _E.FAIL: FAILED,
+        _E.CATCH_UP: GATHERING,
+    },
+    REPORTED: {
+        _E.ASK: GATHERING,
+        _E.PASS: PASSED,
+        _E.FAIL: FAILED,
+        _E.CATCH_UP: GATHERING,
+    },
+    PASSED: {_E.COME: GATHERING, _E.LEAVE: AWAY},
+    FAILED: {_E.COME: GATHERING, _E.LEAVE: AWAY},
+}
 
 
 class Hub(Protocol):
@@ -131,7 +94,7 @@ class Hub(Protocol):
 
     Attributes:
         outbox: who is to be told now, of which series.
-        ended: series whose meeting has been passed, or has failed.
+        ended: series whose round has been passed, or has failed.
     """
 
     outbox: dict[tuple[Series, int], None]
@@ -142,35 +105,43 @@ class Hub(Protocol):
 
 
 class Series:
-    """What one worker knows of the meetings of the same members under the same tag.
+    """One series of rounds, as one worker sees it.
 
     Attributes:
-        tag: of all of them.
-        replicas: who takes part.
-        ranks: the same; all of the group are a range.
-        number: of the meeting that it has come to last; -1: none.
+        key: which series.
+        ranks: of the members, in the order of their places.
+        state: where this worker is.
+        number: of the round that it has come to last; -1: none.
         passed: of the last one that it knows to be passed; -1: none.
-        latest: number of the latest one that anybody has come to.
-        is_waiting: whether it waits at meeting `number`.
-        failure: how that one failed; None if it has not.
-        payloads: of all members, in order, once it is passed and until `let_go`.
-        parent: rank of the neighbour above; None at the root.
-        neighbours: ranks that it speaks to.
-        doubts: of meeting `latest`.
+        latest: of the latest that it has heard of; -1: none.
+        failure: how the round that it has come to last failed; None if it has not.
+        payloads: of the round that it has passed, until `let_go`.
+        doubts: members that are missed in round `latest` and wait elsewhere.
+        parent: rank of the member above this one; None: it is the root.
+        neighbours: ranks that this worker speaks to.
         counts_twin: whether the twin of `failure` has yet to be counted.
     """
 
     def __init__(
         self,
-        turn: tuple[str, Replicas],
+        key: Key,
         rank: int,
         size: int,
         hub: Hub,
     ) -> None:
-        self.tag, self.replicas = turn
-        self.ranks: Sequence[int] = range(size) if turn[1] is None else turn[1]
+        """Begin with no round.
+
+        Args:
+            key: names the series.
+            rank: of this worker; one of the members.
+            size: of its group.
+            hub: is told of what is due.
+        """
+        self.key, replicas = key, key.replicas
+        self.ranks: Sequence[int] = range(size) if replicas is None else replicas
+        self.state = AWAY
         self.number = self.passed = self.latest = -1
-        self.is_waiting = self.counts_twin = False
+        self.counts_twin = False
         self.failure: Failure | None = None
         self.payloads: Payloads = ()
         self.doubts: list[Doubt] = []
@@ -185,13 +156,12 @@ class Series:
         self._me = 1 << place
         self._whole = (1 << count) - 1
         self._own = b""
-        self._has_reported = False
         # What was passed last, and the children that have yet to get it.
         self._result = Result(-1, ())
         self._owed: dict[int, None] = {}
         self._failures: dict[int, Failure] = {}
         self._untold: dict[int, dict[int, None]] = {}  # failures, by neighbour
-        # Of meeting `latest`:
+        # Of round `latest`:
         self._known = 0
         self._reports: dict[int, Payloads] = {}
         self._speakers: dict[int, None] = {}  # neighbours that wait there
@@ -204,19 +174,24 @@ class Series:
         return self.is_waiting or bool(self._owed)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether this worker waits at round `number`."""
+        return self.state is GATHERING or self.state is REPORTED
+
+    @property
     def has_passed(self) -> bool:
-        """Whether it has the payloads of the meeting that it has come to last."""
-        return bool(self.payloads)
+        """Whether it has the payloads of the round that it has come to last."""
+        return self.state is PASSED
 
     @property
     def is_missed(self) -> bool:
-        """Whether others wait at a meeting that this worker has not come to."""
+        """Whether others wait at a round that this worker has not come to."""
         return self.number < self.latest and not self._is_over(self.latest)
 
     @property
     def missing(self) -> list[int]:
         """The ranks that have not come, as far as is known here, in order."""
-        places = ranks_of(self._whole & ~self._known)
+        places = places_of(self._whole & ~self._known)
         return [self.ranks[place] for place in places]
 
     @property
@@ -225,7 +200,7 @@ class Series:
         return sum(len(one) for report in self._reports.values() for one in report)
 
     def has_come(self, rank: int) -> bool:
-        """Say whether a member is known to have come to meeting `latest`."""
+        """Say whether a member is known to have come to round `latest`."""
         return bool(self._known >> self.ranks.index(rank) & 1)
 
     def is_neighbour(self, rank: int) -> bool:
@@ -235,34 +210,34 @@ class Series:
     # --- what this worker does -------------------------------------------------------
 
     def come(self, payload: bytes) -> None:
-        """This worker comes to its next meeting; it may be passed, or fail, at once."""
+        """This worker comes to its next round; it may be passed, or fail, at once."""
         self._begin(payload)
         self._look()
 
     def decline(self, failure: Failure) -> None:
-        """This worker has come to its next meeting only to give it up."""
+        """This worker has come to its next round only to give it up."""
         self._begin(b"")
         self.fail(failure)
 
     def fail(self, failure: Failure) -> None:
-        """Fail the meeting that this worker waits at, for all."""
+        """Fail the round that this worker waits at, for all."""
         if self.is_waiting:
             self._end(failure)
             self._record(self.number, failure, None)
 
     def fail_ahead(self, number: int, failure: Failure) -> None:
-        """Fail a meeting that this worker has not come to, for all."""
+        """Fail a round that this worker has not come to, for all."""
         self._give_up_before(number, None)
         if number > self.passed and number not in self._failures:
             self._record(number, failure, None)
 
     def count(self, number: int) -> None:
-        """Take it that this worker has come to a meeting that failed with another."""
+        """Take it that this worker has come to a round that failed with another."""
         if not self.is_waiting and self.number < number:
             self.number += 1
 
     def on_lost(self, rank: int, failure: Failure) -> None:
-        """A worker is gone; so a meeting that it has come to fails, or waits for it."""
+        """A worker is gone; so a round that it has come to fails, or waits for it."""
         self._forgive(rank)
         if self.is_waiting:
             if self.is_neighbour(rank):
@@ -273,6 +248,8 @@ class Series:
     def let_go(self) -> None:
         """Forget the payloads, but for those who are still to get them."""
         self.payloads = ()
+        if not self.is_waiting:
+            self._go(SeriesEvent.LEAVE)
 
     # --- what it is told -------------------------------------------------------------
 
@@ -373,7 +350,7 @@ class Series:
             words.insert(0, self._result)
             self._forgive(rank)
         if self._must_report(rank):
-            self._has_reported = True
+            self._go(SeriesEvent.REPORT)
             words.append(Report(self.number, self.passed, self._branch_payloads()))
         elif self.is_waiting or not words or self._lacks(rank):
             about = self.latest, self._known
@@ -388,7 +365,8 @@ class Series:
     def _begin(self, payload: bytes) -> None:
         self.number += 1
         self.failure, self.payloads, self._own = None, (), payload
-        self.is_waiting, self._has_reported, self.counts_twin = True, False, False
+        self.counts_twin = False
+        self._go(SeriesEvent.COME)
         failure = self._failures.get(self.number)
         if self.passed >= self.number:
             self._catch_up()
@@ -404,16 +382,16 @@ class Series:
         self._known |= self._me
 
     def _catch_up(self) -> None:
-        """Go on where the others are, who have passed this meeting before."""
+        """Go on where the others are, who have passed this round before."""
         self.number = max(
             self.passed + 1, self.latest, *(n + 1 for n in self._failures)
         )
-        self._has_reported = False
+        self._go(SeriesEvent.CATCH_UP)
         self._enter()
         self._look()
 
     def _turn_to(self, number: int) -> None:
-        """Take note that somebody has come to a later meeting than was known."""
+        """Take note that somebody has come to a later round than was known."""
         if number > self.latest:
             self.latest = number
             self._known = 0
@@ -436,8 +414,8 @@ class Series:
         who = "" if rank is None else f", says {self._hub.who(rank)}"
         return Failure(
             Blame.GAVE_UP,
-            f"others have given rendezvous {self.number} of {self.tag!r} up{who}: they "
-            f"are at {later}",
+            f"others have given {self.key.label(self.number)} up{who}: they are at "
+            f"{later}",
         )
 
     def _learn(self, rank: int, known: int) -> None:
@@ -445,11 +423,11 @@ class Series:
         self._told[rank] = self._told.get(rank, 0) | known
 
     def _attend(self, rank: int, number: int, *, lacks: bool) -> None:
-        """A neighbour waits at a meeting: see whether it must be told something.
+        """A neighbour waits at a round: see whether it must be told something.
 
         Args:
             rank: of the neighbour.
-            number: of the meeting.
+            number: of the round.
             lacks: whether it has said that it does not know that we have come.
         """
         if number in self._failures:
@@ -457,8 +435,8 @@ class Series:
             self._must_tell(rank)
         elif number < self.latest or self._is_over(number):
             self._must_tell(rank)
-        elif self.is_waiting and rank == self.parent and lacks and self._has_reported:
-            self._has_reported = False
+        elif self.state is REPORTED and rank == self.parent and lacks:
+            self._go(SeriesEvent.ASK)
             self._must_tell(rank)
 
     def _is_over(self, number: int) -> bool:
@@ -490,7 +468,8 @@ class Series:
                 self._must_tell(rank)
 
     def _end(self, failure: Failure) -> None:
-        self.is_waiting, self.failure, self._own = False, failure, b""
+        self._go(SeriesEvent.FAIL)
+        self.failure, self._own = failure, b""
         self.counts_twin = failure.twin is not None
         if self.latest == self.number:
             self._reports.clear()
@@ -501,20 +480,20 @@ class Series:
             return
         if self.parent is None:
             self._pass(self._branch_payloads())
-        elif not self._has_reported:
+        elif self.state is GATHERING:
             self._must_tell(self.parent)
 
     def _must_report(self, rank: int) -> bool:
         is_whole = len(self._reports) == len(self._below)
-        is_due = self.is_waiting and not self._has_reported
-        return is_due and is_whole and rank == self.parent
+        return self.state is GATHERING and is_whole and rank == self.parent
 
     def _branch_payloads(self) -> Payloads:
         below = (one for rank in self._below for one in self._reports[rank])
         return (self._own, *below)
 
     def _pass(self, payloads: Payloads) -> None:
-        self.is_waiting, self.passed, self._own = False, self.number, b""
+        self._go(SeriesEvent.PASS)
+        self.passed, self._own = self.number, b""
         self.payloads = payloads
         self._reports.clear()
         self._result, self._owed = Result(self.number, payloads), {}
@@ -527,6 +506,9 @@ class Series:
         self._owed.pop(rank, None)
         if not self._owed:
             self._result = Result(-1, ())
+
+    def _go(self, event: SeriesEvent) -> None:
+        self.state = TRANSITIONS[self.state][event]
 
     def _must_tell(self, rank: int) -> None:
         self._hub.outbox[self, rank] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrpc.runtime.machine.trees import branch_of, depth_of, parent_of, split
+from asyncrpc.runtime.rounds.machine.tree import branch_of, depth_of, parent_of, split
 
 
 @pytest.mark.parametrize("size", [*range(1, 65), 100, 1000, 4096])

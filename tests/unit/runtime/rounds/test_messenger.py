@@ -8,8 +8,8 @@ import pytest
 
 from asyncrpc.errors import MalformedError, WorkerLostError
 from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.membership.messenger import LAST_MESSAGE_S, PeerMessenger
 from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.rounds.messenger import LAST_MESSAGE_S, PeerMessenger
 from tests.unit.runtime.membership.peers import Company, KeepingLink, run
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import enum
 
-from asyncrpc.runtime.machine.gathering import Gathering, ranks_of
+from asyncrpc.runtime.rounds.machine.gathering import Gathering, ranks_of
 
 
 class Phase(enum.Enum):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from asyncrpc.runtime.machine.termination import Phase, Termination
+from asyncrpc.runtime.rounds.machine.termination import Phase, Termination
 
 Link: TypeAlias = tuple[int, int]
 Message: TypeAlias = tuple[str, *tuple[int, ...]]

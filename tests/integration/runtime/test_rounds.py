@@ -12,10 +12,10 @@ import pytest
 import asyncrpc
 from asyncrpc import Options, UsageError, Worker, WorkerLostError
 from asyncrpc.errors import BarrierBrokenError, BarrierTimeoutError, NotStartedError
-from asyncrpc.runtime.machine import meetings as machine
-from asyncrpc.runtime.membership import meetings
-from asyncrpc.runtime.membership.meeting_codec import PART_BYTES
 from asyncrpc.runtime.membership.rendezvous import StaticRendezvous
+from asyncrpc.runtime.rounds import service, turns
+from asyncrpc.runtime.rounds.machine import table
+from asyncrpc.runtime.rounds.messages import PART_BYTES
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
 from tests.integration.runtime.groups import until
@@ -309,7 +309,7 @@ async def test_a_call_that_gives_up_before_its_turn_counts(five: list[Worker]) -
 
 
 async def test_too_many_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meetings, "CALLS_MAX", 2)
+    monkeypatch.setattr(turns, "CALLS_MAX", 2)
     async with Cluster(2) as (a, b):
         calls = [asyncio.create_task(a.rendezvous("tag", b"a")) for _ in range(3)]
         await asyncio.sleep(0)
@@ -355,10 +355,10 @@ async def test_a_call_that_is_cancelled_as_its_turn_comes_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[asyncio.Task[list[bytes]]] = []
-    let_next = vars(meetings.Venue)["_next"]
+    let_next = vars(turns.CallTurns)["pass_on"]
 
-    def let_next_and_cancel_it(venue: meetings.Venue) -> None:
-        let_next(venue)
+    def let_next_and_cancel_it(calls_here: turns.CallTurns) -> None:
+        let_next(calls_here)
         if len(calls) > 1:
             calls.pop().cancel()
 
@@ -366,7 +366,7 @@ async def test_a_call_that_is_cancelled_as_its_turn_comes_counts(
         calls += [asyncio.create_task(a.rendezvous("tag")) for _ in range(2)]
         first, second = calls
         await asyncio.sleep(0)
-        monkeypatch.setattr(meetings.Venue, "_next", let_next_and_cancel_it)
+        monkeypatch.setattr(turns.CallTurns, "pass_on", let_next_and_cancel_it)
         assert await b.rendezvous("tag") == await first
         with pytest.raises(asyncio.CancelledError):
             await second
@@ -413,7 +413,7 @@ async def test_a_member_that_is_killed_fails_it_for_all(victim: str) -> None:
 async def test_what_comes_early_is_bounded_and_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(meetings, "EARLY_BYTES_MAX", 1000)
+    monkeypatch.setattr(service, "EARLY_BYTES_MAX", 1000)
     async with Cluster(3) as (a, b, c):
         tags = ["x", "y", "z"]
         coming = [
@@ -421,9 +421,9 @@ async def test_what_comes_early_is_bounded_and_asked_for_again(
             for one in (b, c)
             for tag in tags
         ]
-        await until(lambda: len(a.parts.meetings.machine.all_series) == 3)
+        await until(lambda: len(a.parts.rounds.machine.all_series) == 3)
         await asyncio.sleep(LATE_S)
-        held = [one.held_bytes for one in a.parts.meetings.machine.all_series]
+        held = [one.held_bytes for one in a.parts.rounds.machine.all_series]
         assert 400 <= sum(held) <= 1000
         for tag in tags:
             assert await a.rendezvous(tag, b"") == [b"", bytes(400), bytes(400)]
@@ -431,32 +431,33 @@ async def test_what_comes_early_is_bounded_and_asked_for_again(
 
 
 async def test_series_that_are_forgotten_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "SERIES_MAX", 2)
+    monkeypatch.setattr(table, "SERIES_MAX", 2)
     async with Cluster(3) as workers:
         for number in range(10):
             await settled(workers, f"tag {number % 4}")
             await all_meet(workers[:2], f"pair {number}", [0, 1])
         for worker in workers:
-            assert len(worker.parts.meetings.machine.all_series) <= 3
+            assert len(worker.parts.rounds.machine.all_series) <= 3
 
 
 @pytest.mark.parametrize(
     ("method", "value"),
     [
         ("here", None),
-        ("here", ["tag"]),
-        ("here", [7, None, 0, -1, True, 0, b""]),
-        ("here", ["x" * 1025, None, 0, -1, True, 0, b""]),
-        ("here", ["tag", [0, 1, 1], 0, -1, True, 0, b""]),
-        ("here", ["tag", [0, 1, 9], 0, -1, True, 0, b""]),
-        ("here", ["tag", [1, 2], 0, -1, True, 0, b""]),  # without the receiver
-        ("here", ["tag", [0, 2], 0, -1, True, 0, b""]),  # without the sender
-        ("here", ["tag", [2, 0, 1], 0, -1, True, 0, b""]),  # no neighbours
-        ("up", ["tag", None, 0, -1, 0, 1, [b"\x92\xc4\x00\xc4\x00"]]),  # of two
-        ("up", ["tag", None]),
-        ("up", ["tag", None, 0, "1", 0, 1, [b"\x91\xc4\x00"]]),
-        ("down", ["tag", None, 0, 0, 1, [b"\x93\xc4\x00\xc4\x00\xc4\x00"]]),
-        ("doubt", ["tag", None, 0, 7, [[0, 1], 0]]),
+        ("here", ["RENDEZVOUS", "tag"]),
+        ("here", ["NOTHING", "tag", None, 0, -1, True, 0, b""]),
+        ("here", ["RENDEZVOUS", 7, None, 0, -1, True, 0, b""]),
+        ("here", ["RENDEZVOUS", "x" * 1025, None, 0, -1, True, 0, b""]),
+        ("here", ["RENDEZVOUS", "tag", [0, 1, 1], 0, -1, True, 0, b""]),
+        ("here", ["RENDEZVOUS", "tag", [0, 1, 9], 0, -1, True, 0, b""]),
+        ("here", ["RENDEZVOUS", "tag", [1, 2], 0, -1, True, 0, b""]),  # not to us
+        ("here", ["RENDEZVOUS", "tag", [0, 2], 0, -1, True, 0, b""]),  # not by it
+        ("here", ["BARRIER", "", [2, 0, 1], 0, -1, True, 0, b""]),  # no neighbours
+        ("up", ["BARRIER", "", None, 0, -1, 0, 1, [b"\x92\xc4\x00\xc4\x00"]]),  # of two
+        ("up", ["RENDEZVOUS", "tag", None]),
+        ("up", ["RENDEZVOUS", "tag", None, 0, "1", 0, 1, [b"\x91\xc4\x00"]]),
+        ("down", ["BARRIER", "", None, 0, 0, 1, [b"\x93\xc4\x00\xc4\x00\xc4\x00"]]),
+        ("doubt", ["RENDEZVOUS", "tag", None, 0, 7, [[0, 1], 0]]),
         ("nothing", ["tag", None]),
     ],
 )
@@ -466,9 +467,9 @@ async def test_what_makes_no_sense_is_dropped(
     """From a child to the root; the meetings that follow know nothing of it."""
     async with Cluster(3) as (a, b, c):
         link = await b.parts.link_to("a")
-        link.notify("meetings", method, value)
+        link.notify("rounds", method, value)
         assert await b.peer("a").call(max, 1, 2) == 2  # so the other has arrived
-        assert f"notice of 'b' could not be taken: meetings.{method}" in caplog.text
+        assert f"notice of 'b' could not be taken: rounds.{method}" in caplog.text
         assert await b.parts.link_to("a") is link
         await settled((a, b, c), "tag")
 
@@ -477,6 +478,6 @@ async def test_nothing_is_asked_for_there() -> None:
     async with Cluster(2) as (a, _):
         link = await a.parts.link_to("b")
         with pytest.raises(
-            asyncrpc.AsyncRpcError, match="sent what is wrong: 'meetings\\.here', which"
+            asyncrpc.AsyncRpcError, match="sent what is wrong: 'rounds\\.here', which"
         ):
-            await link.request_service("meetings", "here", None)
+            await link.request_service("rounds", "here", None)

@@ -5,18 +5,19 @@ The members and their links are played; of a few members in every possible order
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrpc.errors import MalformedError
-from asyncrpc.runtime.machine import meetings
-from asyncrpc.runtime.machine.meetings import Meetings
-from asyncrpc.runtime.machine.series import (
-    FAILURES_KEPT,
+from asyncrpc.runtime.rounds.machine import table
+from asyncrpc.runtime.rounds.machine.series import FAILURES_KEPT, Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
+from asyncrpc.runtime.rounds.machine.words import (
     Blame,
     Doubt,
     Failed,
@@ -25,18 +26,24 @@ from asyncrpc.runtime.machine.series import (
     Payloads,
     Report,
     Result,
-    Series,
     Turn,
     Word,
 )
-from tests.unit.runtime.machine.meeting_world import Call, World, explore, name_of
+from tests.unit.runtime.rounds.machine.world import (
+    Call,
+    Step,
+    World,
+    call,
+    explore,
+    name_of,
+)
 
-ALL: Call = ("tag", None)
+ALL: Call = call("tag")
 CHOICES = st.randoms(use_true_random=False)
 
 
-def ranks_of(world: World, call: Call) -> Sequence[int]:
-    return range(world.size) if call[1] is None else call[1]
+def ranks_of(world: World, key: Call) -> Sequence[int]:
+    return range(world.size) if key.replicas is None else key.replicas
 
 
 def names_are_right(world: World) -> None:
@@ -45,12 +52,12 @@ def names_are_right(world: World) -> None:
         for index, end in member.ends.items():
             if isinstance(end, Failure):
                 continue
-            call = member.program[index]
+            key = member.program[index]
             came = [tuple(map(int, payload.split(b":"))) for payload in end]
-            assert [one for one, _ in came] == list(ranks_of(world, call))
+            assert [one for one, _ in came] == list(ranks_of(world, key))
             assert (rank, index) in came
             counts = {
-                world.members[one].program[:begun].count(call) for one, begun in came
+                world.members[one].program[:begun].count(key) for one, begun in came
             }
             assert len(counts) == 1 or world.restarts, "another meeting of theirs"
 
@@ -82,7 +89,7 @@ def last_ends(world: World) -> list[Payloads | Failure]:
 
 
 class TestEveryOrder:
-    @pytest.mark.parametrize("size", [1, 2, 3, 4])
+    @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
     def test_all_pass_when_all_have_come(self, size: int) -> None:
         assert explore(World([[ALL]] * size), all_pass)
 
@@ -127,26 +134,63 @@ class TestEveryOrder:
         assert explore(World([[ALL] * 2] * 3, deaths=1), nobody_waits)
 
 
+def played(
+    size: int, pick: Callable[[list[Step]], Step], loss: int, victim: int
+) -> bool:
+    """Play one order in which a member dies after so many steps; say if it did."""
+    world = World([[ALL] * 2] * size, deaths=1, ticks=size)
+    for number in itertools.count():
+        if number == loss and not world.members[victim].is_dead:
+            world.take(("die", victim, 0))
+        steps = [step for step in world.steps() if step[0] != "die"]
+        if not steps:
+            world.settle()
+            nobody_waits(world)
+            return number > loss
+        world.take(pick(steps))
+    raise AssertionError
+
+
+class TestALossAtEachStep:
+    """Of up to five, in several orders: nobody waits for whom was lost at any step."""
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+    @pytest.mark.parametrize(
+        "pick",
+        [
+            pytest.param(lambda steps: steps[0], id="all come first"),
+            pytest.param(lambda steps: steps[-1], id="what is said is heard first"),
+            pytest.param(lambda steps: steps[len(steps) // 2], id="by turns"),
+        ],
+    )
+    def test_nobody_waits(self, size: int, pick: Callable[[list[Step]], Step]) -> None:
+        for victim in range(size):
+            steps = itertools.count()
+            while played(size, pick, next(steps), victim):
+                pass
+            assert next(steps) >= size
+
+
 class TestSubsets:
     @pytest.mark.parametrize("ticks", [0, 1])
     def test_the_same_tag_serves_several_that_come_in_one_order(
         self, ticks: int
     ) -> None:
         """Although the third member waits for the others while they are elsewhere."""
-        some: list[Call] = [("tag", (1, 0)), ALL]
+        some: list[Call] = [call("tag", (1, 0)), ALL]
         assert explore(World([some, some, [ALL]], ticks=ticks), all_pass)
 
     def test_other_tags_do_not_wait_for_each_other(self) -> None:
         """Each comes to both at once, in an order of its own."""
         programs: list[list[Call]] = [
-            [("x", None), ("y", (2, 0))],
-            [("x", None)],
-            [("y", (2, 0)), ("x", None)],
+            [call("x"), call("y", (2, 0))],
+            [call("x")],
+            [call("y", (2, 0)), call("x")],
         ]
         assert explore(World(programs, at_once=2), all_pass)
 
     def test_who_gives_one_up_leaves_the_others_be(self) -> None:
-        world = World([[("x", None), ("y", None)]] * 2, at_once=2)
+        world = World([[call("x"), call("y")]] * 2, at_once=2)
         for rank in (0, 0, 1):
             world.take(("come", rank, 0))
         world.members[0].calls[0].fail(Failure(Blame.GAVE_UP, "it had no time"))
@@ -170,7 +214,7 @@ class TestSubsets:
             members = choices.sample(range(size), choices.randint(1, size))
             tag = choices.choice(["tag", f"tag {number}"])
             for rank in members:
-                programs[rank].append((tag, tuple(members)))
+                programs[rank].append(call(tag, tuple(members)))
             for program in programs:
                 program.append(ALL)
         world = World(programs, at_once=at_once)
@@ -250,7 +294,7 @@ class TestNewLives:
         assert all(isinstance(end, tuple) and end == last[0] for end in last)
 
 
-LATE = Failure(Blame.GAVE_UP, "it gave up", ("somebody",))
+LATE = Failure(Blame.GAVE_UP, "it gave up", (5,))
 
 
 def here(
@@ -262,11 +306,11 @@ def here(
 class TestOneMember:
     """The root of three, unless said otherwise; its children are 1 and 2."""
 
-    def made(self, rank: int = 0, size: int = 3) -> tuple[Meetings, Series]:
-        one = Meetings(rank, size, name_of)
-        return one, one.series("tag", None)
+    def made(self, rank: int = 0, size: int = 3) -> tuple[Rounds, Series]:
+        one = Rounds(rank, size, name_of)
+        return one, one.series(ALL)
 
-    def words(self, one: Meetings) -> list[tuple[int, Word]]:
+    def words(self, one: Rounds) -> list[tuple[int, Word]]:
         return [
             (rank, word)
             for series, rank in one.due()
@@ -389,7 +433,7 @@ class TestOneMember:
 
     def test_a_doubt_of_one_that_has_come_is_none(self) -> None:
         one, series = self.made(size=4)
-        some = one.series("tag", (0, 3))
+        some = one.series(call("tag", (0, 3)))
         one.come(series, b"")
         one.hear(series, 1, here(0, -1, 0, 0b1110))
         one.hear(series, 1, Doubt(0, 3, Turn((0, 3), 0)))
@@ -424,25 +468,25 @@ class TestOneMember:
     def test_the_oldest_are_forgotten_but_those_in_use(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(meetings, "SERIES_MAX", 2)
+        monkeypatch.setattr(table, "SERIES_MAX", 2)
         one, first = self.made()
         assert one.drop([]) == []
         one.come(first, b"")
-        second, third, fourth = (one.series(name, None) for name in ("2", "3", "4"))
+        second, third, fourth = (one.series(call(name)) for name in ("2", "3", "4"))
         one.come(second, b"")
         second.fail(LATE)
         assert one.drop([]) == [second, third]
         assert one.all_series == [first, fourth]
-        fifth = one.series("tag", (0, 1))
+        fifth = one.series(call("tag", (0, 1)))
         assert one.drop([fourth]) == [fifth]
         first.fail(LATE)
-        one.series("6", None)
+        one.series(call("6"))
         assert one.drop([]) == [first]
 
 
-def rounds_of(size: int, call: Call) -> tuple[World, int]:
+def rounds_of(size: int, key: Call) -> tuple[World, int]:
     """Let all come, then all words of a moment arrive at once; count these moments."""
-    world = World([[call]] * size)
+    world = World([[key]] * size)
     for rank in range(size):
         world.come(rank)
     count = 0

@@ -1,1 +1,0 @@
-"""Decisions of the runtime: plain state, no I/O, no time, no tasks."""

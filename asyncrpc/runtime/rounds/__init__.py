@@ -1,0 +1,1 @@
+"""Rounds: one way of "everyone has come", for barriers, rendezvous and the end."""

@@ -1,0 +1,273 @@
+"""The rounds of one worker: barriers, rendezvous, the waves of the end; a `Service`.
+
+`machine.table` decides; here is who may say what, and what is kept for later.  Whoever
+has not come yet takes part all the same: it keeps what is said to it, and passes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+from asyncrpc.arguments import wrong
+from asyncrpc.errors import MalformedError, UsageError
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.membership.ports import Peers
+from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
+from asyncrpc.runtime.rounds.machine.series import Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
+from asyncrpc.runtime.rounds.machine.tree import are_neighbours, branch_of, parent_of
+from asyncrpc.runtime.rounds.machine.words import (
+    LISTED_MAX,
+    Doubt,
+    Key,
+    Purpose,
+    Replicas,
+    Report,
+    Result,
+    Word,
+)
+from asyncrpc.runtime.rounds.messages import (
+    SERVICE,
+    TAG_CHARS_MAX,
+    Arriving,
+    DoubtNotice,
+    DownNotice,
+    FailedNotice,
+    HereNotice,
+    PartNotice,
+    PlainNotice,
+    UpNotice,
+    check_part,
+    check_replicas,
+    check_word,
+    payload_bytes_max,
+    take_part,
+    unpack,
+)
+from asyncrpc.runtime.rounds.messenger import name_of, rank_of
+from asyncrpc.runtime.rounds.venue import Venue
+from asyncrpc.runtime.router import takes
+
+# Of reports for rounds that this worker has not come to.  What is beyond that is
+# dropped, and asked for when it comes.
+EARLY_BYTES_MAX: Final = 64 << 20
+BARRIER: Final = Key(Purpose.BARRIER, "", None)
+
+
+class RoundService:
+    """What one worker does at rounds; a `Service`."""
+
+    name = SERVICE
+
+    def __init__(self, identity: Identity, scheduler: Scheduler, peers: Peers) -> None:
+        """Prepare.
+
+        Args:
+            identity: who takes part.
+            scheduler: has the time, and runs the dials.
+            peers: the others.
+        """
+        self.identity = identity
+        self.scheduler = scheduler
+        self.peers = peers
+        self.is_closed = False
+        self._venues: dict[Series, Venue] = {}
+        self._early: dict[Venue, int] = {}  # bytes
+        self.routes = (
+            takes(HereNotice, self._on_word),
+            takes(FailedNotice, self._on_word),
+            takes(DoubtNotice, self._on_word),
+            takes(UpNotice, self._on_part),
+            takes(DownNotice, self._on_part),
+        )
+
+    @functools.cached_property
+    def size(self) -> int:
+        """How many may take part; 0: this worker has no rank among them."""
+        # Who joins a group that runs may be told its rank by it.
+        rank, world_size = self.identity.rank, self.identity.world_size
+        return world_size if 0 <= rank < world_size else 0
+
+    @functools.cached_property
+    def machine(self) -> Rounds:
+        """Decides; there is one only where there are ranks."""
+        return Rounds(self.identity.rank, self.size, self.name_of)
+
+    async def barrier(self, timeout_s: float | None) -> None:
+        """Pass one barrier; see `Worker.barrier`."""
+        if not self.size:
+            raise UsageError("a barrier needs ranks: this group was made without")
+        await self.venue(BARRIER).meet(b"", timeout_s)
+
+    async def rendezvous(
+        self,
+        tag: str,
+        payload: bytes,
+        replicas: Sequence[int] | None,
+        timeout_s: float | None,
+    ) -> list[bytes]:
+        """Bring a payload to a rendezvous; see `Worker.rendezvous`."""
+        if not self.size:
+            raise UsageError("a rendezvous needs ranks: this group was made without")
+        if len(tag) > TAG_CHARS_MAX:
+            raise wrong("tag", f"at most {TAG_CHARS_MAX} characters long", tag)
+        venue = self.venue(Key(Purpose.RENDEZVOUS, tag, self._checked(replicas)))
+        return await venue.meet(payload, timeout_s)
+
+    def _checked(self, replicas: Sequence[int] | None) -> Replicas:
+        if replicas is None:
+            return None
+        found, rank = tuple(replicas), self.identity.rank
+        for one in found:
+            if type(one) is not int or not 0 <= one < self.size:
+                wanted = f"a rank of a group of {self.size} workers"
+                raise wrong("each of replicas", wanted, one)
+        if len(set(found)) != len(found):
+            twice = next(one for one in found if found.count(one) > 1)
+            raise UsageError(f"rank {twice} is among the replicas more than once")
+        if rank not in found:
+            raise UsageError(
+                f"worker {self.identity.name!r} (rank {rank}) is not among the "
+                f"replicas of this rendezvous: {list(found[:LISTED_MAX])}"
+                + ("..." if len(found) > LISTED_MAX else "")
+            )
+        return None if found == tuple(range(self.size)) else found
+
+    # --- what other workers say ------------------------------------------------------
+
+    def _on_word(self, link: PeerLink, notice: PlainNotice) -> None:
+        """Take a word of a neighbour that comes in one message.
+
+        Raises:
+            MalformedError: it makes no sense, or is of nobody who takes part.
+        """
+        rank, ranks = self._checked_sender(link, notice.key)
+        word = notice.word
+        check_word(word, len(ranks), self.size)
+        if isinstance(word, Doubt) and word.rank not in ranks:
+            raise MalformedError(f"rank {word.rank} has no part in it")
+        if not self.is_closed:
+            self._receive(self.venue(notice.key), rank, link, word)
+
+    def _on_part(self, link: PeerLink, notice: PartNotice) -> None:
+        """Take a part of payloads, and the word that they belong to once it is whole.
+
+        Raises:
+            MalformedError: it makes no sense, or is of nobody who takes part.
+        """
+        rank, ranks = self._checked_sender(link, notice.key)
+        sender, count = ranks.index(rank), len(ranks)
+        is_up = isinstance(notice, UpNotice)
+        if is_up is not (parent_of(sender, count) == ranks.index(self.identity.rank)):
+            raise MalformedError("a parent reports to no child, and a child has none")
+        members = len(branch_of(sender, count)[0]) if is_up else count
+        check_part(notice.part, count)
+        if self.is_closed:
+            return
+        venue = self.venue(notice.key)
+        arriving = take_part(venue.arriving.pop(rank, None), notice)
+        if arriving is None or not self._has_room(venue, arriving):
+            return
+        if not arriving.is_whole:
+            venue.arriving[rank] = arriving
+            return
+        payloads = unpack(arriving.pieces, members, payload_bytes_max(count))
+        word: Word = Result(notice.number, payloads)
+        if isinstance(notice, UpNotice):
+            word = Report(notice.number, notice.passed, payloads)
+        self._receive(venue, rank, link, word)
+
+    def _checked_sender(self, link: PeerLink, key: Key) -> tuple[int, Sequence[int]]:
+        """Return the sender's rank, and all members, before anything is kept for it.
+
+        Raises:
+            MalformedError: it has no say there.
+        """
+        name, own, replicas = link.peer.name, self.identity.rank, key.replicas
+        check_replicas(replicas, self.size)
+        rank = rank_of(self.peers, name)
+        ranks = range(self.size) if replicas is None else replicas
+        if (
+            len(key.tag) > TAG_CHARS_MAX
+            or rank not in ranks
+            or own not in ranks
+            or not are_neighbours(ranks.index(rank), ranks.index(own), len(ranks))
+        ):
+            raise MalformedError(
+                f"worker {name!r} has no say in a {key.purpose.value} {key.tag!r:.80}"
+            )
+        return rank, ranks
+
+    def _receive(self, venue: Venue, rank: int, link: PeerLink, word: Word) -> None:
+        venue.note_life(rank, link.peer)
+        self.machine.hear(venue.series, rank, word)
+        venue.note_life(rank, link.peer)
+        venue.changed.set()
+        self.flush()
+
+    def _has_room(self, venue: Venue, arriving: Arriving) -> bool:
+        """Say whether payloads can be kept although nobody waits for them here."""
+        if venue.series.is_waiting:
+            self._early.pop(venue, None)
+            return True
+        early = self._early
+        early[venue] = venue.held_bytes + arriving.nbytes
+        if sum(early.values()) <= EARLY_BYTES_MAX:
+            return True
+        self._early = {
+            one: one.held_bytes
+            for one in early
+            if one.held_bytes and not one.series.is_waiting
+        }
+        return sum(self._early.values()) + arriving.nbytes <= EARLY_BYTES_MAX
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Fail every round that waits for the worker."""
+        rank = rank_of(self.peers, peer.name)
+        for venue in tuple(self._venues.values()):
+            if venue.series.is_neighbour(rank) and venue.relies_on(rank, peer):
+                venue.on_gone(rank, reason)
+
+    async def close(self) -> None:
+        """Give up what this worker waits at; the others are told.
+
+        Cancellation:
+            It never waits.
+        """
+        self.is_closed = True
+        for venue in tuple(self._venues.values()):
+            venue.give_up("shuts down")
+
+    # --- what venues ask -------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Tell whoever is to be told; wake those whose round is over."""
+        for series, rank in self.machine.due():
+            self._venue_of(series).messenger.send(rank)
+        for series in self.machine.ended:
+            self._venue_of(series).changed.set()
+        self.machine.ended.clear()
+
+    def name_of(self, rank: int) -> str:
+        """Return the name of a worker, for people to read."""
+        return name_of(self.peers, rank)
+
+    def venue(self, key: Key) -> Venue:
+        """Return where the rounds of a series take place."""
+        series = self.machine.series(key)
+        venue = self._venue_of(series)
+        taken = (one for one, venue in self._venues.items() if venue.turns.is_taken)
+        in_use = itertools.chain((series,), taken)
+        for dropped in self.machine.drop(in_use):
+            self._early.pop(self._venue_of(dropped), None)
+            del self._venues[dropped]
+        return venue
+
+    def _venue_of(self, series: Series) -> Venue:
+        venue = self._venues.get(series)
+        if venue is None:
+            venue = self._venues[series] = Venue(self, series)
+        return venue

@@ -1,0 +1,338 @@
+"""One series of rounds at one worker: its calls, its connections and its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final, Protocol
+
+from asyncrpc.errors import (
+    AsyncRpcError,
+    BarrierBrokenError,
+    BarrierTimeoutError,
+    NotStartedError,
+    Outcome,
+    UnknownWorkerError,
+    UsageError,
+    WorkerLostError,
+)
+from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.runtime.membership.ports import Peers
+from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
+from asyncrpc.runtime.rounds.machine.series import Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
+from asyncrpc.runtime.rounds.machine.words import (
+    LISTED_MAX,
+    Blame,
+    Failure,
+    Payloads,
+    Purpose,
+    Report,
+    Result,
+)
+from asyncrpc.runtime.rounds.messages import (
+    MISSING_MAX,
+    PROBLEM_CHARS_MAX,
+    Arriving,
+    PayloadPart,
+    notices,
+    pack,
+    payload_bytes_max,
+)
+from asyncrpc.runtime.rounds.messenger import STALL_S, PeerMessenger, rank_of
+from asyncrpc.runtime.rounds.turns import CallTurns
+
+_ANY: Final = {
+    Purpose.BARRIER: "a barrier",
+    Purpose.RENDEZVOUS: "a rendezvous",
+    Purpose.END: "a wave of the end",
+}
+
+
+class Host(Protocol):
+    """The service that a venue belongs to."""
+
+    identity: Identity
+    scheduler: Scheduler
+    peers: Peers
+    is_closed: bool
+
+    @property
+    def machine(self) -> Rounds:
+        """Decides."""
+
+    def flush(self) -> None:
+        """Tell whoever is to be told; wake those whose round is over."""
+
+    def name_of(self, rank: int) -> str:
+        """Return the name of a worker, for people to read."""
+
+
+class Venue:
+    """One series at one worker: its connections, and the calls to it, in turn.
+
+    Attributes:
+        series: of which it is.
+        changed: set when something was said of it.
+        messenger: sends to those who are told of it.
+        arriving: payloads of which some parts have come, by neighbour.
+        turns: of the calls.
+    """
+
+    def __init__(self, service: Host, series: Series) -> None:
+        self.series = series
+        self.changed = asyncio.Event()
+        self.messenger = PeerMessenger(
+            service.identity,
+            service.scheduler,
+            service.peers,
+            self._write,
+            self.on_gone,
+        )
+        self.arriving: dict[int, Arriving] = {}
+        self.turns = CallTurns(service.scheduler.loop, self._skip)
+        self._service = service
+        self._machine = service.machine
+        # Which life of a neighbour has spoken, or was spoken to, of which round.
+        self._lives: dict[int, tuple[int, Incarnation]] = {}
+        self._packed: tuple[Payloads, list[PayloadPart]] = (), []
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of payloads that have come before this worker."""
+        arriving = sum(one.nbytes for one in self.arriving.values())
+        return arriving + self.series.held_bytes
+
+    async def meet(self, payload: bytes, timeout_s: float | None) -> list[bytes]:
+        """Come to the next round in turn, and wait until it is over.
+
+        Returns:
+            The payloads of all members.
+
+        Raises:
+            AsyncRpcError: it has failed; see `Worker.rendezvous`.
+
+        Cancellation:
+            It fails for all, unless it has been passed.
+        """
+        loop, series = self._service.scheduler.loop, self.series
+        end_s = None if timeout_s is None else loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(end_s):
+                await self.turns.take(self._any)
+        except TimeoutError:
+            raise BarrierTimeoutError(
+                f"{self._any}: in {timeout_s:g} s its turn did not come: another call "
+                "of this worker waits there",
+                number=series.number,
+                missing=(),
+            ) from None
+        try:
+            self._refuse(payload)
+            failure = await self._try(payload, end_s, timeout_s or 0.0)
+            if failure is not None:
+                raise self._error(failure)
+            return list(series.payloads)
+        finally:
+            self.let_go()
+            self.turns.pass_on()
+
+    async def _try(
+        self, payload: bytes, end_s: float | None, timeout_s: float
+    ) -> Failure | None:
+        try:
+            return await self.come(payload, end_s)
+        except TimeoutError:
+            absence = self._absence()
+            error = BarrierTimeoutError(
+                f"{self._label}: in {timeout_s:g} s {absence}; it has failed for all, "
+                "the next one can be used",
+                number=self.series.number,
+                missing=tuple(map(self._service.name_of, self.series.missing)),
+            )
+            self.give_up(f"waited {timeout_s:g} s; {absence}")
+            raise error from None
+        except BaseException as error:
+            is_cancelled = isinstance(error, asyncio.CancelledError)
+            self.give_up("was cancelled" if is_cancelled else f"failed: {error!r}")
+            raise
+
+    async def come(self, payload: bytes, end_s: float | None) -> Failure | None:
+        """Come to the next round, and wait until it is over.
+
+        Args:
+            payload: what this worker brings.
+            end_s: when it stops waiting, by the loop's clock; None: never.
+
+        Returns:
+            How it has failed; None if `series` has the payloads of all.
+
+        Raises:
+            TimeoutError: the time has passed; the others still wait for each other.
+
+        Cancellation:
+            As after a TimeoutError.
+        """
+        series = self.series
+        self._machine.come(series, payload)
+        self._service.flush()
+        try:
+            async with asyncio.timeout_at(end_s):
+                await self._until_over()
+                if series.has_passed:  # whoever relies on our message has it first
+                    await self.messenger.wait_sent()
+                    self.messenger.cancel()
+        except TimeoutError:
+            if series.is_waiting:
+                raise
+        return series.failure
+
+    async def _until_over(self) -> None:
+        series, now_s = self.series, self._service.scheduler.loop.time
+        tell_s: float | None = None  # when neighbours are told what they lack
+        while series.is_waiting:
+            self.changed.clear()
+            if tell_s is None and series.is_overdue:
+                tell_s = now_s() + STALL_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(tell_s):
+                    await self.changed.wait()  # a loss changes it, and our end
+            if tell_s is not None and now_s() >= tell_s:
+                tell_s = None
+                for rank in series.overdue():
+                    self.messenger.send(rank)
+
+    def let_go(self) -> None:
+        """Forget the payloads of the round that is over."""
+        self.series.let_go()
+        self._packed = (), []
+
+    def give_up(self, what: str) -> None:
+        """Fail the round that this worker waits at, if any, for all."""
+        if self.series.is_waiting:
+            missing = tuple(self.series.missing[:MISSING_MAX])
+            problem = f"{self._me} gave up {self._label}: it {what}"
+            self.fail(Blame.GAVE_UP, problem, missing)
+
+    def fail(self, blame: Blame, problem: str, missing: tuple[int, ...]) -> None:
+        """Fail the round that this worker waits at, if any, for all."""
+        self.series.fail(Failure(blame, problem[:PROBLEM_CHARS_MAX], missing))
+        self._service.flush()
+
+    def on_gone(self, rank: int, reason: str) -> None:
+        """A worker is gone, or cannot be reached."""
+        self.arriving.pop(rank, None)
+        who = self._machine.who(rank)
+        problem = f"{self._label} has failed: {who} is gone: {reason}"
+        failure = Failure(Blame.LOST, problem[:PROBLEM_CHARS_MAX], (rank,))
+        self.series.on_lost(rank, failure)
+        self._service.flush()
+
+    def note_life(self, rank: int, peer: WorkerId) -> None:
+        """Take note of which life of a neighbour a word comes from, or goes to."""
+        latest, life = self._lives.get(rank, (-1, peer.incarnation))
+        self._lives[rank] = self.series.latest, peer.incarnation
+        if latest == self.series.latest and life != peer.incarnation:
+            self.on_gone(rank, "it has been restarted")
+
+    def relies_on(self, rank: int, peer: WorkerId) -> bool:
+        """Say whether a worker that is gone matters: no later life has its place."""
+        latest, life = self._lives.get(rank, (-1, peer.incarnation))
+        if latest == self.series.latest:
+            return life == peer.incarnation
+        try:
+            link = self._service.peers.find(peer.name).link
+        except UnknownWorkerError:
+            return True
+        return link is None or link.peer == peer
+
+    def _skip(self, what: str) -> None:
+        """A call has given up before its turn: of a rendezvous it counts as come.
+
+        A barrier has no calls of its own that others could be matched with: it is the
+        next of a worker that is passed, whoever waits for it.
+        """
+        if self.series.key.purpose is Purpose.RENDEZVOUS:
+            self._decline(what)
+
+    def _decline(self, what: str) -> None:
+        """Come to a round only to give it up."""
+        problem = f"{self._me} gave {self._any} up: it {what}"[:PROBLEM_CHARS_MAX]
+        rank = self._service.identity.rank
+        failure = Failure(Blame.GAVE_UP, problem, (rank,))
+        self._machine.decline(self.series, failure)
+        self._service.flush()
+
+    def _refuse(self, payload: bytes) -> None:
+        """Fail the round for all if this worker cannot take part in it."""
+        most = payload_bytes_max(len(self.series.ranks))
+        error: AsyncRpcError | None = None
+        if self._service.is_closed:
+            error = NotStartedError(
+                f"worker {self._service.identity.name!r} shuts down"
+            )
+        elif len(payload) > most:
+            error = UsageError(
+                f"the payload has {len(payload):,} bytes; in a rendezvous of "
+                f"{len(self.series.ranks)} each may have {most:,}"
+            )
+        if error is not None:
+            self._decline(f"has failed: {error}")
+            raise error
+
+    # --- messages --------------------------------------------------------------------
+
+    def _write(self, link: PeerLink) -> None:
+        """Write what the worker at the other end is to be told now."""
+        rank = rank_of(self._service.peers, link.peer.name)
+        self.note_life(rank, link.peer)
+        for word in self.series.words_for(rank):
+            parts: list[PayloadPart] = []
+            if isinstance(word, Report | Result):
+                if self._packed[0] is not word.payloads:
+                    self._packed = word.payloads, pack(word.payloads)
+                parts = self._packed[1]
+            for notice in notices(self.series.key, word, parts):
+                link.tell(notice, at_once=True)
+
+    # --- errors ----------------------------------------------------------------------
+
+    @property
+    def _any(self) -> str:
+        """What a round is called whose number is not known."""
+        key = self.series.key
+        of = f" of {key.tag!r}" if key.purpose is Purpose.RENDEZVOUS else ""
+        return _ANY[key.purpose] + of
+
+    @property
+    def _label(self) -> str:
+        series = self.series
+        number = series.number if series.is_waiting else series.latest
+        return series.key.label(number)
+
+    @property
+    def _me(self) -> str:
+        return self._machine.who(self._service.identity.rank)
+
+    def _absence(self) -> str:
+        missing = self.series.missing
+        if not missing:
+            return "all have come, and are too slow"
+        listed = ", ".join(map(self._machine.who, missing[:LISTED_MAX]))
+        more = len(missing) - LISTED_MAX
+        return f"these did not come: {listed}" + (
+            f" and {more} more" if more > 0 else ""
+        )
+
+    def _error(self, failure: Failure) -> AsyncRpcError:
+        names = tuple(map(self._service.name_of, failure.missing))
+        if failure.blame is Blame.LOST:
+            return WorkerLostError(
+                failure.problem,
+                function=self.series.key.purpose.value,
+                to=", ".join(names),
+                outcome=Outcome.UNKNOWN,
+            )
+        return BarrierBrokenError(
+            failure.problem, number=self.series.number, missing=names
+        )
