@@ -90,9 +90,8 @@ def _opened() -> Context:
 
 
 def _release(which: Context) -> None:
-    if agents.is_set():
-        agent = agents.current()
-        agent.host.do_at_once(lambda: which.service.release(which.id))
+    if agents.is_set():  # whatever this thread does next comes to the loop after it
+        agents.current().host.soon(lambda: which.service.release(which.id))
 
 
 def backward(
@@ -122,9 +121,8 @@ def backward(
             "are supported: (contextId: int, roots: list[Tensor], retain_graph: bool = "
             "False) -> None"
         )
-    found = agent.host.do_at_once(lambda: _context(agent, context_id))
     _check_roots(roots)
-    _run(agent, found, roots, retain_graph=bool(retain_graph))
+    _run(agent, context_id, roots, retain_graph=bool(retain_graph))
 
 
 def _check_roots(roots: Sequence[torch.Tensor]) -> None:
@@ -145,10 +143,11 @@ def _check_roots(roots: Sequence[torch.Tensor]) -> None:
 
 
 def _run(
-    agent: Agent, which: Context, roots: Sequence[torch.Tensor], *, retain_graph: bool
+    agent: Agent, context_id: int, roots: Sequence[torch.Tensor], *, retain_graph: bool
 ) -> None:
     async def run() -> None:
         deadline_var.set(None)
+        which = _context(agent, context_id)
         await run_backward(which, list(roots), retain_graph, timeout_s=None)
 
     try:
@@ -158,7 +157,7 @@ def _run(
         _, _, problem = text.partition(": ")  # after the exception's type
         failed = f"Error on Node {agent.rank_of(error.worker)}: {problem}"
     except InvalidContextError as error:
-        failed = f"Could not find autograd context with id: {which.id.serial} ({error})"
+        failed = f"Could not find autograd context with id: {context_id} ({error})"
     else:
         return
     raise RuntimeError(failed)
@@ -195,12 +194,11 @@ def backward_from_reference(rref: Any, context_id: int, retain_graph: bool) -> N
         if context_id == -1:
             value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
             return
-        found = agent.host.do_at_once(lambda: _context(agent, context_id))
-        _run(agent, found, [value], retain_graph=retain_graph)
+        _run(agent, context_id, [value], retain_graph=retain_graph)
         return
     if context_id == -1:
         raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
-    found = agent.host.do_at_once(lambda: _context(agent, context_id))
+    agent.host.do_at_once(lambda: _context(agent, context_id))  # refused here, at once
     agent.sync(
         lambda: agent.start(
             rref.owner_name(),
