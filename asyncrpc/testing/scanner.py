@@ -190,8 +190,6 @@ def body_bytes(kind: int, flags: int, lead: int, count: int, payload: int) -> in
     """
     if kind == FrameKind.DATA:
         return payload
-    if kind == FrameKind.DROP:
-        return lead
     entry = ENTRY_BYTES if flags & Flags.PLACED else _LENGTH_BYTES
     inline = 0 if flags & Flags.DEFERRED else payload
     return lead + count * entry + inline

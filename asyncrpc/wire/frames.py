@@ -21,10 +21,10 @@ of the buffers and nothing else, so that it goes from its storage to the socket,
 from the socket to its storage, without a copy.
 
 A payload of more than `INLINE_BYTES_MAX` does not follow its message: the message
-carries the flag DEFERRED, and the bytes come in DATA frames of at most `CHUNK_BYTES`
-each, between which other messages pass.  A DATA frame repeats the `call_id` of its
-message, has the message's kind in `flags`, and in `aux` the offset of its bytes in the
-whole payload.  Transfers of one kind and call id follow each other.
+carries the flag DEFERRED, and the bytes come in DATA frames, chunks of `CHUNK_BYTES`
+each, over this connection or over lanes, between which other messages pass.  A DATA
+frame has in `call_id` the serial of the transfer, and in `aux` the offset of its bytes
+in the whole payload; see `chunks`.
 
 `aux` of a REQUEST is the time left until its deadline in nanoseconds, -1 for no limit:
 relative, so that no two clocks need agree.
@@ -39,11 +39,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
 
 MAGIC: Final = b"AR"
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER: Final = struct.Struct("<2sBBHHIIqQQ")
 HEADER_BYTES: Final = HEADER.size
 _LENGTH: Final = struct.Struct("<Q")
@@ -52,11 +52,9 @@ _LENGTH: Final = struct.Struct("<Q")
 # copy out of the read buffer, which costs less than a second system call.
 INLINE_BYTES_MAX: Final = 64 << 10
 
-# What a small message may have to wait for: at 5 GB/s, 0.1 ms per chunk.
+# All but the last chunk of a payload have this length.  A small message may have to
+# wait for one: at 5 GB/s, 0.1 ms.
 CHUNK_BYTES: Final = 512 << 10
-
-# The same on a lane, where all but the last chunk of a payload have this length.
-LANE_CHUNK_BYTES: Final = 512 << 10
 
 HEAD_BYTES_MAX: Final = 0xFFFF
 
@@ -75,12 +73,11 @@ class FrameKind(enum.IntEnum):
     SERVICE = 9  # a message to a part of the worker itself; answered like a REQUEST
     NOTICE = 10  # the same, never answered
     DATA = 11  # bytes of a deferred payload
-    DROP = 12  # a deferred payload will not be completed
+    DROP = 12  # call_id: a transfer that is given up; aux: bytes sent
     PING = 13
     PONG = 14
     GOODBYE = 15  # no further request will be sent or accepted; answers still come
     LANES = 16  # aux: how many lanes are asked for; from the dialer, 0: none will come
-    LANE_DROP = 17  # call_id: a transfer over lanes that is given up; aux: bytes sent
     FREE = 18  # call_id: a place in a slab of the receiver that is not used any more
     ACK = 19  # aux: how many bytes have been read; call_id: on which lane, 0: on this
     CLOSE = 20  # the last frame of a side that ends in order; control: why, for people
@@ -90,38 +87,14 @@ class FrameKind(enum.IntEnum):
 
 
 class Flags(enum.IntFlag):
-    """Bits of the header's flags, for every kind but DATA and DROP."""
+    """Bits of the header's flags."""
 
     NONE = 0
     DEFERRED = 1  # the payload comes in DATA frames
     STREAM = 2  # REQUEST: the function is a generator
-    LANES = 4  # with DEFERRED: the DATA frames come over the lanes
+    LANES = 4  # with DEFERRED: no DATA frame comes over the connection of the message
     PLACED = 8  # buffers lie in shared memory, as the longer table says
     NESTED = 16  # WANT: a function that runs for a call made the request
-
-
-class Outgoing(NamedTuple):
-    """A message that is to be sent, with its payload.
-
-    Attributes:
-        kind: its kind.
-        call_id: its call.
-        flags: of the header.
-        aux: of the header.
-        head: routing.
-        control: the value.
-        buffers: the payload: not to change until it is written.
-        on_sent: called once the message has left whole, or has been dropped.
-    """
-
-    kind: int
-    call_id: int
-    flags: int = 0
-    aux: int = 0
-    head: bytes = b""
-    control: bytes = b""
-    buffers: Sequence[memoryview] = ()
-    on_sent: Callable[[], None] | None = None
 
 
 def prefix(
@@ -156,8 +129,8 @@ def prefix(
     return header + head + control
 
 
-def data_prefix(parent: int, call_id: int, offset: int, nbytes: int) -> bytes:
+def data_prefix(serial: int, offset: int, nbytes: int) -> bytes:
     """Return the header of a DATA frame; `nbytes` bytes of the payload follow."""
     return HEADER.pack(
-        MAGIC, VERSION, FrameKind.DATA, parent, 0, 0, 0, offset, call_id, nbytes
+        MAGIC, VERSION, FrameKind.DATA, 0, 0, 0, 0, offset, serial, nbytes
     )

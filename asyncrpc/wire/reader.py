@@ -1,10 +1,10 @@
 """The incremental reader: says where the next bytes must land, then what they were.
 
-Bytes of a deferred payload land in their own buffers at once; everything else lands in
-one scratch buffer that is reused, and is copied out of it.  While a payload is on its
-way the reader asks for exactly the bytes that the next frame needs, so that none of the
-payload strays into the scratch buffer; otherwise it takes what comes, which costs one
-read for many small messages.
+Bytes of a deferred payload land in their own buffers at once (`chunks`); everything
+else lands in one scratch buffer that is reused, and is copied out of it.  While a
+payload is on its way over this connection the reader asks for exactly the bytes that
+the next frame needs, so that none of the payload strays into the scratch buffer;
+otherwise it takes what comes, which costs one read for many small messages.
 
 Sans-IO: no socket, no torch.  Every length is checked against `MessageLimits` before a
 byte is allocated for it.
@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from asyncrpc.errors import FrameTooLargeError, MalformedError, VersionMismatchError
-from asyncrpc.wire.deferred import Transfer
+from asyncrpc.wire.chunks import Arrival, Arrivals, ChunkLanding, Opening
 from asyncrpc.wire.frames import (
+    CHUNK_BYTES,
     HEADER,
     HEADER_BYTES,
     INLINE_BYTES_MAX,
@@ -30,7 +31,6 @@ from asyncrpc.wire.frames import (
 )
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.placed import ENTRY_BYTES, Places, check_body, read_table
-from asyncrpc.wire.transfers import Arrivals, Opening
 
 SCRATCH_BYTES: Final = 256 << 10
 ALIGNMENT: Final = 64  # inline buffers start at multiples of it, as tensors like
@@ -42,7 +42,6 @@ _REQUEST: Final = int(FrameKind.REQUEST)
 _DATA: Final = int(FrameKind.DATA)
 _DROP: Final = int(FrameKind.DROP)
 _DEFERRED: Final = int(Flags.DEFERRED)
-_LANES: Final = int(Flags.LANES)
 _PLACED: Final = int(Flags.PLACED)
 _MAY_DEFER: Final = frozenset(
     {
@@ -55,6 +54,9 @@ _MAY_DEFER: Final = frozenset(
     }
 )
 
+
+# The parts of an `Opening`; a record of its own costs more than a small message may.
+_Parts = tuple[int, int, int, int, bytes, bytes]
 
 # For buffers that come beside others: none of them is the only one of its message.
 _NO_CALL: Final = (0, 0)
@@ -103,7 +105,7 @@ class FrameReader:
 
     Attributes:
         sink: gets the messages; may be replaced between two of them.
-        arrivals: payloads that come over lanes; None if there can be none.
+        arrivals: deferred payloads that are on their way, over whichever lane.
         places: finds buffers in shared memory; None if there can be none.
         on_request: called with the call and the bytes of each request whose payload
             begins to arrive; an error that it raises ends the connection.
@@ -132,7 +134,7 @@ class FrameReader:
             limits: what a peer may ask for.
         """
         self.sink = sink
-        self.arrivals: Arrivals | None = None
+        self.arrivals = Arrivals(self._deliver_arrived)
         self.places: Places | None = None
         self.on_request: Callable[[int, int], None] | None = None
         self.unreadable: Callable[[str], bytes] | None = None
@@ -145,23 +147,16 @@ class FrameReader:
         self._start = 0  # of what has not been parsed
         self._end = 0  # of what has been received
         self._wanted = HEADER_BYTES  # bytes of the frame at `_start`, as far as known
-        self._transfers: dict[tuple[int, int], Transfer] = {}
-        self._landing: list[memoryview] = []  # segments of a DATA body, the next last
-        self._landing_for: tuple[int, int] | None = None
-        self._waste = 0  # bytes to be thrown away after those in `_landing`
+        self._chunk = ChunkLanding(self.arrivals, CHUNK_BYTES)
+        self._landing: ChunkLanding | None = None  # while bytes of a chunk come
         self._is_cut = False  # of the frame at `_start` only the head is wanted
         self.bytes_copied = 0
         self.message_bytes_copied = 0
 
-    @property
-    def transfers(self) -> int:
-        """How many deferred payloads are on their way."""
-        return len(self._transfers)
-
     def get_buffer(self) -> memoryview:
         """Return where the next bytes must land; at least one byte long."""
-        if self._landing:
-            return self._landing[-1]
+        if self._landing is not None:
+            return self._landing.get_buffer()
         if self._start == self._end:
             self._start = self._end = 0
             if len(self._scratch) > SCRATCH_BYTES:
@@ -169,7 +164,7 @@ class FrameReader:
         elif self._start + self._wanted > len(self._scratch):
             self._make_room()
         # Take no more than this frame if a payload may follow it.
-        if self._transfers or self.is_exact:
+        if self.arrivals.here or self.is_exact:
             return self._view[self._end : self._start + self._wanted]
         return self._view[self._end :]
 
@@ -180,52 +175,15 @@ class FrameReader:
             RemoteProtocolError: the protocol does not allow them.  The position in the
                 stream is lost: the connection must be aborted.
         """
-        if self._landing:
-            self._landed(nbytes)
+        landing = self._landing
+        if landing is not None:
+            if landing.left == nbytes:
+                self._landing = None
+            landing.landed(nbytes)
             return
         self._end += nbytes
         while self._end - self._start >= self._wanted:
             self._parse_frame()
-
-    def drop_transfer(self, kind: int, call_id: int) -> bytes | None:
-        """Forget a message whose payload is arriving.
-
-        Returns:
-            Its control part; None if there is no such message.
-        """
-        transfer = self._transfers.get((kind, call_id))
-        if transfer is None:
-            arrivals = self.arrivals
-            return None if arrivals is None else arrivals.forget(kind, call_id)
-        if not transfer.message:
-            return None
-        control = transfer.message[5]
-        transfer.message = ()  # its bytes go on arriving
-        return control
-
-    def move_transfer(
-        self, kind: int, call_id: int, make: Callable[[int], memoryview]
-    ) -> None:
-        """Let the rest of a payload that is arriving land in other memory.
-
-        From now on nothing is written to the buffers that were made for it.
-
-        Args:
-            kind: of the message.
-            call_id: of the message.
-            make: makes a writable buffer of so many bytes, format "B".
-        """
-        key = (kind, call_id)
-        transfer = self._transfers.get(key)
-        if transfer is None:
-            if self.arrivals is not None:
-                self.arrivals.move(kind, call_id, make)
-            return
-        transfer.buffers = [make(buffer.nbytes) for buffer in transfer.buffers]
-        if self._landing_for == key and transfer.buffers:
-            nbytes = sum(segment.nbytes for segment in self._landing)
-            offset = transfer.ends[-1] - transfer.missing - nbytes
-            self._landing = transfer.places(offset, nbytes)
 
     def _make_room(self) -> None:
         """Move the beginning of a frame to the front, or to a longer scratch buffer.
@@ -264,8 +222,10 @@ class FrameReader:
             self._refuse(magic, version, kind)
         if kind == _DATA:
             if head_bytes or control_bytes or count:
-                raise MalformedError("a DATA frame is more than a piece of a payload")
-            self._begin_data((flags, call_id), aux, payload_bytes)
+                raise MalformedError("a DATA frame is more than a chunk of a payload")
+            self._chunk.begin(call_id, aux, payload_bytes)
+            self._start = start + HEADER_BYTES
+            self._land_strays()
             return
         if self._wanted == HEADER_BYTES:
             wanted = HEADER_BYTES + head_bytes + control_bytes
@@ -292,7 +252,7 @@ class FrameReader:
         self._start = start + self._wanted
         self._wanted = HEADER_BYTES
         if kind == _DROP:
-            self._dropped((flags, call_id))
+            self._dropped(call_id, aux)
         elif count:
             message = (kind, flags, call_id, aux, head, control)
             self._with_buffers(message, table_at, count, payload_bytes)
@@ -325,33 +285,21 @@ class FrameReader:
         at = self._start + HEADER_BYTES
         head = self._view[at : at + head_bytes].tobytes()
         self._start, self._wanted, self._is_cut = at + head_bytes, HEADER_BYTES, False
-        message = kind, flags, call_id, aux, head, b""
+        message = Opening(kind, flags, call_id, aux, head, b"")
         if flags & _DEFERRED:
             self._announce(message, payload_bytes)
-            self._open_unfit(message, payload_bytes)
-        self._throw_away(rest)
-        self._land_strays()
+            self.arrivals.open(message, None, payload_bytes)
+        if rest:
+            self._chunk.skip(rest)
+            self._land_strays()
         self._deliver_unfit(message, control_bytes + payload_bytes)
 
-    def _open_unfit(self, message: Opening, nbytes: int) -> None:
-        """Throw away the payload that follows a message."""
-        if message[1] & _LANES and self.arrivals is not None:
-            self.arrivals.open(message, None, nbytes)
-        else:
-            self._transfers[message[0], message[2]] = Transfer.unfit(nbytes)
-
-    def _deliver_unfit(self, message: Opening, nbytes: int) -> None:
+    def _deliver_unfit(self, message: _Parts, nbytes: int) -> None:
         """Give the sink what stands for a message that has not been kept."""
         error = _no_memory(nbytes)
         if self.unreadable is None:
             raise error
         self.sink.on_message(*message[:5], self.unreadable(str(error)), [])
-
-    def _throw_away(self, nbytes: int) -> None:
-        """Let the next bytes land in the scratch buffer: what was there is parsed."""
-        taken = min(nbytes, len(self._view))
-        self._landing = [self._view[:taken]] if taken else []
-        self._waste = nbytes - taken
 
     # --- what is not allowed ---------------------------------------------------------
 
@@ -384,10 +332,6 @@ class FrameReader:
             )
         if payload_bytes and not count:
             raise MalformedError(f"a payload of {payload_bytes} bytes in no buffer")
-        if kind == _DROP:  # its flags are a kind
-            if count:
-                raise MalformedError("a DROP has buffers")
-            return 0
         if flags & _PLACED:
             may = kind in _MAY_DEFER and not flags & _DEFERRED
             return check_body(count if may else 0, payload_bytes)
@@ -405,7 +349,7 @@ class FrameReader:
 
     def _with_buffers(
         self,
-        message: Opening,
+        message: _Parts,
         at: int,
         count: int,
         payload_bytes: int,
@@ -418,7 +362,7 @@ class FrameReader:
         if sum(lengths) != payload_bytes:
             raise MalformedError("the buffer table does not add up to the payload")
         if message[1] & _DEFERRED:
-            self._begin_transfer(message, lengths)
+            self._begin_transfer(Opening(*message), lengths)
             return
         try:
             buffers = self._inline_buffers(message, lengths)
@@ -433,7 +377,7 @@ class FrameReader:
 
     def _with_places(
         self,
-        message: Opening,
+        message: _Parts,
         at: int,
         count: int,
         payload_bytes: int,
@@ -460,7 +404,7 @@ class FrameReader:
 
     def _deliver_copied(
         self,
-        message: Opening,
+        message: _Parts,
         buffers: list[memoryview],
         nbytes: int,
     ) -> None:
@@ -472,7 +416,7 @@ class FrameReader:
 
     def _inline_buffers(
         self,
-        message: Opening,
+        message: _Parts,
         lengths: Sequence[int],
     ) -> list[memoryview]:
         """Make room for the buffers of one message, in one block."""
@@ -487,87 +431,47 @@ class FrameReader:
             for start, length in zip(starts, lengths, strict=True)
         ]
 
+    # --- deferred payloads -----------------------------------------------------------
+
     def _begin_transfer(self, message: Opening, lengths: Sequence[int]) -> None:
         nbytes = sum(lengths)
         self._announce(message, nbytes)
         try:
-            buffers = self._allocate(message[0], message[2], lengths)
+            buffers = self._allocate(message.kind, message.call_id, lengths)
         except MemoryError:
-            self._open_unfit(message, nbytes)
+            self.arrivals.open(message, None, nbytes)
             self._deliver_unfit(message, nbytes)
             return
-        if message[1] & _LANES and self.arrivals is not None:
-            self.arrivals.open(message, buffers, nbytes)
-        else:
-            self._transfers[message[0], message[2]] = Transfer(message, buffers)
+        self.arrivals.open(message, buffers, nbytes)
 
     def _announce(self, message: Opening, nbytes: int) -> None:
         """Check that a payload may follow a message, and say that one does."""
-        kind, flags, call_id = message[:3]
-        if kind == _REQUEST and self.on_request is not None:
-            self.on_request(call_id, nbytes)
-        if not flags & _LANES:
-            if (kind, call_id) in self._transfers:
-                raise MalformedError(f"two transfers at once for call {call_id}")
-            self._check_transfers(len(self._transfers))
-        elif self.arrivals is None:
-            raise MalformedError("a payload over lanes on a connection without them")
-        else:
-            self._check_transfers(len(self.arrivals))
-
-    def _check_transfers(self, count: int) -> None:
-        if count >= self._limits.transfers_max:
+        if message.kind == _REQUEST and self.on_request is not None:
+            self.on_request(message.call_id, nbytes)
+        if len(self.arrivals) >= self._limits.transfers_max:
             raise FrameTooLargeError(
                 f"more than {self._limits.transfers_max} transfers at once"
             )
 
-    def _begin_data(self, key: tuple[int, int], offset: int, nbytes: int) -> None:
-        transfer = self._transfers.get(key)
-        if transfer is None or not nbytes:
-            raise MalformedError(
-                f"{nbytes} bytes for call {key[1]}, which expects none"
-            )
-        self._landing = transfer.segments(offset, nbytes)
-        if not self._landing:
-            self._throw_away(nbytes)
-        self._landing_for = key
-        transfer.missing -= nbytes
-        self._start += HEADER_BYTES
-        self._land_strays()
-
     def _land_strays(self) -> None:
-        """Move what came with the header to where it belongs."""
-        while self._landing and self._start < self._end:
-            segment = self._landing[-1]
-            nbytes = min(segment.nbytes, self._end - self._start)
-            segment[:nbytes] = self._view[self._start : self._start + nbytes]
+        """Move what came with the header to where it belongs; the rest lands there."""
+        landing = self._chunk
+        while landing.left and self._start < self._end:
+            place = landing.get_buffer()
+            nbytes = min(place.nbytes, self._end - self._start)
+            place[:nbytes] = self._view[self._start : self._start + nbytes]
             self._start += nbytes
             self.bytes_copied += nbytes
-            if self._landing_for is not None:
-                self._transfers[self._landing_for].bytes_copied += nbytes
-            self._landed(nbytes)
+            landing.landed(nbytes, copied=True)
+        self._landing = landing if landing.left else None
 
-    def _landed(self, nbytes: int) -> None:
-        segment = self._landing.pop()
-        if nbytes < segment.nbytes:
-            self._landing.append(segment[nbytes:])
-        elif self._waste:
-            self._throw_away(self._waste)
-        elif not self._landing and self._landing_for is not None:
-            key, self._landing_for = self._landing_for, None
-            self._complete(key)
+    def _deliver_arrived(self, arrival: Arrival) -> None:
+        """Give the sink a message whose payload is whole, by whichever lane it came."""
+        self.message_bytes_copied = arrival.bytes_copied
+        self.sink.on_message(*arrival.message, arrival.buffers)
+        self.message_bytes_copied = 0
 
-    def _complete(self, key: tuple[int, int]) -> None:
-        transfer = self._transfers[key]
-        if transfer.missing:
-            return
-        del self._transfers[key]
-        if transfer.message:
-            self.message_bytes_copied = transfer.bytes_copied
-            self.sink.on_message(*transfer.message, transfer.buffers)
-            self.message_bytes_copied = 0
-
-    def _dropped(self, key: tuple[int, int]) -> None:
-        if self._transfers.pop(key, None) is None:
-            raise MalformedError(f"call {key[1]} drops a transfer it never began")
-        self.sink.on_transfer_dropped(*key)
+    def _dropped(self, serial: int, sent_bytes: int) -> None:
+        message = self.arrivals.drop(serial, sent_bytes)
+        if message is not None:
+            self.sink.on_transfer_dropped(*message)

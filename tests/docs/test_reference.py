@@ -165,7 +165,7 @@ def test_every_code_of_a_value_is_described() -> None:
 def test_sizes_on_the_wire_are_those_of_the_code() -> None:
     page = (REFERENCE / "wire-protocol.md").read_text("utf-8")
     assert f"more than {INLINE_BYTES_MAX >> 10} KiB MUST be deferred" in page
-    assert f"SHOULD be at most\n{CHUNK_BYTES >> 10} KiB" in page
+    assert f"a multiple of {CHUNK_BYTES:,}, and `payload_bytes`" in page
 
 
 @pytest.mark.parametrize(

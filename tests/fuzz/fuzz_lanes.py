@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 import pytest
 
 from asyncrpc.errors import RemoteProtocolError
-from asyncrpc.wire import transfers
+from asyncrpc.wire import chunks
+from asyncrpc.wire.chunks import Arrival, Arrivals, LaneReader, Opening
 from asyncrpc.wire.frames import data_prefix
-from asyncrpc.wire.transfers import Arrivals, LaneReader
 from tests.fuzz.choices import Choices
 
 CHUNK_BYTES = 64
@@ -33,10 +33,8 @@ class World:
         self.forgotten: set[int] = set()
         self.is_forged = False  # then a header may have become a part of a payload
 
-    def deliver(self, *message: object) -> None:
-        _kind, _flags, call_id, *_, buffers = message
-        assert isinstance(call_id, int)
-        assert isinstance(buffers, list)
+    def deliver(self, arrival: Arrival) -> None:
+        call_id, buffers = arrival.message.call_id, arrival.buffers
         assert call_id not in self.delivered | self.forgotten
         self.delivered.add(call_id)
         whole = b"".join(map(bytes, buffers))
@@ -48,7 +46,7 @@ class World:
         if not sum(lengths) or len(self.totals) >= TRANSFERS_MAX:
             return
         self.totals.append(sum(lengths))
-        message = (2, 0, len(self.totals), 0, b"", b"")
+        message = Opening(2, 0, len(self.totals), 0, b"", b"")
         made = [memoryview(bytearray(length)) for length in lengths]
         self.arrivals.open(message, made, sum(lengths))
 
@@ -58,11 +56,11 @@ class World:
         offset = CHUNK_BYTES * choices.below(12)
         total = self.totals[serial - 1] if serial <= len(self.totals) else 100
         nbytes = max(0, min(CHUNK_BYTES, total - offset))
-        self.streams[lane] += data_prefix(2, serial, offset, nbytes) + b"x" * nbytes
+        self.streams[lane] += data_prefix(serial, offset, nbytes) + b"x" * nbytes
 
     def forge(self, choices: Choices, lane: int) -> None:
         self.is_forged = True
-        header = bytearray(data_prefix(2, choices.number(), choices.signed(), 64))
+        header = bytearray(data_prefix(choices.number(), choices.signed(), 64))
         header[choices.below(len(header))] ^= choices.below(256)
         self.streams[lane] += header + b"x" * choices.below(80)
 
@@ -119,7 +117,7 @@ def check(data: bytes) -> None:
 def setting() -> AbstractContextManager[pytest.MonkeyPatch]:
     """Make chunks short, which puts every case within reach."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(transfers, "LANE_CHUNK_BYTES", CHUNK_BYTES)
+    patch.setattr(chunks, "CHUNK_BYTES", CHUNK_BYTES)
     return _Undone(patch)
 
 

@@ -1,4 +1,4 @@
-"""Whatever is put into an outbox comes out of a reader; whatever else comes is refused.
+"""Whatever is sent comes out of a reader; whatever else comes is refused.
 
 Hypothesis sends messages, takes chunks, gives transfers up, and cuts the stream where
 it likes.  A message has arrived when its last byte has, so the order in which last
@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import msgpack
 import pytest
@@ -23,13 +24,21 @@ from asyncrpc.errors import (
     MalformedError,
     VersionMismatchError,
 )
-from asyncrpc.wire import outbox as outbox_module
+from asyncrpc.wire import chunks as chunks_module
 from asyncrpc.wire import reader as reader_module
-from asyncrpc.wire.frames import HEADER, HEADER_BYTES, FrameKind
+from asyncrpc.wire.chunks import ChunkScheduler, OutgoingTransfer
+from asyncrpc.wire.frames import (
+    HEADER,
+    HEADER_BYTES,
+    INLINE_BYTES_MAX,
+    VERSION,
+    FrameKind,
+    prefix,
+)
 from asyncrpc.wire.handshake import Handshake, HandshakeState, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello, unpack_head
-from asyncrpc.wire.outbox import Outbox
+from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages, OutgoingState
 from tests.unit.wire.recorder import WITH_VALUE, Message, Recorder, feed
 
 SMALL_INLINE_BYTES_MAX = 32
@@ -40,57 +49,73 @@ WITHOUT_VALUE = sorted({*FrameKind} - {FrameKind.DATA, FrameKind.DROP})
 @contextmanager
 def small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (outbox_module, reader_module):
-            patch.setattr(module, "INLINE_BYTES_MAX", SMALL_INLINE_BYTES_MAX)
-        patch.setattr(outbox_module, "JOIN_BYTES_MAX", 16)
-        patch.setattr(outbox_module, "CHUNK_BYTES", 24)
+        patch.setattr(reader_module, "INLINE_BYTES_MAX", SMALL_INLINE_BYTES_MAX)
+        patch.setattr(chunks_module, "CHUNK_BYTES", 24)
         patch.setattr(reader_module, "SCRATCH_BYTES", SMALL_SCRATCH_BYTES)
         yield
 
 
 class Sender:
-    """An outbox, the stream it makes, and what is to be expected of that."""
+    """A scheduler, the stream of lane 0, and what is to be expected of that."""
 
-    def __init__(self) -> None:
-        self.outbox = Outbox()
+    def __init__(self, inline_bytes_max: int) -> None:
+        self.outgoing = OutgoingMessages()
+        self.chunks = ChunkScheduler(self.outgoing.sent)
         self.stream = bytearray()
         self.expected: list[Message] = []
         self.dropped: list[tuple[int, int]] = []
-        self._waiting: list[Message] = []
+        self._inline_bytes_max = inline_bytes_max
 
     def send(self, message: Message) -> None:
-        def on_sent() -> None:
-            if message in self._waiting:
-                self._waiting.remove(message)
-                self.expected.append(message)
-
-        self._waiting.append(message)
-        parts = self.outbox.message(
-            message.kind,
-            message.call_id,
-            flags=message.flags,
-            aux=message.aux,
-            head=message.head,
-            control=message.control,
-            buffers=[memoryview(buffer) for buffer in message.buffers],
-            on_sent=on_sent,
+        kind, flags, call_id, aux, head, control, payload = message
+        lengths = [len(buffer) for buffer in payload]
+        if sum(lengths) <= self._inline_bytes_max:
+            self.stream += prefix(
+                kind,
+                call_id,
+                flags=flags,
+                aux=aux,
+                head=head,
+                control=control,
+                lengths=lengths,
+                payload_bytes=sum(lengths),
+            )
+            self.stream += b"".join(payload)
+            self.expected.append(message)
+            return
+        sent = OutgoingMessage(
+            kind,
+            call_id,
+            flags=flags,
+            aux=aux,
+            head=head,
+            control=control,
+            buffers=[memoryview(buffer) for buffer in payload],
         )
-        self.stream += b"".join(parts)
+        sent.on_sent = partial(self._on_end, sent, message)
+        transfer, opening = self.chunks.add(sent, over_lanes=False)
+        self.outgoing.wait(
+            sent, OutgoingState.QUEUED, partial(self._take_back, transfer)
+        )
+        self.stream += opening
+
+    def _on_end(self, sent: OutgoingMessage, message: Message) -> None:
+        if sent.state is OutgoingState.SENT:
+            self.expected.append(message)
+        else:
+            self.dropped.append((message.kind, message.call_id))
+
+    def _take_back(self, transfer: OutgoingTransfer) -> None:
+        self.stream += self.chunks.remove(transfer)
 
     def send_chunk(self) -> None:
-        self.stream += b"".join(self.outbox.next_chunk())
-
-    def drop(self, kind: int, call_id: int) -> None:
-        key = (kind, call_id)
-        self._waiting = [one for one in self._waiting if (one[0], one[2]) != key]
-        frames = self.outbox.drop(kind, call_id)
-        self.stream += b"".join(frames or ())
-        self.dropped += [key] * len(frames or ())
+        if self.chunks:
+            self.stream += b"".join(self.chunks.next_chunk())
 
     def drain(self) -> None:
-        while self.outbox:
+        while self.chunks:
             self.send_chunk()
-        assert self._waiting == []
+        assert not len(self.outgoing)
 
 
 def payloads(sizes: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[bytes, ...]]:
@@ -120,14 +145,16 @@ def actions(sizes: st.SearchStrategy[int]) -> st.SearchStrategy[list[object]]:
     return st.lists(messages(sizes) | st.none() | keys, max_size=20)
 
 
-def perform(script: list[object]) -> Sender:
-    sender = Sender()
+def perform(
+    script: list[object], inline_bytes_max: int = SMALL_INLINE_BYTES_MAX
+) -> Sender:
+    sender = Sender(inline_bytes_max)
     for action in script:
         match action:
             case Message():
                 sender.send(action)
             case (int(kind), int(call_id)):
-                sender.drop(kind, call_id)
+                sender.outgoing.drop(kind, call_id)
             case _:
                 sender.send_chunk()
     sender.drain()
@@ -149,7 +176,7 @@ def test_a_stream_arrives_as_it_was_sent(script: list[object], cuts: list[int]) 
         feed(reader, bytes(sender.stream), cuts)
     assert sink.messages == sender.expected
     assert sink.dropped == sender.dropped
-    assert reader.transfers == 0
+    assert not len(reader.arrivals)
 
 
 @given(script=actions(REAL_SIZES), cuts=CUTS.filter(lambda cuts: sum(cuts) > 1000))
@@ -157,7 +184,7 @@ def test_a_stream_arrives_as_it_was_sent(script: list[object], cuts: list[int]) 
 def test_a_stream_of_real_size_arrives_as_it_was_sent(
     script: list[object], cuts: list[int]
 ) -> None:
-    sender = perform(script)
+    sender = perform(script, INLINE_BYTES_MAX)
     sink = Recorder()
     feed(sink.reader(), bytes(sender.stream), cuts)
     assert sink.messages == sender.expected
@@ -181,7 +208,7 @@ def test_a_reader_that_asks_is_never_given_a_stray(script: list[object]) -> None
     assert reader.bytes_copied == inline
 
 
-# --- what no outbox would send -------------------------------------------------------
+# --- what nobody would send ----------------------------------------------------------
 
 LIMITS = MessageLimits(
     control_bytes_max=300, payload_bytes_max=500, buffers_max=6, transfers_max=3
@@ -201,7 +228,7 @@ def check_hostile(stream: bytes, cuts: list[int]) -> None:
             feed(reader, stream, cuts)
         assert reader.get_buffer().nbytes <= SCRATCH_BYTES_MAX
     assert max(sink.allocated, default=0) <= ALLOCATED_BYTES_MAX
-    assert reader.transfers <= LIMITS.transfers_max
+    assert len(reader.arrivals) <= LIMITS.transfers_max
 
 
 @given(stream=st.binary(max_size=300), cuts=CUTS)
@@ -214,7 +241,7 @@ FEW = st.integers(0, 8)
 HEADERS = st.builds(
     HEADER.pack,
     st.just(b"AR"),
-    st.just(1),
+    st.just(VERSION),
     st.integers(0, 17),
     FEW | U16,
     FEW | U16,
@@ -292,7 +319,7 @@ def test_nothing_made_up_passes_the_handshake(
     role: Role, secret: bytes | None, data: st.DataObject
 ) -> None:
     end = Handshake(role, secret, bytes(32))
-    prefaces = st.builds(lambda tail: b"ARPC\x01" + tail, st.binary(min_size=35))
+    prefaces = st.builds(lambda tail: b"ARPC\x02" + tail, st.binary(min_size=35))
     with suppress(AuthenticationError, MalformedError, VersionMismatchError):
         while wanted := end.wanted:
             record = data.draw(st.binary(min_size=wanted) | prefaces)

@@ -1,8 +1,8 @@
-"""Messages that wait: until the peer has their memory, or until their bytes are ready.
+"""Buffers that are not ready: the peer has not their memory, or they have no bytes yet.
 
-A deferred message has been encoded and given to its connection, which keeps it until
-nothing more is awaited.  If that cannot come, the call or the caller of the message
-gets an error.
+A message with such buffers has been encoded and given to its connection, which keeps it
+until nothing more is awaited.  If that cannot come, the call or the caller of the
+message gets an error.
 """
 
 from __future__ import annotations
@@ -17,59 +17,52 @@ from asyncrpc.runtime.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.runtime.ports import MessageSender
 from asyncrpc.serde import Encoded
 from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingState
 
-OnFailed = Callable[["DeferredMessage", AsyncRpcError], None]
+OnFailed = Callable[["PendingBuffers", AsyncRpcError], None]
 
 
-class DeferredMessage(list[memoryview]):
+class PendingBuffers(list[memoryview]):
     """The buffers of a message that must not be sent yet.
 
-    `Connection.send` takes it for a list of buffers that says when.
-
     Attributes:
-        key: kind and call of the message, once it has been given to a connection.
-        is_released: whether it may be sent.
+        message: whose buffers they are, once it waits.
+        are_ready: whether it may be sent.
     """
 
     def __init__(
         self, buffers: Sequence[memoryview], on_failed: OnFailed | None = None
     ) -> None:
         super().__init__(buffers)
-        self.key = (0, 0)
-        self.is_released = False
+        self.message: OutgoingMessage | None = None
+        self.are_ready = False
         self._awaited = 1
-        self._send: Callable[[], None] | None = None
-        self._on_sent: Callable[[], None] | None = None
+        self._submit: Callable[[OutgoingMessage], None] | None = None
         self._on_failed = on_failed
 
-    def hold(
-        self,
-        key: tuple[int, int],
-        send: Callable[[], None],
-        on_sent: Callable[[], None] | None,
+    def then(
+        self, message: OutgoingMessage, submit: Callable[[OutgoingMessage], None]
     ) -> None:
-        """Keep a message.
+        """Call `submit` with their message once they are ready."""
+        self.message, self._submit = message, submit
 
-        Args:
-            key: its kind and call.
-            send: sends it.
-            on_sent: called if it is given up.
-        """
-        self.key, self._send, self._on_sent = key, send, on_sent
+    def forget(self) -> None:
+        """Do not submit their message: it is given up."""
+        self._submit = None
 
     def add_dependency(self) -> None:
         """Wait for one more thing: `release` must be called once more."""
         self._awaited += 1
 
     def release(self) -> None:
-        """Send it if nothing else is awaited, unless it has been given up."""
+        """Submit the message if nothing else is awaited."""
         self._awaited -= 1
         if self._awaited:
             return
-        self.is_released = True
-        send, self._send = self._send, None
-        if send is not None:
-            send()
+        self.are_ready = True
+        submit, self._submit = self._submit, None
+        if submit is not None and self.message is not None:
+            submit(self.message)
 
     def on_filled(self, error: AsyncRpcError | None) -> None:
         """Its bytes have left their devices, or cannot: None is no error."""
@@ -79,23 +72,16 @@ class DeferredMessage(list[memoryview]):
             self.fail(error)
 
     def fail(self, error: AsyncRpcError) -> None:
-        """Give up: something that it waits for cannot come; fail its call."""
+        """Give up: something that is waited for cannot come; fail the call."""
         if self._on_failed is not None:
             self._on_failed(self, error)
-
-    def give_up(self) -> bool:
-        """Do not send it; return whether it would have been."""
-        was_held, self._send = self._send is not None, None
-        if was_held and self._on_sent is not None:
-            self._on_sent()
-        return was_held
 
 
 class DropsMessages(MessageSender, Protocol):
     """A connection, as far as deferred messages go."""
 
-    def drop(self, kind: int, call_id: int) -> bool:
-        """Give up a message that waits or is on its way; return whether it was."""
+    def drop(self, kind: int, call_id: int) -> OutgoingState | None:
+        """Give up a message that waits; return for what, None if there is none."""
 
 
 class Call(Protocol):
@@ -127,13 +113,6 @@ class Served(Protocol):
         """Cancel it."""
 
 
-class WithdrawsRequests(Protocol):
-    """Large requests that wait for the peer's credit."""
-
-    def withdraw(self, call_id: int) -> bool:
-        """Do not send a request that waits; return whether there was one."""
-
-
 class DeferredMessages:
     """The messages of one link that wait: made here, and failed here."""
 
@@ -144,7 +123,6 @@ class DeferredMessages:
         connection: DropsMessages,
         pending: PendingCalls[Any],
         served: ServedCalls[Any],
-        credit: WithdrawsRequests,
         errors: ErrorEncoder,
     ) -> None:
         """Join the parts that hold messages.
@@ -154,34 +132,35 @@ class DeferredMessages:
             connection: keeps messages that wait.
             pending: calls of ours: each a `Call`.
             served: calls of the peer: each a `Served`.
-            credit: keeps requests that wait for credit as well.
             errors: encodes errors for the peer.
         """
         self._to = to
         self._connection = connection
         self._pending: PendingCalls[Call] = pending
         self._served: ServedCalls[Served] = served
-        self._credit = credit
         self._errors = errors
 
-    def defer(self, encoded: Encoded) -> DeferredMessage:
-        """Make a message wait for one more thing, and return it."""
+    def defer(self, encoded: Encoded) -> PendingBuffers:
+        """Make a message wait for one more thing, and return its buffers."""
         buffers = encoded.buffers
-        if isinstance(buffers, DeferredMessage):
+        if isinstance(buffers, PendingBuffers):
             buffers.add_dependency()
             return buffers
-        message = encoded.buffers = DeferredMessage(buffers, self._fail)
-        return message
+        pending = encoded.buffers = PendingBuffers(buffers, self._fail)
+        return pending
 
-    def _fail(self, message: DeferredMessage, error: AsyncRpcError) -> None:
+    def _fail(self, buffers: PendingBuffers, error: AsyncRpcError) -> None:
         """Give up a message that can never be sent, and fail its call."""
-        kind, call_id = message.key
-        if self._connection.drop(kind, call_id):  # unless the caller has given it up
-            if kind == FrameKind.REQUEST:
-                self._return_credit(call_id)
-            self._tell(kind, call_id, error)
-        elif kind == FrameKind.REQUEST and self._credit.withdraw(call_id):
-            self._tell(kind, call_id, error)
+        message = buffers.message
+        if message is None:
+            return
+        kind, call_id = message.kind, message.call_id
+        waited_for = self._connection.drop(kind, call_id)
+        if waited_for is None:  # the caller has given it up
+            return
+        if kind == FrameKind.REQUEST and waited_for is not OutgoingState.NO_CREDIT:
+            self._return_credit(call_id)
+        self._tell(kind, call_id, error)
 
     def _return_credit(self, call_id: int) -> None:
         """Give back the credit of a request of which nothing was sent."""

@@ -21,7 +21,7 @@ from asyncrpc.errors import (
     RemoteProtocolError,
 )
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
-from asyncrpc.runtime.calls.deferred import DeferredMessage
+from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.devices.maps import DeviceMap
 from asyncrpc.runtime.extensions import OnGradient, Pins, Propagator, References
 from asyncrpc.runtime.ports import PeerLink
@@ -93,7 +93,7 @@ class CountsCopies(Protocol):
 class DefersMessages(Protocol):
     """Makes deferred messages."""
 
-    def defer(self, encoded: Encoded) -> DeferredMessage:
+    def defer(self, encoded: Encoded) -> PendingBuffers:
         """Make a message wait for one more thing."""
 
 

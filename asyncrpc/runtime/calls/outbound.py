@@ -6,6 +6,7 @@ Everything here runs on the event loop, and nothing waits: who does, waits for a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from asyncrpc.clock import NO_LIMIT_NS, Deadline
@@ -19,7 +20,7 @@ from asyncrpc.errors import (
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.common_arguments import CommonArguments
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
-from asyncrpc.runtime.calls.deferred import DeferredMessage
+from asyncrpc.runtime.calls.deferred import DropsMessages, PendingBuffers
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.heads import SentHeads
 from asyncrpc.runtime.calls.machine.calls import PendingCalls
@@ -37,10 +38,10 @@ from asyncrpc.runtime.calls.unsent import never_sent
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.messages import Notice, Request, Unchecked
 from asyncrpc.runtime.options import PLAIN, CallOptions, Options
-from asyncrpc.runtime.ports import MessageSender
 from asyncrpc.serde import Codec, Compression, Encoded, compression_named
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind, prefix
 from asyncrpc.wire.messages import Meta, pack_head
+from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages, OutgoingState
 
 # Members of an enum take 0.1 us to find.
 _REQUEST: Final = int(FrameKind.REQUEST)
@@ -61,7 +62,7 @@ class OutboundHost(PackingHost, Protocol):
         """The worker's options."""
 
 
-class OutboundConnection(MessageSender, Protocol):
+class OutboundConnection(DropsMessages, Protocol):
     """A connection, as far as calls go."""
 
     @property
@@ -74,8 +75,12 @@ class OutboundConnection(MessageSender, Protocol):
     def push(self, part: bytes) -> None:
         """Write a message now, with all that waits."""
 
-    def drop(self, kind: int, call_id: int) -> bool:
-        """Give up sending a message; return whether the peer never reads it."""
+    @property
+    def outgoing(self) -> OutgoingMessages:
+        """Messages that are not written yet."""
+
+    def submit(self, message: OutgoingMessage) -> None:
+        """Send a message that may have to wait, or has waited."""
 
     def claim(self, call_id: int, memory: memoryview) -> None:
         """Let the response of a call land in memory of the caller."""
@@ -320,45 +325,41 @@ class OutboundCalls:
         meta: dict[str, Any] | None,
     ) -> None:
         """Keep a large request back until the peer has room for it."""
-        deferred = encoded.buffers if type(encoded.buffers) is DeferredMessage else None
-        if deferred is not None:
-            deferred.key = (_REQUEST, call.call_id)
-
-        def send() -> None:
-            if deferred is not None and deferred.is_released:
-                encoded.buffers = list(deferred)
-            try:
-                self._send_with_credit(call, target, encoded, deadline, meta)
-            except BaseException as error:  # noqa: BLE001  (it is the call's)
-                self._return_credit(call)
-                self._unsend(call, target)
-                call.fail(error)
-
-        self._credit.wait(call.call_id, call.request_bytes, send)
-
-    def _send_with_credit(
-        self,
-        call: OutboundCall,
-        target: str | list[Any] | None,
-        encoded: Encoded,
-        deadline: Deadline | None,
-        meta: dict[str, Any] | None,
-    ) -> None:
-        """Write a request for which there is credit."""
-        is_stream = isinstance(call, StreamReceiver)
-        self._send(
+        message = OutgoingMessage(
             _REQUEST,
             call.call_id,
-            flags=Flags.STREAM if is_stream else 0,
-            aux=NO_LIMIT_NS
-            if deadline is None
-            else deadline.budget_ns(self._loop.time()),
-            head=self._head_of(target, meta)
-            or self._introduction(target, meta, encoded),
+            flags=Flags.STREAM if isinstance(call, StreamReceiver) else 0,
             control=encoded.control,
             buffers=encoded.buffers,
             on_sent=None if call.pins is None else call.pins.on_sent,
         )
+        if isinstance(encoded.buffers, PendingBuffers):
+            encoded.buffers.message = message
+
+        def send() -> None:
+            try:
+                message.aux = self._rest_ns(deadline)
+                message.head = self._head_of(target, meta) or self._introduction(
+                    target, meta, encoded
+                )
+                self._connection.submit(message)
+            except BaseException as error:  # noqa: BLE001  (it is the call's)
+                self._connection.outgoing.forget(message)
+                self._return_credit(call)
+                self._unsend(call, target)
+                call.fail(error)
+
+        self._connection.outgoing.wait(
+            message,
+            OutgoingState.NO_CREDIT,
+            partial(self._credit.withdraw, call.call_id),
+        )
+        self._credit.wait(call.call_id, call.request_bytes, send)
+
+    def _rest_ns(self, deadline: Deadline | None) -> int:
+        if deadline is None:
+            return NO_LIMIT_NS
+        return deadline.budget_ns(self._loop.time())
 
     def ask(
         self,
@@ -468,7 +469,17 @@ class OutboundCalls:
                 self._await_credit(stream, target, encoded, deadline, meta)
                 return
         try:
-            self._send_with_credit(stream, target, encoded, deadline, meta)
+            self._send(
+                _REQUEST,
+                stream.call_id,
+                flags=Flags.STREAM,
+                aux=self._rest_ns(deadline),
+                head=self._head_of(target, meta)
+                or self._introduction(target, meta, encoded),
+                control=encoded.control,
+                buffers=encoded.buffers,
+                on_sent=None if stream.pins is None else stream.pins.on_sent,
+            )
         except BaseException:
             self._unsend(stream, target)
             raise
@@ -483,14 +494,12 @@ class OutboundCalls:
             return
         self._pending.take(call.call_id)
         call.settle()
-        if call.request_bytes and self._credit.withdraw(call.call_id):
-            if call.pins is not None:
-                call.pins.undo()
-            return
-        never_read = self._connection.drop(_REQUEST, call.call_id)
-        if never_read and call.pins is not None:
+        waited_for = self._connection.drop(_REQUEST, call.call_id)
+        if waited_for is not None and call.pins is not None:
             call.pins.undo()
-        unsent_bytes = call.request_bytes if never_read else 0
+        if waited_for is OutgoingState.NO_CREDIT:
+            return  # of which the peer has heard nothing, or has been told
+        unsent_bytes = 0 if waited_for is None else call.request_bytes
         self._send(FrameKind.CANCEL, call.call_id, aux=unsent_bytes)
 
     def _return_credit(self, call: OutboundCall) -> None:

@@ -46,6 +46,7 @@ from asyncrpc.runtime.router import Router
 from asyncrpc.serde import FunctionTable, text_of
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.messages import Meta
+from asyncrpc.wire.outgoing import OutgoingState
 
 logger = logging.getLogger("asyncrpc")
 
@@ -92,19 +93,13 @@ class RequestHost(CallHost, Protocol):
         """Return the router of messages to this worker's services."""
 
 
-class DropsLanes(Protocol):
-    """The lanes, for answers that are not wanted any more."""
-
-    def drop_unwanted(self, kind: int, call_id: int) -> None:
-        """Give up an answer that may be on its way."""
-
-
 class ReceivesRequests(Protocol):
     """A connection, as far as requests that are given up go."""
 
-    @property
-    def lanes(self) -> DropsLanes | None:
-        """Further connections for large payloads, if there are any."""
+    def drop(
+        self, kind: int, call_id: int, *, bare_only: bool = False
+    ) -> OutgoingState | None:
+        """Give up a message that waits, or if `bare_only` nothing but a value."""
 
     def forget_transfer(self, kind: int, call_id: int) -> bytes | None:
         """Do not deliver a message whose payload is arriving; return its control."""
@@ -406,8 +401,9 @@ class RequestDispatcher:
             inbound = self._served.get(call_id)
             if inbound is not None:
                 inbound.cancel()
-            if self._connection.lanes is not None:  # the answer may be on its way
-                self._connection.lanes.drop_unwanted(_RESPONSE, call_id)
+            # The answer may be on its way.  What it tells beside its value (which
+            # references were kept, say) must arrive.
+            self._connection.drop(_RESPONSE, call_id, bare_only=True)
         self._credit.on_cancel(call_id, aux)
 
     def on_stream_credit(

@@ -18,7 +18,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -29,27 +29,28 @@ from asyncrpc.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from asyncrpc.runtime.calls.deferred import DeferredMessage
+from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.links.byte_stream import ByteReader, ByteStream, Poller
 from asyncrpc.runtime.links.disconnected import Discard
 from asyncrpc.runtime.links.hello import HelloSink
 from asyncrpc.runtime.links.resumption import Resumption
-from asyncrpc.runtime.payloads.in_band import InBandPayloads
 from asyncrpc.runtime.payloads.incoming import IncomingPayloads
 from asyncrpc.runtime.payloads.lanes import Lanes
+from asyncrpc.runtime.payloads.pump import ChunkPump
 from asyncrpc.runtime.payloads.receive_pool import fresh
 from asyncrpc.runtime.payloads.routes import PayloadRoute, PayloadRoutes
 from asyncrpc.transport.abc import PeerCredentials, Transport
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.flow import WaterMarks
-from asyncrpc.wire.frames import FrameKind, Outgoing, prefix
+from asyncrpc.wire.chunks import Arrivals
+from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, prefix
 from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, HandshakeReader, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
+from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages
 from asyncrpc.wire.placed import Places
 from asyncrpc.wire.reader import MessageSink
 from asyncrpc.wire.resume import ACK_BYTES, LANE_ACK_BYTES, ResumeEvent, ResumeState
-from asyncrpc.wire.transfers import Arrivals
 
 logger = logging.getLogger("asyncrpc")
 
@@ -89,11 +90,13 @@ class Connection:
         ack_through: the connection that carries our ACKs: itself, or for a lane the
             connection that it belongs to.
         stream: what it writes.
+        outgoing: messages that are not written yet.
+        pump: gives chunks of payloads to this connection, or its lanes.
         payloads: the ways by which large payloads leave.
         incoming: those that arrive.
         join: see `ByteStream.join`.
-        drop: see `PayloadRoutes`.
-        send_in_band: see `InBandPayloads.send`.
+        drop: see `OutgoingMessages`.
+        submit: see `PayloadRoutes`.
         claim, release_claim, forget_transfer: see `IncomingPayloads`.
         watch_requests, stand_in: likewise.
         acknowledge, break_off, adopt, settled, mended: see `Resumption`.
@@ -142,10 +145,11 @@ class Connection:
         self.stream = ByteStream(loop, poller)
         self.join = self.stream.join
         self._write = self.stream.write
-        in_band = InBandPayloads(self.stream, loop)
-        self.send_in_band = in_band.send
-        self.payloads = PayloadRoutes(in_band, lambda one: self.send(**one._asdict()))
-        self.drop = self.payloads.drop
+        self.outgoing = OutgoingMessages()
+        self.drop = self.outgoing.drop
+        self.pump = ChunkPump(self.stream, self.outgoing, loop=loop, post=self.post)
+        self.payloads = PayloadRoutes(self.pump, self.outgoing, self.send)
+        self.submit = self.payloads.submit
         self._resumption = Resumption(
             self.stream, self, send_ack=self._send_ack, fail=self.fail
         )
@@ -158,7 +162,7 @@ class Connection:
         self._poller = poller
         self._on_proved = on_proved
         self._on_hello = on_hello
-        self._on_writable = in_band.pump
+        self._on_writable = self.pump.pump
         self._cause: AsyncRpcError | None = None
         first = HelloSink(self._take_hello)
         self.incoming = IncomingPayloads(first, limits, make_buffer)
@@ -335,15 +339,9 @@ class Connection:
             if on_sent is not None:
                 on_sent()
             return
-        if type(buffers) is DeferredMessage:
-            self.payloads.hold(
-                buffers,
-                Outgoing(kind, call_id, flags, aux, head, control, on_sent=on_sent),
-            )
-            return
         lengths = [buffer.nbytes for buffer in buffers]
         total = sum(lengths)
-        if total <= JOINED_BYTES_MAX:
+        if total <= INLINE_BYTES_MAX and type(buffers) is not PendingBuffers:
             opening = prefix(
                 kind,
                 call_id,
@@ -354,12 +352,24 @@ class Connection:
                 lengths=lengths,
                 payload_bytes=total,
             )
-            self._write((b"".join((opening, *buffers)) if buffers else opening,))
+            if total <= JOINED_BYTES_MAX:
+                self._write((b"".join((opening, *buffers)) if buffers else opening,))
+            else:
+                self._write((opening, *buffers))
             if on_sent is not None:
                 on_sent()
             return
-        self.payloads.send(
-            Outgoing(kind, call_id, flags, aux, head, control, buffers, on_sent), total
+        self.submit(
+            OutgoingMessage(
+                kind,
+                call_id,
+                flags=flags,
+                aux=aux,
+                head=head,
+                control=control,
+                buffers=buffers,
+                on_sent=on_sent,
+            )
         )
 
     def post(self, parts: Sequence[bytes | memoryview]) -> None:
@@ -394,15 +404,7 @@ class Connection:
 
     def prepare_lanes(self, make: Callable[[Arrivals], Lanes]) -> None:
         """Let large payloads go over lanes, and come over them."""
-        self._frames.arrivals = Arrivals(self._deliver)
         self.payloads.lanes = make(self._frames.arrivals)
-
-    def _deliver(self, *message: Any) -> None:
-        """Give the sink a message whose payload came over lanes."""
-        self._frames.message_bytes_copied = 0
-        self._frames.sink.on_message(*message)
-        if self.payloads.lanes is not None:
-            self.payloads.lanes.acknowledge()
 
     def share_memory(self, mover: PayloadRoute, places: Places) -> None:
         """Let `mover` take large payloads, and `places` find those that arrive."""

@@ -23,9 +23,9 @@ from asyncrpc.runtime.members import Member
 from asyncrpc.runtime.options import LANES_MAX
 from asyncrpc.runtime.payloads.lanes import Lanes
 from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.wire.chunks import Arrivals
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
-from asyncrpc.wire.transfers import Arrivals
 
 
 class LaneDialer:

@@ -149,7 +149,6 @@ class Link:
             connection=connection,
             pending=self.pending,
             served=self.served,
-            credit=self.credit,
             errors=worker.error_encoder,
         )
         self.defer = self.deferred.defer
@@ -245,7 +244,6 @@ class Link:
             FrameKind.GOODBYE: self._on_goodbye,
             FrameKind.FREE: self._on_free,
             FrameKind.LANES: self._on_lanes,
-            FrameKind.LANE_DROP: self._on_lane_drop,
             FrameKind.LANE_BROKEN: self._on_lane_broken,
             FrameKind.CREDIT: self.credit.on_credit,
             FrameKind.WANT: self.credit.on_want,
@@ -331,12 +329,6 @@ class Link:
     def _on_lanes(self, _flags: int, _id: int, aux: int, *_rest: object) -> None:
         if self.connection.lanes is not None:
             self.connection.lanes.on_asked(aux)
-
-    def _on_lane_drop(self, _flags: int, serial: int, aux: int, *_: object) -> None:
-        lanes = self.connection.lanes
-        dropped = lanes.arrivals.drop(serial, aux) if lanes is not None else None
-        if dropped is not None:
-            self.on_transfer_dropped(*dropped)
 
     def _on_lane_broken(self, _flags: int, lane: int, aux: int, *_: object) -> None:
         if self.connection.lanes is not None:

@@ -15,10 +15,10 @@ from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.payloads.ports import ControlConnection
 from asyncrpc.transport.abc import PeerCredentials, StreamHandler, Transport
 from asyncrpc.transport.address import Address
+from asyncrpc.wire.chunks import Arrivals
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
 from asyncrpc.wire.reader import MessageSink
-from asyncrpc.wire.transfers import Arrivals
 
 
 class HandshakeConnection(StreamHandler, Protocol):

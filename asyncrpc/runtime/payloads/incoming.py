@@ -59,7 +59,7 @@ class IncomingPayloads:
     def release_claim(self, call_id: int) -> None:
         """End a claim: from now on nothing is written to its memory."""
         if self.claims.pop(call_id, None) is not None:
-            self.frames.move_transfer(_RESPONSE, call_id, zeros)
+            self.frames.arrivals.move(_RESPONSE, call_id, zeros)
 
     def forget(self, kind: int, call_id: int) -> bytes | None:
         """Do not deliver a message whose payload is arriving.
@@ -67,7 +67,7 @@ class IncomingPayloads:
         Returns:
             Its control part; None if there is no such message.
         """
-        return self.frames.drop_transfer(kind, call_id)
+        return self.frames.arrivals.forget(kind, call_id)
 
     def watch_requests(self, begun: Callable[[int, int], None]) -> None:
         """Call `begun` with call and bytes of each large request that begins."""

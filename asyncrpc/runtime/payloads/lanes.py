@@ -5,9 +5,9 @@ connection (`connection`), and the kernel queues of both ends with it.  Lanes ar
 by the first payload that needs them, by the side that dialed the control connection;
 the other one asks for it.  Both directions use them.
 
-What is sent next is the business of `wire.transfers`; here a chunk is given to
-whichever lane has room.  Reading and writing are rationed per turn of the loop, over
-all lanes of a link, since while a chunk is copied nothing else happens.
+What is sent over them is the business of `pump`.  Here they are opened and lost, and
+read: so much in a turn of the loop, over all lanes of a link, since while a chunk is
+copied nothing else happens.
 
 A lane that breaks takes bytes with it that nobody sends again: it breaks the link.
 """
@@ -38,8 +38,9 @@ from asyncrpc.runtime.payloads.machine.lanes import (
 )
 from asyncrpc.runtime.payloads.ports import ControlConnection, LaneConnection
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
-from asyncrpc.wire.frames import FrameKind, Outgoing
-from asyncrpc.wire.transfers import Arrivals, Departure, Departures, LaneReader
+from asyncrpc.wire.chunks import Arrivals, LaneReader
+from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingState
 
 logger = logging.getLogger("asyncrpc")
 
@@ -113,11 +114,11 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of one link, and what goes over them.
+    """The lanes of one link, and the messages that wait for the first.
 
     Attributes:
         state: whether payloads can leave over lanes.
-        arrivals: the payloads that arrive over lanes.
+        arrivals: the payloads that arrive.
         lanes: those that are open at both ends.
         accepted: by token, those that the dialer has not shown to hold: nothing is sent
             over them.  One that breaks waits for the dialer, which may never have it.
@@ -139,7 +140,7 @@ class Lanes:
 
         Args:
             control: the connection they belong to.
-            arrivals: the payloads that arrive over lanes.
+            arrivals: the payloads that arrive.
             loop: the worker's.
             wanted: how many lanes; None: as many as suit the transport.
             is_on_host: whether the peer is on this host.
@@ -153,6 +154,7 @@ class Lanes:
             wanted = min(wanted, LANES_ON_HOST) if is_on_host else wanted
         self.arrivals = arrivals
         self.arrivals.on_opened = self._on_opened
+        self.arrivals.on_delivered = self.acknowledge
         self.lanes: list[Lane] = []
         self.accepted: dict[int, Lane] = {}
         self.state = LanesState.NONE if wanted else LanesState.OFF
@@ -162,16 +164,16 @@ class Lanes:
         self._dial = dial
         self._redial = redial
         self._start_task = start_task
-        self._departures = Departures()
-        self._waiting: list[Outgoing] = []  # for the first lane
+        self._pump = control.pump
+        self._outgoing = control.outgoing
+        self._waiting: list[OutgoingMessage] = []  # for the first lane
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._pumping = False
         self._turn_bytes = 0
         self._ration = TurnRation()
         self._is_paused = False
-        self._next = 0  # the lane that is asked first
-        self._drained: asyncio.Future[None] | None = None
+        self._pump.lanes = self.lanes
+        self._pump.ration = lambda: self._ration.next_turn(control.reads)
 
     def _on(self, event: LanesEvent) -> bool:
         """Take an event; return whether it has changed anything."""
@@ -181,79 +183,20 @@ class Lanes:
 
     # --- sending ---------------------------------------------------------------------
 
-    def send(self, message: Outgoing) -> bool:
-        """Take over a message with a large payload; see `PayloadRoute`."""
-        if self.state is LanesState.UP:
-            self._depart(message)
-            return True
+    def send(self, message: OutgoingMessage) -> bool:
+        """Keep a message while the first lane is being opened; see `PayloadRoute`."""
         if self.state not in _HOLDING:
             return False
+        take_back = partial(self._waiting.remove, message)
+        self._outgoing.wait(message, OutgoingState.NO_LANE, take_back)
         self._waiting.append(message)
         if self.state is LanesState.NONE:
             self._open(self._wanted)
         return True
 
-    def drop(self, kind: int, call_id: int) -> bool:
-        """Give up a message that has not left in full; say whether there was one."""
-        mine = [one for one in self._waiting if one[:2] == (kind, call_id)]
-        for one in mine:
-            self._waiting.remove(one)
-            if one.on_sent is not None:
-                one.on_sent()
-        told = self._departures.drop(kind, call_id)
-        for frame in told:
-            self._control.stream.write_now(frame)
-        self._check_drained()
-        return bool(mine or told)
-
-    def drop_unwanted(self, kind: int, call_id: int) -> None:
-        """Stop a message that is on its way, if nothing but its value is in it.
-
-        What else it may tell the peer, such as which references were kept, must arrive.
-        """
-        for frame in self._departures.drop(kind, call_id, bare_only=True):
-            self._control.stream.write_now(frame)
-        self._check_drained()
-
-    def _depart(self, message: Outgoing) -> None:
-        departure = Departure(**message._asdict())
-        self._control.stream.write_now(self._departures.add(departure))
-        self.pump()
-
-    def pump(self) -> None:
-        """Give the next chunks to lanes that have room, some in a turn of the loop."""
-        if self._pumping or not self._has_work:
-            return
-        left = self._ration.next_turn(self._control.reads)
-        while left > 0 and (lane := self._free_lane()) is not None:
-            if not self._pumping:
-                self._pumping = True
-                self._loop.call_soon(self._pump_on)
-            if not lane.rest:
-                lane.rest.extend(self._departures.next_chunk())
-            left -= lane.write(left)
-        self._check_drained()
-
     @property
     def _all(self) -> tuple[Lane, ...]:
         return (*self.lanes, *self.accepted.values())
-
-    @property
-    def _has_work(self) -> bool:
-        return bool(self._departures) or any(lane.rest for lane in self.lanes)
-
-    def _free_lane(self) -> Lane | None:
-        lanes = self.lanes
-        for step in range(len(lanes)):
-            lane = lanes[(self._next + step) % len(lanes)]
-            if lane.stream.room.is_set() and (lane.rest or self._departures):
-                self._next += step + 1
-                return lane
-        return None
-
-    def _pump_on(self) -> None:
-        self._pumping = False
-        self.pump()
 
     # --- receiving -------------------------------------------------------------------
 
@@ -271,7 +214,7 @@ class Lanes:
         self._is_paused = False
         limit_bytes = self._ration.next_turn(self._control.reads)
         for lane in self.lanes:
-            lane.reader.read_bytes_max = limit_bytes
+            lane.reader.limit_reads(limit_bytes)
             if not lane.reader.waits_for:
                 lane.stream.resume_reading()
 
@@ -300,7 +243,7 @@ class Lanes:
             if self._on(LanesEvent.FAILED):
                 logger.warning("no lane to %s: %s", self._control.where, error)
                 self._control.send(FrameKind.LANES, 0, aux=0)
-                self._send_without()
+                self._stop_waiting()
 
     def on_asked(self, count: int) -> None:
         """The peer asks for lanes; or the one that dials says that there will be none.
@@ -312,7 +255,7 @@ class Lanes:
             if count:
                 raise MalformedError(f"asked for {count} lanes by the side that dials")
             if self._on(LanesEvent.FAILED):
-                self._send_without()
+                self._stop_waiting()
         elif count <= 0:
             raise MalformedError(f"asked for {count} lanes")
         elif self.state is LanesState.OFF:
@@ -336,7 +279,7 @@ class Lanes:
         connection.on_lost = lost
         self.accepted[connection.token] = lane
         connection.open_as_lane(
-            lane, self._control, on_writable=self.pump, marks=_MARKS
+            lane, self._control, on_writable=self._pump.pump, marks=_MARKS
         )
         if self._control.on_broken is not None:
             connection.allow_resuming(partial(self._on_broken, lane))
@@ -352,9 +295,7 @@ class Lanes:
         self.lanes.append(lane)
         self._on(LanesEvent.OPENED)
         self._stop_waiting()
-        for one in self._take_waiting():
-            self._depart(one)
-        self.pump()
+        self._pump.pump()
         if lane.connection.is_broken:
             self._on_broken(lane, lane.connection, lane.broken_by)
 
@@ -368,28 +309,19 @@ class Lanes:
             self._control.on_broken(connection, error)
 
     def _on_late(self) -> None:
-        self._timer = None
         self._on(LanesEvent.WAITED)
-        self._send_in_band()
-
-    def _send_without(self) -> None:
-        """There will be no lane: send what waits for the first over the control."""
         self._stop_waiting()
-        self._send_in_band()
 
     def _stop_waiting(self) -> None:
+        """There is a lane, or there will be none for a while: send what waits."""
+        self._stop_timer()
+        while self._waiting:
+            self._pump.send(self._waiting.pop(0))
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _send_in_band(self) -> None:
-        for one in self._take_waiting():
-            self._control.send_in_band(one)
-
-    def _take_waiting(self) -> list[Outgoing]:
-        """Return what waits for the first lane; from now on it does not."""
-        waiting, self._waiting = self._waiting, []
-        return waiting
 
     # --- the end ---------------------------------------------------------------------
 
@@ -402,8 +334,7 @@ class Lanes:
             return
         if not self.lanes:
             self._on(LanesEvent.LOST)
-            self._departures.clear()
-            self._check_drained()
+            self._pump.drop_all()
         in_order = error is None or lane.connection.peer_closed is not None
         if in_order and lane.reader.is_between_chunks:
             # The peer closes in order, and the control connection last of all.
@@ -460,30 +391,20 @@ class Lanes:
         Cancellation:
             Some lanes are open still; `clear` ends them.
         """
-        if self._has_work and self.lanes:
-            self._drained = self._loop.create_future()
-            await self._drained  # whoever closes has a limit; `clear` completes it
+        if self.lanes:
+            await self._pump.drained()  # who closes has a limit; `clear` completes it
         ended = [lane.connection.ended for lane in self._all]
         for lane in self._all:
             lane.connection.close()
         if ended:
             await asyncio.wait(ended)  # within the same limit
 
-    def _check_drained(self) -> None:
-        drained = self._drained
-        if drained is not None and not self._has_work and not drained.done():
-            drained.set_result(None)
-
     def clear(self) -> None:
         """The control connection has ended: so does everything here."""
         self._on(LanesEvent.CLOSE)
-        self._stop_waiting()
+        self._stop_timer()
         if self._opening is not None:
             self._opening.cancel()
-        self._departures.clear()
-        self._check_drained()
-        for one in self._take_waiting():
-            if one.on_sent is not None:
-                one.on_sent()
+        self._waiting.clear()
         for lane in self._all:
             lane.connection.fail(ConnectionLostError("its link has ended"))

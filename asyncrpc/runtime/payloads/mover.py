@@ -11,14 +11,15 @@ A tensor that lies in a slab already (`Worker.empty`) is not copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.payloads.copying import Copy, Copying, CopyQueue
 from asyncrpc.runtime.payloads.own_slabs import OwnSlabs, in_pages
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.shm.machine.pool import OFFSET_MASK, Block
-from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind, Outgoing
+from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind
+from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages, OutgoingState
 from asyncrpc.wire.placed import BufferRow, placed_prefix
 
 # Up to here a payload goes with its message: a call that sends 64 KiB so takes 70 us of
@@ -43,6 +44,10 @@ class MoverConnection(Protocol):
 
     bytes_gathered: int
 
+    @property
+    def outgoing(self) -> OutgoingMessages:
+        """Messages that are not written yet."""
+
     def post(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write a message that is ready in parts."""
 
@@ -64,22 +69,6 @@ class MoverLink(PeerLink, Protocol):
     @property
     def pending(self) -> PendingCalls:
         """Our calls that have not been answered."""
-
-
-class _SlabMessage(NamedTuple):
-    """A message whose payload is on its way into a slab.
-
-    Attributes:
-        key: its kind and call.
-        frame: written once the payload is in its place.
-        placement: that place.
-        on_sent: see `Outgoing`.
-    """
-
-    key: tuple[int, int]
-    frame: Sequence[bytes | memoryview]
-    placement: _BufferPlacement
-    on_sent: Callable[[], None] | None
 
 
 class _BufferPlacement:
@@ -208,11 +197,11 @@ class SlabMover:
         self._copies = copies
         self._extend = extend
         self._on_end = on_end
-        self._copying: dict[Copying, _SlabMessage] = {}
+        self._copying: set[Copying] = set()
 
-    def send(self, message: Outgoing) -> bool:
+    def send(self, message: OutgoingMessage) -> bool:
         """Take a message over if it is large and there is room; see `PayloadRoute`."""
-        kind, call_id, flags, aux, head, control, buffers, on_sent = message
+        buffers = message.buffers
         total = sum(buffer.nbytes for buffer in buffers)
         if total < PLACED_BYTES_MIN or self.is_refused:
             return False
@@ -221,58 +210,62 @@ class SlabMover:
             self._extend(self, sum(in_pages(one.nbytes) for one in buffers))
             return False
         opening = placed_prefix(
-            kind,
-            call_id,
-            flags=flags,
-            aux=aux,
-            head=head,
-            control=control,
+            message.kind,
+            message.call_id,
+            flags=message.flags,
+            aux=message.aux,
+            head=message.head,
+            control=message.control,
             entries=placement.entries,
         )
-        self._count_copied(kind, call_id, placement.copied_bytes)
+        self._count_copied(message.kind, message.call_id, placement.copied_bytes)
         frame: list[bytes | memoryview] = [opening, *placement.inline]
-        waiting = _SlabMessage((kind, call_id), frame, placement, on_sent)
-        copying = Copying(placement.copies, lambda: self._on_whole(copying))
         if placement.copied_bytes <= COPY_AT_ONCE_BYTES:
+            copying = Copying(placement.copies, lambda: None)
             while not copying.step():
                 pass
-            self._write(waiting)
+            self._write(message, frame)
         else:
-            self._copying[copying] = waiting
-            self._copies.add(copying)
+            self._copy_in_pieces(message, frame, placement)
         return True
 
-    def _on_whole(self, copying: Copying) -> None:
-        self._write(self._copying.pop(copying))
+    def _copy_in_pieces(
+        self,
+        message: OutgoingMessage,
+        frame: Sequence[bytes | memoryview],
+        placement: _BufferPlacement,
+    ) -> None:
+        """Write a message once its payload has been copied, between other things."""
 
-    def _write(self, message: _SlabMessage) -> None:
+        def on_whole() -> None:
+            self._copying.remove(copying)
+            self._write(message, frame)
+
+        def take_back() -> None:
+            self._copying.remove(copying)
+            self._copies.remove(copying)
+            placement.take_back()
+
+        copying = Copying(placement.copies, on_whole)
+        outgoing = self.link.connection.outgoing
+        outgoing.wait(message, OutgoingState.COPYING, take_back)
+        self._copying.add(copying)
+        self._copies.add(copying)
+
+    def _write(
+        self, message: OutgoingMessage, frame: Sequence[bytes | memoryview]
+    ) -> None:
         """Send a message whose payload is in its place."""
-        self.link.connection.post(message.frame)
-        if message.on_sent is not None:
-            message.on_sent()
-
-    def drop(self, kind: int, call_id: int) -> bool:
-        """Give up a message that is still being copied; see `PayloadRoute`."""
-        key = (kind, call_id)
-        found = [one for one, message in self._copying.items() if message.key == key]
-        for copying in found:
-            self._abandon(copying, self._copying.pop(copying)).take_back()
-        return bool(found)
-
-    def _abandon(self, copying: Copying, message: _SlabMessage) -> _BufferPlacement:
-        """Stop copying; the source may be written to again."""
-        self._copies.remove(copying)
-        if message.on_sent is not None:
-            message.on_sent()
-        return message.placement
+        self.link.connection.post(frame)
+        self.link.connection.outgoing.sent(message)
 
     def clear(self) -> None:
         """Let go of all that the peer held: the connection has ended."""
-        messages, self._copying = self._copying, {}
+        copying, self._copying = self._copying, set()
         self.is_refused = True
         self.attached = []
-        for copying, message in messages.items():
-            self._abandon(copying, message)
+        for one in copying:
+            self._copies.remove(one)
         self._on_end(self)
 
     def _count_copied(self, kind: int, call_id: int, nbytes: int) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from asyncrpc.errors import AsyncRpcError
+from asyncrpc.runtime.payloads.pump import ChunkPump
 from asyncrpc.transport.flow import WaterMarks
-from asyncrpc.wire.frames import Outgoing
+from asyncrpc.wire.outgoing import OutgoingMessages
 
 
 class LaneStream(Protocol):
@@ -55,8 +56,12 @@ class ControlConnection(Protocol):
         """What it writes."""
 
     @property
-    def send_in_band(self) -> Callable[[Outgoing], object]:
-        """Send a message and its payload over this connection itself."""
+    def pump(self) -> ChunkPump:
+        """Gives chunks of payloads to lanes."""
+
+    @property
+    def outgoing(self) -> OutgoingMessages:
+        """Messages that are not written yet."""
 
     def send(self, kind: int, call_id: int, *, aux: int = 0) -> None:
         """Write a message."""

@@ -45,7 +45,7 @@ from asyncrpc.errors import (
     RejectedError,
 )
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.deferred import DeferredMessage
+from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.forms import (
     BYTES,
     LIST,
@@ -199,7 +199,7 @@ class RegionLink(PeerLink, Protocol):
     def connection(self) -> RegionConnection:
         """Carries the messages."""
 
-    def defer(self, encoded: Encoded) -> DeferredMessage:
+    def defer(self, encoded: Encoded) -> PendingBuffers:
         """Make a message wait for one more thing."""
 
 
@@ -302,7 +302,7 @@ class Regions(ServiceMethods):
         link: PeerLink,
         keys: list[bytes],
         marks: list[Mark],
-        held: DeferredMessage,
+        held: PendingBuffers,
     ) -> None:
         """Make the peer map regions, then send the messages that wait for them."""
         self._awaited.update(keys)

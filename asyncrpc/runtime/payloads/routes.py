@@ -1,31 +1,27 @@
-"""The ways of one connection's large messages, and how to give a message up.
-
-A message that must not be sent yet waits here; each way keeps those that it has taken.
-So a message is in one place at a time, and giving it up means asking each in turn.
-"""
+"""By which way a large message leaves: through shared memory, or in chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
-from asyncrpc.runtime.calls.deferred import DeferredMessage
+from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.payloads.lanes import Lanes
-from asyncrpc.wire.frames import INLINE_BYTES_MAX, Outgoing
+from asyncrpc.runtime.payloads.pump import ChunkPump
+from asyncrpc.wire.frames import INLINE_BYTES_MAX
+from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages, OutgoingState
 
 
 class PayloadRoute(Protocol):
-    """A way for large payloads."""
+    """A way for large payloads that cannot take all of them."""
 
-    def send(self, message: Outgoing) -> bool:
+    def send(self, message: OutgoingMessage) -> bool:
         """Take a message and its payload over, or refuse.
 
         Returns:
             False if another way must be tried; then nothing was done.
         """
-
-    def drop(self, kind: int, call_id: int) -> bool:
-        """Give up a message taken over and not sent; return whether there was one."""
 
     def clear(self) -> None:
         """The connection has ended: forget what was to be sent."""
@@ -36,62 +32,64 @@ class PayloadRoutes:
 
     Attributes:
         mover: takes payloads through shared memory, if there is any.
-        lanes: take those that it leaves, once they have been prepared.
-        in_band: takes the rest, over the connection itself.
+        lanes: keep those that the mover leaves, while the first lane is being opened.
+        pump: takes the rest, over lanes or over the connection itself.
     """
 
-    def __init__(self, in_band: PayloadRoute, send: Callable[[Outgoing], None]) -> None:
+    def __init__(
+        self, pump: ChunkPump, outgoing: OutgoingMessages, send: Callable[..., None]
+    ) -> None:
         """Begin with one way.
 
         Args:
-            in_band: takes every payload.
-            send: sends a message that has been held back, by any way.
+            pump: takes every payload.
+            outgoing: the messages of the connection that wait.
+            send: `Connection.send`.
         """
         self.mover: PayloadRoute | None = None
         self.lanes: Lanes | None = None
-        self.in_band = in_band
+        self.pump = pump
+        self._outgoing = outgoing
         self._send = send
-        self._held: list[DeferredMessage] = []
+        self._is_closed = False
 
-    def send(self, message: Outgoing, payload_bytes: int) -> None:
+    def submit(self, message: OutgoingMessage) -> None:
+        """Send a message that may have to wait, or has waited; never waits itself.
+
+        On a closed connection it is dropped.
+        """
+        buffers = message.buffers
+        if self._is_closed:
+            self._outgoing.forget(message)
+        elif isinstance(buffers, PendingBuffers) and not buffers.are_ready:
+            # Until what it refers to is at the peer; others pass it by.
+            self._outgoing.wait(message, OutgoingState.BLOCKED, buffers.forget)
+            buffers.then(message, self.submit)
+        elif sum(buffer.nbytes for buffer in buffers) > INLINE_BYTES_MAX:
+            self._send_payload(message)
+        else:
+            self._send(
+                message.kind,
+                message.call_id,
+                flags=message.flags,
+                aux=message.aux,
+                head=message.head,
+                control=message.control,
+                buffers=list(buffers),
+                on_sent=partial(self._outgoing.sent, message),
+            )
+
+    def _send_payload(self, message: OutgoingMessage) -> None:
         """Send a message by the first way that takes it."""
-        if self.mover is not None and self.mover.send(message):
-            return
-        is_large = payload_bytes > INLINE_BYTES_MAX
-        if is_large and self.lanes is not None and self.lanes.send(message):
-            return
-        self.in_band.send(message)
-
-    def hold(self, held: DeferredMessage, message: Outgoing) -> None:
-        """Keep a message until what it refers to is at the peer; others pass it by."""
-
-        def send() -> None:
-            self._held.remove(held)
-            self._send(message._replace(buffers=list(held)))
-
-        held.hold((message.kind, message.call_id), send, message.on_sent)
-        self._held.append(held)
-
-    def drop(self, kind: int, call_id: int) -> bool:
-        """Give up a message that has not left whole; return whether there was one."""
-        if self._held and self._drop_held((kind, call_id)):
-            return True
-        ways = (self.mover, self.lanes, self.in_band)
-        return any(way is not None and way.drop(kind, call_id) for way in ways)
-
-    def _drop_held(self, key: tuple[int, int]) -> bool:
-        dropped = [held for held in self._held if held.key == key]
-        self._held = [held for held in self._held if held.key != key]
-        for held in dropped:
-            held.give_up()
-        return bool(dropped)
+        for way in (self.mover, self.lanes):
+            if way is not None and way.send(message):
+                return
+        self.pump.send(message)
 
     def clear(self) -> None:
-        """The connection has ended: forget what was to be sent."""
-        self.in_band.clear()
-        held_back, self._held = self._held, []
-        for held in held_back:
-            held.give_up()
-        for way in (self.mover, self.lanes):
+        """The connection has ended: drop what was to be sent."""
+        self._is_closed = True
+        for way in (self.mover, self.lanes, self.pump):
             if way is not None:
                 way.clear()
+        self._outgoing.clear()

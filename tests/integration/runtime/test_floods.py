@@ -21,6 +21,7 @@ from asyncrpc import (
     Options,
     Worker,
 )
+from asyncrpc.wire.frames import VERSION
 from asyncrpc.wire.handshake import PREFACE
 from tests.certificates import Authority
 from tests.integration.runtime import remote
@@ -120,7 +121,7 @@ async def test_when_there_are_too_many_the_oldest_stranger_goes() -> None:
         await until(lambda: len(server.parts.directory.admission) == 2)
         async with dialed(server) as third:
             assert await read_to_the_end(first[0]) == b""
-            preface = PREFACE.pack(b"ARPC", 1, 1, 0, bytes(32))
+            preface = PREFACE.pack(b"ARPC", VERSION, 1, 0, bytes(32))
             for reader, writer in (second, third):  # they are still listened to
                 writer.write(preface)
                 assert (await reader.readexactly(PREFACE.size)).startswith(b"ARPC")
@@ -221,5 +222,5 @@ async def test_nonsense_is_refused_at_its_first_byte() -> None:
             for byte in b"ARPC":
                 writer.write(bytes([byte]))
                 await writer.drain()
-            writer.write(PREFACE.pack(b"ARPC", 1, 1, 0, bytes(32))[4:])
+            writer.write(PREFACE.pack(b"ARPC", VERSION, 1, 0, bytes(32))[4:])
             assert (await reader.readexactly(PREFACE.size)).startswith(b"ARPC")

@@ -24,7 +24,7 @@ from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
-from asyncrpc.wire.frames import LANE_CHUNK_BYTES
+from asyncrpc.wire.frames import CHUNK_BYTES
 from asyncrpc.wire.handshake import Role
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import until
@@ -211,8 +211,8 @@ class TestStriping:
             read.clear()
             await a.peer("b").call(remote.total, numbers(16 * MIB))
             assert set(read) == set(lanes_of(b, "a").lanes)
-            assert min(read.values()) > LANE_CHUNK_BYTES
-            assert sum(read.values()) == 64 * MIB + 40 * (64 * MIB // LANE_CHUNK_BYTES)
+            assert min(read.values()) > CHUNK_BYTES
+            assert sum(read.values()) == 64 * MIB + 40 * (64 * MIB // CHUNK_BYTES)
 
     @pytest.mark.parametrize("network", ["tcp", "uds", "mem"])
     async def test_both_directions_and_many_calls_at_once(self, network: Wires) -> None:

@@ -77,7 +77,7 @@ def hostile_bytes() -> dict[str, bytes]:
         "zeros": bytes(4096),
         "ones": b"\xff" * 4096,
         "our magic, another version": b"ARPC\xff" + bytes(200),
-        "our magic, a huge length": b"ARPC\x01" + struct.pack("<Q", 1 << 62) * 40,
+        "our magic, a huge length": b"ARPC\x02" + struct.pack("<Q", 1 << 62) * 40,
     }
 
 

@@ -301,7 +301,7 @@ FRAMES: dict[str, dict[str, Any]] = {
     "lanes without end": {"kind": FrameKind.LANES, "aux": 1 << 20},
     "a lane to dial again": {"kind": FrameKind.LANE_BROKEN, "call_id": 5},
     "what was never lent": {"kind": FrameKind.FREE, "call_id": 1 << 50},
-    "a drop of nothing": {"kind": FrameKind.DROP, "flags": FrameKind.REQUEST},
+    "a drop of nothing": {"kind": FrameKind.DROP, "call_id": 1 << 40},
     "a deferred nothing": {"kind": FrameKind.REQUEST, "flags": Flags.DEFERRED},
 }
 

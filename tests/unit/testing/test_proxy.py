@@ -99,8 +99,8 @@ def test_the_ends_of_frames_are_found_however_the_stream_is_cut(size: int) -> No
                 payload_bytes=100,
             ),
         ),
-        (FrameKind.DATA, data_prefix(FrameKind.RESPONSE, 1, 0, 100) + payload),
-        (FrameKind.DROP, prefix(FrameKind.DROP, 1, flags=FrameKind.REQUEST)),
+        (FrameKind.DATA, data_prefix(1, 0, 100) + payload),
+        (FrameKind.DROP, prefix(FrameKind.DROP, 1, aux=100)),
         (FrameKind.PING, PING),
     ]
     stream = SHAKE + b"".join(frame for _, frame in frames)

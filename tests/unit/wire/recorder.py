@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from asyncrpc.wire.chunks import LaneReader
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.reader import FrameReader
-from asyncrpc.wire.transfers import LaneReader
 
 # What carries a value, and so may have a payload.
 WITH_VALUE: Final = (
@@ -23,7 +23,7 @@ WITH_VALUE: Final = (
 
 
 class Message(NamedTuple):
-    """A message as it was given to the outbox, or to the sink."""
+    """A message as it was sent, or given to the sink."""
 
     kind: int
     flags: int
@@ -62,7 +62,7 @@ class Recorder:
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        flags &= ~int(Flags.DEFERRED)
+        flags &= ~int(Flags.DEFERRED | Flags.LANES)
         copies = tuple(bytes(buffer) for buffer in buffers)
         self.messages.append(Message(kind, flags, call_id, aux, head, control, copies))
 

@@ -12,6 +12,7 @@ from asyncrpc.errors import (
     MalformedError,
     VersionMismatchError,
 )
+from asyncrpc.wire.frames import VERSION
 from asyncrpc.wire.handshake import (
     PREFACE,
     PREFACE_MAGIC,
@@ -138,7 +139,7 @@ class TestAttacks:
     def test_a_proof_cannot_be_reflected(self) -> None:
         """Sent back to its maker it names the wrong role."""
         _, acceptor = make_pair()
-        liar = PREFACE.pack(PREFACE_MAGIC, 1, 1, 0, b"\x07" * 32)
+        liar = PREFACE.pack(PREFACE_MAGIC, VERSION, 1, 0, b"\x07" * 32)
         answer = acceptor.machine.receive(liar)
         with pytest.raises(AuthenticationError, match="proof is wrong"):
             acceptor.machine.receive(answer[PREFACE.size :])
@@ -249,7 +250,7 @@ class TestBeginning:
 
     def test_later_records_begin_as_they_like(self) -> None:
         _, acceptor = make_pair()
-        acceptor.machine.receive(PREFACE.pack(PREFACE_MAGIC, 1, 1, 0, bytes(32)))
+        acceptor.machine.receive(PREFACE.pack(PREFACE_MAGIC, VERSION, 1, 0, bytes(32)))
         acceptor.machine.check_beginning(b"\x16\x03 any proof")
         assert acceptor.machine.state is HandshakeState.PROOF
 
@@ -261,11 +262,11 @@ class TestOtherPeers:
         preface = PREFACE.pack(PREFACE_MAGIC, 9, 1, 0, bytes(32))
         ends = dict(zip(Role, make_pair(), strict=True))
         ours = ends[Role.ACCEPTOR if old_role is Role.DIALER else Role.DIALER].machine
-        with pytest.raises(VersionMismatchError, match=r"version 9 .*, we 1"):
+        with pytest.raises(VersionMismatchError, match=rf"version 9 .*, we {VERSION}"):
             ours.receive(preface)
         assert ours.state is HandshakeState.FAILED
         told = PREFACE.unpack_from(ours.start() or ours.farewell)
-        assert told[:2] == (PREFACE_MAGIC, 1)
+        assert told[:2] == (PREFACE_MAGIC, VERSION)
 
     def test_a_stranger_is_told_nothing(self) -> None:
         _, acceptor = make_pair()

@@ -11,17 +11,27 @@ from collections.abc import Sequence
 import pytest
 
 from asyncrpc.errors import FrameTooLargeError, MalformedError
+from asyncrpc.wire import chunks as chunks_module
 from asyncrpc.wire import reader as reader_module
-from asyncrpc.wire.frames import HEADER_BYTES, Flags, FrameKind, data_prefix, prefix
+from asyncrpc.wire.chunks import ChunkScheduler, LaneReader
+from asyncrpc.wire.frames import (
+    CHUNK_BYTES,
+    HEADER_BYTES,
+    Flags,
+    FrameKind,
+    data_prefix,
+    prefix,
+)
+from asyncrpc.wire.outgoing import OutgoingMessage
 from asyncrpc.wire.placed import BufferRow, placed_prefix
 from asyncrpc.wire.reader import SCRATCH_BYTES, FrameReader
-from asyncrpc.wire.transfers import Arrivals, Departure, Departures, LaneReader
 from tests.unit.wire.recorder import Message, Recorder, feed
 
 REQUEST, RESPONSE = FrameKind.REQUEST, FrameKind.RESPONSE
 PING = prefix(FrameKind.PING, 9)
 PINGED = Message(FrameKind.PING, 0, 9, 0, b"", b"")
 PIECES = [(1 << 30,), (1,), (39,), (40, 41), (SCRATCH_BYTES,)]
+SMALL = 10  # bytes of a chunk in some tests
 LONG = b"c" * (2 * SCRATCH_BYTES)  # a control part that needs a longer scratch buffer
 
 
@@ -32,14 +42,20 @@ def frugal(sink: Recorder) -> FrameReader:
     return reader
 
 
-def told(nbytes: int, kind: int = REQUEST, flags: int = 0) -> Message:
+def told(nbytes: int, kind: int = REQUEST) -> Message:
     """Return what stands for a message of call 1 whose head is `head`."""
     problem = f"a message of {nbytes} bytes, for which there is no memory here"
-    return Message(kind, flags, 1, 7, b"head", problem.encode())
+    return Message(kind, 0, 1, 7, b"head", problem.encode())
 
 
-def deferred(nbytes: int, *, control: bytes = b"", kind: int = REQUEST) -> bytes:
-    """Return a message with a payload that follows, in two pieces."""
+def deferred(
+    nbytes: int,
+    *,
+    control: bytes = b"",
+    kind: int = REQUEST,
+    size: int = CHUNK_BYTES,
+) -> bytes:
+    """Return a message with a payload that follows, the first of its connection."""
     opening = prefix(
         kind,
         1,
@@ -50,11 +66,15 @@ def deferred(nbytes: int, *, control: bytes = b"", kind: int = REQUEST) -> bytes
         lengths=(nbytes,),
         payload_bytes=nbytes,
     )
-    half = nbytes // 2
-    pieces = [(0, half), (half, nbytes - half)]
+    lengths = [(at, min(size, nbytes - at)) for at in range(0, nbytes, size)]
     return opening + b"".join(
-        data_prefix(kind, 1, at, length) + bytes(length) for at, length in pieces
+        data_prefix(1, at, length) + bytes(length) for at, length in lengths
     )
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks_module, "CHUNK_BYTES", SMALL)
 
 
 @pytest.fixture
@@ -78,7 +98,7 @@ class TestPayloads:
         steps = (max(one, nbytes // 500) for one in at_most)
         feed(reader, PING + deferred(nbytes) + PING, at_most=tuple(steps))
         assert sink.messages == [PINGED, told(nbytes), PINGED]
-        assert not reader.transfers
+        assert not len(reader.arrivals)
 
     def test_one_that_comes_with_its_message(self) -> None:
         sink = Recorder(allocated_max=10)
@@ -91,43 +111,44 @@ class TestPayloads:
     def test_one_over_lanes(self) -> None:
         sink = Recorder(allocated_max=10)
         reader = frugal(sink)
-        arrivals = reader.arrivals = Arrivals(sink.on_message)
+        chunks = ChunkScheduler(lambda _: None)
         payload = memoryview(bytes(25))
-        departures = Departures()
-        message = Departure(REQUEST, 1, aux=7, head=b"head", buffers=[payload])
-        feed(reader, departures.add(message))
-        assert sink.messages == [told(25, flags=Flags.LANES)]
-        lane = LaneReader(arrivals)
-        while departures:
-            feed(lane, b"".join(departures.next_chunk()))
-        assert not len(arrivals)
+        message = OutgoingMessage(REQUEST, 1, aux=7, head=b"head", buffers=[payload])
+        feed(reader, chunks.add(message, over_lanes=True)[1])
+        assert sink.messages == [told(25)]
+        lane = LaneReader(reader.arrivals)
+        while chunks:
+            feed(lane, b"".join(chunks.next_chunk()))
+        assert not len(reader.arrivals)
         assert len(sink.messages) == 1
 
+    @pytest.mark.usefixtures("small_chunks")
     def test_one_that_is_given_up(self) -> None:
         sink = Recorder(allocated_max=10)
         reader = frugal(sink)
-        whole = deferred(20)
-        cut = whole[: -(10 + len(data_prefix(REQUEST, 1, 0, 1)))]
-        feed(reader, cut + prefix(FrameKind.DROP, 1, flags=REQUEST) + PING)
+        whole = deferred(20, size=SMALL)
+        cut = whole[: -(SMALL + HEADER_BYTES)]
+        feed(reader, cut + prefix(FrameKind.DROP, 1, aux=10) + PING)
         assert sink.messages == [told(20), PINGED]
-        assert not reader.transfers
+        assert not len(reader.arrivals)
 
     def test_one_that_was_to_land_elsewhere(self) -> None:
         sink = Recorder(allocated_max=10)
         reader = frugal(sink)
         whole = deferred(20, kind=RESPONSE)
         feed(reader, whole[:-3])
-        reader.move_transfer(RESPONSE, 1, lambda nbytes: memoryview(bytearray(nbytes)))
+        reader.arrivals.move(RESPONSE, 1, lambda nbytes: memoryview(bytearray(nbytes)))
         feed(reader, whole[-3:] + PING)
         assert sink.messages[-1] == PINGED
-        assert not reader.transfers
+        assert not len(reader.arrivals)
 
-    def test_pieces_out_of_order_are_refused_all_the_same(self) -> None:
+    @pytest.mark.usefixtures("small_chunks")
+    def test_a_chunk_that_comes_twice_is_refused_all_the_same(self) -> None:
         sink = Recorder(allocated_max=10)
         reader = frugal(sink)
-        feed(reader, deferred(20)[: -(10 + HEADER_BYTES)])
-        with pytest.raises(MalformedError, match="are missing"):
-            feed(reader, data_prefix(REQUEST, 1, 19, 1) + b"x")
+        feed(reader, deferred(20, size=SMALL)[: -(SMALL + HEADER_BYTES)])
+        with pytest.raises(MalformedError, match="twice"):
+            feed(reader, data_prefix(1, 0, 10))
 
 
 @pytest.mark.usefixtures("short_scratch")
@@ -160,7 +181,7 @@ class TestControlParts:
         assert sink.messages == [one, PINGED]
         assert sink.allocated == []
         assert begun == [(1, 1001)]
-        assert not reader.transfers
+        assert not len(reader.arrivals)
 
     def test_one_with_buffers_beside_it(self) -> None:
         sink = Recorder()

@@ -7,7 +7,7 @@ import contextvars
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import AsyncRpcError, MalformedError, RejectedError
@@ -32,7 +32,7 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.router import Router, answers, takes
 from asyncrpc.runtime.schema import Signed
 from asyncrpc.serde import Codec, Copy, Encoded, FunctionTable, Policy
-from asyncrpc.wire.frames import Outgoing
+from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages, OutgoingState
 
 NEVER = 1 << 64
 PEER = WorkerId("b", Incarnation(7))
@@ -92,14 +92,28 @@ class FakeLoop(asyncio.AbstractEventLoop):
             self.soon.popleft()()
 
 
+class Sent(NamedTuple):
+    """A message that was sent."""
+
+    kind: int
+    call_id: int
+    flags: int = 0
+    aux: int = 0
+    head: bytes = b""
+    control: bytes = b""
+    buffers: Sequence[memoryview] = ()
+    on_sent: Callable[[], None] | None = None
+
+
 class FakeConnection:
     """A connection that writes down what is sent."""
 
     def __init__(self) -> None:
-        self.sent: list[Outgoing] = []
+        self.sent: list[Sent] = []
         self.pushed: list[bytes] = []
         self.joined: list[bytes] = []
-        self.unread: set[tuple[int, int]] = set()  # what `drop` still finds
+        self.outgoing = OutgoingMessages()
+        self.drop = self.outgoing.drop
         self.arriving: dict[tuple[int, int], bytes] = {}
         self.failed: AsyncRpcError | None = None
         self.refuses: BaseException | None = None
@@ -111,19 +125,24 @@ class FakeConnection:
     def send(self, kind: int, call_id: int, **more: Any) -> None:
         if self.refuses is not None:
             raise self.refuses
-        self.sent.append(Outgoing(kind, call_id, **more))
+        self.sent.append(Sent(kind, call_id, **more))
+
+    def submit(self, message: OutgoingMessage) -> None:
+        fields = {name: getattr(message, name) for name in Sent._fields}
+        self.send(fields.pop("kind"), fields.pop("call_id"), **fields)
+        self.outgoing.sent(message)
+
+    def hold(self, kind: int, call_id: int) -> OutgoingMessage:
+        """Let a message be on its way."""
+        message = OutgoingMessage(kind, call_id)
+        self.outgoing.wait(message, OutgoingState.QUEUED, lambda: None)
+        return message
 
     def push(self, part: bytes) -> None:
         self.pushed.append(part)
 
     def join(self, part: bytes) -> None:
         self.joined.append(part)
-
-    def drop(self, kind: int, call_id: int) -> bool:
-        key = (kind, call_id)
-        was_there = key in self.unread
-        self.unread.discard(key)
-        return was_there
 
     def forget_transfer(self, kind: int, call_id: int) -> bytes | None:
         return self.arriving.pop((kind, call_id), None)
@@ -138,7 +157,7 @@ class FakeConnection:
     async def writable(self) -> None: ...
 
     @property
-    def last(self) -> Outgoing:
+    def last(self) -> Sent:
         return self.sent[-1]
 
 
@@ -338,7 +357,6 @@ class LinkParts:
             connection=self.connection,
             pending=self.pending,
             served=self.served,
-            credit=self.credit,
             errors=self.host.error_encoder,
         )
         self.referred: list[Encoded] = []
@@ -434,7 +452,7 @@ class LinkParts:
     ) -> asyncio.Future[Any]:
         return self.calls.request_service(service, method, value, deadline=deadline)
 
-    def value_of(self, message: Outgoing) -> Any:
+    def value_of(self, message: Sent) -> Any:
         """Return the value that a message was sent with."""
         return self.host.codec.decode(message.control, list(message.buffers))
 

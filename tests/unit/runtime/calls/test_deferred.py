@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from asyncrpc.errors import EncodeError, Outcome
-from asyncrpc.runtime.calls.deferred import DeferredMessage
+from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.serde import Encoded
 from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingState
 from tests.unit.runtime.calls.fakes import LinkParts, Pins
 
 
@@ -22,53 +23,56 @@ def problem() -> EncodeError:
 
 
 class TestWaiting:
-    def kept(self) -> tuple[DeferredMessage, list[str]]:
-        events: list[str] = []
-        message = DeferredMessage([memoryview(b"x")])
-        message.hold(
-            (FrameKind.REQUEST, 1),
-            lambda: events.append("sent"),
-            lambda: events.append("given up"),
-        )
-        return message, events
+    def kept(self) -> tuple[PendingBuffers, list[OutgoingMessage]]:
+        submitted: list[OutgoingMessage] = []
+        buffers = PendingBuffers([memoryview(b"x")])
+        message = OutgoingMessage(FrameKind.REQUEST, 1, buffers=buffers)
+        buffers.then(message, submitted.append)
+        return buffers, submitted
 
-    def test_it_is_sent_once_nothing_is_awaited(self) -> None:
-        message, events = self.kept()
-        message.add_dependency()
-        message.release()
-        assert events == []
-        assert not message.is_released
-        message.release()
-        assert events == ["sent"]
-        assert message.is_released
-        assert not message.give_up()
+    def test_it_is_submitted_once_nothing_is_awaited(self) -> None:
+        buffers, submitted = self.kept()
+        buffers.add_dependency()
+        buffers.release()
+        assert submitted == []
+        assert not buffers.are_ready
+        buffers.release()
+        assert submitted == [buffers.message]
+        assert buffers.are_ready
 
-    def test_one_that_was_given_up_is_not_sent(self) -> None:
-        message, events = self.kept()
-        assert message.give_up()
-        assert not message.give_up()
-        message.release()
-        assert events == ["given up"]
+    def test_one_that_was_given_up_is_not(self) -> None:
+        buffers, submitted = self.kept()
+        buffers.forget()
+        buffers.release()
+        assert submitted == []
 
     def test_it_may_be_ready_before_it_is_given_to_a_connection(self) -> None:
-        message = DeferredMessage([])
-        message.release()
-        assert message.is_released
+        buffers = PendingBuffers([])
+        buffers.release()
+        assert buffers.are_ready
+
+    def test_what_fails_before_it_has_a_message_fails_none(
+        self, link: LinkParts
+    ) -> None:
+        link.deferred.defer(Encoded(b"", [], [], 0)).fail(problem())
+        assert not link.connection.sent
 
     def test_a_second_dependency_is_of_the_same_message(self, link: LinkParts) -> None:
         encoded = Encoded(b"", [memoryview(b"x")], [], 0)
         first = link.deferred.defer(encoded)
         assert link.deferred.defer(encoded) is first
         first.release()
-        assert not first.is_released
+        assert not first.are_ready
 
 
 class TestFailing:
-    def message(self, link: LinkParts, kind: int, call_id: int = 1) -> DeferredMessage:
-        message = link.deferred.defer(Encoded(b"", [memoryview(b"x")], [], 0))
-        message.hold((kind, call_id), lambda: None, None)
-        link.connection.unread.add((kind, call_id))
-        return message
+    def message(self, link: LinkParts, kind: int, call_id: int = 1) -> PendingBuffers:
+        buffers = link.deferred.defer(Encoded(b"", [memoryview(b"x")], [], 0))
+        message = OutgoingMessage(kind, call_id, buffers=buffers)
+        buffers.then(message, lambda _: None)
+        outgoing = link.connection.outgoing
+        outgoing.wait(message, OutgoingState.BLOCKED, buffers.forget)
+        return buffers
 
     def open_call(self, link: LinkParts) -> CallFuture[Any]:
         call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="max", to="b")
@@ -100,9 +104,9 @@ class TestFailing:
         call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="max", to="b")
         array = np.zeros(16 << 10, np.uint8)
         link.calls.start(call, "builtins:max", ([array], {}))
-        message = DeferredMessage([], link.deferred._fail)  # noqa: SLF001
-        message.key = (FrameKind.REQUEST, 1)
-        message.fail(problem())
+        buffers = link.deferred.defer(Encoded(b"", [], [], 0))
+        buffers.message = OutgoingMessage(FrameKind.REQUEST, 1)
+        buffers.fail(problem())
         assert isinstance(call.exception(), EncodeError)
         assert len(link.credit.waiting) == 0
 
@@ -126,7 +130,7 @@ class TestFailing:
     def test_one_that_was_given_up_meanwhile(self, link: LinkParts) -> None:
         call = self.open_call(link)
         message = self.message(link, FrameKind.REQUEST)
-        link.connection.unread.clear()
+        link.connection.drop(FrameKind.REQUEST, 1)
         message.fail(problem())
         assert not call.done()
         assert not link.connection.sent

@@ -21,6 +21,7 @@ from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.options import PLAIN
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.messages import unpack_head
+from asyncrpc.wire.outgoing import OutgoingMessage
 from tests.unit.runtime.calls.fakes import Hear, LinkParts, Look, Pins
 
 NAME = "builtins:max"
@@ -170,7 +171,7 @@ class TestCancelling:
         link.credit.on_credit(0, WINDOW, 1 << 20)
         call = start(link, LARGE)
         call.pins = pins = Pins()
-        link.connection.unread.add((FrameKind.REQUEST, 1))
+        link.connection.hold(FrameKind.REQUEST, 1)
         call.cancel()
         assert link.connection.last.aux == LARGE.nbytes
         assert pins.events == ["undone"]
@@ -199,17 +200,14 @@ class TestCredit:
         )
 
     def test_one_that_cannot_be_written_then_gives_it_back(
-        self, link: LinkParts
+        self, link: LinkParts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         call = start(link, LARGE)
-        refused = link.connection.send
 
-        def send(kind: int, call_id: int, **more: Any) -> None:
-            if kind == FrameKind.REQUEST:
-                raise MemoryError
-            refused(kind, call_id, **more)
+        def submit(message: OutgoingMessage) -> None:
+            raise MemoryError(message.kind)
 
-        link.calls._send = send  # noqa: SLF001
+        monkeypatch.setattr(link.connection, "submit", submit)
         link.credit.on_credit(0, 1, LARGE.nbytes)
         assert isinstance(call.exception(), MemoryError)
         assert (link.connection.last.kind, link.connection.last.aux) == (
@@ -217,6 +215,7 @@ class TestCredit:
             LARGE.nbytes,
         )
         assert len(link.pending) == 0
+        assert not len(link.connection.outgoing)
 
 
 class TestLoss:

@@ -14,7 +14,7 @@ from asyncrpc.errors import (
     ConnectionLostError,
     MalformedError,
 )
-from asyncrpc.runtime.calls.deferred import DeferredMessage
+from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.links.connection import Connection, ConnectionState
 from asyncrpc.runtime.links.disconnected import DISCONNECTED_BYTES_MAX
 from asyncrpc.testing.loop import SimLoop
@@ -156,7 +156,7 @@ class TestMessages:
         both.line.sent.clear()
 
     async def test_one_that_is_held_back_is_passed_by(self, both: Both) -> None:
-        held = DeferredMessage([memoryview(b"of it")])
+        held = PendingBuffers([memoryview(b"of it")])
         both.a.connection.send(FrameKind.REQUEST, 1, buffers=held)
         both.a.send(2, b"next")
         await both.settle()
@@ -175,7 +175,7 @@ class TestMessages:
         both.a.connection.send(
             FrameKind.REQUEST,
             1,
-            buffers=DeferredMessage(buffers) if is_held else buffers,
+            buffers=PendingBuffers(buffers) if is_held else buffers,
             on_sent=lambda: sent.append(True),
         )
         assert not both.a.connection.drop(FrameKind.REQUEST, 2)
@@ -237,7 +237,7 @@ class TestTheEnd:
         assert both.a.connection.state is ConnectionState.CLOSED
 
     async def test_what_is_sent_afterwards_is_dropped(self, both: Both) -> None:
-        held, waits = DeferredMessage([memoryview(b"x")]), []
+        held, waits = PendingBuffers([memoryview(b"x")]), []
         both.a.connection.send(
             FrameKind.REQUEST, 1, buffers=held, on_sent=lambda: waits.append("held")
         )
@@ -249,7 +249,7 @@ class TestTheEnd:
             on_sent=lambda: waits.append("large"),
         )
         both.a.connection.end(ClosedError("over"))
-        assert waits == ["large", "held"]
+        assert waits == ["held", "large"]
         both.a.connection.send(
             FrameKind.REQUEST, 3, on_sent=lambda: waits.append("late")
         )

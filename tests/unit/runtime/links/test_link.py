@@ -112,7 +112,7 @@ def test_places_come_back(link: Link) -> None:
     assert memory.freed == [4096]
 
 
-@pytest.mark.parametrize("kind", [FrameKind.LANES, FrameKind.LANE_DROP])
+@pytest.mark.parametrize("kind", [FrameKind.LANES, FrameKind.LANE_BROKEN])
 def test_without_lanes_words_of_them_are_ignored(link: Link, kind: FrameKind) -> None:
     take(link, kind, 1)
 

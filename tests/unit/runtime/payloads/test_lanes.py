@@ -14,14 +14,14 @@ from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.payloads.lanes import Lanes
 from asyncrpc.runtime.payloads.machine.lanes import LanesState
 from asyncrpc.testing.loop import SimLoop
-from asyncrpc.wire.frames import LANE_CHUNK_BYTES, FrameKind
+from asyncrpc.wire.chunks import Arrivals
+from asyncrpc.wire.frames import CHUNK_BYTES, FrameKind
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
-from asyncrpc.wire.transfers import Arrivals
 from tests.unit.runtime.links.pair import Both, Line, Side, join
 
-LARGE = bytes(range(256)) * (3 * LANE_CHUNK_BYTES // 256 + 5)
+LARGE = bytes(range(256)) * (3 * CHUNK_BYTES // 256 + 5)
 
 
 class Laned(Both):
@@ -159,9 +159,19 @@ class TestOpening:
         both.a.send(2, b"", LARGE)
         await both.settle()
         assert sorted(both.b.messages) == [(1, b"", LARGE), (2, b"", LARGE)]
-        assert lanes_of(both.b).arrivals.opened == 0
         both.open_lane()
         assert lanes_of(both.a).state is LanesState.UP
+
+    async def test_a_lane_that_comes_late_takes_the_rest(self, both: Laned) -> None:
+        both.line.handler.pause_writing()
+        both.a.send(1, b"", LARGE)
+        await asyncio.sleep(1.01)  # virtual
+        await both.settle()
+        assert lanes_of(both.b).arrivals.opened == 1
+        assert both.b.messages == []
+        both.open_lane()
+        await both.settle()
+        assert both.b.messages == [(1, b"", LARGE)]
 
     async def test_if_none_can_be_opened_they_take_the_connection(
         self, both: Laned

@@ -1,0 +1,543 @@
+"""Large payloads, in chunks between which other messages pass.
+
+A message with the flag DEFERRED goes over the connection of its link; the bytes of its
+payload go in chunks over that connection (lane 0) or over lanes beside it, whichever
+has room first.  The two sides number these messages alike, each direction from 1, by
+counting them on lane 0, where they are in order: a chunk names its transfer by that
+serial.  So chunks may arrive in any order, over any lane, and on a lane even before the
+message that they belong to.
+
+`ChunkScheduler` says what the next chunk is.  `Arrivals` knows where each byte belongs
+and when a message is complete, and a `ChunkLanding` where the bytes of the chunk at
+hand land.  Lane 0 is read by a `FrameReader`, every other lane by a `LaneReader`.
+
+Every chunk has its place: its offset is a multiple of `CHUNK_BYTES` and all but the
+last are full, so one bit per chunk tells that nothing is written twice; and since all
+bytes are counted, a message is delivered only without a gap.
+
+Sans-IO, as all of `wire`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from asyncrpc.errors import MalformedError
+from asyncrpc.wire.frames import (
+    CHUNK_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    Flags,
+    FrameKind,
+    data_prefix,
+    prefix,
+)
+from asyncrpc.wire.outgoing import OutgoingMessage
+
+# What one read of a lane may take: 256 KiB are 60 us at 4 GB/s, and no other message is
+# read meanwhile.
+READ_BYTES_MAX: Final = 256 << 10
+_SCRATCH_BYTES: Final = 64 << 10
+_DATA: Final = int(FrameKind.DATA)
+_LANES: Final = int(Flags.LANES)
+
+
+class Opening(NamedTuple):
+    """A message without its buffers, in the order in which a sink takes its parts."""
+
+    kind: int
+    flags: int
+    call_id: int
+    aux: int
+    head: bytes
+    control: bytes
+
+
+# --- sending -------------------------------------------------------------------------
+
+
+class OutgoingTransfer:
+    """The payload of one message, as far as it has not left.
+
+    Attributes:
+        message: whose payload it is.
+        serial: of the transfer.
+        total: bytes of the payload.
+        offset: how many have been taken.
+    """
+
+    __slots__ = ("_buffers", "_within", "message", "offset", "serial", "total")
+
+    def __init__(self, message: OutgoingMessage, serial: int) -> None:
+        self.message = message
+        self.serial = serial
+        self.total = sum(buffer.nbytes for buffer in message.buffers)
+        self.offset = 0
+        self._buffers = deque(buffer for buffer in message.buffers if buffer.nbytes)
+        self._within = 0  # of the first buffer
+
+    def opening(self, flags: int) -> bytes:
+        """Return the message itself, sent before; `flags` are added to its own."""
+        message = self.message
+        return prefix(
+            message.kind,
+            message.call_id,
+            flags=message.flags | flags,
+            aux=message.aux,
+            head=message.head,
+            control=message.control,
+            lengths=[buffer.nbytes for buffer in message.buffers],
+            payload_bytes=self.total,
+        )
+
+    def take(self) -> list[bytes | memoryview]:
+        """Cut off the next chunk, with its header."""
+        nbytes = min(CHUNK_BYTES, self.total - self.offset)
+        chunk: list[bytes | memoryview] = [
+            data_prefix(self.serial, self.offset, nbytes)
+        ]
+        self.offset += nbytes
+        while nbytes:
+            first = self._buffers[0]
+            piece = first[self._within : self._within + nbytes]
+            chunk.append(piece)
+            nbytes -= piece.nbytes
+            self._within += piece.nbytes
+            if self._within == first.nbytes:
+                self._buffers.popleft()
+                self._within = 0
+        return chunk
+
+
+class ChunkScheduler:
+    """The payloads that one side has still to send: one chunk of each in turn."""
+
+    __slots__ = ("_on_taken", "_serial", "_turn")
+
+    def __init__(self, on_taken: Callable[[OutgoingMessage], None]) -> None:
+        """Begin with none.
+
+        Args:
+            on_taken: called when the last chunk of a message has been taken.
+        """
+        self._on_taken = on_taken
+        self._turn: deque[OutgoingTransfer] = deque()
+        self._serial = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._turn)
+
+    def add(
+        self, message: OutgoingMessage, *, over_lanes: bool
+    ) -> tuple[OutgoingTransfer, bytes]:
+        """Queue a payload; return its transfer and its message, to be sent over lane 0.
+
+        In the order of these calls: the serials count the messages as they are sent.
+
+        Args:
+            message: the message.
+            over_lanes: none of its chunks will be sent over lane 0.
+        """
+        self._serial += 1
+        transfer = OutgoingTransfer(message, self._serial)
+        self._turn.append(transfer)
+        flags = Flags.DEFERRED | Flags.LANES if over_lanes else Flags.DEFERRED
+        return transfer, transfer.opening(flags)
+
+    def next_chunk(self) -> list[bytes | memoryview]:
+        """Return the next chunk for any of the lanes; there must be one."""
+        transfer = self._turn.popleft()
+        chunk = transfer.take()
+        if transfer.offset < transfer.total:
+            self._turn.append(transfer)
+        else:
+            self._on_taken(transfer.message)
+        return chunk
+
+    def remove(self, transfer: OutgoingTransfer) -> bytes:
+        """Give up a transfer; return what tells the peer, over lane 0."""
+        self._turn.remove(transfer)
+        return prefix(FrameKind.DROP, transfer.serial, aux=transfer.offset)
+
+    def clear(self) -> list[OutgoingMessage]:
+        """Forget everything: the lanes are gone; return the messages."""
+        turn, self._turn = self._turn, deque()
+        return [transfer.message for transfer in turn]
+
+
+# --- receiving -----------------------------------------------------------------------
+
+
+class Arrival:
+    """A message whose payload is arriving.
+
+    Attributes:
+        serial: of the transfer.
+        message: all but its buffers.
+        buffers: where its bytes go; empty once nobody wants it, for then they may
+            belong to somebody else.
+        total: bytes of the payload.
+        begun: how many of them are in chunks whose header has been read.
+        missing: how many are not there yet.
+        dropped_at: how many the peer has sent before it gave up; -1 if it has not.
+        bytes_copied: how many came by way of a scratch buffer.
+    """
+
+    __slots__ = (
+        "_begun_chunks",
+        "_ends",
+        "begun",
+        "buffers",
+        "bytes_copied",
+        "dropped_at",
+        "is_wanted",
+        "message",
+        "missing",
+        "serial",
+        "total",
+    )
+
+    def __init__(
+        self, serial: int, message: Opening, buffers: list[memoryview], total: int
+    ) -> None:
+        self.serial = serial
+        self.message = message
+        self.buffers = buffers
+        self._ends = list(accumulate(buffer.nbytes for buffer in buffers))
+        self.total = self.missing = total
+        self.begun = 0
+        self.dropped_at = -1
+        self.bytes_copied = 0
+        self.is_wanted = True
+        chunks = -(-self.total // CHUNK_BYTES)
+        self._begun_chunks = bytearray(-(-chunks // 8))
+
+    def begin(self, offset: int, nbytes: int) -> None:
+        """Record a chunk whose bytes come next on some lane.
+
+        Raises:
+            MalformedError: it is no chunk of this payload, or has come before.
+        """
+        index, within = divmod(offset, CHUNK_BYTES)
+        due = min(CHUNK_BYTES, self.total - offset)
+        if offset < 0 or within or nbytes <= 0 or nbytes != due:
+            raise MalformedError(
+                f"{nbytes} bytes at {offset} are no chunk of {self.total} bytes"
+            )
+        byte, bit = index >> 3, 1 << (index & 7)
+        if self._begun_chunks[byte] & bit:
+            raise MalformedError(f"the chunk at {offset} of a payload comes twice")
+        self._begun_chunks[byte] |= bit
+        self.begun += nbytes
+
+    def place(self, offset: int, bytes_max: int) -> memoryview:
+        """Return where the bytes from `offset` on belong, at most `bytes_max` of them.
+
+        It ends with the buffer that they are in.
+        """
+        index = bisect_right(self._ends, offset)
+        buffer = self.buffers[index]
+        start = offset - (self._ends[index] - buffer.nbytes)
+        return buffer[start : start + bytes_max]
+
+    def forget(self) -> None:
+        """Throw away what is still to come."""
+        self.is_wanted = False
+        self.buffers = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more of it comes."""
+        if self.dropped_at < 0:
+            return not self.missing
+        return self.total - self.missing == self.dropped_at
+
+
+class Arrivals:
+    """The payloads that arrive over one link.
+
+    Attributes:
+        deliver: takes those that are whole.
+        on_opened: called when a transfer has been opened: a lane may wait for it.
+        on_delivered: called when a message has been delivered.
+        opened: how many messages have announced a payload.
+        here: how many payloads are on their way whose chunks may come over lane 0.
+    """
+
+    __slots__ = (
+        "_arrivals",
+        "deliver",
+        "here",
+        "on_delivered",
+        "on_opened",
+        "opened",
+    )
+
+    def __init__(self, deliver: Callable[[Arrival], None]) -> None:
+        self.deliver = deliver
+        self.on_opened: Callable[[], None] | None = None
+        self.on_delivered: Callable[[], None] | None = None
+        self.opened = 0
+        self.here = 0
+        self._arrivals: dict[int, Arrival] = {}
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def open(
+        self, message: Opening, buffers: list[memoryview] | None, total: int
+    ) -> None:
+        """Record a message whose payload is on its way.
+
+        Args:
+            message: all but its buffers.
+            buffers: where its bytes go; None: it has been delivered without them, and
+                they are thrown away.
+            total: bytes of the payload.
+        """
+        self.opened += 1
+        arrival = Arrival(self.opened, message, buffers or [], total)
+        self._arrivals[self.opened] = arrival
+        if not message.flags & _LANES:
+            self.here += 1
+        if buffers is None:
+            arrival.forget()
+        if self.on_opened is not None:
+            self.on_opened()
+
+    def begin(self, serial: int, offset: int, nbytes: int) -> Arrival:
+        """Return the transfer that a chunk belongs to, whose bytes come next.
+
+        Raises:
+            MalformedError: it expects no such chunk.
+        """
+        arrival = self._arrivals.get(serial)
+        if arrival is None or 0 <= arrival.dropped_at < arrival.begun + nbytes:
+            raise MalformedError(
+                f"{nbytes} bytes for transfer {serial}, which expects none"
+            )
+        arrival.begin(offset, nbytes)
+        return arrival
+
+    def landed(self, arrival: Arrival, nbytes: int) -> None:
+        """Count bytes that have arrived; deliver the message with the last one."""
+        arrival.missing -= nbytes
+        if arrival.is_over:
+            self._close(arrival)
+            if arrival.is_wanted:
+                self.deliver(arrival)
+                if self.on_delivered is not None:
+                    self.on_delivered()
+
+    def drop(self, serial: int, sent_bytes: int) -> tuple[int, int] | None:
+        """Record that the peer gave up a transfer.
+
+        What it sent before may still be on its way: it is thrown away, and then the
+        transfer forgotten.
+
+        Args:
+            serial: of the transfer.
+            sent_bytes: how many of its bytes the peer has sent.
+
+        Returns:
+            Kind and call of its message, if anybody here waits for it.
+
+        Raises:
+            MalformedError: there is no such transfer, or more of it has arrived.
+        """
+        arrival = self._arrivals.get(serial)
+        if arrival is None or arrival.dropped_at >= 0:
+            raise MalformedError(f"transfer {serial} is given up, but is not under way")
+        if not arrival.begun <= sent_bytes < arrival.total:
+            raise MalformedError(
+                f"transfer {serial} of {arrival.total} bytes is given up after "
+                f"{sent_bytes}, of which {arrival.begun} have come"
+            )
+        was_wanted = arrival.is_wanted
+        arrival.forget()
+        arrival.dropped_at = sent_bytes
+        if arrival.is_over:
+            self._close(arrival)
+        message = arrival.message
+        return (message.kind, message.call_id) if was_wanted else None
+
+    def forget(self, kind: int, call_id: int) -> bytes | None:
+        """Do not deliver a message; return its control part, None if there is none."""
+        arrival = self._wanted(kind, call_id)
+        if arrival is None:
+            return None
+        arrival.forget()
+        return arrival.message.control
+
+    def move(self, kind: int, call_id: int, make: Callable[[int], memoryview]) -> None:
+        """Let the rest of a payload land in other memory, which `make` makes.
+
+        From now on nothing is written to the buffers that were made for it.
+        """
+        arrival = self._wanted(kind, call_id)
+        if arrival is not None:
+            arrival.buffers = [make(buffer.nbytes) for buffer in arrival.buffers]
+
+    def _wanted(self, kind: int, call_id: int) -> Arrival | None:
+        for arrival in self._arrivals.values():
+            message = arrival.message
+            if (
+                arrival.is_wanted
+                and message.kind == kind
+                and message.call_id == call_id
+            ):
+                return arrival
+        return None
+
+    def _close(self, arrival: Arrival) -> None:
+        del self._arrivals[arrival.serial]
+        if not arrival.message.flags & _LANES:
+            self.here -= 1
+
+
+class ChunkLanding:
+    """Where the bytes of the chunk at hand land.
+
+    Attributes:
+        left: how many of its bytes are still to come.
+        bytes_max: what one read may take.
+    """
+
+    __slots__ = ("_arrival", "_arrivals", "_offset", "_scratch", "bytes_max", "left")
+
+    def __init__(self, arrivals: Arrivals, bytes_max: int) -> None:
+        self.left = 0
+        self.bytes_max = bytes_max
+        self._arrivals = arrivals
+        self._arrival: Arrival | None = None  # None: what comes is thrown away
+        self._offset = 0
+        self._scratch = memoryview(b"")
+
+    def begin(self, serial: int, offset: int, nbytes: int) -> None:
+        """Take a chunk, whose bytes come next.
+
+        Raises:
+            MalformedError: no transfer expects it.
+        """
+        self._arrival = self._arrivals.begin(serial, offset, nbytes)
+        self._offset, self.left = offset, nbytes
+
+    def skip(self, nbytes: int) -> None:
+        """Throw away the bytes that come next."""
+        self._arrival, self.left = None, nbytes
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next bytes must land; `left` must not be 0."""
+        arrival = self._arrival
+        if arrival is not None and arrival.is_wanted:
+            return arrival.place(self._offset, min(self.left, self.bytes_max))
+        if not self._scratch:
+            self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        return self._scratch[: self.left]
+
+    def landed(self, nbytes: int, *, copied: bool = False) -> None:
+        """Count bytes that have landed; the last ones may deliver the message.
+
+        Args:
+            nbytes: how many.
+            copied: they came by way of a scratch buffer.
+        """
+        arrival = self._arrival
+        self._offset += nbytes
+        self.left -= nbytes
+        if not self.left:
+            self._arrival = None
+            self._scratch = memoryview(b"")
+        if arrival is not None:
+            if copied:
+                arrival.bytes_copied += nbytes
+            self._arrivals.landed(arrival, nbytes)
+
+
+class LaneReader:
+    """Reads one lane: the header of a chunk, then its bytes where they belong.
+
+    It asks for exactly the bytes that come next, so none of them is ever copied.
+
+    Attributes:
+        waits_for: serial of the transfer whose message has to come first, else 0.  Then
+            nothing may be read from this lane until `proceed` says so.
+        bytes_copied: 0, always.
+    """
+
+    bytes_copied = 0
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.waits_for = 0
+        self._arrivals = arrivals
+        self._landing = ChunkLanding(arrivals, READ_BYTES_MAX)
+        self._next = (0, 0, 0)  # serial, offset and bytes of the chunk that waits
+        self._header = memoryview(bytearray(HEADER_BYTES))
+        self._filled = 0  # of the header
+
+    @property
+    def is_between_chunks(self) -> bool:
+        """Whether the lane may end here without a loss."""
+        return not (self._landing.left or self._filled or self.waits_for)
+
+    def limit_reads(self, bytes_max: int) -> None:
+        """Let one read take so many bytes."""
+        self._landing.bytes_max = bytes_max
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next bytes must land; at least one byte long."""
+        if self._landing.left:
+            return self._landing.get_buffer()
+        return self._header[self._filled :]
+
+    def advance(self, nbytes: int) -> None:
+        """Count `nbytes` bytes that have landed in the last `get_buffer`.
+
+        Raises:
+            RemoteProtocolError: they are not what the protocol allows.
+        """
+        if self._landing.left:
+            self._landing.landed(nbytes)
+            return
+        self._filled += nbytes
+        if self._filled == HEADER_BYTES:
+            self._filled = 0
+            self._on_header()
+
+    def proceed(self) -> bool:
+        """Go on if the message waited for has come; return whether it has."""
+        if self._arrivals.opened < self.waits_for:
+            return False
+        self.waits_for = 0
+        self._landing.begin(*self._next)
+        return True
+
+    def _on_header(self) -> None:
+        (
+            magic,
+            version,
+            kind,
+            _,
+            head_bytes,
+            control_bytes,
+            count,
+            offset,
+            serial,
+            nbytes,
+        ) = HEADER.unpack(self._header)
+        if magic != MAGIC or version != VERSION or kind != _DATA:
+            begin = bytes(self._header[:4])
+            raise MalformedError(f"no DATA frame on a lane: {begin!r}")
+        if head_bytes or control_bytes or count or not serial:
+            raise MalformedError("a DATA frame that is more than a chunk of a payload")
+        if serial > self._arrivals.opened:
+            self._next = serial, offset, nbytes
+            self.waits_for = serial
+        else:
+            self._landing.begin(serial, offset, nbytes)
