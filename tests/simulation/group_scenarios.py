@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from asyncrpc import Group
-from asyncrpc.collectives import messages
-from asyncrpc.collectives.words import SERVICE
+from asyncrpc.collectives import message_path
+from asyncrpc.collectives.messages import SERVICE
 from asyncrpc.errors import (
     CollectiveError,
     CollectiveTimeoutError,
@@ -439,12 +439,12 @@ class Run:
 @contextmanager
 def small_rings() -> Iterator[None]:
     """Send around a ring what is so large that it would take long to simulate."""
-    before = messages.RING_BYTES_MIN
-    messages.RING_BYTES_MIN = RING_BYTES  # type: ignore[misc]  # for a while
+    before = message_path.RING_BYTES_MIN
+    message_path.RING_BYTES_MIN = RING_BYTES  # type: ignore[misc]  # for a while
     try:
         yield
     finally:
-        messages.RING_BYTES_MIN = before  # type: ignore[misc]  # for a while
+        message_path.RING_BYTES_MIN = before  # type: ignore[misc]  # for a while
 
 
 def play_groups(name: str, seed: int, *, workers: int | None = None) -> Result:

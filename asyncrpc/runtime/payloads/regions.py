@@ -28,7 +28,6 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -64,6 +63,7 @@ from asyncrpc.runtime.payloads.loans import (
     is_borrowed,
     keep_until_dead,
 )
+from asyncrpc.runtime.payloads.machine.regions import KeptRegions, RegionQuestion
 from asyncrpc.runtime.ports import PeerLink, Scheduler
 from asyncrpc.serde import Encoded
 from asyncrpc.serde.shared import (
@@ -86,10 +86,10 @@ logger = logging.getLogger("asyncrpc")
 
 # A training loop comes back within it.  A region is kept for once or twice as long.
 IDLE_S: Final = 5.0
-# Each has a descriptor, of which a process often may have 1,024.
-REGIONS_MAX: Final = 4096
 PASSING_MAX: Final = 16  # at once, of one message
 CONFIRM_TIMEOUT_S: Final = 10.0
+# How often a peer is asked that lets go meanwhile: twice, if it is honest.
+QUESTIONS_MAX: Final = 3
 
 
 def _key(name: str, value: Any) -> None:
@@ -221,19 +221,15 @@ class Regions(ServiceMethods):
         )
         self._host = host
         self._memory = memory
-        self._storages: dict[bytes, torch.UntypedStorage] = {}
-        self._used: set[bytes] = set()  # since the last sweep
-        # By messages that are held back until their peer has it: how many each.
-        self._awaited: Counter[bytes] = Counter()
-        self._at_peers: dict[
-            PeerLink, set[bytes]
-        ] = {}  # what each has, and knows of us
+        self._kept: KeptRegions[PeerLink, torch.UntypedStorage] = KeptRegions(
+            has_users=lambda storage: users_of(storage) > 1
+        )
         self.loans = Loans(host.loop, self._end_loan)
         self._sweeping: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         """Return how many regions are kept."""
-        return len(self._storages)
+        return len(self._kept)
 
     # --- sending and receiving -------------------------------------------------------
 
@@ -261,13 +257,13 @@ class Regions(ServiceMethods):
                 f"a tensor marked by asyncrpc.share cannot be sent: {error.problem}",
                 outcome=Outcome.NOT_EXECUTED,
             ) from error
-        at_peer = self._at_peers.setdefault(link, set())
-        missing = [key for key in shared if key not in at_peer]
+        missing = self._kept.missing(link, shared)
         devices = [one.device for one in shared.values() if one.device.type != "cpu"]
         marks = self._host.devices.marks(devices) if devices else []
         if missing or marks:
             held = link.defer(encoded)
-            self._host.start_task(self._confirm(link, missing, marks, held))
+            question = self._kept.begin(link, missing)
+            self._host.start_task(self._confirm(link, question, marks, held))
 
     def find(self, key: bytes) -> torch.UntypedStorage:
         """Return a region that a peer refers to; see `SharedStorages`.
@@ -275,23 +271,17 @@ class Regions(ServiceMethods):
         Raises:
             DecodeError: it is not here.
         """
-        storage = self._storages.get(key)
+        storage = self._kept.find(key)
         if storage is None:
             raise DecodeError("a shared tensor arrived, but its memory is not here")
-        self._used.add(key)
         return storage
 
     def on_link_lost(self, link: PeerLink) -> None:
         """Forget what a peer has."""
-        self._at_peers.pop(link, None)
+        self._kept.on_lost(link)
 
     def _keep(self, key: bytes, storage: torch.UntypedStorage) -> None:
-        self._used.add(key)
-        if key in self._storages:
-            return
-        if len(self._storages) >= REGIONS_MAX:
-            raise _refused(f"at most {REGIONS_MAX} shared storages can be in use")
-        self._storages[key] = storage
+        self._kept.keep(key, storage)
         if self._sweeping is None:
             self._sweeping = self._host.loop.call_later(IDLE_S, self._sweep)
 
@@ -300,15 +290,13 @@ class Regions(ServiceMethods):
     async def _confirm(
         self,
         link: PeerLink,
-        keys: list[bytes],
+        question: RegionQuestion[PeerLink],
         marks: list[Mark],
         held: PendingBuffers,
     ) -> None:
-        """Make the peer map regions, then send the messages that wait for them."""
-        self._awaited.update(keys)
+        """Make the peer map regions, then send the message that waits for them."""
         try:
-            if keys:
-                await self._pass_all(link, keys)
+            await self._pass_all(link, question)
             await self._host.devices.reach(marks)
         except Exception as error:  # noqa: BLE001  (the call must end, whatever it is)
             problem = EncodeError(
@@ -318,34 +306,56 @@ class Regions(ServiceMethods):
             held.fail(problem)
             return
         finally:
-            self._awaited -= Counter(keys)
+            self._kept.end(question)
         held.release()
 
-    async def _pass_all(self, link: PeerLink, keys: list[bytes]) -> None:
-        at_peer = self._at_peers.setdefault(link, set())
-        asked = [[key, self._storages[key].nbytes()] for key in keys]
+    async def _pass_all(
+        self, link: PeerLink, question: RegionQuestion[PeerLink]
+    ) -> None:
+        """Ask until the peer has all regions: once more if it lets go meanwhile."""
+        for _ in range(QUESTIONS_MAX):
+            if not question.left:
+                return
+            await self._pass_left(link, question)
+        if question.left:
+            raise _refused("the peer lets go of it each time")
+
+    async def _pass_left(
+        self, link: PeerLink, question: RegionQuestion[PeerLink]
+    ) -> None:
+        keys, regions = question.ask(), self._kept.regions
+        asked = [[key, regions[key].nbytes()] for key in keys]
         answer = await self._ask(link, "has", asked)
         if type(answer) is not list or len(answer) != len(keys):
             raise MalformedError(f"an answer to {len(keys)} keys is {answer!r:.60}")
-        at_peer.update(key for key, has in zip(keys, answer, strict=True) if has)
-        missing = [key for key, has in zip(keys, answer, strict=True) if not has]
+        missing = []
+        for key, has in zip(keys, answer, strict=True):
+            if has:
+                self._kept.confirm(question, key)
+            else:
+                missing.append(key)
         limit = asyncio.Semaphore(PASSING_MAX)
-        await asyncio.gather(*(self._pass(link, key, limit) for key in missing))
 
-    async def _pass(self, link: PeerLink, key: bytes, limit: asyncio.Semaphore) -> None:
+        async def pass_one(key: bytes) -> None:
+            async with limit:
+                await self._pass(link, key)
+            self._kept.confirm(question, key)
+
+        await asyncio.gather(*map(pass_one, missing))
+
+    async def _pass(self, link: PeerLink, key: bytes) -> None:
         mover = self._memory.mover_of(link)
         if mover is None:
             raise _refused("the connection has ended")
-        path, storage, token = mover.path, self._storages[key], os.urandom(TOKEN_BYTES)
-        async with limit:
-            if storage.device.type != "cpu":
-                await self._lend(link, path, key, storage, token)
-            else:
-                await self._host.run_on_host(
-                    lambda: send_descriptor(path, token, descriptor_of(storage))
-                )
-                await self._ask(link, "attach", [key, storage.nbytes(), token])
-        self._at_peers.setdefault(link, set()).add(key)
+        path, token = mover.path, os.urandom(TOKEN_BYTES)
+        storage = self._kept.regions[key]
+        if storage.device.type != "cpu":
+            await self._lend(link, path, key, storage, token)
+            return
+        await self._host.run_on_host(
+            lambda: send_descriptor(path, token, descriptor_of(storage))
+        )
+        await self._ask(link, "attach", [key, storage.nbytes(), token])
 
     async def _lend(
         self,
@@ -397,69 +407,70 @@ class Regions(ServiceMethods):
     def _sweep(self) -> None:
         """Tell the peers which regions may go; again later, while there are any."""
         self._sweeping = None
-        idle = [
-            key
-            for key, storage in self._storages.items()
-            if not self._is_in_use(key, storage)
-        ]
-        self._used.clear()
-        if idle and not self._host.is_draining:
-            self._host.start_task(self._let_go(idle))
-        if self._storages:
+        if not self._host.is_draining:
+            idle = self._kept.sweep()
+            if idle:
+                self._host.start_task(self._let_go(idle))
+        if len(self._kept):
             self._sweeping = self._host.loop.call_later(IDLE_S, self._sweep)
 
-    def _is_in_use(self, key: bytes, storage: torch.UntypedStorage) -> bool:
-        """Return whether a region is kept, perhaps for a message that waits."""
-        return key in self._used or key in self._awaited or users_of(storage) > 1
-
     async def _let_go(self, keys: list[bytes]) -> None:
-        for link, at_peer in tuple(self._at_peers.items()):
-            gone = [key for key in keys if key in at_peer]
-            if gone:
-                try:
-                    await self._ask(link, "gone", gone)
-                except AsyncRpcError as error:
-                    logger.debug("worker %r: %s", self._host.name, error)
-                    if not link.is_lost:
-                        return  # it may still count on them: ask again later
-                at_peer.difference_update(gone)
-        for key in keys:
-            storage = self._storages.get(key)
-            if storage is None or self._is_in_use(key, storage):
-                continue  # in use again; peers are told when a message refers to it
-            del self._storages[key]
+        try:
+            await asyncio.gather(*(self._tell(link, keys) for link in self._kept))
+        finally:
+            self._kept.let_go(keys)
+
+    async def _tell(self, link: PeerLink, keys: list[bytes]) -> None:
+        """Tell a peer what may go; it is told again later if it does not answer."""
+        gone = self._kept.tell(link, keys)
+        if not gone:
+            return
+        try:
+            await self._ask(link, "gone", gone)
+        except AsyncRpcError as error:
+            logger.debug("worker %r: %s", self._host.name, error)
+        else:
+            self._kept.on_told(link, gone)
 
     # --- what peers ask --------------------------------------------------------------
 
     def given(self, link: PeerLink, value: Any) -> tuple[Any, ...]:
-        """Return what a peer has of us, and what it asks.
+        """Return who asks, and what.
 
         Raises:
             RejectedError: this worker shares no memory with it.
         """
+        self._check_shares(link)
+        return link, value
+
+    def _check_shares(self, link: PeerLink) -> None:
+        """Refuse a peer that shares no memory with this worker, or not any more."""
         if self._memory.mover_of(link) is None:
             raise _refused("this worker shares no memory with you")
-        return self._at_peers.setdefault(link, set()), value
 
-    async def _on_has(self, at_peer: set[bytes], value: list[Any]) -> list[bool]:
+    async def _on_has(self, link: PeerLink, value: list[Any]) -> list[bool]:
         found = [self._has(key, nbytes) for key, nbytes, *_ in value]
-        at_peer.update(one[0] for one, has in zip(value, found, strict=True) if has)
+        for (key, *_), has in zip(value, found, strict=True):
+            if has:
+                self._kept.on_asked(link, key)
         return found
 
-    async def _on_attach(self, at_peer: set[bytes], value: list[Any]) -> None:
+    async def _on_attach(self, link: PeerLink, value: list[Any]) -> None:
         key, nbytes, token, *_ = value
         await self._attach(key, nbytes, token)
-        at_peer.add(key)
+        self._check_shares(link)  # it may have been lost meanwhile
+        self._kept.on_asked(link, key)
 
-    async def _on_open(self, at_peer: set[bytes], value: list[Any]) -> None:
+    async def _on_open(self, link: PeerLink, value: list[Any]) -> None:
         await self._open(*value[:5])
-        at_peer.add(value[0])
+        self._check_shares(link)
+        self._kept.on_asked(link, value[0])
 
-    async def _on_gone(self, at_peer: set[bytes], keys: list[bytes]) -> None:
-        at_peer.difference_update(keys)
+    async def _on_gone(self, link: PeerLink, keys: list[bytes]) -> None:
+        self._kept.on_gone(link, keys)
 
     def _has(self, key: bytes, nbytes: int) -> bool:
-        storage = self._storages.get(key)
+        storage = self._kept.find(key)
         if storage is None:
             storage = self.loans.find(key)  # ours, and only others have tensors over it
             if storage is None:
@@ -469,7 +480,6 @@ class Regions(ServiceMethods):
             raise MalformedError(
                 f"a key of {storage.nbytes()} bytes was said to be of {nbytes}"
             )
-        self._used.add(key)
         return True
 
     async def _attach(self, key: bytes, nbytes: int, token: bytes) -> None:
@@ -509,8 +519,7 @@ class Regions(ServiceMethods):
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
-        self._storages.clear()
-        self._at_peers.clear()
+        self._kept.clear()
         self.loans.close()
 
 

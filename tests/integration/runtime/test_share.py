@@ -18,6 +18,7 @@ import asyncrpc
 from asyncrpc import Options, UsageError, Worker, WorkerLostError
 from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.runtime.payloads import regions
+from asyncrpc.runtime.payloads.machine import regions as machine
 from asyncrpc.serde.shared import key_of
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import remote
@@ -305,10 +306,10 @@ async def test_a_peer_that_refuses_it_fails_the_call_alone(
     host: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, _, _ = host
-    monkeypatch.setattr(regions, "REGIONS_MAX", 1)
+    monkeypatch.setattr(machine, "REGIONS_MAX", 1)
     first, second = (asyncrpc.share(torch.zeros(5)) for _ in range(2))
     await a.peer("b").call(remote.echo, first)
-    a.parts.memory.regions._storages.clear()  # noqa: SLF001  (only b is to be full)
+    a.parts.memory.regions._kept.regions.clear()  # noqa: SLF001  (only b is to be full)
     with pytest.raises(EncodeError, match="at most 1 shared"):
         await a.peer("b").call(remote.echo, second)
     with pytest.raises(EncodeError, match="at most 1 shared"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
-from asyncrpc.runtime.payloads.machine import lanes
+from asyncrpc.runtime.payloads.machine import lanes, regions
+from tests.property.machines.regions_world import KEY, Bounds, visit
 from tests.property.machines.spec import Guard, Machine, table_of
 
 
@@ -78,6 +79,163 @@ the link ends without lanes:
             "reads-are-forgotten",
             "        self._reads = reads\n",
             "",
+        ),
+    ),
+)
+
+# --- shared memory -------------------------------------------------------------------
+
+
+class _OneRegion:
+    """A worker with one region, and what it knows of it at one peer."""
+
+    def __init__(self, build: ModuleType) -> None:
+        self.kept: Any = build.KeptRegions(has_users=bool)
+        self.kept.keep(KEY, "region")
+
+    @property
+    def state(self) -> enum.Enum:
+        """What is known of it at the peer."""
+        found: enum.Enum = self.kept.state("b", KEY)
+        return found
+
+    def on(self, event: enum.Enum) -> None:
+        """Let an event happen to it."""
+        self.kept.on("b", KEY, event)
+
+
+def _nobody_refers_to_what_is_not_there(build: ModuleType) -> None:
+    for bounds in (Bounds(1, 1, 1), Bounds(1, 2, 0)):
+        assert visit(build, bounds) > 100
+
+
+REGION: Final = Machine(
+    name="A region of shared memory",
+    about="What a worker knows of a region at one peer: whether a message may refer to "
+    "it without a question, and whether the peer must be told before it goes.",
+    source=regions,
+    states="RegionState",
+    events="RegionEvent",
+    starts=("UNSHARED",),
+    begin=lambda build, _: _OneRegion(build),
+    feed=lambda one, event: one.on(event),
+    state_of=lambda one: one.state,
+    stories="""
+this worker shares it and lets go:
+    UNSHARED -CONFIRMED-> SHARED -TELL-> DOUBTED -TOLD-> UNSHARED
+the peer shares it and lets go:
+    UNSHARED -ASKED-> SHARED -GONE-> UNSHARED
+both refer to it:
+    UNSHARED -CONFIRMED-> SHARED -ASKED-> SHARED -CONFIRMED-> SHARED
+it is used again while the peer is told:
+    SHARED -TELL-> DOUBTED -CONFIRMED-> SHARED -TOLD-> SHARED
+the peer uses it again while it is told:
+    SHARED -TELL-> DOUBTED -ASKED-> SHARED -TOLD-> SHARED
+both let go at the same time:
+    SHARED -TELL-> DOUBTED -GONE-> UNSHARED -TOLD-> UNSHARED
+the peer does not answer that it knows, and is told again:
+    SHARED -TELL-> DOUBTED -TELL-> DOUBTED -TOLD-> UNSHARED
+the peer does not answer a question, and may have heard it:
+    UNSHARED -FAILED-> DOUBTED -FAILED-> DOUBTED -TELL-> DOUBTED
+the peer does not answer one more question:
+    SHARED -FAILED-> DOUBTED
+the peer lets go of what it has not:
+    UNSHARED -GONE-> UNSHARED
+nobody is told who counts on nothing:
+    UNSHARED -TELL-x
+""",
+    checks=(_nobody_refers_to_what_is_not_there,),
+    tests=("tests/unit/runtime/payloads/machine/test_regions.py",),
+    guards=(
+        Guard(
+            "an-answer-from-before-a-gone-counts",
+            "if self.is_over or key in self._void or key not in self.left:",
+            "if self.is_over or key not in self.left:",
+        ),
+        Guard(
+            "a-gone-says-nothing-of-answers",
+            "            question.void(keys)\n",
+            "            question.void(())\n",
+        ),
+        Guard(
+            "an-answer-of-the-next-question-does-not-count",
+            "        self._void.clear()\n",
+            "",
+        ),
+        Guard(
+            "who-may-have-heard-a-question-is-not-told",
+            "            self.on(question.peer, key, RegionEvent.FAILED)\n",
+            "            pass\n",
+        ),
+        Guard(
+            "who-asks-is-not-told",
+            "        self.on(peer, key, RegionEvent.ASKED)\n",
+            "",
+        ),
+        Guard(
+            "who-is-told-is-not-asked",
+            "return [key for key in keys if at_peer.get(key) is not SHARED]",
+            "return [key for key in keys if key not in at_peer]",
+        ),
+        Guard(
+            "what-a-message-waits-for-goes",
+            "            and key not in self._awaited\n",
+            "",
+        ),
+        Guard(
+            "what-was-used-goes",
+            "            and key not in self.used\n",
+            "",
+        ),
+        Guard(
+            "what-has-users-goes",
+            "            and not self._has_users(region)\n",
+            "",
+        ),
+        Guard(
+            "what-a-peer-counts-on-goes",
+            "if not is_counted_on and self._is_idle(key):",
+            "if self._is_idle(key):",
+        ),
+        Guard(
+            "what-is-used-again-goes",
+            "if not is_counted_on and self._is_idle(key):",
+            "if not is_counted_on:",
+        ),
+        Guard(
+            "a-sweep-begins-before-the-last-has-ended",
+            "        if self._is_letting_go:\n",
+            "        if False:\n",
+        ),
+        Guard(
+            "a-sweep-never-ends",
+            "        self._is_letting_go = False\n        for key in keys:",
+            "        for key in keys:",
+        ),
+        Guard(
+            "nothing-is-ever-idle",
+            "        used, self.used = self.used, set()\n",
+            "        used = self.used\n",
+        ),
+        Guard(
+            "an-answer-of-a-lost-peer-counts",
+            "            question.is_over = True\n",
+            "            pass\n",
+        ),
+        Guard(
+            "a-lost-peer-counts-on-it",
+            "        self._at_peers.pop(peer, None)\n",
+            "",
+        ),
+        Guard(
+            "one-region-too-many",
+            "if len(self.regions) >= REGIONS_MAX:",
+            "if len(self.regions) > REGIONS_MAX:",
+        ),
+        Guard(
+            "what-is-not-here-is-used",
+            "        if region is not None:\n            self.used.add(key)\n",
+            "        self.used.add(key)\n",
         ),
     ),
 )
