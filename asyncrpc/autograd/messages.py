@@ -13,7 +13,7 @@ from asyncrpc.autograd.machine import PassReport
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.runtime.messages import Notice, Request, message
-from asyncrpc.runtime.schema import Leading, RecordSchema, Spread, UnfitError
+from asyncrpc.runtime.schema import Leading, RecordSchema, Spread
 
 SERVICE: Final = "autograd"
 
@@ -156,11 +156,7 @@ def read_meta(meta: Any) -> tuple[ContextId, int, str]:
     Raises:
         MalformedError: the metadata are malformed.
     """
-    try:
-        context_id, serial = _META.read_value(meta)
-    except UnfitError:
-        _META.explain("what travels of an autograd context", meta)
-        raise
+    context_id, serial = _META.read_as("what travels of an autograd context", meta)
     _, _, _, *more = meta
     name = more[0] if more and type(more[0]) is str else ""
     return context_id, serial, name

@@ -12,7 +12,6 @@ from asyncrpc.runtime.schema import (
     Count,
     RecordSchema,
     Signed,
-    UnfitError,
     integer,
 )
 
@@ -110,9 +109,5 @@ def read_descriptor(value: Any) -> Descriptor:
     Raises:
         MalformedError: it is something else.
     """
-    try:
-        found: Descriptor = _DESCRIPTOR.read_value(value)
-    except UnfitError:
-        _DESCRIPTOR.explain("the description of a collective", value)
-        raise
+    found: Descriptor = _DESCRIPTOR.read_as("the description of a collective", value)
     return found

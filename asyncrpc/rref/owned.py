@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from asyncrpc.errors import (
     DeadlineExceededError,
@@ -15,7 +15,7 @@ from asyncrpc.errors import (
     RRefDeletedError,
     UsageError,
 )
-from asyncrpc.ids import WorkerId
+from asyncrpc.ids import RRefId, WorkerId
 from asyncrpc.rref import machine as m
 from asyncrpc.rref.handle import RRef, shared_of
 from asyncrpc.rref.ports import Functions
@@ -25,12 +25,25 @@ from asyncrpc.rref.values import Values, id_of, result_of
 from asyncrpc.runtime.calls.futures import is_done_within, refuse_on_loop
 from asyncrpc.runtime.calls.modes import MODE_ATTRIBUTE, Mode
 from asyncrpc.runtime.extensions import RefusedFunction
-from asyncrpc.runtime.forms import ID, TEXT, Form, array, one_of
 from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.runtime.schema import Leaf, RecordSchema, Spread
 
-_METHOD: Final[Form] = array(
-    mark=one_of({"=": ...}), creator=ID, serial=ID, method=TEXT
-)
+
+class MethodTarget(NamedTuple):
+    """What names a method of a value in a request.
+
+    Attributes:
+        mark: tells it from the name of a function.
+        rref_id: the value.
+        method: its name; empty: the value itself.
+    """
+
+    mark: Annotated[str, Leaf("{v} == '='", "'='")]
+    rref_id: Spread[RRefId]
+    method: str
+
+
+_TARGET: Final = RecordSchema(MethodTarget)
 
 
 class _LocalValue:
@@ -106,16 +119,15 @@ class OwnedValues:
     def resolve(
         self,
         link: PeerLink,
-        target: list[Any],
+        target: Any,
         ready: Callable[[Callable[..., Any] | RefusedFunction], None],
     ) -> None:
         """Call `ready` with a method of a value, once the value is made."""
         _ = link  # every worker that knows a value's number may call it
         try:
-            _METHOD("what is to be called", target)
+            _, rref_id, method = _TARGET.read_as("what is to be called", target)
         except MalformedError as error:  # of this request, and of no other
             raise DecodeError(str(error), outcome=Outcome.NOT_EXECUTED) from error
-        rref_id = id_of((target[1], target[2]))
         self._carry_out(self._owner.pin(rref_id))
         if self._owner.state(rref_id) is m.EntryState.GONE:
             self._carry_out(self._owner.unpin(rref_id))
@@ -127,7 +139,7 @@ class OwnedValues:
                 if self._values.is_closed:
                     return  # the end of the link tells who asks
                 try:
-                    found = self._method(done, target[3])
+                    found = self._method(done, method)
                 except BaseException as error:  # noqa: BLE001  (the value's own code)
                     found = RefusedFunction(error, Outcome.EXECUTED)
                 ready(found)

@@ -29,7 +29,7 @@ from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.runtime.lifecycle import Lifecycle, refuse_to_pickle
 from asyncrpc.runtime.links.admission import check_listen_address
 from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
-from asyncrpc.runtime.links.directory import Directory
+from asyncrpc.runtime.links.directory import Directory, DirectorySettings
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.links.routes import default_addresses, open_connectors
 from asyncrpc.runtime.links.sidecar import Sidecar
@@ -230,11 +230,20 @@ class Parts:
             self.random_bytes,
             self.spinner,
         )
+        network, liveness = self.options.network, self.options.liveness
         return Directory(
             self.identity,
             self.tasks,
             self.counters,
-            self.options,
+            DirectorySettings(
+                connect_timeout_s=network.connect_timeout_s,
+                handshake_timeout_s=network.handshake_timeout_s,
+                handshakes_max=self.limits.handshakes_max,
+                heartbeat_s=liveness.heartbeat_s,
+                lost_after_s=liveness.lost_after_s,
+                bulk_lanes=network.bulk_lanes,
+                secret=self.options.secret_bytes,
+            ),
             connections=Connections(self.identity, self.loop, settings),
             connectors=self.connectors,
             make_link=partial(Link, self),

@@ -262,7 +262,7 @@ class RecordSchema(Kind):
             )
         ]
         self.places: list[tuple[str, Kind]] = places  # in the array
-        shapes = ", ".join(kind.shape or name for name, kind in places)
+        shapes = ", ".join(_shown(name, kind) for name, kind in places)
         self.shape = f"[{shapes}]"
         if self.leading is not None:
             self.shape = f'[{self.leading[1].shape}, {{"fields": {self.shape}}}]'
@@ -335,6 +335,22 @@ class RecordSchema(Kind):
             names,
         )
 
+    def read_as(self, name: str, value: Any) -> Any:
+        """Return a record that has come.
+
+        Args:
+            name: what the record is called in errors.
+            value: as it has travelled.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        try:
+            return self.read_value(value)
+        except UnfitError:
+            self.explain(name, value)
+            raise
+
     def explain(self, name: str, value: Any) -> None:
         """As of any kind; without a name it is that of the content of a message."""
         if self.leading is not None:
@@ -362,6 +378,11 @@ def split(value: Any) -> tuple[list[Any], Any]:
 
 class Spreading(RecordSchema):
     """A record whose fields take the place of an array of them."""
+
+
+def _shown(name: str, kind: Kind) -> str:
+    """Return a field as the documentation shows it."""
+    return f"{name} or nil" if kind.shape == "* or nil" else kind.shape or name
 
 
 def _fields_of(cls: type) -> tuple[str, ...]:
@@ -433,6 +454,7 @@ Signed: TypeAlias = Annotated[
     int, integer(-(1 << 63), 1 << 63, "a signed integer of 64 bits")
 ]
 
+NIL: Final = Leaf("{v} is None", "nil")
 _KINDS: Final[dict[Any, Kind]] = {
     int: ID,
     bool: Leaf("type({v}) is bool", "true or false"),
@@ -441,7 +463,8 @@ _KINDS: Final[dict[Any, Kind]] = {
     float: Leaf("(type({v}) is float or type({v}) is int)", "a number"),
     dict: Leaf("type({v}) is dict", "a map"),
     list: Leaf("type({v}) is list", "a list"),
-    types.NoneType: Leaf("{v} is None", "nil"),
+    types.NoneType: NIL,
+    None: NIL,
     Any: Leaf("True", "anything"),
 }
 

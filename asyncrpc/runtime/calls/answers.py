@@ -26,13 +26,13 @@ from asyncrpc.runtime.calls.message_codec import (
 )
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.extensions import References
-from asyncrpc.runtime.forms import ID, Form, each
+from asyncrpc.runtime.schema import kind_of
 from asyncrpc.serde import Codec, FunctionTable, rebuild_exception
 from asyncrpc.wire.messages import Meta, unpack_head
 
 logger = logging.getLogger("asyncrpc")
 
-_TOKENS: Final[Form] = each(ID)
+_TOKENS: Final = kind_of(list[int])
 
 
 class AnswerHost(Protocol):
@@ -280,7 +280,7 @@ class AnswerReceiver:
         if references is None or "l" not in meta:
             return
         try:
-            _TOKENS("the loans that an answer returns", meta["l"])
+            _TOKENS.explain("the loans that an answer returns", meta["l"])
             references.take_back(self._peer.incarnation, meta["l"])
         except RemoteProtocolError as error:
             logger.warning("from worker %r: %s", self._peer.name, error)

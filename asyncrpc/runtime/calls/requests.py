@@ -22,6 +22,7 @@ from asyncrpc.errors import (
     RejectedError,
     RemoteProtocolError,
 )
+from asyncrpc.ids import RRefId
 from asyncrpc.runtime.calls import streams
 from asyncrpc.runtime.calls.credit import FREE_BYTES_MAX
 from asyncrpc.runtime.calls.function_names import name_of_value
@@ -40,9 +41,9 @@ from asyncrpc.runtime.calls.profiling import show_function
 from asyncrpc.runtime.calls.responder import Responder
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.extensions import References, RefusedFunction, ThreadState
-from asyncrpc.runtime.forms import ID, TEXT, Form, array
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Router
+from asyncrpc.runtime.schema import RecordSchema, kind_of
 from asyncrpc.serde import FunctionTable, text_of
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.messages import Meta
@@ -53,7 +54,8 @@ logger = logging.getLogger("asyncrpc")
 # Plain numbers: to find a member of an enum costs 0.1 us, to test a flag 0.7 us.
 _STREAM: Final = int(Flags.STREAM)
 _RESPONSE: Final = int(FrameKind.RESPONSE)
-_REFERENCE: Final[Form] = array(creator=ID, serial=ID)
+_REFERENCE: Final = RecordSchema(RRefId)
+_TEXT: Final = kind_of(str)
 
 
 class AdmitsCalls(Protocol):
@@ -232,16 +234,16 @@ class RequestDispatcher:
         if DEVICES in meta:
             DeviceMap.from_wire(meta[DEVICES])
         if CODEC in meta:
-            TEXT("the codec of a request", meta[CODEC])
+            _TEXT.explain("the codec of a request", meta[CODEC])
         if "r" in meta:
             self._expect(inbound, meta["r"])
 
-    def _expect(self, inbound: InboundCall, rref_id: list[int]) -> None:
+    def _expect(self, inbound: InboundCall, rref_id: Any) -> None:
         references = self._references
         if references is None:
             raise RejectedError("this worker has no remote references")
-        _REFERENCE("the reference to the result of a request", rref_id)
-        wanted = (rref_id[0], rref_id[1])
+        name = "the reference to the result of a request"
+        wanted: RRefId = _REFERENCE.read_as(name, rref_id)
         references.expect(self._link, wanted)
         inbound.rref_id = wanted  # not before: what is refused is no value that failed
 

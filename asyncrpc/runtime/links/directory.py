@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
@@ -45,7 +46,6 @@ from asyncrpc.runtime.links.ports import (
 from asyncrpc.runtime.links.reconnector import Reconnector
 from asyncrpc.runtime.links.routes import Routes
 from asyncrpc.runtime.members import Member, member_of
-from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.transport.abc import Connector
 from asyncrpc.wire.handshake import Role
@@ -54,6 +54,29 @@ from asyncrpc.wire.messages import Hello
 LinkT = TypeVar("LinkT", bound=DirectoryLink)
 
 LOST_MAX: Final = 4096  # incarnations that are remembered as lost
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySettings:
+    """What bounds a directory.
+
+    Attributes:
+        connect_timeout_s: seconds that a dial may take.
+        handshake_timeout_s: seconds that whoever dials may take to introduce itself.
+        handshakes_max: how many may be about to.
+        heartbeat_s: seconds after which a silent peer is asked whether it is there.
+        lost_after_s: seconds after which a silent peer is lost.
+        bulk_lanes: how many lanes a connection has; None: as many as help.
+        secret: proves who this worker is to the sidecars of peers; None: nothing does.
+    """
+
+    connect_timeout_s: float
+    handshake_timeout_s: float
+    handshakes_max: int
+    heartbeat_s: float
+    lost_after_s: float
+    bulk_lanes: int | None
+    secret: bytes | None
 
 
 class Directory(Generic[LinkT]):
@@ -72,7 +95,7 @@ class Directory(Generic[LinkT]):
         identity: Identity,
         scheduler: Scheduler,
         counters: Counters,
-        options: Options,
+        settings: DirectorySettings,
         *,
         connections: Connections,
         connectors: Mapping[str, Connector],
@@ -86,7 +109,7 @@ class Directory(Generic[LinkT]):
             identity: whose directory it is.
             scheduler: runs its tasks.
             counters: count what happens to connections.
-            options: limits and times.
+            settings: limits and times.
             connections: makes them.
             connectors: by scheme; they may come later.
             make_link: makes a link to a peer over a connection.
@@ -110,13 +133,13 @@ class Directory(Generic[LinkT]):
         self._lost: dict[Incarnation, None] = {}
         self.connections = connections
         self.connections.on_lost = self._on_lost
-        self.routes = Routes(connectors, timeout_s=options.network.connect_timeout_s)
+        self.routes = Routes(connectors, timeout_s=settings.connect_timeout_s)
         self.admission = Admission(
             identity,
             scheduler.loop,
             counters,
-            handshakes_max=options.limits.handshakes_max,
-            timeout_s=options.network.handshake_timeout_s,
+            handshakes_max=settings.handshakes_max,
+            timeout_s=settings.handshake_timeout_s,
         )
         self._dialer: Dialer[LinkT] = Dialer(
             identity, counters, self.routes, self.connections, self
@@ -124,9 +147,9 @@ class Directory(Generic[LinkT]):
         self._liveness = Liveness(
             scheduler,
             sidecar,
-            heartbeat_s=options.liveness.heartbeat_s,
-            lost_after_s=options.liveness.lost_after_s,
-            secret=options.secret_bytes,
+            heartbeat_s=settings.heartbeat_s,
+            lost_after_s=settings.lost_after_s,
+            secret=settings.secret,
         )
         self.reconnector = Reconnector(
             identity,
@@ -136,7 +159,7 @@ class Directory(Generic[LinkT]):
             handshakes=self.connections,
             judge=self._liveness,
             calls=self,
-            lost_after_s=options.liveness.lost_after_s,
+            lost_after_s=settings.lost_after_s,
         )
         self._liveness.on_network_suspected = self.reconnector.try_another_way
         self.lane_dialer = LaneDialer(
@@ -144,7 +167,7 @@ class Directory(Generic[LinkT]):
             scheduler,
             self.routes,
             self.connections,
-            wanted=options.network.bulk_lanes,
+            wanted=settings.bulk_lanes,
             redial=self.reconnector.on_peer_broken,
         )
 

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.runtime.forms import ID, Form, anything, each
-from asyncrpc.runtime.membership.gossip import FOR_YOU, SERVICE
 from asyncrpc.runtime.membership.machine.membership import (
     SUCCEEDED,
     Effect,
@@ -28,15 +27,31 @@ from asyncrpc.runtime.membership.machine.membership import (
     Record,
 )
 from asyncrpc.runtime.membership.machine.ring import CIRCLE, place_of
+from asyncrpc.runtime.membership.messages import (
+    FOR_YOU,
+    CompareDigest,
+    ExchangeRecords,
+)
 from asyncrpc.runtime.membership.ports import MemberLink, Peers
-from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.runtime.ports import Identity, Scheduler, ask
 
 # Between two comparisons, in heartbeats.
 ROUND_BEATS: Final = 2
 
-_DIGESTS: Final[Form] = each(ID)
-_RECORDS: Final[Form] = each(anything)
+
+@dataclass(frozen=True, slots=True)
+class ComparisonTimes:
+    """How often a worker compares, and how long it waits for others.
+
+    Attributes:
+        heartbeat_s: seconds; a round is `ROUND_BEATS` of them.
+        lost_after_s: seconds after which a successor that cannot be reached is lost.
+        answer_s: seconds that another may take to answer.
+    """
+
+    heartbeat_s: float
+    lost_after_s: float
+    answer_s: float
 
 
 class TakesRecords(Protocol):
@@ -72,7 +87,7 @@ class Comparison:
         identity: Identity,
         scheduler: Scheduler,
         peers: Peers,
-        options: Options,
+        times: ComparisonTimes,
         *,
         table: Membership,
         records: TakesRecords,
@@ -83,7 +98,7 @@ class Comparison:
             identity: who compares.
             scheduler: has the timer, and runs the rounds.
             peers: the ways to the others.
-            options: how often, and how long others are waited for.
+            times: how often, and how long others are waited for.
             table: what this worker knows.
             records: takes what others know.
         """
@@ -91,7 +106,7 @@ class Comparison:
         self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
-        self._options = options
+        self._times = times
         self._table = table
         self._records = records
         self._timer: asyncio.TimerHandle | None = None
@@ -111,7 +126,7 @@ class Comparison:
         self._is_active = True
         # Not all in the same moment: each at its place in the first round.
         phase = place_of(self._identity.name) / CIRCLE
-        self._schedule(self._options.liveness.heartbeat_s * (1 + phase))
+        self._schedule(self._times.heartbeat_s * (1 + phase))
 
     def close(self) -> None:
         """Compare no more."""
@@ -141,7 +156,7 @@ class Comparison:
             if lost:
                 await self._look_for(lost)
         finally:
-            self._schedule(ROUND_BEATS * self._options.liveness.heartbeat_s)
+            self._schedule(ROUND_BEATS * self._times.heartbeat_s)
 
     async def _visit(self, name: str) -> None:
         """Compare with the successor; if it cannot be reached for long, it is lost."""
@@ -157,7 +172,7 @@ class Comparison:
                 return  # the link says when it is lost
             if self._unreached[0] != name:
                 self._unreached = (name, now_s)
-            if now_s - self._unreached[1] >= self._options.liveness.lost_after_s:
+            if now_s - self._unreached[1] >= self._times.lost_after_s:
                 lost = self._table.lose(name, record.incarnation, now_s)
                 self._records.carry_out(lost)
         else:
@@ -173,36 +188,28 @@ class Comparison:
     async def _compare(self, link: MemberLink) -> None:
         """Exchange what one of the two workers does not know."""
         table = self._table
-        limit_s = self._options.network.connect_timeout_s
+        limit_s = self._times.answer_s
         deadline = Deadline.after(limit_s, self._scheduler.loop.time())
-        digests = await link.request_service(
-            SERVICE, "sync", table.digest, deadline=deadline
-        )
+        digests = await ask(link, CompareDigest(table.digest), deadline=deadline)
         if digests is None:
             return
-        who = link.peer.name
-        _DIGESTS(f"the digests of {who!r}", digests)
         parts = table.differing(digests)
-        ours = [one.pack() for one in table.part(parts)]
-        theirs = await link.request_service(
-            SERVICE, "exchange", [parts, ours], deadline=deadline
-        )
-        _RECORDS(f"the records of {who!r}", theirs)
-        for packed in theirs:
-            self._records.take(Record.unpack(packed), FOR_YOU, link, is_repair=True)
+        exchange = ExchangeRecords(parts, table.part(parts))
+        for record in await ask(link, exchange, deadline=deadline):
+            self._records.take(record, FOR_YOU, link, is_repair=True)
 
     # --- what others ask -------------------------------------------------------------
 
-    async def on_sync(self, _link: MemberLink, digest: int) -> list[int] | None:
+    async def on_sync(self, _: MemberLink, asked: CompareDigest) -> list[int] | None:
         """Return the digests of this table's parts; None if the whole is the same."""
         self.activate()
-        return None if digest == self._table.digest else self._table.digests
+        return None if asked.digest == self._table.digest else self._table.digests
 
-    async def on_exchange(self, link: MemberLink, value: list[Any]) -> list[list[Any]]:
+    async def on_exchange(
+        self, link: MemberLink, exchange: ExchangeRecords
+    ) -> list[Record]:
         """Take records of some parts, and return those that are newer here."""
-        parts, packed, *_ = value
-        theirs = [Record.unpack(one) for one in packed]
-        better = self._table.better(parts, theirs)
-        for record in theirs:
+        better = self._table.better(exchange.parts, exchange.records)
+        for record in exchange.records:
             self._records.take(record, FOR_YOU, link, is_repair=True)
-        return [one.pack() for one in better]
+        return better

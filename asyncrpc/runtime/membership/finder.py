@@ -12,11 +12,11 @@ from typing import Final, TypeAlias
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import UnknownWorkerError
-from asyncrpc.runtime.membership.gossip import FOR_YOU, SERVICE
 from asyncrpc.runtime.membership.machine.membership import Membership, Record
 from asyncrpc.runtime.membership.machine.ring import place_of
+from asyncrpc.runtime.membership.messages import FOR_YOU, FindMember
 from asyncrpc.runtime.membership.ports import MemberLink, Peers
-from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.runtime.ports import Identity, Scheduler, ask
 
 # Takes a record that arrived over a link, and the part of the ring to tell.
 TakeRecord: TypeAlias = Callable[[Record, int, MemberLink], None]
@@ -108,15 +108,13 @@ class Finder:
     async def _ask(self, name: str, whom: Sequence[str], timeout_s: float) -> None:
         deadline = Deadline.after(timeout_s, self._scheduler.loop.time())
 
-        async def ask(one: str) -> None:
+        async def find(one: str) -> None:
             link = await self._peers.open_link(one)
-            answer = await link.request_service(
-                SERVICE, "find", name, deadline=deadline
-            )
-            if answer is not None:
-                self._take(Record.unpack(answer), FOR_YOU, link)
+            record = await ask(link, FindMember(name), deadline=deadline)
+            if record is not None:
+                self._take(record, FOR_YOU, link)
 
-        asking = [self._scheduler.start_task(ask(one)) for one in whom]
+        asking = [self._scheduler.start_task(find(one)) for one in whom]
         try:
             if asking:
                 async with asyncio.timeout(timeout_s):

@@ -15,11 +15,10 @@ from typing import Final
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.runtime.membership.machine.membership import Membership, Record
 from asyncrpc.runtime.membership.machine.ring import CIRCLE, place_of
+from asyncrpc.runtime.membership.messages import MemberNews, News
 from asyncrpc.runtime.membership.ports import Peers
 from asyncrpc.runtime.ports import Scheduler
 
-SERVICE: Final = "membership"
-FOR_YOU: Final = -1  # instead of a limit: for the receiver alone
 BATCH_S: Final = 0.02  # how long news wait for others
 ITEMS_MAX: Final = 256  # in one message
 PASSED_MAX: Final = 4_096  # news that are remembered as passed on
@@ -119,7 +118,7 @@ class Gossip:
             return
         for start in range(0, len(items), ITEMS_MAX):
             part = items[start : start + ITEMS_MAX]
-            link.notify(SERVICE, "news", pack(part))
+            link.tell(news_of(part))
             self.sent += 1
 
     def _go_past(self, name: str, items: Iterable[Rumor]) -> None:
@@ -133,9 +132,9 @@ class Gossip:
                 self._queue(route[0], Rumor(item.record, route[1], item.tries + 1))
 
 
-def pack(items: Iterable[Rumor]) -> list[list[object]]:
-    """Return news as they travel."""
-    return [[item.limit, item.record.pack()] for item in items]
+def news_of(items: Iterable[Rumor]) -> MemberNews:
+    """Return news as one message."""
+    return MemberNews([News(item.limit, item.record) for item in items])
 
 
 def _wider(name: str, one: int, other: int) -> int:

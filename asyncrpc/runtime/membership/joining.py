@@ -33,15 +33,15 @@ from asyncrpc.runtime.members import (
     Member,
     member_of,
 )
-from asyncrpc.runtime.membership.gossip import SERVICE
 from asyncrpc.runtime.membership.machine.membership import (
     MEMBERS_MAX,
     Effect,
     Membership,
     Record,
 )
+from asyncrpc.runtime.membership.messages import AskMembers, PingMember
 from asyncrpc.runtime.membership.ports import JoiningPeers, Peers
-from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.runtime.ports import Identity, Scheduler, ask
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
 
@@ -120,14 +120,11 @@ class Joiner:
         deadline = Deadline.after(self._routes.timeout_s, now_s)
         try:
             link = await self._peers.open_link(hello.name)
-            packed = await link.request_service(
-                SERVICE, "members", None, deadline=deadline
-            )
+            return await ask(link, AskMembers(), deadline=deadline)
         except MalformedError:
             raise
         except AsyncRpcError as error:
             raise _NotNowError(str(error)) from error
-        return [Record.unpack(one) for one in packed]
 
     async def has_taken(self, member: Member) -> bool:
         """Return whether another life of this worker's name answers at its addresses.
@@ -311,7 +308,7 @@ class JoinAdmission:
             link = await self._peers.open_link(record.name)
             if link.peer.incarnation != record.incarnation:
                 return False
-            await link.request_service(SERVICE, "ping", None, deadline=deadline)
+            await ask(link, PingMember(), deadline=deadline)
         except TimeoutError:  # it did not answer; but a worker is there
             return True
         except AsyncRpcError:

@@ -21,21 +21,10 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from asyncrpc.errors import AsyncRpcError, ConnectionLostError, MalformedError
 from asyncrpc.ids import WorkerId, WorkerInfo
-from asyncrpc.runtime.forms import (
-    ID,
-    TEXT,
-    Form,
-    Methods,
-    ServiceMethods,
-    anything,
-    array,
-    each,
-    whole,
-)
 from asyncrpc.runtime.links.ports import HandshakeConnection
 from asyncrpc.runtime.members import (
     UNKNOWN_INCARNATION,
@@ -46,20 +35,12 @@ from asyncrpc.runtime.members import (
     member_of,
 )
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
-from asyncrpc.runtime.membership.comparison import Comparison
+from asyncrpc.runtime.membership.comparison import Comparison, ComparisonTimes
 from asyncrpc.runtime.membership.displacement import Displacement
 from asyncrpc.runtime.membership.finder import Finder
-from asyncrpc.runtime.membership.gossip import (
-    BATCH_S,
-    FOR_YOU,
-    SERVICE,
-    Gossip,
-    Rumor,
-    pack,
-)
+from asyncrpc.runtime.membership.gossip import BATCH_S, Gossip
 from asyncrpc.runtime.membership.joining import JoinAdmission, Joiner, JoinTimes
 from asyncrpc.runtime.membership.machine.membership import (
-    BUCKETS,
     TOMBSTONE_S,
     TOMBSTONES_MAX,
     Announce,
@@ -72,10 +53,23 @@ from asyncrpc.runtime.membership.machine.membership import (
     Reply,
     Warn,
 )
-from asyncrpc.runtime.membership.machine.ring import CIRCLE, place_of
+from asyncrpc.runtime.membership.machine.ring import place_of
+from asyncrpc.runtime.membership.messages import (
+    FOR_YOU,
+    SERVICE,
+    AskMembers,
+    CompareDigest,
+    ExchangeRecords,
+    FindMember,
+    MemberNews,
+    News,
+    PingMember,
+    read_news,
+)
 from asyncrpc.runtime.membership.ports import JoiningPeers, MemberLink, OnPeerLost
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import Identity, Scheduler
+from asyncrpc.runtime.router import answers, blamed, takes
 from asyncrpc.wire.messages import Hello
 
 logger = logging.getLogger("asyncrpc")
@@ -87,14 +81,6 @@ LAST_DIAL_S: Final = 0.08  # for a worker that leaves without any connection
 NEWCOMER_S: Final = 1.0  # in which a worker that was taken in asks who there is
 
 
-_ITEM: Final[Form] = array(
-    limit=whole(FOR_YOU, CIRCLE, "a place on the ring, or -1"), record=anything
-)
-_EXCHANGE: Final[Form] = array(
-    parts=each(whole(0, BUCKETS, f"a part of {BUCKETS}")), records=each(anything)
-)
-
-
 class MemberIdentity(Identity, Protocol):
     """A worker, as the group knows it."""
 
@@ -103,7 +89,7 @@ class MemberIdentity(Identity, Protocol):
         """Return its record for others."""
 
 
-class MembershipService(ServiceMethods):
+class MembershipService:
     """One worker's records of its group; a `Service`.
 
     Attributes:
@@ -144,36 +130,33 @@ class MembershipService(ServiceMethods):
         self._finder = Finder(identity, scheduler, peers, self.take)
         self._joiner = Joiner(identity, scheduler, peers)
         self.gossip = Gossip(scheduler, peers, self._wake)
+        liveness, limit_s = options.liveness, options.network.connect_timeout_s
+        times = ComparisonTimes(liveness.heartbeat_s, liveness.lost_after_s, limit_s)
         self.comparison = Comparison(
-            identity, scheduler, peers, options, table=self.table, records=self
+            identity, scheduler, peers, times, table=self.table, records=self
         )
         self._displacement = Displacement(
             identity,
             scheduler,
-            lost_after_s=options.liveness.lost_after_s,
+            lost_after_s=liveness.lost_after_s,
             has_taken=self._joiner.has_taken,
             outlive=self._outlive,
             links=lambda: self._finder.links().values(),
         )
-        self.notices = Methods(SERVICE, {"news": (each(anything), self._on_news)})
-        self.requests = Methods(
-            SERVICE,
-            {
-                "ping": (anything, self._on_ping),
-                "members": (anything, self._on_members),
-                "find": (TEXT, self._on_find),
-                "sync": (ID, self.comparison.on_sync),
-                "exchange": (_EXCHANGE, self.comparison.on_exchange),
-            },
-        )
+        self.routes = [
+            answers(PingMember, self._on_ping),
+            answers(AskMembers, self._on_members),
+            answers(FindMember, self._on_find),
+            answers(CompareDigest, self.comparison.on_sync),
+            answers(ExchangeRecords, self.comparison.on_exchange),
+            takes(MemberNews, self._on_news),
+        ]
         self._admission = JoinAdmission(
             identity,
             scheduler,
             peers,
             table=self.table,
-            times=JoinTimes(
-                options.network.connect_timeout_s, options.liveness.lost_after_s
-            ),
+            times=JoinTimes(limit_s, liveness.lost_after_s),
             is_draining=is_draining,
             carry_out=self.carry_out,
         )
@@ -242,7 +225,7 @@ class MembershipService(ServiceMethods):
         heir = heir if heir in links else next(iter(links), "")
         for name, link in links.items():
             limit = place_of(name) if name == heir else FOR_YOU
-            link.notify(SERVICE, "news", pack([Rumor(record, limit)]))
+            link.tell(MemberNews([News(limit, record)]))
 
     async def _link_in_haste(self, name: str) -> dict[str, MemberLink]:
         """Connect to a member that can tell the others, if that takes no time."""
@@ -317,34 +300,32 @@ class MembershipService(ServiceMethods):
 
     # --- what other workers say ------------------------------------------------------
 
-    def _on_news(self, link: MemberLink, value: list[Any]) -> None:
+    def _on_news(self, link: MemberLink, told: MemberNews) -> None:
         """Take news; a wrong record does not affect the others.
 
         Raises:
             MalformedError: a record is malformed.
         """
         problem: MalformedError | None = None
-        for item in value:
+        for item in told.items:
             try:
-                _ITEM(f"news of {link.peer.name!r}", item)
-                record = Record.unpack(item[1])
+                news = read_news(item)
             except MalformedError as error:
                 problem = problem or error
             else:
-                self.take(record, item[0], link)
+                self.take(news.record, news.limit, link)
         if problem is not None:
-            raise problem
+            raise blamed(link.peer.name, MemberNews.name, problem)
 
-    async def _on_ping(self, link: MemberLink, value: Any) -> None:
+    async def _on_ping(self, link: MemberLink, _: PingMember) -> None:
         """Say that this worker is there."""
 
-    async def _on_members(self, link: MemberLink, _value: Any) -> list[list[Any]]:
+    async def _on_members(self, link: MemberLink, _: AskMembers) -> list[Record]:
         self._on_newcomer_ready(link.peer.name)
-        return [one.pack() for one in self.table.welcome]
+        return self.table.welcome
 
-    async def _on_find(self, _link: MemberLink, name: str) -> list[Any] | None:
-        record = self.table.get(name)
-        return None if record is None else record.pack()
+    async def _on_find(self, _: MemberLink, asked: FindMember) -> Record | None:
+        return self.table.get(asked.member)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Tell the others, unless they know better."""
@@ -394,13 +375,11 @@ class MembershipService(ServiceMethods):
                 case Announce(record):
                     self._announce(record)
                 case Reply(record) if link is not None and not link.is_lost:
-                    item = Rumor(record, FOR_YOU)
-                    link.notify(SERVICE, "news", pack([item]))
+                    link.tell(MemberNews([News(FOR_YOU, record)]))
                 case Warn(record):
                     warned = self._peers.link_of(record.incarnation)
                     if warned is not None:
-                        item = Rumor(record, FOR_YOU)
-                        warned.notify(SERVICE, "news", pack([item]))
+                        warned.tell(MemberNews([News(FOR_YOU, record)]))
                 case Contest(record):
                     if not self._is_closed:
                         self._displacement.contest(record)

@@ -28,7 +28,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -45,18 +45,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.calls.deferred import PendingBuffers
-from asyncrpc.runtime.forms import (
-    BYTES,
-    LIST,
-    POSITIVE,
-    TEXT,
-    Form,
-    Methods,
-    ServiceMethods,
-    array,
-    each,
-    unfit,
-)
+from asyncrpc.runtime.messages import Request
 from asyncrpc.runtime.payloads.loans import (
     Loans,
     MemoryLoan,
@@ -64,10 +53,18 @@ from asyncrpc.runtime.payloads.loans import (
     keep_until_dead,
 )
 from asyncrpc.runtime.payloads.machine.regions import KeptRegions, RegionQuestion
-from asyncrpc.runtime.ports import PeerLink, Scheduler
+from asyncrpc.runtime.payloads.messages import (
+    REGIONS,
+    AttachRegion,
+    HasRegions,
+    KeyedRegion,
+    OpenRegion,
+    RegionsGone,
+)
+from asyncrpc.runtime.ports import PeerLink, Scheduler, ask
+from asyncrpc.runtime.router import Route, answers
 from asyncrpc.serde import Encoded
 from asyncrpc.serde.shared import (
-    KEY_BYTES,
     descriptor_of,
     mark,
     storage_over,
@@ -80,6 +77,7 @@ from asyncrpc.transport.descriptors import (
 )
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Request[Any])
 Mark = tuple[torch.device, Any]
 
 logger = logging.getLogger("asyncrpc")
@@ -90,18 +88,6 @@ PASSING_MAX: Final = 16  # at once, of one message
 CONFIRM_TIMEOUT_S: Final = 10.0
 # How often a peer is asked that lets go meanwhile: twice, if it is honest.
 QUESTIONS_MAX: Final = 3
-
-
-def _key(name: str, value: Any) -> None:
-    if type(value) is not bytes or len(value) != KEY_BYTES:
-        raise unfit(name, f"a key of {KEY_BYTES} bytes", value)
-
-
-_HAS: Final[Form] = array(key=_key, nbytes=POSITIVE)
-_ATTACH: Final[Form] = array(key=_key, nbytes=POSITIVE, token=BYTES)
-_OPEN: Final[Form] = array(
-    key=_key, nbytes=POSITIVE, token=BYTES, device=TEXT, handle=LIST
-)
 
 
 class SharedDevices(Protocol):
@@ -203,22 +189,18 @@ class RegionLink(PeerLink, Protocol):
         """Make a message wait for one more thing."""
 
 
-class Regions(ServiceMethods):
+class Regions:
     """The regions that one worker knows; a `serde.SharedStorages`."""
 
-    name = "regions"
+    name = REGIONS
 
     def __init__(self, host: RegionsHost, memory: MemoryPaths) -> None:
-        self.notices = Methods(self.name, {})
-        self.requests = Methods(
-            self.name,
-            {
-                "has": (each(_HAS), self._on_has),
-                "attach": (_ATTACH, self._on_attach),
-                "open": (_OPEN, self._on_open),
-                "gone": (each(_key), self._on_gone),
-            },
-        )
+        self.routes = [
+            self._route(HasRegions, self._on_has),
+            self._route(AttachRegion, self._on_attach),
+            self._route(OpenRegion, self._on_open),
+            self._route(RegionsGone, self._on_gone),
+        ]
         self._host = host
         self._memory = memory
         self._kept: KeptRegions[PeerLink, torch.UntypedStorage] = KeptRegions(
@@ -324,9 +306,9 @@ class Regions(ServiceMethods):
         self, link: PeerLink, question: RegionQuestion[PeerLink]
     ) -> None:
         keys, regions = question.ask(), self._kept.regions
-        asked = [[key, regions[key].nbytes()] for key in keys]
-        answer = await self._ask(link, "has", asked)
-        if type(answer) is not list or len(answer) != len(keys):
+        asked = [KeyedRegion(key, regions[key].nbytes()) for key in keys]
+        answer = await self._ask(link, HasRegions(asked))
+        if len(answer) != len(keys):
             raise MalformedError(f"an answer to {len(keys)} keys is {answer!r:.60}")
         missing = []
         for key, has in zip(keys, answer, strict=True):
@@ -355,7 +337,7 @@ class Regions(ServiceMethods):
         await self._host.run_on_host(
             lambda: send_descriptor(path, token, descriptor_of(storage))
         )
-        await self._ask(link, "attach", [key, storage.nbytes(), token])
+        await self._ask(link, AttachRegion(key, storage.nbytes(), token))
 
     async def _lend(
         self,
@@ -385,8 +367,9 @@ class Regions(ServiceMethods):
                 os.close(theirs)
 
         await self._host.run_on_host(pass_on)
-        asked = [key, storage.nbytes(), token, str(device), handle]
-        await self._ask(link, "open", asked)
+        await self._ask(
+            link, OpenRegion(key, storage.nbytes(), token, str(device), handle)
+        )
 
     def _end_loan(self, end: Callable[[], None]) -> None:
         """Record, in a thread, that a peer has let go of memory of a device."""
@@ -398,9 +381,9 @@ class Regions(ServiceMethods):
         with contextlib.suppress(RejectedError):  # closing: the process is to end it
             self._host.pool.submit(end, done)
 
-    async def _ask(self, link: PeerLink, method: str, value: Any) -> Any:
+    async def _ask(self, link: PeerLink, request: Request[T]) -> T:
         deadline = Deadline.after(CONFIRM_TIMEOUT_S, self._host.loop.time())
-        return await link.request_service(self.name, method, value, deadline=deadline)
+        return await ask(link, request, deadline=deadline)
 
     # --- letting go ------------------------------------------------------------------
 
@@ -426,7 +409,7 @@ class Regions(ServiceMethods):
         if not gone:
             return
         try:
-            await self._ask(link, "gone", gone)
+            await self._ask(link, RegionsGone(gone))
         except AsyncRpcError as error:
             logger.debug("worker %r: %s", self._host.name, error)
         else:
@@ -434,40 +417,41 @@ class Regions(ServiceMethods):
 
     # --- what peers ask --------------------------------------------------------------
 
-    def given(self, link: PeerLink, value: Any) -> tuple[Any, ...]:
-        """Return who asks, and what.
+    def _route(
+        self, kind: type[R], handler: Callable[[PeerLink, R], Awaitable[Any]]
+    ) -> Route:
+        """Return the route of a request of a peer with which memory is shared."""
 
-        Raises:
-            RejectedError: this worker shares no memory with it.
-        """
-        self._check_shares(link)
-        return link, value
+        def reply(link: PeerLink, asked: R) -> Awaitable[Any]:
+            self._check_shares(link)
+            return handler(link, asked)
+
+        return answers(kind, reply)
 
     def _check_shares(self, link: PeerLink) -> None:
         """Refuse a peer that shares no memory with this worker, or not any more."""
         if self._memory.mover_of(link) is None:
             raise _refused("this worker shares no memory with you")
 
-    async def _on_has(self, link: PeerLink, value: list[Any]) -> list[bool]:
-        found = [self._has(key, nbytes) for key, nbytes, *_ in value]
-        for (key, *_), has in zip(value, found, strict=True):
+    async def _on_has(self, link: PeerLink, asked: HasRegions) -> list[bool]:
+        found = [self._has(one.key, one.size_bytes) for one in asked.regions]
+        for one, has in zip(asked.regions, found, strict=True):
             if has:
-                self._kept.on_asked(link, key)
+                self._kept.on_asked(link, one.key)
         return found
 
-    async def _on_attach(self, link: PeerLink, value: list[Any]) -> None:
-        key, nbytes, token, *_ = value
-        await self._attach(key, nbytes, token)
+    async def _on_attach(self, link: PeerLink, asked: AttachRegion) -> None:
+        await self._attach(asked.key, asked.size_bytes, asked.token)
         self._check_shares(link)  # it may have been lost meanwhile
-        self._kept.on_asked(link, key)
+        self._kept.on_asked(link, asked.key)
 
-    async def _on_open(self, link: PeerLink, value: list[Any]) -> None:
-        await self._open(*value[:5])
+    async def _on_open(self, link: PeerLink, asked: OpenRegion) -> None:
+        await self._open(asked)
         self._check_shares(link)
-        self._kept.on_asked(link, value[0])
+        self._kept.on_asked(link, asked.key)
 
-    async def _on_gone(self, link: PeerLink, keys: list[bytes]) -> None:
-        self._kept.on_gone(link, keys)
+    async def _on_gone(self, link: PeerLink, told: RegionsGone) -> None:
+        self._kept.on_gone(link, told.keys)
 
     def _has(self, key: bytes, nbytes: int) -> bool:
         storage = self._kept.find(key)
@@ -494,14 +478,14 @@ class Regions(ServiceMethods):
         finally:
             os.close(descriptor)
 
-    async def _open(
-        self, key: bytes, nbytes: int, token: bytes, device: str, handle: list[Any]
-    ) -> None:
-        descriptor = await self._memory.inbox.claim(token)
+    async def _open(self, asked: OpenRegion) -> None:
+        descriptor = await self._memory.inbox.claim(asked.token)
         try:
-            storage = await self._host.devices.open(device, handle, nbytes)
-            mark(storage, key)
-            self._keep(key, storage)
+            storage = await self._host.devices.open(
+                asked.device, asked.handle, asked.size_bytes
+            )
+            mark(storage, asked.key)
+            self._keep(asked.key, storage)
         except BaseException:
             os.close(descriptor)
             raise

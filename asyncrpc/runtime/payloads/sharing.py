@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -35,20 +35,15 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.forms import (
-    BYTES,
-    POSITIVE,
-    TEXT,
-    Form,
-    Methods,
-    ServiceMethods,
-    array,
-    each,
-    whole,
-)
 from asyncrpc.runtime.options import LimitOptions
 from asyncrpc.runtime.payloads.copying import CopyQueue
 from asyncrpc.runtime.payloads.leases import Borrowed, BorrowingConnection, Leases
+from asyncrpc.runtime.payloads.messages import (
+    MEMORY,
+    AttachSlab,
+    DetachSlabs,
+    SlabAttached,
+)
 from asyncrpc.runtime.payloads.mover import (
     PLACED_BYTES_MIN,
     MoverConnection,
@@ -59,7 +54,8 @@ from asyncrpc.runtime.payloads.own_slabs import OwnSlabs, in_pages
 from asyncrpc.runtime.payloads.regions import Regions, RegionsHost
 from asyncrpc.runtime.payloads.routes import PayloadRoute
 from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.shm.machine.pool import SLABS_MAX, Block
+from asyncrpc.runtime.router import takes
+from asyncrpc.shm.machine.pool import Block
 from asyncrpc.shm.slab import Slab, is_supported
 from asyncrpc.transport.abc import PeerCredentials
 from asyncrpc.transport.address import Address
@@ -76,10 +72,6 @@ logger = logging.getLogger("asyncrpc")
 # A slab that was not used for this long, or twice, is given back to the system.
 SWEEP_S: Final = 10.0
 ATTACH_TIMEOUT_S: Final = 30.0  # touching the pages of a large slab takes a second
-
-
-_SLAB: Final[Form] = whole(0, SLABS_MAX, f"the number of a slab, below {SLABS_MAX}")
-_ATTACH: Final[Form] = array(slab=_SLAB, size_bytes=POSITIVE, token=BYTES)
 
 
 class MemoryHost(RegionsHost, Protocol):
@@ -117,7 +109,7 @@ class MemoryLink(MoverLink, Protocol):
         """Carries the messages."""
 
 
-class Sharing(ServiceMethods):
+class Sharing:
     """The slabs of one worker, and those of its peers that it has mapped.
 
     Attributes:
@@ -130,20 +122,15 @@ class Sharing(ServiceMethods):
         is_on: whether this worker uses shared memory at all.
     """
 
-    name = "memory"
+    name = MEMORY
 
     def __init__(self, host: MemoryHost) -> None:
         self._host = host
-        attached = array(slab=_SLAB, refusal=TEXT)
-        self.requests = Methods(self.name, {})
-        self.notices = Methods(
-            self.name,
-            {
-                "attach": (_ATTACH, self._on_attach),
-                "attached": (attached, self._on_attached),
-                "detach": (each(_SLAB), self._on_detach),
-            },
-        )
+        self.routes = [
+            takes(AttachSlab, self._on_attach),
+            takes(SlabAttached, self._on_attached),
+            takes(DetachSlabs, self._on_detach),
+        ]
         limit_bytes = host.limits.shared_memory_bytes
         self._limit_bytes = limit_bytes
         self.is_on = bool(limit_bytes) and is_supported
@@ -278,7 +265,7 @@ class Sharing(ServiceMethods):
             await self._host.run_on_host(
                 lambda: send_descriptor(mover.path, token, memory.descriptor)
             )
-            link.notify(self.name, "attach", [slab, memory.size_bytes, token])
+            link.tell(AttachSlab(slab, memory.size_bytes, token))
             async with asyncio.timeout(ATTACH_TIMEOUT_S):
                 refusal = await attached
         finally:
@@ -296,7 +283,7 @@ class Sharing(ServiceMethods):
             gone = [slab for slab in idle if slab in mover.attached]
             if gone:
                 mover.attached = [one for one in mover.attached if one not in gone]
-                mover.link.notify(self.name, "detach", gone)
+                mover.link.tell(DetachSlabs(gone))
         if self.slabs:
             self._sweeping = self._host.loop.call_later(SWEEP_S, self._sweep)
 
@@ -342,44 +329,40 @@ class Sharing(ServiceMethods):
 
     # --- what peers ask --------------------------------------------------------------
 
-    async def _attach(self, link: PeerLink, value: tuple[int, int, bytes]) -> None:
+    def _on_attach(self, link: PeerLink, asked: AttachSlab) -> None:
+        self._host.start_task(self._attach(link, asked))
+
+    async def _attach(self, link: PeerLink, asked: AttachSlab) -> None:
         """Map a slab of a peer, and tell it."""
         try:
-            await self._map(link, *value)
+            await self._map(link, asked)
             refusal = ""
         except (AsyncRpcError, OSError, TimeoutError) as error:
             refusal = str(error) or "its descriptor has not come"
         if not link.is_lost:
-            link.notify(self.name, "attached", [value[0], refusal])
+            link.tell(SlabAttached(asked.slab, refusal))
 
-    async def _map(
-        self, link: PeerLink, slab: int, size_bytes: int, token: bytes
-    ) -> None:
-        borrowed = self._borrowed.get(link)
+    async def _map(self, link: PeerLink, asked: AttachSlab) -> None:
+        borrowed, slab = self._borrowed.get(link), asked.slab
         if borrowed is None:
             raise _rejected("this worker shares no memory with you")
         limit_bytes = self._limit_bytes
-        if borrowed.size_bytes + size_bytes > limit_bytes:
+        if borrowed.size_bytes + asked.size_bytes > limit_bytes:
             raise _rejected(
                 f"at most {limit_bytes} bytes of a peer's memory are mapped"
             )
         if slab in borrowed.slabs:
             raise MalformedError(f"slab {slab} was passed twice")
-        made = Slab.attach(await self.inbox.claim(token), size_bytes)
+        made = Slab.attach(await self.inbox.claim(asked.token), asked.size_bytes)
         borrowed.slabs[slab] = made
         await self._host.run_on_host(made.prefault)
 
-    def _on_attach(self, link: PeerLink, value: list[Any]) -> None:
-        slab, size_bytes, token, *_ = value
-        self._host.start_task(self._attach(link, (slab, size_bytes, token)))
-
-    def _on_attached(self, link: PeerLink, value: list[Any]) -> None:
-        slab, refusal, *_ = value
-        attached = self._passing.get((link, slab))
+    def _on_attached(self, link: PeerLink, answer: SlabAttached) -> None:
+        attached = self._passing.get((link, answer.slab))
         if attached is not None and not attached.done():
-            attached.set_result(refusal)
+            attached.set_result(answer.refusal)
 
-    def _on_detach(self, link: PeerLink, slabs: list[int]) -> None:
+    def _on_detach(self, link: PeerLink, told: DetachSlabs) -> None:
         """Unmap slabs; one that was never passed does not affect the others.
 
         Raises:
@@ -387,7 +370,7 @@ class Sharing(ServiceMethods):
         """
         borrowed = self._borrowed.get(link)
         known = {} if borrowed is None else borrowed.slabs
-        wrong = [slab for slab in slabs if known.pop(slab, None) is None]
+        wrong = [slab for slab in told.slabs if known.pop(slab, None) is None]
         if wrong:
             raise MalformedError(f"slab {wrong[0]} was never passed")
 

@@ -15,6 +15,7 @@ from asyncrpc import AsyncRpcError, Group
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.collectives.service import group_id
 from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.membership.messages import fields_of
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime.conftest import Trio
@@ -128,9 +129,9 @@ async def test_news_of_a_death_are_refuted_by_the_dead(trio: Trio) -> None:
     link = await c.parts.link_to("a")
     service: Any = a.parts.service("membership")
     for status in (1, 2):
-        record = service.table.get("a").pack()
+        record = fields_of(service.table.get("a"))
         record[7] = status
-        await tell(link, "membership", "news", [[-1, record]])
+        await tell(link, "membership", "news", [[[-1, record]]])
         assert service.table.me.is_alive
     assert await c.peer("a").call(len, "ab") == 2
     assert await b.peer("a").call(len, "ab") == 2
@@ -144,7 +145,7 @@ async def test_one_wrong_record_spoils_no_other(
     service: Any = a.parts.service("membership")
     good = ["newcomer", -1, 77, ["mem://nowhere"], "", 1, 0, 2]
     wrong = [[-1, [*good[:5], 2**70, 0, 0]], [-1, None], 5, [-5, good]]
-    await tell(link, "membership", "news", [*wrong, [-1, good], *wrong])
+    await tell(link, "membership", "news", [[*wrong, [-1, good], *wrong]])
     assert "could not be taken: membership.news" in caplog.text
     assert service.table.get("newcomer") is not None
 

@@ -504,7 +504,7 @@ async def test_nothing_is_left_in_the_file_system() -> None:
         ("attach", [1 << 20, 4096, bytes(16)]),
         ("attach", [0, -1, bytes(16)]),
         ("attached", ["0", ""]),
-        ("detach", [5]),
+        ("detach", [[5]]),
         ("detach", None),
         ("unheard of", []),
     ],

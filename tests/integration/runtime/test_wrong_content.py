@@ -33,6 +33,7 @@ from asyncrpc import (
 from asyncrpc.autograd import backward, context
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.runtime.links.link import Link
+from asyncrpc.runtime.membership.messages import fields_of
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.wire.frames import FrameKind
@@ -120,7 +121,7 @@ def sizes(worker: Worker) -> dict[str, Any]:
         "turns": service("optim").turns,
         "groups": sum(bool(one.members) for one in groups),
         "unknown groups": sum(not one.members for one in groups) > 1,
-        "members": [one.pack() for one in service("membership").table.records],
+        "members": [fields_of(one) for one in service("membership").table.records],
         "known": len(service("membership").table),
         "series": len(rounds.machine.all_series) if rounds.size else 0,
         "regions": len(service("regions")),

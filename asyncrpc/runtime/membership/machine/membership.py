@@ -26,9 +26,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from asyncrpc.errors import MalformedError
 from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.runtime.membership.machine.ring import BITS, CIRCLE, Ring, place_of
@@ -42,10 +41,6 @@ FAR_TURNS: Final = 8  # rounds, in one of which a member far away is looked for
 BUCKETS: Final = 64  # parts of the circle that are compared on their own
 _SHIFT: Final = BITS - 6
 _MIX: Final = 0x9E3779B97F4A7C15  # odd, its bits well mixed: 2^64 / golden ratio
-# A worker refutes its death by a version that is one higher: there is room for that.
-_COUNT_MAX: Final = 1 << 63
-_RANK_MAX: Final = 1 << 31
-_FIELDS: Final = (str, int, int, list, str, int, int, int)
 
 
 class Status(enum.IntEnum):
@@ -107,50 +102,6 @@ class Record:
     def is_placed(self) -> bool:
         """Return whether it has a place on the ring: not if only in a list so far."""
         return self.is_alive and self.member.incarnation != UNKNOWN_INCARNATION
-
-    def pack(self) -> list[Any]:
-        """Return the record as it travels."""
-        one = self.member
-        return [
-            one.name,
-            one.rank,
-            int(one.incarnation),
-            list(one.addresses),
-            one.host_id,
-            self.generation,
-            self.version,
-            int(self.status),
-        ]
-
-    @classmethod
-    def unpack(cls, packed: Any) -> Record:
-        """Read what `pack` wrote; fields that it does not know are left out.
-
-        Raises:
-            MalformedError: it is no record.
-        """
-        is_record = (
-            isinstance(packed, list | tuple)
-            and len(packed) >= len(_FIELDS)
-            and all(
-                type(value) is kind
-                for value, kind in zip(packed, _FIELDS, strict=False)
-            )
-            and all(type(address) is str for address in packed[3])
-            and packed[0]
-            and -1 <= packed[1] < _RANK_MAX
-            and 0 <= packed[2] < CIRCLE
-            and 0 <= packed[5] < _COUNT_MAX
-            and 0 <= packed[6] < _COUNT_MAX
-            and packed[7] in set(Status)
-        )
-        if not is_record:
-            raise MalformedError("a record of a member has the wrong fields")
-        name, rank, incarnation, addresses, host, generation, version, status = packed[
-            : len(_FIELDS)
-        ]
-        member = Member(name, rank, Incarnation(incarnation), tuple(addresses), host)
-        return cls(member, generation, version, Status(status))
 
 
 # --- effects -------------------------------------------------------------------------

@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from asyncrpc import LivenessOptions, NetworkOptions, Options
 from asyncrpc.errors import ConnectionLostError
 from asyncrpc.ids import Incarnation, WorkerId
 from asyncrpc.runtime.counters import Counters
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.runtime.links.connections import Connections, ConnectionSettings
-from asyncrpc.runtime.links.directory import Directory
+from asyncrpc.runtime.links.directory import Directory, DirectorySettings
 from asyncrpc.runtime.links.entry import PeerEntry
 from asyncrpc.runtime.links.ports import HandshakeConnection
 from asyncrpc.runtime.members import Member
@@ -29,13 +28,19 @@ from asyncrpc.testing.network import Network
 from asyncrpc.transport.abc import Listener
 from asyncrpc.transport.address import Address
 from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello
 
 T = TypeVar("T")
 
-OPTIONS = Options(
-    liveness=LivenessOptions(heartbeat_s=1.0, lost_after_s=4.0),
-    network=NetworkOptions(connect_timeout_s=2.0, bulk_lanes=0),
+TIMES = DirectorySettings(
+    connect_timeout_s=2.0,
+    handshake_timeout_s=5.0,
+    handshakes_max=256,
+    heartbeat_s=1.0,
+    lost_after_s=4.0,
+    bulk_lanes=0,
+    secret=None,
 )
 
 
@@ -118,7 +123,11 @@ class Host:
     """
 
     def __init__(
-        self, network: Network, name: str, incarnation: int, options: Options = OPTIONS
+        self,
+        network: Network,
+        name: str,
+        incarnation: int,
+        times: DirectorySettings = TIMES,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.name = name
@@ -133,13 +142,13 @@ class Host:
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         settings = ConnectionSettings(
-            None, options.limits.message, fresh, network.rng.randbytes
+            None, MessageLimits(), fresh, network.rng.randbytes
         )
         self.directory: Directory[PlainLink] = Directory(
             self,
             self,
             self.counters,
-            options,
+            times,
             connections=Connections(self, self.loop, settings),
             connectors={"mem": self._connector},
             make_link=PlainLink,

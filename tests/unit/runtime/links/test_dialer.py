@@ -12,7 +12,7 @@ from asyncrpc.runtime.links.entry import FirstMessage
 from asyncrpc.runtime.links.machine.dialing import PAUSES_AFTER_BREAK_S
 from asyncrpc.testing.network import Network
 from tests.unit.runtime.links.directories import (
-    OPTIONS,
+    TIMES,
     Host,
     closed,
     cut_at_once,
@@ -98,7 +98,7 @@ def test_who_does_not_answer_is_lost_after_the_time_for_a_dial() -> None:
         network.between("a", "b").partition()
         with pytest.raises(WorkerLostError, match="no connection in 2 s"):
             await a.directory.open_link("b")
-        assert now_s() == pytest.approx(OPTIONS.network.connect_timeout_s)
+        assert now_s() == pytest.approx(TIMES.connect_timeout_s)
         await closed(a, b)
 
     run(main())
@@ -168,7 +168,7 @@ def test_a_taken_connection_that_its_dialer_never_uses_is_given_up(
             opening = b.start_task(b.directory.open_link("a"))
             began_s = now_s()
             await taken.ended
-        assert now_s() - began_s == pytest.approx(OPTIONS.network.connect_timeout_s)
+        assert now_s() - began_s == pytest.approx(TIMES.connect_timeout_s)
         link = await opening
         link.send(1)
         await until(lambda: a.arrived("b") == [1])

@@ -13,7 +13,7 @@ from asyncrpc.testing.network import Network
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import Hello
 from tests.unit.runtime.links.directories import (
-    OPTIONS,
+    TIMES,
     Host,
     closed,
     hosts,
@@ -22,11 +22,11 @@ from tests.unit.runtime.links.directories import (
 )
 
 LARGE: Final = 1 << 20
-LANES: Final = replace(OPTIONS, network=replace(OPTIONS.network, bulk_lanes=2))
+LANES: Final = replace(TIMES, bulk_lanes=2)
 
 
 async def linked() -> tuple[Host, Host]:
-    a, b = await hosts(Network(1), "a", "b", options=LANES)
+    a, b = await hosts(Network(1), "a", "b", times=LANES)
     await a.directory.open_link("b")
     await until(lambda: b.directory.link_to("a") is not None)
     return a, b
@@ -95,7 +95,7 @@ def test_there_are_no_more_lanes_than_may_be() -> None:
 def test_a_lane_that_breaks_is_resumed() -> None:
     async def main() -> None:
         network = Network(1)
-        a, b = await hosts(network, "a", "b", options=LANES)
+        a, b = await hosts(network, "a", "b", times=LANES)
         await a.directory.open_link("b")
         await until(lambda: b.directory.link_to("a") is not None)
         send_large(a, "b", 1)
@@ -119,7 +119,7 @@ def test_a_lane_that_breaks_only_where_it_cannot_be_dialed_is_resumed(
 
     async def main() -> None:
         network = Network(seed)
-        a, b = await hosts(network, "a", "b", options=LANES)
+        a, b = await hosts(network, "a", "b", times=LANES)
         await a.directory.open_link("b")
         await until(lambda: b.directory.link_to("a") is not None)
         send_large(a, "b", 1)
@@ -131,7 +131,7 @@ def test_a_lane_that_breaks_only_where_it_cannot_be_dialed_is_resumed(
         await asyncio.sleep(0.1)
         network.between("a", "b").heal()
         await until(lambda: b.counters.connections_resumed >= 2)
-        await asyncio.sleep(2 * OPTIONS.liveness.lost_after_s)
+        await asyncio.sleep(2 * TIMES.lost_after_s)
         assert b.counters.connections_resumed == 2  # and it stays
         send_large(b, "a", 2)
         await until(lambda: a.arrived("b") == [2])
@@ -144,7 +144,7 @@ def test_a_lane_that_breaks_only_where_it_cannot_be_dialed_is_resumed(
 def test_a_lane_that_has_been_resumed_since_is_left_alone() -> None:
     async def main() -> None:
         network = Network(1)
-        a, b = await hosts(network, "a", "b", options=LANES)
+        a, b = await hosts(network, "a", "b", times=LANES)
         await a.directory.open_link("b")
         await until(lambda: b.directory.link_to("a") is not None)
         send_large(a, "b", 1)
@@ -171,7 +171,7 @@ def test_a_lane_that_breaks_before_its_dialer_holds_it_is_not_missed(
     """Its reset overtakes the answer to its dialer, or does not."""
 
     async def main() -> None:
-        a, b = await hosts(Network(seed), "a", "b", options=LANES)
+        a, b = await hosts(Network(seed), "a", "b", times=LANES)
         await a.directory.open_link("b")
         await until(lambda: b.directory.link_to("a") is not None)
         accepted = cut_when_accepted(b)
@@ -179,7 +179,7 @@ def test_a_lane_that_breaks_before_its_dialer_holds_it_is_not_missed(
         await until(lambda: a.arrived("b") == [1])
         send_large(a, "b", 2)
         await until(lambda: b.arrived("a") == [2])
-        await asyncio.sleep(3 * OPTIONS.liveness.lost_after_s)
+        await asyncio.sleep(3 * TIMES.lost_after_s)
         send_large(b, "a", 3)
         await until(lambda: a.arrived("b") == [1, 3])
         assert len(accepted) == 2

@@ -11,7 +11,7 @@ from asyncrpc.runtime.links.machine.detector import Evidence
 from asyncrpc.runtime.links.machine.reconnect import NO_SUCH
 from asyncrpc.testing.network import Network
 from tests.unit.runtime.links.directories import (
-    OPTIONS,
+    TIMES,
     Host,
     closed,
     hosts,
@@ -148,8 +148,8 @@ def test_a_partition_that_lasts_too_long_ends_it_at_both_ends() -> None:
         network.between("a", "b").drop_connections()
         began_s = now_s()
         await until(lambda: all(one.is_lost for one in links))
-        most_s = OPTIONS.liveness.lost_after_s + 2 * OPTIONS.liveness.heartbeat_s
-        assert OPTIONS.liveness.lost_after_s <= now_s() - began_s <= most_s
+        most_s = TIMES.lost_after_s + 2 * TIMES.heartbeat_s
+        assert TIMES.lost_after_s <= now_s() - began_s <= most_s
         network.between("a", "b").heal()
         again = await a.directory.open_link("b")
         assert again not in links

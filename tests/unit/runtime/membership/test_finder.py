@@ -9,6 +9,7 @@ import pytest
 from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.runtime.membership.finder import ASKED_MAX, REFRESH_S, Finder
 from asyncrpc.runtime.membership.machine.membership import Membership, Record
+from asyncrpc.runtime.membership.messages import fields_of
 from asyncrpc.runtime.membership.ports import MemberLink
 from tests.unit.runtime.membership.peers import Company, run
 
@@ -45,7 +46,7 @@ def test_one_that_others_know_is_found() -> None:
         company.connect("b", "c")
         asking = Asking(company)
         late = Record(replace(company.known[1].member, name="late", rank=-1), 1)
-        company.find("c").made.answers["find"] = late.pack()
+        company.find("c").made.answers["find"] = fields_of(late)
         company.find("b").made.answers["find"] = None
         await asking.finder.find(asking.table, "late", 1.0)
         assert asking.table.get("late") is not None
@@ -75,7 +76,7 @@ def test_who_has_moved_is_worth_another_dial() -> None:
         asking = Asking(company)
         there = company.find("b").member
         moved = Record(replace(there, addresses=("mem://elsewhere",)), 2)
-        company.find("c").made.answers["find"] = moved.pack()
+        company.find("c").made.answers["find"] = fields_of(moved)
         assert await asking.finder.refresh(asking.table, "b")
         assert asking.asked() == ["c"]
 

@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 
 from asyncrpc.errors import WorkerLostError
-from asyncrpc.runtime.membership.gossip import BATCH_S, SERVICE, Gossip
+from asyncrpc.runtime.membership.gossip import BATCH_S, Gossip
 from asyncrpc.runtime.membership.machine.membership import Membership, Record
 from asyncrpc.runtime.membership.machine.ring import place_of
+from asyncrpc.runtime.membership.messages import SERVICE, read_news
 from tests.unit.runtime.membership.peers import Company, run
 
 
@@ -25,9 +26,9 @@ def told(company: Company) -> dict[str, list[Any]]:
     """Return the records that each peer was told, by its name."""
     found: dict[str, list[Any]] = {}
     for one in company.known:
-        for service, method, items in one.made.sent:
+        for service, method, (items,) in one.made.sent:
             assert (service, method) == (SERVICE, "news")
-            names = [Record.unpack(record).name for _limit, record in items]
+            names = [read_news(item).record.name for item in items]
             found.setdefault(one.member.name, []).append(names)
     return found
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from asyncrpc.errors import MalformedError
 from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.runtime.membership.machine import membership
@@ -400,30 +397,3 @@ def test_who_is_alone_looks_for_all() -> None:
 
 
 # --- on the wire ---------------------------------------------------------------------
-
-
-def test_a_record_travels() -> None:
-    whole = Record(member("b", 2**64 - 1, rank=7), 3, 4, LOST)
-    assert Record.unpack(whole.pack()) == whole
-    assert Record.unpack([*whole.pack(), "of a later version"]) == whole
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        None,
-        [],
-        "record",
-        record("b").pack()[:-1],
-        record("").pack(),
-        replace(record("b"), version=-1).pack(),
-        replace(record("b"), generation=-1).pack(),
-        [*record("b").pack()[:-1], 3],
-        [*record("b").pack()[:-1], True],
-        ["b", 0, 1, [1], "host", 1, 0, 0],
-        [1, 0, 1, [], "host", 1, 0, 0],
-    ],
-)
-def test_what_is_no_record_is_refused(broken: Any) -> None:
-    with pytest.raises(MalformedError):
-        Record.unpack(broken)

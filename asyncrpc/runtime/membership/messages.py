@@ -1,0 +1,183 @@
+"""The messages of membership; docs/reference/wire-protocol.md has them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+
+from asyncrpc.ids import Incarnation
+from asyncrpc.runtime.members import Member
+from asyncrpc.runtime.membership.machine.membership import BUCKETS, Record, Status
+from asyncrpc.runtime.membership.machine.ring import CIRCLE
+from asyncrpc.runtime.messages import Notice, Request, message
+from asyncrpc.runtime.schema import (
+    Array,
+    Count,
+    Kind,
+    Leaf,
+    Names,
+    RecordSchema,
+    integer,
+    kind_of,
+)
+
+SERVICE: Final = "membership"
+FOR_YOU: Final = -1  # instead of a limit: for the receiver alone
+
+_NAME: Final = Leaf("(type({v}) is str and {v} != '')", "a non-empty text")
+_STATUSES: Final = ", ".join(str(int(one)) for one in Status)
+
+
+# --- records of members --------------------------------------------------------------
+
+
+class MemberFields(NamedTuple):
+    """A record of a member as it travels; see `Record` and `Member`."""
+
+    name: Annotated[str, _NAME]
+    rank: Annotated[int, integer(-1, 1 << 31, "a rank, or -1")]
+    incarnation: int
+    addresses: tuple[str, ...]
+    host_id: str
+    generation: Count
+    version: Count
+    status: Annotated[int, integer(0, len(Status), f"one of {_STATUSES}")]
+
+
+_FIELDS: Final = RecordSchema(MemberFields)
+
+
+class _MemberRecord(Kind):
+    """What a member is known by, as an array of its fields."""
+
+    shape = "record"
+
+    def read(self, v: str, names: Names) -> str:
+        names["record_of_fields"] = _record_of
+        return f"record_of_fields({v})"
+
+    def write(self, v: str, names: Names) -> str:
+        names["fields_of_record"] = fields_of
+        return f"fields_of_record({v})"
+
+    def explain(self, name: str, value: Any) -> None:
+        _FIELDS.explain(name, value)
+
+
+def fields_of(record: Record) -> list[Any]:
+    """Return a record as it travels."""
+    one = record.member
+    fields = MemberFields(
+        one.name,
+        one.rank,
+        one.incarnation,
+        one.addresses,
+        one.host_id,
+        record.generation,
+        record.version,
+        int(record.status),
+    )
+    written: list[Any] = _FIELDS.write_value(fields)
+    return written
+
+
+def _record_of(value: Any) -> Record:
+    """Return a record that has come; raise UnfitError if it is none."""
+    one: MemberFields = _FIELDS.read_value(value)
+    member = Member(
+        one.name, one.rank, Incarnation(one.incarnation), one.addresses, one.host_id
+    )
+    return Record(member, one.generation, one.version, Status(one.status))
+
+
+MemberRecord: TypeAlias = Annotated[Record, _MemberRecord()]
+
+
+# --- messages ------------------------------------------------------------------------
+
+
+@message(SERVICE, "members")
+class AskMembers(Request[list[MemberRecord]]):
+    """Ask for the records of all but those who have left."""
+
+
+@message(SERVICE, "find")
+class FindMember(Request[MemberRecord | None]):
+    """Ask for the record of a member by its name; None: it is not known."""
+
+    member: str
+
+
+@message(SERVICE, "ping")
+class PingMember(Request[None]):
+    """Ask whether the receiver is there."""
+
+
+@message(SERVICE, "sync")
+class CompareDigest(Request[list[int] | None]):
+    """Ask for the digests of all parts; None: the digest of the whole is the same."""
+
+    digest: int
+
+
+@message(SERVICE, "exchange")
+class ExchangeRecords(Request[list[MemberRecord]]):
+    """Ask for the records that the sender lacks, or has older.
+
+    Attributes:
+        parts: those that differ.
+        records: of the sender, of those alive in these parts.
+    """
+
+    parts: list[Annotated[int, integer(0, BUCKETS, f"a part of {BUCKETS}")]]
+    records: list[MemberRecord]
+
+
+class News(NamedTuple):
+    """One record, and who is to be told.
+
+    Attributes:
+        limit: of the part of the ring that the receiver informs; `FOR_YOU`: none.
+        record: the news.
+    """
+
+    limit: Annotated[int, integer(FOR_YOU, CIRCLE, "a place on the ring, or -1")]
+    record: MemberRecord
+
+
+_NEWS: Final = RecordSchema(News)
+
+
+class _Separate(Array):
+    """An array whose elements are read one by one: a wrong one spoils no other."""
+
+    def test(self, v: str, names: Names) -> str:
+        return f"type({v}) is list"
+
+    def read(self, v: str, names: Names) -> str:
+        return v
+
+    def explain(self, name: str, value: Any) -> None:
+        if type(value) is not list:
+            super().explain(name, value)
+
+
+@message(SERVICE, "news")
+class MemberNews(Notice):
+    """What has become of members.
+
+    Attributes:
+        items: `News`; of those that have come `read_news` reads each.
+    """
+
+    items: Annotated[Iterable[Any], _Separate(kind_of(News), is_tuple=False)]
+
+
+def read_news(item: Any) -> News:
+    """Return one item of the news that have come.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    news: News = _NEWS.read_as("an item of the news", item)
+    return news

@@ -1,0 +1,159 @@
+"""The tables of messages in the wire protocol are those of the records that travel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+import asyncrpc  # noqa: F401  (all services, and so all messages)
+from asyncrpc.runtime.messages import Message, Notice, Request
+
+PAGE: Final = Path("docs/reference/wire-protocol.md")
+HEADER: Final = "| service | kind | method | value |"
+SHORT: Final = "| short | stands for |"
+
+
+class Row(NamedTuple):
+    """What the page says of a message.
+
+    Attributes:
+        value: its content.
+        answer: to it; empty if it is told in words.
+    """
+
+    value: str
+    answer: str
+
+
+def tables(header: str) -> Iterator[list[str]]:
+    """Yield the cells of each row below a header."""
+    lines = iter(PAGE.read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        if line != header:
+            continue
+        next(lines)
+        for row in lines:
+            if not row.startswith("|"):
+                break
+            yield [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def documented() -> dict[tuple[str, str, str], Row]:
+    """Return what the page says, by service, kind and method."""
+    found: dict[tuple[str, str, str], Row] = {}
+    service = ""
+    for name, kind, methods, text in tables(HEADER):
+        service = name.strip("`") or service
+        value, _, answer = text.partition("nswer")
+        for method in methods.split(","):
+            key = service, kind, method.strip().strip("`")
+            assert key not in found, key
+            found[key] = Row(_code(value), _code(answer, r"^[^:.]*: "))
+    return found
+
+
+def _code(text: str, before: str = "") -> str:
+    """Return the first code in a text, what is before it given as a pattern."""
+    found = re.search(before + r"`([^`]*)`", text)
+    return found[1] if found else ""
+
+
+def declared() -> dict[tuple[str, str, str], type[Message]]:
+    """Return all messages of the package, by service, kind and method."""
+    found: dict[tuple[str, str, str], type[Message]] = {}
+    kinds: list[tuple[str, type[Message]]] = [("NOTICE", Notice), ("SERVICE", Request)]
+    for kind, base in kinds:
+        for one in base.__subclasses__():
+            is_whole = "record" in one.__dict__  # not the class without its slots
+            if is_whole and not one.__module__.startswith(("tests.", "asyncrpc.test")):
+                found[one.service, kind, one.method] = one
+    return found
+
+
+# --- shapes --------------------------------------------------------------------------
+
+# A name, or a list; `{"fields": shape}` is a list of one.
+Shape = str | list[Any]
+
+
+def parsed(text: str) -> Shape:
+    """Return a shape; the short names that the page explains are written out."""
+    short = {name.strip("`"): _code(means) for name, means in tables(SHORT)}
+    while True:
+        longer = re.sub(
+            r"\*?\b[a-z]+\b(?!\")",
+            lambda found: short.get(found[0], found[0]),
+            text,
+        )
+        if longer == text:
+            break
+        text = longer
+    tokens = re.findall(r'\[|\]|\{"fields":|\}|or nil|[\w*]+|…', text)
+    shape = _shape(tokens)
+    assert not tokens, text
+    return shape
+
+
+def _shape(tokens: list[str]) -> Shape:
+    """Take one shape from the front of tokens."""
+    first = tokens.pop(0)
+    shape: Shape = first
+    if first in ("[", '{"fields":'):
+        shape = []
+        while tokens[0] not in "]}":
+            shape.append(_shape(tokens))
+        tokens.pop(0)
+    if tokens and tokens[0] == "or nil":
+        tokens.pop(0)
+        shape = ["or nil", shape]
+    return shape
+
+
+def is_same(told: Shape, shape: Shape) -> bool:
+    """Return whether a shape is what the page says; `*` is what has no name."""
+    if isinstance(told, list) and isinstance(shape, list):
+        return len(told) == len(shape) and all(map(is_same, told, shape))
+    return told == shape or (isinstance(told, str) and shape == "*")
+
+
+PAGE_ROWS: Final = documented()
+MESSAGES: Final = declared()
+
+
+def test_every_message_is_on_the_page_and_no_other_one() -> None:
+    told = {key for key in PAGE_ROWS if key[0] != "ending"}  # has no records yet
+    assert told == {key for key in MESSAGES if key[0] != "ending"}
+
+
+@pytest.mark.parametrize("key", sorted(MESSAGES), ids=" ".join)
+def test_the_page_says_what_travels(key: tuple[str, str, str]) -> None:
+    record = MESSAGES[key].record
+    assert is_same(parsed(PAGE_ROWS[key].value), parsed(record.shape)), (
+        f"the page: {PAGE_ROWS[key].value}; the record: {record.shape}"
+    )
+
+
+@pytest.mark.parametrize(
+    "key", sorted(one for one in MESSAGES if one[1] == "SERVICE"), ids=" ".join
+)
+def test_the_page_says_what_answers(key: tuple[str, str, str]) -> None:
+    """What has no parts may be told in words."""
+    kind = MESSAGES[key]
+    assert issubclass(kind, Request)
+    shape, told = kind.answer.kind.shape, PAGE_ROWS[key].answer
+    if "[" in shape or told:
+        assert is_same(parsed(told), parsed(shape)), (
+            f"the page: {told}; the record: {shape}"
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong", ["[a]", "[a, b, c]", "[a, [b, …]]", "[b, a]", "[a, b or nil]", "a"]
+)
+def test_another_shape_is_noticed(wrong: str) -> None:
+    assert not is_same(parsed(wrong), parsed("[a, b]"))
+    assert is_same(parsed("[a, [b, …]]"), parsed("[a, [*, …]]"))
