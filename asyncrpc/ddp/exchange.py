@@ -28,6 +28,7 @@ from asyncrpc.ddp.passes import Backward, PassConfig
 from asyncrpc.ddp.recreatable_group import RecreatableGroup
 from asyncrpc.ddp.threads import run_beside
 from asyncrpc.errors import CollectiveError, UsageError
+from asyncrpc.runtime.calls.foreign_futures import when_done
 from asyncrpc.serde import text_of, words_of
 
 # `async def hook(state, bucket) -> Tensor`, or one of torch's, which returns a
@@ -256,7 +257,8 @@ class Exchange:
             found = await found
         # What `then` returns is no torch.futures.Future, but of the class under it.
         if isinstance(found, torch._C.Future):  # noqa: SLF001
-            found = await _result_of(found)
+            # Its end is up to the hook that made it: the group has no part in it.
+            found = await when_done(found, found.value)
         if isinstance(found, list | tuple) and len(found) == 1:
             found = found[0]  # as some of torch's hooks give it
         return found
@@ -325,20 +327,3 @@ def unpack(packed: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
         if piece.storage_offset() % target.element_size():
             piece = piece.clone()
         target.detach().copy_(piece.view(target.dtype).view(target.shape))
-
-
-async def _result_of(future: torch._C.Future[Any]) -> Any:
-    """Wait for one of torch's futures."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not done.done():
-            done.set_result(None)
-
-    def on_done(_: torch._C.Future[Any]) -> None:
-        loop.call_soon_threadsafe(wake)
-
-    future.add_done_callback(on_done)
-    await done  # which is up to the hook that made it: the group has no part in it
-    return future.value()

@@ -31,7 +31,7 @@ from torch.autograd import profiler_legacy
 from asyncrpc.autograd.modes import steps
 from asyncrpc.clock import wall_ns
 from asyncrpc.errors import MalformedError, RemoteError
-from asyncrpc.runtime.calls.inbound import as_awaitable
+from asyncrpc.runtime.calls.foreign_futures import as_awaitable
 from asyncrpc.runtime.calls.modes import Mode, mode_of
 from asyncrpc.runtime.worker import Worker
 

@@ -9,22 +9,21 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
-
-import torch
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
 from asyncrpc.runtime.calls.cheap import is_cheap
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
+from asyncrpc.runtime.calls.foreign_futures import as_awaitable
 from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.extensions import Propagator
 from asyncrpc.runtime.options import LimitOptions
 from asyncrpc.runtime.ports import Scheduler
-from asyncrpc.runtime.threads import ThreadPool, outcome_to
+from asyncrpc.runtime.threads import ThreadPool
 
 if TYPE_CHECKING:
     from torch.autograd import profiler
@@ -403,55 +402,6 @@ def _cancel_unawaited(
     if task.cancelled():
         with contextlib.suppress(Exception):  # its own code may run
             _cancel(future, loop)
-
-
-def as_awaitable(value: Any) -> Any:
-    """Return what a marked function returned as something to await, or None."""
-    kind = type(value)  # what it says of itself may be wrong, or raise
-    if issubclass(kind, Awaitable):
-        return value
-    if issubclass(kind, concurrent.futures.Future):
-        ours = _when_done(value, value.result)
-        ours.add_done_callback(lambda done: done.cancelled() and value.cancel())
-        return ours
-    # What `then` returns is of the base class, which is written in C++.
-    if issubclass(kind, torch._C.Future):  # noqa: SLF001
-        return _when_done(value, value.value)
-    return None
-
-
-def _when_done(future: Any, outcome_of: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Return a future of this loop for one that completes in any thread.
-
-    Args:
-        future: has `add_done_callback`.
-        outcome_of: returns its result, or raises, once it is done.
-    """
-    loop = asyncio.get_running_loop()
-    ours: asyncio.Future[Any] = loop.create_future()
-    finish = outcome_to(ours)
-
-    def tell(result: Any, error: BaseException | None) -> None:
-        # Not as of a job: what the function waited for has been cancelled.
-        if issubclass(type(error), asyncio.CancelledError) and not ours.done():
-            ours.set_exception(error)  # type: ignore[arg-type]  # it is none of None
-        else:
-            finish(result, error)
-
-    def on_done(_done: Any) -> None:
-        result: Any = None
-        error: BaseException | None = None
-        try:
-            result = outcome_of()
-        except concurrent.futures.CancelledError:
-            error = asyncio.CancelledError()
-        except BaseException as raised:  # noqa: BLE001  (handed on)
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(tell, result, error)
-
-    future.add_done_callback(on_done)
-    return ours
 
 
 def _no_future(result: Any) -> RuntimeError:
