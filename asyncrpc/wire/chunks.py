@@ -24,7 +24,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.wire.frames import (
@@ -34,6 +34,7 @@ from asyncrpc.wire.frames import (
     MAGIC,
     VERSION,
     Flags,
+    Frame,
     FrameKind,
     data_prefix,
     prefix,
@@ -46,17 +47,6 @@ READ_BYTES_MAX: Final = 256 << 10
 _SCRATCH_BYTES: Final = 64 << 10
 _DATA: Final = int(FrameKind.DATA)
 _LANES: Final = int(Flags.LANES)
-
-
-class Opening(NamedTuple):
-    """A message without its buffers, in the order in which a sink takes its parts."""
-
-    kind: int
-    flags: int
-    call_id: int
-    aux: int
-    head: bytes
-    control: bytes
 
 
 # --- sending -------------------------------------------------------------------------
@@ -204,7 +194,7 @@ class Arrival:
     )
 
     def __init__(
-        self, serial: int, message: Opening, buffers: list[memoryview], total: int
+        self, serial: int, message: Frame, buffers: list[memoryview], total: int
     ) -> None:
         self.serial = serial
         self.message = message
@@ -291,7 +281,7 @@ class Arrivals:
         return len(self._arrivals)
 
     def open(
-        self, message: Opening, buffers: list[memoryview] | None, total: int
+        self, message: Frame, buffers: list[memoryview] | None, total: int
     ) -> None:
         """Record a message whose payload is on its way.
 

@@ -40,7 +40,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 MAGIC: Final = b"AR"
 VERSION: Final = 2
@@ -95,6 +95,21 @@ class Flags(enum.IntFlag):
     LANES = 4  # with DEFERRED: no DATA frame comes over the connection of the message
     PLACED = 8  # buffers lie in shared memory, as the longer table says
     NESTED = 16  # WANT: a function that runs for a call made the request
+
+
+class Frame(NamedTuple):
+    """A frame that has been read, without its buffers.
+
+    A small message is handed on in these parts, and its buffers, in this order: a
+    record of its own costs more than it may.
+    """
+
+    kind: int
+    flags: int = 0
+    call_id: int = 0
+    aux: int = 0
+    head: bytes = b""
+    control: bytes = b""
 
 
 def prefix(

@@ -1,9 +1,9 @@
 """A large message on its way out: where it waits, and how it is given up.
 
 A small message is written when it is sent, and nothing here knows of it.  One that
-cannot be written yet is an `OutgoingMessage`.  It is in one state at a time, and each
-move must be in `TRANSITIONS`.  Whoever has it meanwhile gives `OutgoingMessages` what
-takes it back, so that a message is given up in one place, whatever it waits for.
+cannot be written yet is an `OutgoingMessage`.  It is in one state at a time, and what
+may happen to it then is in `TRANSITIONS`.  Whoever has it meanwhile says how to take it
+back, so that a message is given up in one place, whatever it waits for.
 
 Sans-IO, as all of `wire`.
 """
@@ -13,6 +13,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+from asyncrpc.errors import LocalProtocolError
 
 
 class OutgoingState(enum.Enum):
@@ -28,18 +30,52 @@ class OutgoingState(enum.Enum):
     DROPPED = "it has been given up"
 
 
-NEW, NO_CREDIT, BLOCKED, COPYING, NO_LANE, QUEUED, SENT, DROPPED = OutgoingState
+class OutgoingEvent(enum.Enum):
+    """What happens to a message."""
 
-# In this order, but for what a message need not wait for.
-TRANSITIONS: Final[Mapping[OutgoingState, frozenset[OutgoingState]]] = {
-    NEW: frozenset({NO_CREDIT, BLOCKED, COPYING, NO_LANE, QUEUED, SENT, DROPPED}),
-    NO_CREDIT: frozenset({BLOCKED, COPYING, NO_LANE, QUEUED, SENT, DROPPED}),
-    BLOCKED: frozenset({COPYING, NO_LANE, QUEUED, SENT, DROPPED}),
-    COPYING: frozenset({SENT, DROPPED}),
-    NO_LANE: frozenset({QUEUED, DROPPED}),
-    QUEUED: frozenset({SENT, DROPPED}),
-    SENT: frozenset(),
-    DROPPED: frozenset(),
+    AWAIT_CREDIT = "it is large, and the peer has given no credit for it"
+    BLOCK = "it refers to what the peer has not, or its bytes are not ready"
+    COPY = "it is to go through shared memory, and is too large to be copied at once"
+    AWAIT_LANE = "it is to go over lanes, and there is none yet"
+    QUEUE = "it is to go in chunks"
+    SEND = "its last byte has been taken"
+    DROP = "nobody wants it any more, or the connection has ended"
+
+
+NEW, NO_CREDIT, BLOCKED, COPYING, NO_LANE, QUEUED, SENT, DROPPED = OutgoingState
+_E = OutgoingEvent
+
+# What a message need not wait for is left out; otherwise the order is this.
+TRANSITIONS: Final[Mapping[OutgoingState, Mapping[OutgoingEvent, OutgoingState]]] = {
+    NEW: {
+        _E.AWAIT_CREDIT: NO_CREDIT,
+        _E.BLOCK: BLOCKED,
+        _E.COPY: COPYING,
+        _E.AWAIT_LANE: NO_LANE,
+        _E.QUEUE: QUEUED,
+        _E.SEND: SENT,
+        _E.DROP: DROPPED,
+    },
+    NO_CREDIT: {
+        _E.BLOCK: BLOCKED,
+        _E.COPY: COPYING,
+        _E.AWAIT_LANE: NO_LANE,
+        _E.QUEUE: QUEUED,
+        _E.SEND: SENT,
+        _E.DROP: DROPPED,
+    },
+    BLOCKED: {
+        _E.COPY: COPYING,
+        _E.AWAIT_LANE: NO_LANE,
+        _E.QUEUE: QUEUED,
+        _E.SEND: SENT,
+        _E.DROP: DROPPED,
+    },
+    COPYING: {_E.SEND: SENT, _E.DROP: DROPPED},
+    NO_LANE: {_E.QUEUE: QUEUED, _E.DROP: DROPPED},
+    QUEUED: {_E.SEND: SENT, _E.DROP: DROPPED},
+    SENT: {},
+    DROPPED: {},
 }
 
 
@@ -53,9 +89,9 @@ class OutgoingMessage:
         aux: of the header.
         head: routing.
         control: the value.
-        buffers: the payload: not to change until the message is sent or dropped.
+        buffers: the payload, until the message is sent or dropped: not to change.
         on_sent: called once, when it is.
-        state: what it waits for; only `OutgoingMessages` changes it.
+        state: what it waits for.
     """
 
     __slots__ = (
@@ -97,6 +133,17 @@ class OutgoingMessage:
         """Whether nothing travels beside the value."""
         return not self.head and self.on_sent is None
 
+    def on(self, event: OutgoingEvent) -> None:
+        """Take an event; for `OutgoingMessages` alone.
+
+        Raises:
+            LocalProtocolError: it cannot happen in this state.  Nothing has changed.
+        """
+        state = TRANSITIONS[self.state].get(event)
+        if state is None:
+            raise LocalProtocolError(f"{event.name} of a message: {self.state.value}")
+        self.state = state
+
 
 class OutgoingMessages:
     """The messages of one connection that wait."""
@@ -112,23 +159,23 @@ class OutgoingMessages:
     def wait(
         self,
         message: OutgoingMessage,
-        state: OutgoingState,
+        event: OutgoingEvent,
         take_back: Callable[[], object],
     ) -> None:
         """Record what a message waits for from now on.
 
         Args:
             message: it may have waited for something else before.
-            state: what it waits for.
+            event: what happens to it.
             take_back: called if it is dropped: whoever has it forgets it, and tells the
                 peer if that has heard of it.
         """
-        _move(message, state)
+        message.on(event)
         self._waiting[message] = take_back
 
     def sent(self, message: OutgoingMessage) -> None:
         """The last byte of a message has been taken."""
-        self._end(message, SENT)
+        self._end(message, OutgoingEvent.SEND)
 
     def drop(
         self, kind: int, call_id: int, *, bare_only: bool = False
@@ -156,26 +203,21 @@ class OutgoingMessages:
             ):
                 state = message.state
                 self._waiting[message]()
-                self._end(message, DROPPED)
+                self._end(message, OutgoingEvent.DROP)
         return state
 
     def forget(self, message: OutgoingMessage) -> None:
         """Drop a message that nobody has any more."""
-        self._end(message, DROPPED)
+        self._end(message, OutgoingEvent.DROP)
 
     def clear(self) -> None:
         """Drop everything: the connection has ended, and whoever has it forgets it."""
         while self._waiting:
-            self._end(next(iter(self._waiting)), DROPPED)
+            self._end(next(iter(self._waiting)), OutgoingEvent.DROP)
 
-    def _end(self, message: OutgoingMessage, state: OutgoingState) -> None:
-        _move(message, state)
+    def _end(self, message: OutgoingMessage, event: OutgoingEvent) -> None:
+        message.on(event)
         self._waiting.pop(message, None)
-        on_sent, message.on_sent = message.on_sent, None
-        if on_sent is not None:
-            on_sent()
-
-
-def _move(message: OutgoingMessage, state: OutgoingState) -> None:
-    assert state in TRANSITIONS[message.state], f"{message.state} to {state}"
-    message.state = state
+        message.buffers = ()  # which may refer to the message
+        if message.on_sent is not None:
+            message.on_sent()

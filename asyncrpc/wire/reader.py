@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from asyncrpc.errors import FrameTooLargeError, MalformedError, VersionMismatchError
-from asyncrpc.wire.chunks import Arrival, Arrivals, ChunkLanding, Opening
+from asyncrpc.wire.chunks import Arrival, Arrivals, ChunkLanding
 from asyncrpc.wire.frames import (
     CHUNK_BYTES,
     HEADER,
@@ -27,6 +27,7 @@ from asyncrpc.wire.frames import (
     MAGIC,
     VERSION,
     Flags,
+    Frame,
     FrameKind,
 )
 from asyncrpc.wire.limits import MessageLimits
@@ -55,7 +56,7 @@ _MAY_DEFER: Final = frozenset(
 )
 
 
-# The parts of an `Opening`; a record of its own costs more than a small message may.
+# Of a `Frame`.
 _Parts = tuple[int, int, int, int, bytes, bytes]
 
 # For buffers that come beside others: none of them is the only one of its message.
@@ -285,7 +286,7 @@ class FrameReader:
         at = self._start + HEADER_BYTES
         head = self._view[at : at + head_bytes].tobytes()
         self._start, self._wanted, self._is_cut = at + head_bytes, HEADER_BYTES, False
-        message = Opening(kind, flags, call_id, aux, head, b"")
+        message = Frame(kind, flags, call_id, aux, head, b"")
         if flags & _DEFERRED:
             self._announce(message, payload_bytes)
             self.arrivals.open(message, None, payload_bytes)
@@ -362,7 +363,7 @@ class FrameReader:
         if sum(lengths) != payload_bytes:
             raise MalformedError("the buffer table does not add up to the payload")
         if message[1] & _DEFERRED:
-            self._begin_transfer(Opening(*message), lengths)
+            self._begin_transfer(Frame(*message), lengths)
             return
         try:
             buffers = self._inline_buffers(message, lengths)
@@ -433,7 +434,7 @@ class FrameReader:
 
     # --- deferred payloads -----------------------------------------------------------
 
-    def _begin_transfer(self, message: Opening, lengths: Sequence[int]) -> None:
+    def _begin_transfer(self, message: Frame, lengths: Sequence[int]) -> None:
         nbytes = sum(lengths)
         self._announce(message, nbytes)
         try:
@@ -444,7 +445,7 @@ class FrameReader:
             return
         self.arrivals.open(message, buffers, nbytes)
 
-    def _announce(self, message: Opening, nbytes: int) -> None:
+    def _announce(self, message: Frame, nbytes: int) -> None:
         """Check that a payload may follow a message, and say that one does."""
         if message.kind == _REQUEST and self.on_request is not None:
             self.on_request(message.call_id, nbytes)

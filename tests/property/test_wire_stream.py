@@ -38,7 +38,12 @@ from asyncrpc.wire.frames import (
 from asyncrpc.wire.handshake import Handshake, HandshakeState, Role
 from asyncrpc.wire.limits import MessageLimits
 from asyncrpc.wire.messages import Hello, unpack_head
-from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages, OutgoingState
+from asyncrpc.wire.outgoing import (
+    OutgoingEvent,
+    OutgoingMessage,
+    OutgoingMessages,
+    OutgoingState,
+)
 from tests.unit.wire.recorder import WITH_VALUE, Message, Recorder, feed
 
 SMALL_INLINE_BYTES_MAX = 32
@@ -95,7 +100,7 @@ class Sender:
         sent.on_sent = partial(self._on_end, sent, message)
         transfer, opening = self.chunks.add(sent, over_lanes=False)
         self.outgoing.wait(
-            sent, OutgoingState.QUEUED, partial(self._take_back, transfer)
+            sent, OutgoingEvent.QUEUE, partial(self._take_back, transfer)
         )
         self.stream += opening
 

@@ -28,6 +28,7 @@ from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.extensions import References
 from asyncrpc.runtime.schema import kind_of
 from asyncrpc.serde import Codec, FunctionTable, rebuild_exception
+from asyncrpc.wire.frames import Frame
 from asyncrpc.wire.messages import Meta, unpack_head
 
 logger = logging.getLogger("asyncrpc")
@@ -225,22 +226,20 @@ class AnswerReceiver:
         self._end_if_whole(stream)
         self._take_over(loans)
 
-    def on_stream_end(
-        self, _flags: int, call_id: int, aux: int, head: bytes, *_rest: object
-    ) -> None:
+    def on_stream_end(self, frame: Frame) -> None:
         """A stream has ended, after so many items.
 
         Raises:
             MalformedError: no such answer can come.
         """
-        stream = self._pending.get(call_id)
+        stream = self._pending.get(frame.call_id)
         if not isinstance(stream, StreamReceiver):
-            self._refuse_kind(stream, call_id)
-            self._take_back(answer_meta(head))
+            self._refuse_kind(stream, frame.call_id)
+            self._take_back(answer_meta(frame.head))
             return
-        self._check_count(stream, aux)
-        self._release_pins(stream, answer_meta(head))
-        stream.on_end(aux)
+        self._check_count(stream, frame.aux)
+        self._release_pins(stream, answer_meta(frame.head))
+        stream.on_end(frame.aux)
         self._end_if_whole(stream)
 
     def _refuse_kind(self, call: object, call_id: int) -> None:

@@ -28,7 +28,7 @@ from asyncrpc.runtime.calls.machine.credit import (
 )
 from asyncrpc.runtime.calls.machine.link import LinkStatus
 from asyncrpc.runtime.ports import MessageSender
-from asyncrpc.wire.frames import Flags, FrameKind
+from asyncrpc.wire.frames import Flags, Frame, FrameKind
 
 logger = logging.getLogger("asyncrpc")
 
@@ -309,9 +309,9 @@ class LinkCredit:
         self._ask(wants)
         return True
 
-    def on_credit(self, _flags: int, call_id: int, aux: int, *_rest: object) -> None:
+    def on_credit(self, frame: Frame) -> None:
         """Take credit, and send requests that have waited for it."""
-        send, wants = self.waiting.on_credit(call_id, aux)
+        send, wants = self.waiting.on_credit(frame.call_id, frame.aux)
         self._ask(wants)
         if send is not None:
             send()
@@ -327,14 +327,14 @@ class LinkCredit:
 
     # --- requests of the peer --------------------------------------------------------
 
-    def on_want(self, flags: int, call_id: int, aux: int, *_rest: object) -> None:
+    def on_want(self, frame: Frame) -> None:
         """Give the peer room for a request, now or when there is some."""
         grants = self._inbound.budget.want(
             self.account,
-            call_id,
-            aux,
+            frame.call_id,
+            frame.aux,
             self._now_s(),
-            nested=bool(flags & Flags.NESTED),
+            nested=bool(frame.flags & Flags.NESTED),
         )
         self._inbound.on_held()
         self._inbound.give(grants)

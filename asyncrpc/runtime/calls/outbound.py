@@ -41,7 +41,12 @@ from asyncrpc.runtime.options import PLAIN, CallOptions, Options
 from asyncrpc.serde import Codec, Compression, Encoded, compression_named
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind, prefix
 from asyncrpc.wire.messages import Meta, pack_head
-from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages, OutgoingState
+from asyncrpc.wire.outgoing import (
+    OutgoingEvent,
+    OutgoingMessage,
+    OutgoingMessages,
+    OutgoingState,
+)
 
 # Members of an enum take 0.1 us to find.
 _REQUEST: Final = int(FrameKind.REQUEST)
@@ -325,6 +330,7 @@ class OutboundCalls:
         meta: dict[str, Any] | None,
     ) -> None:
         """Keep a large request back until the peer has room for it."""
+        outgoing = self._connection.outgoing
         message = OutgoingMessage(
             _REQUEST,
             call.call_id,
@@ -344,22 +350,17 @@ class OutboundCalls:
                 )
                 self._connection.submit(message)
             except BaseException as error:  # noqa: BLE001  (it is the call's)
-                self._connection.outgoing.forget(message)
+                outgoing.forget(message)
                 self._return_credit(call)
                 self._unsend(call, target)
                 call.fail(error)
 
-        self._connection.outgoing.wait(
-            message,
-            OutgoingState.NO_CREDIT,
-            partial(self._credit.withdraw, call.call_id),
-        )
+        take_back = partial(self._credit.withdraw, call.call_id)
+        outgoing.wait(message, OutgoingEvent.AWAIT_CREDIT, take_back)
         self._credit.wait(call.call_id, call.request_bytes, send)
 
     def _rest_ns(self, deadline: Deadline | None) -> int:
-        if deadline is None:
-            return NO_LIMIT_NS
-        return deadline.budget_ns(self._loop.time())
+        return deadline.budget_ns(self._loop.time()) if deadline else NO_LIMIT_NS
 
     def ask(
         self,

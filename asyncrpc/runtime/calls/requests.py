@@ -45,7 +45,7 @@ from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.router import Router
 from asyncrpc.runtime.schema import RecordSchema, kind_of
 from asyncrpc.serde import FunctionTable, text_of
-from asyncrpc.wire.frames import Flags, FrameKind
+from asyncrpc.wire.frames import Flags, Frame, FrameKind
 from asyncrpc.wire.messages import Meta
 from asyncrpc.wire.outgoing import OutgoingState
 
@@ -389,12 +389,13 @@ class RequestDispatcher:
 
         references.resolve(self._link, target, ready)
 
-    def on_cancel(self, _flags: int, call_id: int, aux: int, *_rest: object) -> None:
+    def on_cancel(self, frame: Frame) -> None:
         """The peer gives up a call.
 
         Raises:
             MalformedError: no such message can come.
         """
+        call_id = frame.call_id
         # A cancel may overtake its request, whose payload is still on its way.
         arriving = self._connection.forget_transfer(FrameKind.REQUEST, call_id)
         if arriving is not None:
@@ -406,21 +407,19 @@ class RequestDispatcher:
             # The answer may be on its way.  What it tells beside its value (which
             # references were kept, say) must arrive.
             self._connection.drop(_RESPONSE, call_id, bare_only=True)
-        self._credit.on_cancel(call_id, aux)
+        self._credit.on_cancel(call_id, frame.aux)
 
-    def on_stream_credit(
-        self, _flags: int, call_id: int, aux: int, *_rest: object
-    ) -> None:
+    def on_stream_credit(self, frame: Frame) -> None:
         """The consumer of a stream has taken so many items.
 
         Raises:
             MalformedError: no such message can come.
         """
-        if aux <= 0:
-            raise MalformedError(f"a credit of {aux} items")
-        inbound = self._served.get(call_id)
+        if frame.aux <= 0:
+            raise MalformedError(f"a credit of {frame.aux} items")
+        inbound = self._served.get(frame.call_id)
         if inbound is not None and inbound.credit is not None:
-            inbound.credit.grant(aux)
+            inbound.credit.grant(frame.aux)
 
     def on_service(
         self,

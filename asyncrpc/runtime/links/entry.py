@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from asyncrpc.runtime.links.machine.pool import PeerConnection
 from asyncrpc.runtime.links.ports import DirectoryLink, LinkConnection
@@ -69,18 +69,9 @@ class FirstMessage(Generic[LinkT]):
         self._entry = entry
         self._link = link
 
-    def on_message(  # noqa: PLR0917  (as of every sink)
-        self,
-        kind: int,
-        flags: int,
-        call_id: int,
-        aux: int,
-        head: bytes,
-        control: bytes,
-        buffers: list[memoryview],
-    ) -> None:
+    def on_message(self, *message: Any) -> None:
         """Take the first message; all further ones go to the link."""
-        self._tell().on_message(kind, flags, call_id, aux, head, control, buffers)
+        self._tell().on_message(*message)
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
         """Take it as the first message."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.wire.frames import FrameKind
@@ -18,16 +19,7 @@ class HelloSink:
         self._on_hello = on_hello
         self._has_come = False
 
-    def on_message(  # noqa: PLR0917  (as of every sink)
-        self,
-        kind: int,
-        flags: int,
-        call_id: int,
-        aux: int,
-        head: bytes,
-        control: bytes,
-        buffers: list[memoryview],
-    ) -> None:
+    def on_message(self, kind: int, *rest: Any) -> None:
         """Take it.
 
         Raises:
@@ -35,6 +27,7 @@ class HelloSink:
         """
         if kind != FrameKind.HELLO or self._has_come:
             raise MalformedError(f"a {FrameKind(kind).name} came before the HELLO")
+        *_, control, _buffers = rest
         hello = Hello.decode(control)
         self._has_come = True
         self._on_hello(hello)

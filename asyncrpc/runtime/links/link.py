@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from asyncrpc.errors import MalformedError
 from asyncrpc.ids import WorkerId
@@ -43,7 +43,12 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.payloads.ports import LaneConnection
 from asyncrpc.runtime.threads import ThreadPool
 from asyncrpc.serde import Encoded, is_unprepared, unreadable
-from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.frames import Frame, FrameKind
+
+# Takes a message with a value: flags, call, aux, head, control part, buffers.
+MessageHandler: TypeAlias = Callable[
+    [int, int, int, bytes, bytes, list[memoryview]], None
+]
 
 
 class SharedRegions(Protocol):
@@ -172,7 +177,8 @@ class Link:
         )
         self._join_calls()
         self._join_requests()
-        self._handlers = self._routes()
+        self._handlers = self._message_routes()
+        self._frame_handlers = self._frame_routes()
         connection.watch_requests(self.credit.on_begun)
         connection.stand_in(unreadable)
 
@@ -227,18 +233,23 @@ class Link:
             responder=self.responder,
         )
 
-    def _routes(self) -> dict[int, Callable[..., None]]:
-        """Return what takes each kind of message."""
+    def _message_routes(self) -> dict[int, MessageHandler]:
+        """Return what takes each kind of message that has a value."""
         return {
             FrameKind.REQUEST: self.requests.on_request,
             FrameKind.RESPONSE: self.answers.on_response,
             FrameKind.ERROR: self.answers.on_error,
-            FrameKind.CANCEL: self.requests.on_cancel,
             FrameKind.STREAM_ITEM: self.answers.on_stream_item,
-            FrameKind.STREAM_END: self.answers.on_stream_end,
-            FrameKind.STREAM_CREDIT: self.requests.on_stream_credit,
             FrameKind.SERVICE: self.requests.on_service,
             FrameKind.NOTICE: self.requests.on_notice,
+        }
+
+    def _frame_routes(self) -> dict[int, Callable[[Frame], None]]:
+        """Return what takes each kind of frame that is all numbers, or a text."""
+        return {
+            FrameKind.CANCEL: self.requests.on_cancel,
+            FrameKind.STREAM_END: self.answers.on_stream_end,
+            FrameKind.STREAM_CREDIT: self.requests.on_stream_credit,
             FrameKind.PING: self._on_ping,
             FrameKind.PONG: self._on_pong,
             FrameKind.GOODBYE: self._on_goodbye,
@@ -274,7 +285,8 @@ class Link:
         """Take one message."""
         handler = self._handlers.get(kind)
         if handler is None:
-            raise MalformedError(f"a {FrameKind(kind).name} came on an open connection")
+            self._on_frame(Frame(kind, flags, call_id, aux, head, control))
+            return
         if buffers and is_unprepared(control):
             if kind == FrameKind.REQUEST:
                 self.credit.on_arrived(call_id, buffers)
@@ -285,6 +297,13 @@ class Link:
             return
         handler(flags, call_id, aux, head, control, buffers)
 
+    def _on_frame(self, frame: Frame) -> None:
+        handler = self._frame_handlers.get(frame.kind)
+        if handler is None:
+            name = FrameKind(frame.kind).name
+            raise MalformedError(f"a {name} came on an open connection")
+        handler(frame)
+
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
         """Take note that the peer gave up a message.
 
@@ -294,30 +313,23 @@ class Link:
         if kind != FrameKind.REQUEST and not is_unwanted:
             raise MalformedError(f"the answer to call {call_id} was begun and given up")
 
-    def _on_ping(self, _flags: int, call_id: int, aux: int, *_rest: object) -> None:
-        self.connection.send(FrameKind.PONG, call_id, aux=aux)
+    def _on_ping(self, frame: Frame) -> None:
+        self.connection.send(FrameKind.PONG, frame.call_id, aux=frame.aux)
 
-    def _on_pong(self, *_rest: object) -> None:
+    def _on_pong(self, _: Frame) -> None:
         """Do nothing: its arrival is what counts."""
 
-    def _on_ack(self, _flags: int, lane: int, aux: int, *_rest: object) -> None:
+    def _on_ack(self, frame: Frame) -> None:
+        lane = frame.call_id
         if not lane:
-            self.connection.on_ack(aux)
+            self.connection.on_ack(frame.aux)
         elif self.connection.lanes is not None:
-            self.connection.lanes.on_ack(lane, aux)
+            self.connection.lanes.on_ack(lane, frame.aux)
 
-    def _on_close(
-        self,
-        _flags: int,
-        lane: int,
-        _aux: int,
-        _head: bytes,
-        control: bytes,
-        *_rest: object,
-    ) -> None:
-        connection = self._connection_named(lane)
+    def _on_close(self, frame: Frame) -> None:
+        connection = self._connection_named(frame.call_id)
         if connection is not None:
-            connection.on_peer_close(bytes(control).decode(errors="replace"))
+            connection.on_peer_close(frame.control.decode(errors="replace"))
 
     def _connection_named(self, lane: int) -> LaneConnection | None:
         """Return the connection, or one of its lanes; None if that has ended."""
@@ -326,18 +338,18 @@ class Link:
         lanes = self.connection.lanes
         return None if lanes is None else lanes.connection_of(lane)
 
-    def _on_lanes(self, _flags: int, _id: int, aux: int, *_rest: object) -> None:
+    def _on_lanes(self, frame: Frame) -> None:
         if self.connection.lanes is not None:
-            self.connection.lanes.on_asked(aux)
+            self.connection.lanes.on_asked(frame.aux)
 
-    def _on_lane_broken(self, _flags: int, lane: int, aux: int, *_: object) -> None:
+    def _on_lane_broken(self, frame: Frame) -> None:
         if self.connection.lanes is not None:
-            self.connection.lanes.on_peer_broken(lane, aux)
+            self.connection.lanes.on_peer_broken(frame.call_id, frame.aux)
 
-    def _on_free(self, _flags: int, location: int, *_rest: object) -> None:
-        self.host.memory.take_back_from(self, location)
+    def _on_free(self, frame: Frame) -> None:
+        self.host.memory.take_back_from(self, frame.call_id)
 
-    def _on_goodbye(self, *_rest: object) -> None:
+    def _on_goodbye(self, _: Frame) -> None:
         self.status.on_goodbye()
 
     def say_goodbye(self) -> None:

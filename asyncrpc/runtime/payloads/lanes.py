@@ -40,7 +40,7 @@ from asyncrpc.runtime.payloads.ports import ControlConnection, LaneConnection
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.wire.chunks import Arrivals, LaneReader
 from asyncrpc.wire.frames import FrameKind
-from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingState
+from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage
 
 logger = logging.getLogger("asyncrpc")
 
@@ -188,7 +188,7 @@ class Lanes:
         if self.state not in _HOLDING:
             return False
         take_back = partial(self._waiting.remove, message)
-        self._outgoing.wait(message, OutgoingState.NO_LANE, take_back)
+        self._outgoing.wait(message, OutgoingEvent.AWAIT_LANE, take_back)
         self._waiting.append(message)
         if self.state is LanesState.NONE:
             self._open(self._wanted)

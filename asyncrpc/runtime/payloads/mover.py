@@ -19,7 +19,7 @@ from asyncrpc.runtime.payloads.own_slabs import OwnSlabs, in_pages
 from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.shm.machine.pool import OFFSET_MASK, Block
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind
-from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages, OutgoingState
+from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage, OutgoingMessages
 from asyncrpc.wire.placed import BufferRow, placed_prefix
 
 # Up to here a payload goes with its message: a call that sends 64 KiB so takes 70 us of
@@ -248,7 +248,7 @@ class SlabMover:
 
         copying = Copying(placement.copies, on_whole)
         outgoing = self.link.connection.outgoing
-        outgoing.wait(message, OutgoingState.COPYING, take_back)
+        outgoing.wait(message, OutgoingEvent.COPY, take_back)
         self._copying.add(copying)
         self._copies.add(copying)
 

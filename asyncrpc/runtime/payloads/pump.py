@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from asyncrpc.wire.chunks import ChunkScheduler, OutgoingTransfer
 from asyncrpc.wire.frames import CHUNK_BYTES
-from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages, OutgoingState
+from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage, OutgoingMessages
 
 # What a turn writes over lane 0: 0.4 ms at 5 GB/s.  Then the loop gets its turn.
 OWN_TURN_BYTES: Final = 4 * CHUNK_BYTES
@@ -131,7 +131,7 @@ class ChunkPump:
         has_lanes = bool(self.lanes)
         transfer, opening = self._chunks.add(message, over_lanes=has_lanes)
         take_back = partial(self._take_back, transfer)
-        self._outgoing.wait(message, OutgoingState.QUEUED, take_back)
+        self._outgoing.wait(message, OutgoingEvent.QUEUE, take_back)
         if has_lanes:
             self._stream.write_now(opening)  # a lane that is ahead would wait for it
         else:

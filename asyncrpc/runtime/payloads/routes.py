@@ -10,7 +10,7 @@ from asyncrpc.runtime.calls.deferred import PendingBuffers
 from asyncrpc.runtime.payloads.lanes import Lanes
 from asyncrpc.runtime.payloads.pump import ChunkPump
 from asyncrpc.wire.frames import INLINE_BYTES_MAX
-from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages, OutgoingState
+from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage, OutgoingMessages
 
 
 class PayloadRoute(Protocol):
@@ -63,7 +63,7 @@ class PayloadRoutes:
             self._outgoing.forget(message)
         elif isinstance(buffers, PendingBuffers) and not buffers.are_ready:
             # Until what it refers to is at the peer; others pass it by.
-            self._outgoing.wait(message, OutgoingState.BLOCKED, buffers.forget)
+            self._outgoing.wait(message, OutgoingEvent.BLOCK, buffers.forget)
             buffers.then(message, self.submit)
         elif sum(buffer.nbytes for buffer in buffers) > INLINE_BYTES_MAX:
             self._send_payload(message)

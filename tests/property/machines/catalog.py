@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.property.machines.of_links import DIAL, LINK, PEER, RECONNECT, RESUME
+from tests.property.machines.of_messages import OUTGOING
 from tests.property.machines.of_payloads import LANES, REGION
 from tests.property.machines.of_references import HOLDING
 from tests.property.machines.of_stages import MICRO_BATCH
@@ -23,6 +24,7 @@ CATALOG: Final[tuple[Machine, ...]] = (
     RECONNECT,
     RESUME,
     LANES,
+    OUTGOING,
     REGION,
     HOLDING,
     MICRO_BATCH,

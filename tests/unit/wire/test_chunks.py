@@ -24,7 +24,7 @@ from asyncrpc.wire.frames import (
     prefix,
 )
 from asyncrpc.wire.limits import MessageLimits
-from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages, OutgoingState
+from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage, OutgoingMessages
 from asyncrpc.wire.reader import FrameReader
 from tests.unit.wire.recorder import Recorder, feed
 
@@ -466,7 +466,7 @@ def test_any_order_over_any_lanes_gives_the_same_messages(
             expected[call_id] = tuple(texts)
             one = message(REQUEST, call_id, *texts)
             transfer, opening = chunks.add(one, over_lanes=not lane_0)
-            outgoing.wait(one, OutgoingState.QUEUED, partial(take_back, transfer))
+            outgoing.wait(one, OutgoingEvent.QUEUE, partial(take_back, transfer))
             control += opening
     dropped = set()
     while chunks:

@@ -32,7 +32,7 @@ from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.router import Router, answers, takes
 from asyncrpc.runtime.schema import Signed
 from asyncrpc.serde import Codec, Copy, Encoded, FunctionTable, Policy
-from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingMessages, OutgoingState
+from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage, OutgoingMessages
 
 NEVER = 1 << 64
 PEER = WorkerId("b", Incarnation(7))
@@ -135,7 +135,7 @@ class FakeConnection:
     def hold(self, kind: int, call_id: int) -> OutgoingMessage:
         """Let a message be on its way."""
         message = OutgoingMessage(kind, call_id)
-        self.outgoing.wait(message, OutgoingState.QUEUED, lambda: None)
+        self.outgoing.wait(message, OutgoingEvent.QUEUE, lambda: None)
         return message
 
     def push(self, part: bytes) -> None:

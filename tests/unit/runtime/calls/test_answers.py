@@ -20,7 +20,7 @@ from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.options import PLAIN
 from asyncrpc.serde import describe_exception
-from asyncrpc.wire.frames import FrameKind
+from asyncrpc.wire.frames import Frame, FrameKind
 from asyncrpc.wire.messages import pack_head
 from tests.unit.runtime.calls.fakes import LinkParts, Pins
 
@@ -56,7 +56,7 @@ def item(link: LinkParts, serial: Any, value: Any) -> None:
 
 
 def end(link: LinkParts, items: int) -> None:
-    link.answers.on_stream_end(0, 1, items, b"", b"", [])
+    link.answers.on_stream_end(Frame(FrameKind.STREAM_END, call_id=1, aux=items))
 
 
 def run(coroutine: Any) -> Any:

@@ -14,7 +14,7 @@ from asyncrpc.runtime.calls.inbound import InboundCall
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.serde import Encoded
 from asyncrpc.wire.frames import FrameKind
-from asyncrpc.wire.outgoing import OutgoingMessage, OutgoingState
+from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage
 from tests.unit.runtime.calls.fakes import LinkParts, Pins
 
 
@@ -71,7 +71,7 @@ class TestFailing:
         message = OutgoingMessage(kind, call_id, buffers=buffers)
         buffers.then(message, lambda _: None)
         outgoing = link.connection.outgoing
-        outgoing.wait(message, OutgoingState.BLOCKED, buffers.forget)
+        outgoing.wait(message, OutgoingEvent.BLOCK, buffers.forget)
         return buffers
 
     def open_call(self, link: LinkParts) -> CallFuture[Any]:

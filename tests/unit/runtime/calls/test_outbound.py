@@ -19,7 +19,7 @@ from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.machine.credit import WINDOW
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.options import PLAIN
-from asyncrpc.wire.frames import Flags, FrameKind
+from asyncrpc.wire.frames import Flags, Frame, FrameKind
 from asyncrpc.wire.messages import unpack_head
 from asyncrpc.wire.outgoing import OutgoingMessage
 from tests.unit.runtime.calls.fakes import Hear, LinkParts, Look, Pins
@@ -168,7 +168,7 @@ class TestCancelling:
 
     def test_a_request_that_had_not_left(self, link: LinkParts) -> None:
         """What it counted and what it spent of the peer's credit come back."""
-        link.credit.on_credit(0, WINDOW, 1 << 20)
+        link.credit.on_credit(Frame(FrameKind.CREDIT, 0, WINDOW, 1 << 20))
         call = start(link, LARGE)
         call.pins = pins = Pins()
         link.connection.hold(FrameKind.REQUEST, 1)
@@ -183,7 +183,9 @@ class TestCancelling:
         kinds = [one.kind for one in link.connection.sent]
         assert kinds == [FrameKind.WANT, FrameKind.CANCEL]
         assert pins.events == ["undone"]
-        link.credit.on_credit(0, 1, LARGE.nbytes)  # on its way meanwhile
+        link.credit.on_credit(
+            Frame(FrameKind.CREDIT, 0, 1, LARGE.nbytes)
+        )  # on its way meanwhile
         assert len(link.connection.sent) == 2
 
 
@@ -193,7 +195,7 @@ class TestCredit:
         start(link, 1)  # a small one passes
         kinds = [one.kind for one in link.connection.sent]
         assert kinds == [FrameKind.WANT, FrameKind.REQUEST]
-        link.credit.on_credit(0, 1, LARGE.nbytes)
+        link.credit.on_credit(Frame(FrameKind.CREDIT, 0, 1, LARGE.nbytes))
         assert (link.connection.last.kind, link.connection.last.call_id) == (
             FrameKind.REQUEST,
             1,
@@ -208,7 +210,7 @@ class TestCredit:
             raise MemoryError(message.kind)
 
         monkeypatch.setattr(link.connection, "submit", submit)
-        link.credit.on_credit(0, 1, LARGE.nbytes)
+        link.credit.on_credit(Frame(FrameKind.CREDIT, 0, 1, LARGE.nbytes))
         assert isinstance(call.exception(), MemoryError)
         assert (link.connection.last.kind, link.connection.last.aux) == (
             FrameKind.CANCEL,

@@ -13,7 +13,7 @@ import pytest
 import asyncrpc
 from asyncrpc.errors import MalformedError, Outcome, RejectedError
 from asyncrpc.serde import rebuild_exception
-from asyncrpc.wire.frames import Flags, FrameKind
+from asyncrpc.wire.frames import Flags, Frame, FrameKind
 from asyncrpc.wire.messages import pack_head, unpack_head
 from tests.unit.runtime.calls.fakes import LinkParts
 
@@ -79,7 +79,7 @@ def error_of(link: LinkParts) -> Any:
 
 
 def cancel(link: LinkParts, call_id: int = 1, aux: int = 0) -> None:
-    link.requests.on_cancel(0, call_id, aux, b"", b"", [])
+    link.requests.on_cancel(Frame(FrameKind.CANCEL, 0, call_id, aux))
 
 
 class TestRunning:
@@ -259,10 +259,10 @@ class TestStreams:
     @pytest.mark.parametrize("items", [0, -1])
     def test_credit_for_nothing(self, link: LinkParts, items: int) -> None:
         with pytest.raises(MalformedError, match="a credit of"):
-            link.requests.on_stream_credit(0, 1, items)
+            link.requests.on_stream_credit(Frame(FrameKind.STREAM_CREDIT, 0, 1, items))
 
     def test_credit_for_a_stream_that_is_over(self, link: LinkParts) -> None:
-        link.requests.on_stream_credit(0, 1, 4)
+        link.requests.on_stream_credit(Frame(FrameKind.STREAM_CREDIT, 0, 1, 4))
         assert not link.connection.sent
 
     def test_an_item_that_cannot_travel(self, link: LinkParts) -> None:

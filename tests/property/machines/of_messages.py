@@ -1,0 +1,81 @@
+"""Messages on their way."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from asyncrpc.wire import outgoing
+from tests.property.machines.spec import Guard, Machine
+
+OUTGOING: Final = Machine(
+    name="A large message on its way out",
+    about="What a message waits for that is not written at once; it can be given up "
+    "wherever it waits.",
+    source=outgoing,
+    states="OutgoingState",
+    events="OutgoingEvent",
+    starts=("NEW",),
+    begin=lambda build, _: build.OutgoingMessage(2, 1),
+    feed=lambda one, event: one.on(event),
+    state_of=lambda one: one.state,
+    stories="""
+it goes in chunks:
+    NEW -QUEUE-> QUEUED -SEND-> SENT
+it waits for the first lane:
+    NEW -AWAIT_LANE-> NO_LANE -QUEUE-> QUEUED
+it goes through shared memory:
+    NEW -COPY-> COPYING -SEND-> SENT
+it is copied at once, or needs no chunks:
+    NEW -SEND-> SENT
+the connection has ended before:
+    NEW -DROP-> DROPPED
+it waits for credit, and then for lanes:
+    NEW -AWAIT_CREDIT-> NO_CREDIT -AWAIT_LANE-> NO_LANE -DROP-> DROPPED
+it waits for credit, and then for memory:
+    NO_CREDIT -BLOCK-> BLOCKED -COPY-> COPYING -DROP-> DROPPED
+it waits for credit alone:
+    NO_CREDIT -SEND-> SENT
+it waits for credit, and is copied:
+    NO_CREDIT -COPY-> COPYING
+it waits for credit, and then for its turn:
+    NO_CREDIT -QUEUE-> QUEUED -DROP-> DROPPED
+the credit does not come:
+    NO_CREDIT -DROP-> DROPPED
+its bytes come from a device:
+    NEW -BLOCK-> BLOCKED -SEND-> SENT
+its bytes come, and lanes do not:
+    BLOCKED -AWAIT_LANE-> NO_LANE
+its bytes come, and lanes are there:
+    BLOCKED -QUEUE-> QUEUED
+its bytes do not come:
+    BLOCKED -DROP-> DROPPED
+""",
+    tests=("tests/unit/wire/test_outgoing.py",),
+    guards=(
+        Guard(
+            "what-is-dropped-is-not-taken-back",
+            "                self._waiting[message]()\n",
+            "",
+        ),
+        Guard(
+            "a-message-keeps-its-buffers",
+            "        message.buffers = ()  # which may refer to the message\n",
+            "",
+        ),
+        Guard(
+            "any-call-of-the-kind-is-dropped",
+            "                and message.call_id == call_id\n",
+            "",
+        ),
+        Guard(
+            "what-tells-more-than-a-value-is-dropped",
+            "                and (message.is_bare or not bare_only)\n",
+            "",
+        ),
+        Guard(
+            "what-has-ended-still-waits",
+            "        self._waiting.pop(message, None)\n",
+            "",
+        ),
+    ),
+)
