@@ -1,10 +1,13 @@
 # Every target makes what it needs, .venv first.  `make help` lists them.
 
+# make test PYTHON=python3.12: with that interpreter, in .venv-3.12.
 PYTHON ?= python3
-VENV := .venv
+VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(VERSION))
 STAMP := $(VENV)/.stamp
 RUN := $(VENV)/bin/python
-PYTEST := $(RUN) -m pytest -q
+# Tests run in another order each time; ORDER=7: in that one, as the report named it.
+PYTEST := $(RUN) -m pytest -q $(if $(ORDER),--randomly-seed=$(ORDER))
 
 # Tests start hundreds of processes: compile once, even where the environment says not to.
 export PYTHONDONTWRITEBYTECODE =
@@ -15,13 +18,13 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-deep test-all check fmt lint type arch unit property \
-	sim sim-nightly chaos integration mutants numerics programs conformance docs kills \
+	cov sim sim-nightly chaos integration mutants numerics programs conformance docs kills \
 	examples soak bench fuzz test-cuda test-tpu test-xla clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
-setup: $(STAMP) ## Make .venv with everything pinned
+setup: $(STAMP) ## Make .venv with everything pinned; PYTHON=python3.12: .venv-3.12
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +45,9 @@ IN_PROCESS = $(call tests,unit property fuzz simulation numerics docs)
 OF_PROCESSES = $(call tests,integration chaos conformance examples) $(BUT_DEVICES)
 ALL_CORES = -n auto --maxprocesses 4 --dist worksteal
 TWO_AT_A_TIME = -n 2 --dist worksteal
+# In asyncio's debug mode loops refuse calls from other threads, and say where what nobody
+# awaited was made.
+IN_DEBUG_MODE = $(call tests,unit simulation numerics integration/transport)
 PART ?= 1/1
 
 test: $(STAMP) ## Run the quick tests: ten minutes on two cores, on loopback, without a GPU
@@ -52,6 +58,7 @@ test: $(STAMP) ## Run the quick tests: ten minutes on two cores, on loopback, wi
 test-deep: $(STAMP) ## Run the other tests; PART=2/4: the second of four parts
 	$(PYTEST) --tier deep --part $(PART) $(ALL_CORES) $(IN_PROCESS)
 	$(PYTEST) --tier deep --part $(PART) $(TWO_AT_A_TIME) $(OF_PROCESSES)
+	$(PYTEST) --asyncio-debug --tier quick --part $(PART) $(ALL_CORES) $(IN_DEBUG_MODE)
 
 test-all: test test-deep ## Run all tests
 
@@ -108,8 +115,13 @@ arch: $(STAMP) ## Check who imports whom, public names, sizes, docstrings
 	$(VENV)/bin/lint-imports
 	$(PYTEST) tests/architecture
 
+# Without --cov-report= there would be a row for each of 400 files.
+cov: $(STAMP) ## Show which share of the code the tests in one process reach, by folder
+	$(PYTEST) --cov=asyncrpc --cov-report= $(ALL_CORES) $(call tests,unit property simulation)
+	$(RUN) -m tests.coverage_table
+
 unit: $(STAMP) ## Test the machines and codecs, without a loop
-	$(PYTEST) tests/unit
+	$(PYTEST) $(ALL_CORES) tests/unit
 
 property: $(STAMP) ## Test what must hold for every input, on new examples each time
 	ASYNCRPC_EXPLORE=1 $(PYTEST) tests/property
@@ -171,6 +183,6 @@ fuzz: $(STAMP) ## Fuzz the decoders; TARGETS="values" EXECUTIONS=100000
 		$(RUN) -m tests.fuzz $$target --executions $(EXECUTIONS) || exit 1; done
 
 clean: ## Remove what was made, .venv too
-	rm -rf $(VENV) $(TPU) $(XLA) build dist *.egg-info .fuzz .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf .venv .venv-* build dist *.egg-info .fuzz .hypothesis .import_linter_cache .mypy_cache \
 		.pytest_cache .ruff_cache
 	find asyncrpc examples tests -name __pycache__ -type d -prune -exec rm -rf {} +

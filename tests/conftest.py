@@ -1,5 +1,8 @@
 """Every test: leaves nothing behind, and lets no exception of the loop pass unseen.
 
+Tests run in another order each time, which the end of the report names.  So that no
+test depends on it, each begins with the same state of the generators of numbers.
+
 Coroutine tests run on uvloop and on asyncio.  A class may choose its own loops with an
 attribute `loops`, a mapping of names to factories (a simulation does).
 """
@@ -10,19 +13,22 @@ import asyncio
 import gc
 import inspect
 import os
+import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import hypothesis
+import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 import uvloop
 
 from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.testing.leaks import ResourceSnapshot, running_tasks
 
-pytest_plugins = ["tests.tiers"]
+pytest_plugins = ["tests.tiers", "tests.blocking"]
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 LOOPS: Mapping[str, LoopFactory] = {
@@ -72,14 +78,34 @@ def pytest_asyncio_loop_factories(
     return own or LOOPS
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how to have this order again: with -q the header does not."""
+    seed = terminalreporter.config.option.randomly_seed
+    terminalreporter.write_line(f"the same order: --randomly-seed={seed}")
+
+
+@pytest.fixture(autouse=True)
+def the_same_numbers() -> None:
+    """Seed what a test may draw from, whichever tests ran before it."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  (the one that is shared)
+    torch.manual_seed(0)
+
+
+unhandled: list[dict[str, Any]] = []  # what loops of the present test were told of
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Descriptors, threads and processes; of coroutine tests also the loop's tasks.
 
-    This comes before the loop's own fixture, so it looks when the loop is closed.
+    This comes before the loop's own fixture, so it looks when the loop is closed.  Only
+    then some errors come to light that nobody has retrieved.
     """
+    unhandled.clear()
     before = ResourceSnapshot.take()
     yield
+    assert not unhandled, f"unhandled on the loop: {unhandled}"
     leaks = before.compare(grace_s=0)
     if leaks:
         gc.collect()  # what waits for the collector is freed, with a ResourceWarning
@@ -90,7 +116,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def quiet_loop(nothing_left_behind: None, request: pytest.FixtureRequest) -> None:
-    """A coroutine test leaves no task on its loop, and nothing unhandled."""
+    """A coroutine test leaves no task on its loop; what that is told of is kept."""
     del nothing_left_behind  # it has to come first, and so look last
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         request.getfixturevalue("watched_loop")
@@ -98,7 +124,6 @@ def quiet_loop(nothing_left_behind: None, request: pytest.FixtureRequest) -> Non
 
 @pytest_asyncio.fixture
 async def watched_loop() -> AsyncIterator[None]:
-    unhandled: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _loop, context: unhandled.append(context))
     before = running_tasks()
@@ -107,4 +132,3 @@ async def watched_loop() -> AsyncIterator[None]:
         await asyncio.sleep(0)
     left = sorted(task.get_name() for task in running_tasks() - before)
     assert not left, f"tasks left behind: {left}"
-    assert not unhandled, f"unhandled on the loop: {unhandled}"

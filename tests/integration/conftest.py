@@ -10,6 +10,9 @@ import pytest
 import pytest_asyncio
 
 from asyncrpc.testing import all_end
+from tests.preloaded import kept_for_life
+
+__all__ = ["kept_for_life"]  # pytest looks for fixtures here
 
 WITHIN_S: Final = 30.0  # which only a hang takes
 

@@ -32,7 +32,7 @@ print("arguments", *sys.argv[1:])
 MEET = """
 from datetime import timedelta
 import torch, torch.distributed as dist
-dist.init_process_group("gloo", timeout=timedelta(seconds=10))
+dist.init_process_group("gloo", timeout=timedelta(seconds=200))
 total = torch.ones(1)
 dist.all_reduce(total)
 print("met", int(total.item()))
@@ -73,7 +73,7 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def run(*arguments: str) -> tuple[int, list[str], str]:
     with running(*arguments) as process:
-        output, errors = process.communicate(timeout=60.0)
+        output, errors = process.communicate(timeout=4 * LIMIT_S)
     return process.returncode, output.splitlines(), errors
 
 

@@ -149,7 +149,9 @@ async def test_a_module_made_anew_trains_on_the_same_workers() -> None:
 @pytest.mark.parametrize("others", [["b"], ["b", "c"]])
 async def test_between_processes(others: list[str]) -> None:
     async with AsyncExitStack() as stack:
-        a = await stack.enter_async_context(ProcessCluster(others, options=OPTIONS))
+        a = await stack.enter_async_context(
+            ProcessCluster(others, options=OPTIONS, method="forkserver")
+        )
         await stack.enter_async_context(company(a))
         if len(others) == 1:  # it takes all workers for its own
             await stack.enter_async_context(work(a))

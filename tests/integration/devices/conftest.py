@@ -11,7 +11,6 @@ import torch
 
 from asyncrpc import Worker
 from asyncrpc.testing import Cluster, acting_as, fake_device
-from tests.integration.collectives.conftest import kept_for_life  # noqa: F401
 from tests.integration.devices.accelerators import (
     IS_FAKE,
     TAKES_TURNS,

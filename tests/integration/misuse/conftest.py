@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import multiprocessing
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import pytest
 
 from asyncrpc import Options, Policy
 from asyncrpc.errors import EncodeError
-from asyncrpc.multiprocessing import launch
 from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import unpack_head
-from tests.integration.misuse.targets import rank_of
 from tests.integration.misuse.wrong import World, never_awaited
 
 # Of workers that take only what is allowed: what the traffic and the uses call.
@@ -30,15 +26,6 @@ ALLOWED = (
     "builtins:*",
     "torch*:*",
 )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def kept_for_life() -> None:
-    """Start what multiprocessing keeps, before a test looks for what it left."""
-    multiprocessing.set_forkserver_preload(["asyncrpc", "asyncrpc.testing"])
-    resource_tracker.ensure_running()
-    forkserver.ensure_running()
-    launch(rank_of, method="forkserver")  # it has loaded them
 
 
 class Sent:

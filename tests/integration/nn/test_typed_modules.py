@@ -114,7 +114,7 @@ async def test_it_travels_in_calls_and_keeps_the_module() -> None:
 
 
 async def test_it_travels_between_processes() -> None:
-    async with ProcessCluster(["b"]) as worker:
+    async with ProcessCluster(["b"], method="forkserver") as worker:
         with acting_as(worker):
             encoder = await RemoteModule("b", Codec).typed(Encoder)
             found, where = await worker.peer("b").call(use, encoder, X)

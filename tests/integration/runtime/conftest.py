@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import AsyncIterator
-from multiprocessing import forkserver, resource_tracker
 
 import pytest
 
 from asyncrpc import Options, Worker
-from asyncrpc.multiprocessing.store import serve_store
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import Wires
 
 Trio = tuple[Worker, Worker, Worker]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def kept_for_life() -> None:
-    """Start what multiprocessing keeps, before a test looks for what it left."""
-    multiprocessing.set_forkserver_preload(
-        ["asyncrpc", "asyncrpc.testing", "tests.integration.runtime.remote"]
-    )
-    resource_tracker.ensure_running()
-    forkserver.ensure_running()
-    serve_store()  # libuv keeps the pipe for signals that its first loop makes
 
 
 @pytest.fixture(params=["mem", "uds", "tcp"])

@@ -196,7 +196,7 @@ async def test_a_dial_that_is_late_because_its_loop_stood_still_loses_no_call(
         on_hello(self, *args)
         time.sleep(2 * options.network.connect_timeout_s)
 
-    async with ProcessCluster(["b"], options=options) as a:
+    async with ProcessCluster(["b"], options=options, method="forkserver") as a:
         called = asyncio.create_task(a.peer("b").call(remote.add, 1))
         with monkeypatch.context() as patch:
             patch.setattr(Directory, "on_answer", on_slow_hello)

@@ -52,7 +52,9 @@ async def third(a: Worker) -> AsyncIterator[None]:
 @pytest.fixture(params=["one process", "processes"])
 async def a(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
     if request.param == "processes":
-        async with ProcessCluster(["b", "c"], options=OPTIONS) as a:
+        async with ProcessCluster(
+            ["b", "c"], options=OPTIONS, method="forkserver"
+        ) as a:
             yield a
     else:
         async with Cluster(3, options=OPTIONS) as (a, _, _):

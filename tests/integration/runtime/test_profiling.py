@@ -157,7 +157,7 @@ async def test_only_what_begins_under_a_profiler_is_shown(a: Worker) -> None:
 
 async def test_a_worker_may_profile_its_own_process() -> None:
     """And sees the functions that others call, while these see nothing."""
-    async with ProcessCluster(["b"]) as a:
+    async with ProcessCluster(["b"], method="forkserver") as a:
         recorder = a.peer("b").remote(profiled.Recorder)
         await recorder.rpc_async().begin()
         await a.peer("b").call(profiled.add_later, X, 1.0)

@@ -384,7 +384,7 @@ async def meet_there(tag: str, replicas: list[int] | None) -> list[bytes]:
 async def test_a_member_that_is_killed_fails_it_for_all(victim: str) -> None:
     """One in the middle of the tree, and a leaf of it."""
     names = ["b", "c", "d"]
-    cluster = ProcessCluster(names)
+    cluster = ProcessCluster(names, method="forkserver")
     async with cluster as worker:
         living = [name for name in names if name != victim]
         calls = [

@@ -36,7 +36,9 @@ OPTIONS = Options(drain_timeout_s=2.0)
 @pytest.fixture(params=["uds", "tcp"])
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
     transport: Literal["uds", "tcp"] = request.param
-    async with ProcessCluster(["b"], transport=transport, options=OPTIONS) as a:
+    async with ProcessCluster(
+        ["b"], transport=transport, options=OPTIONS, method="forkserver"
+    ) as a:
         yield a
 
 

@@ -35,7 +35,11 @@ OPTIONS = Options(drain_timeout_s=0.5)
     "function", [stubborn.block_in_coroutine, stubborn.block_on_loop]
 )
 async def test_a_blocked_loop_loses_nobody(function: Any) -> None:
-    async with ProcessCluster(["b"], options=OPTIONS) as a, company(a), work(a):
+    async with (
+        ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
+        company(a),
+        work(a),
+    ):
         others = [asyncio.ensure_future(a.peer("b").call(abs, -n)) for n in range(9)]
         assert await a.peer("b").call(function, 1.0) == "slept"
         assert await asyncio.gather(*others) == list(range(9))
@@ -135,7 +139,7 @@ def hold_a_thread() -> None:
 
 
 async def test_a_process_that_ends_at_once() -> None:
-    cluster = ProcessCluster(["b", "c"], options=OPTIONS)
+    cluster = ProcessCluster(["b", "c"], options=OPTIONS, method="forkserver")
     async with cluster as a:
         cluster.expect_death("b")
         held = asyncio.ensure_future(a.peer("c").call(abs, -1))
@@ -217,7 +221,10 @@ async def test_a_dictionary_that_grows_while_it_is_encoded() -> None:
 @pytest.mark.parametrize("function", [stubborn.changing_dict, stubborn.changing_list])
 async def test_what_another_thread_changes_meanwhile(function: Any) -> None:
     """It may be torn, or refused; nothing else happens."""
-    async with ProcessCluster(["b"], options=OPTIONS) as a, company(a):
+    async with (
+        ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
+        company(a),
+    ):
         peer = a.peer("b")
         for _ in range(20):
             try:
@@ -231,7 +238,10 @@ async def test_what_another_thread_changes_meanwhile(function: Any) -> None:
 
 async def test_a_tensor_that_another_thread_writes_to_meanwhile() -> None:
     """Each element is one of those that were written; the shape is what it was."""
-    async with ProcessCluster(["b"], options=OPTIONS) as a, company(a):
+    async with (
+        ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
+        company(a),
+    ):
         peer = a.peer("b")
         for elements in (3, 5_000, 1 << 20):
             given = torch.full((elements,), -1.0)

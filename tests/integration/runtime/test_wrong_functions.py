@@ -108,7 +108,11 @@ async def test_training_and_collectives_go_on(way: str) -> None:
 
 
 async def test_between_processes() -> None:
-    async with ProcessCluster(["b"], options=OPTIONS) as a, company(a), work(a):
+    async with (
+        ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
+        company(a),
+        work(a),
+    ):
         for way in CALLS.values():
             await misuse(a, way)
 

@@ -143,7 +143,11 @@ async def test_training_and_collectives_go_on() -> None:
 
 
 async def test_between_processes() -> None:
-    async with ProcessCluster(["b"], options=OPTIONS) as a, company(a), work(a):
+    async with (
+        ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
+        company(a),
+        work(a),
+    ):
         with acting_as(a):
             for name in RAISING:
                 for kind in FEW:

@@ -172,6 +172,10 @@ async def test_a_state_that_cannot_be_had_or_taken(owners: str, at: str) -> None
 
 
 async def test_between_processes() -> None:
-    async with ProcessCluster(["b"], options=OPTIONS) as a, company(a), work(a):
+    async with (
+        ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
+        company(a),
+        work(a),
+    ):
         for owners in ("b", "ab"):
             await misuse(a, owners, "b", FEW)

@@ -81,7 +81,7 @@ async def test_the_socket_is_ours_alone_and_goes(
     inbox.close()
     assert not beside.exists()  # noqa: ASYNC240
     with pytest.raises(ConnectError, match="cannot pass a descriptor"):
-        send_descriptor(path, TOKEN, 0)
+        await asyncio.to_thread(send_descriptor, path, TOKEN, 0)
 
 
 @pytest.mark.parametrize("count", [0, 2, 8])
@@ -137,7 +137,7 @@ async def test_what_nobody_claims_is_closed(
 ) -> None:
     monkeypatch.setattr(descriptors, "CLAIM_TIMEOUT_S", 0.05)
     reading, writing = os.pipe()
-    send_descriptor(path, TOKEN, writing)
+    await asyncio.to_thread(send_descriptor, path, TOKEN, writing)
     os.close(writing)
     assert await asyncio.to_thread(os.read, reading, 1) == b""  # no writer is left
     with pytest.raises(TimeoutError):
@@ -151,7 +151,7 @@ async def test_no_more_are_kept_than_the_limit(
 ) -> None:
     monkeypatch.setattr(descriptors, "UNCLAIMED_MAX", 2)
     for serial in range(4):
-        send_descriptor(path, bytes([serial]) * TOKEN_BYTES, 0)
+        await asyncio.to_thread(send_descriptor, path, bytes([serial]) * TOKEN_BYTES, 0)
     with connect(path) as sock:  # taken after them, in order
         sock.sendall(TOKEN)
         await until_closed(sock)
@@ -169,7 +169,7 @@ async def test_a_claim_given_up_closes_what_comes_for_it(
     claim.cancel()
     with pytest.raises(asyncio.CancelledError):
         await claim
-    send_descriptor(path, TOKEN, writing)
+    await asyncio.to_thread(send_descriptor, path, TOKEN, writing)
     os.close(writing)
     with connect(path) as sock:
         sock.sendall(TOKEN)

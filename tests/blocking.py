@@ -1,0 +1,126 @@
+"""No call on an event loop blocks it: asyncrpc's own calls, in every test's process.
+
+Blockbuster wraps what blocks (files, sockets, `time.sleep`).  Of what is called while a
+loop runs, it counts here if asyncrpc asked for it: the innermost frame that is of
+asyncrpc or of the tests is asyncrpc's.  `ALLOWED` lists where it may, and why.
+
+Such a call goes on, so that nothing else changes, and fails its test at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import pytest
+from blockbuster import BlockBuster
+
+_REPOSITORY: Final = Path(__file__).parents[1]
+_OURS: Final = f"{_REPOSITORY / 'asyncrpc'}/"
+_KIT: Final = f"{_REPOSITORY / 'asyncrpc' / 'testing'}/"
+_TESTS: Final = f"{_REPOSITORY / 'tests'}/"
+
+# Functions of asyncrpc, by file, that may make the call; each with the reason.
+_ONCE: Final = "once in a worker's life, at its start or end, on the host's own files"
+_KERNEL: Final = "answered by the kernel from memory; no disk has a part in it"
+_PROCESS: Final = "starts a process, for which its caller waits"
+ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
+    "multiprocessing/launcher.py": {"_start": _PROCESS},
+    "runtime/devices/pjrt.py": {"set_up": "sees what is installed, once a process"},
+    "runtime/links/heartbeat.py": {"__init__": _KERNEL},
+    "runtime/links/sidecar_process.py": {"_spawn": _PROCESS},
+    "runtime/socket_directory.py": {
+        "__init__": _ONCE,
+        "_remove": _ONCE,
+        "_remove_if_dead": _ONCE,
+        "_sweep": _ONCE,
+    },
+    "transport/interfaces.py": {"_default_sources": _KERNEL, "_ipv6": _KERNEL},
+    "transport/tls.py": {"_first_certificate": _ONCE},
+    "transport/uds.py": {
+        "_private_directory": _ONCE,
+        "_remove_stale": _ONCE,
+        "bind_private": _ONCE,
+        "remove_own": _ONCE,
+    },
+    "watch/pulse.py": {
+        "pid_namespace": _KERNEL,
+        "read_of": _KERNEL,
+        "stat_of": _KERNEL,
+    },
+}
+
+# A lock is held for microseconds, and whether another thread has it just then is
+# chance: a test would fail now and then.
+_NOT_WATCHED: Final = ("threading.Lock.",)
+# What is called through these: an import reads files once, a traceback looks at files
+# that it has read once, and where logs go is not ours.
+_OF_OTHERS: Final = (
+    "importlib._bootstrap>",
+    "/linecache.py",
+    "logging/__init__.py",
+    "coverage/control.py",
+    "coverage/inorout.py",
+)
+
+found: Final[list[str]] = []  # of the present test: what was called, and where
+
+
+def note(function: str) -> None:
+    """Note a call that blocks if it is asyncrpc's own, made on a loop, not allowed."""
+    frame: FrameType | None = sys._getframe(3)  # noqa: SLF001  (blockbuster's caller)
+    while frame is not None:
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if path.startswith((_KIT, _TESTS)) or path.endswith(_OF_OTHERS):
+            return
+        if path.startswith(_OURS):
+            file = path.removeprefix(_OURS)
+            if name not in ALLOWED.get(file, {}):
+                found.append(f"{function} in asyncrpc/{file}:{frame.f_lineno}, {name}")
+            return
+        frame = frame.f_back
+
+
+def watching() -> BlockBuster:
+    """Return what notes asyncrpc's blocking calls, once it is activated."""
+    watch = BlockBuster()
+    for name, function in list(watch.functions.items()):
+        if name.startswith(_NOT_WATCHED):
+            del watch.functions[name]
+        else:
+            function.can_block_predicate = _noting(name, function.can_block_predicate)
+    return watch
+
+
+def _noting(name: str, is_quick: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a predicate that lets every call pass, and notes those that block."""
+
+    def passes(*args: Any, **named: Any) -> bool:
+        if not is_quick(*args, **named):
+            note(name)
+        return True
+
+    return passes
+
+
+# --- the plugin ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def watched_calls() -> Iterator[None]:
+    """Wrap what blocks, for all tests of the process."""
+    watch = watching()
+    watch.activate()
+    yield
+    watch.deactivate()
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks(watched_calls: None) -> Iterator[None]:
+    """Fail a test in which asyncrpc has blocked an event loop."""
+    found.clear()
+    yield
+    assert not found, f"blocking calls on an event loop: {sorted(set(found))}"
