@@ -192,7 +192,7 @@ async def ways(
             torch.manual_seed(1)
             return program.network().to(options.device)
 
-        module = await devices.run(xla.made_alone, make)
+        module = await devices.run(xla.with_rng_lock, make)
         way = kind(module, group, program, options)
         if isinstance(way, Parallel):
             await way.wrap()

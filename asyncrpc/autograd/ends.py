@@ -28,7 +28,7 @@ class PassEnds:
         if state is None or one is None:
             return
         if commit:
-            state.commit(one.flow.staged, defers=self._pool.takes_turns)
+            state.commit(one.flow.staged, defers=self._pool.is_exclusive)
         else:
             one.abort(ABORTED)
         # The way the requests took, so those whom only others know learn of it too; on

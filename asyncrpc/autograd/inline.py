@@ -54,7 +54,7 @@ class Runner:
             kind is not None
             and self._policy.is_short(kind)
             and not self._threads.pool.runs_here
-            and not self._threads.pool.takes_turns
+            and not self._threads.pool.is_exclusive
             and self._lock.acquire(blocking=False)
         )
 

@@ -40,6 +40,6 @@ async def on_devices_of(
     threads: Threads, tensors: Sequence[torch.Tensor], job: Callable[[], T]
 ) -> T:
     """Do what may compute with tensors: at once, unless their device takes turns."""
-    if not threads.pool.takes_turns or all(one.is_cpu for one in tensors):
+    if not threads.pool.is_exclusive or all(one.is_cpu for one in tensors):
         return job()
     return await threads.run_in_thread(job)

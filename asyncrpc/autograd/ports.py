@@ -22,7 +22,7 @@ class Pool(Protocol):
         """Return whether jobs run on the loop itself, as in a simulation."""
 
     @property
-    def takes_turns(self) -> bool:
+    def is_exclusive(self) -> bool:
         """Return whether a device takes turns, so that the loop must not touch it."""
 
 

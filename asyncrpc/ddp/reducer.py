@@ -149,7 +149,7 @@ class Reducer:
 
     def _begin_plain(self) -> Backward:
         refuse_on_loop("loss.backward()", "`await module.backward(loss)`", self._loop)
-        if self.exchange.group.parts.pool.takes_turns:
+        if self.exchange.group.parts.pool.is_exclusive:
             raise UsageError(
                 "loss.backward() of a module on a device that takes turns would keep "
                 "its turn while it waits: use `await module.backward(loss)`"

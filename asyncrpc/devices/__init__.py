@@ -14,14 +14,14 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from asyncrpc.arguments import check_callable, wrong
-from asyncrpc.runtime.devices.device_lock import turn
+from asyncrpc.runtime.devices.device_lock import lock
 from asyncrpc.runtime.devices.names import DeviceName
 from asyncrpc.runtime.worker import current_parts
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["DeviceName", "run", "turn"]
+__all__ = ["DeviceName", "lock", "run"]
 
 
 async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -43,10 +43,10 @@ __all__ = [
     "global_ordinal",
     "launch",
     "local_ordinal",
-    "made_alone",
     "optimizer_step",
     "reduce_gradients",
     "rendezvous",
+    "with_rng_lock",
     "world_size",
 ]
 
@@ -182,7 +182,7 @@ def _are_ranks(replicas: object) -> bool:
     return all(type(one) is int for one in replicas)
 
 
-def made_alone(make: Callable[[], nn.Module]) -> nn.Module:
+def with_rng_lock(make: Callable[[], nn.Module]) -> nn.Module:
     """Return what a function makes while no other thread makes anything so.
 
     torch's global generator belongs to the process: replicas that are threads of one
@@ -196,7 +196,7 @@ def made_alone(make: Callable[[], nn.Module]) -> nn.Module:
         Exception: what `make` raises.
 
     Example:
-        >>> model = xla.made_alone(lambda: Net().to("xla"))
+        >>> model = xla.with_rng_lock(lambda: Net().to("xla"))
     """
     check_callable("make", make)
     with _making:
@@ -228,7 +228,7 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
     """Add up the gradients over all replicas by the device itself, and step.
 
     To be called where the device may be used: by `asyncrpc.devices.run`, or with
-    `asyncrpc.devices.turn`.
+    `asyncrpc.devices.lock`.
 
     Args:
         optimizer: of parameters on this replica's XLA device.

@@ -255,14 +255,14 @@ class DeviceOptions:
             None: every one that this process has anyway, but for those of torch_xla.
         maps: names of peers, or `"*"` for all others, and the device map of
             calls to them that have none; see `CallOptions.device_map`.
-        takes_turns: whether plain functions, backward passes, optimizer steps and
+        exclusive: whether plain functions, backward passes, optimizer steps and
             copies from and to devices run one at a time, as torch_xla needs it.
             None: if one of `names` is an XLA device.
     """
 
     names: tuple[str, ...] | None = None
     maps: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
-    takes_turns: bool | None = None
+    exclusive: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could never work.
@@ -277,8 +277,8 @@ class DeviceOptions:
         for peer in self.maps:
             self.map_to(peer)
         wanted = "True, False or None"
-        takes_turns = self.takes_turns
-        check_kind("DeviceOptions.takes_turns", takes_turns, (bool, NoneType), wanted)
+        exclusive = self.exclusive
+        check_kind("DeviceOptions.exclusive", exclusive, (bool, NoneType), wanted)
 
     def map_to(self, peer: str) -> DeviceMap | None:
         """Internal: return the device map of calls that have none of their own."""

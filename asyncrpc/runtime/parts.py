@@ -180,10 +180,10 @@ class Parts:
         self.start_eagerly = self.tasks.start_eagerly
         self.on_loop_thread = self.tasks.on_loop_thread
         self.pool = self.make_pool()
-        # Work on host memory waits for no turn at a device, and keeps none.
+        # Work on host memory does not take the lock of devices.
         self.host_pool = (
             ThreadPool(f"{self.name}-host", self.options.threads, loop)
-            if self.pool.takes_turns
+            if self.pool.is_exclusive
             else self.pool
         )
         # In a simulation time stands still while the loop works: nothing to poll for.
@@ -288,17 +288,17 @@ class Parts:
         options = self.options
         names = options.devices.parsed_names or ()
         exclusive = [one for one in names if backend_of(one.type).is_exclusive]
-        takes_turns = options.devices.takes_turns
-        if takes_turns is None:
-            takes_turns = bool(exclusive)
+        is_exclusive = options.devices.exclusive
+        if is_exclusive is None:
+            is_exclusive = bool(exclusive)
         turning = DeviceLockHooks(exclusive)
         return ThreadPool(
             self.name,
             options.threads,
             self.loop,
-            # Of more than those: a turn that is asked for is one at all devices.
-            turn=DeviceLock(() if options.devices.takes_turns else exclusive)
-            if takes_turns
+            # Of more than those: the lock that is asked for is that of all devices.
+            device_lock=DeviceLock(() if options.devices.exclusive else exclusive)
+            if is_exclusive
             else None,
             begin=turning.begin if exclusive else None,
             settle=turning.end if exclusive else None,

@@ -6,8 +6,8 @@ between workers, however deep, never waits for a thread that waits for it.  Func
 may also wait for what asyncrpc does not see (an event set by another call, say): when
 none of the running ones ends for `STALL_S` while others queue, one more thread starts.
 
-A pool that *takes turns* runs one function at a time, whatever its thread: for devices
-that only one thread may use.  A thread that waits for a call gives its turn away.
+An *exclusive* pool runs one function at a time, whatever its thread: for devices that
+only one thread may use.  A thread that waits for a call releases its lock.
 
 Results go back to the event loop in batches: one wake-up for all that finished before
 the loop looked.
@@ -116,7 +116,7 @@ class ThreadPool:
         limit: int,
         loop: asyncio.AbstractEventLoop,
         *,
-        turn: Lock | None = None,
+        device_lock: Lock | None = None,
         begin: Callable[[], None] | None = None,
         settle: Callable[[], None] | None = None,
     ) -> None:
@@ -126,13 +126,13 @@ class ThreadPool:
             name: of its threads.
             limit: how many functions run at once.
             loop: is told of their ends.
-            turn: the lock that a function needs to run; None: none.
-            begin: called at the begin of each turn.
-            settle: called at the end of each turn.
+            device_lock: the lock that a function needs to run; None: none.
+            begin: called when it has been acquired.
+            settle: called before it is released.
         """
         self._name = name
-        self._limit = limit if turn is None else 1
-        self._turn = turn
+        self._limit = limit if device_lock is None else 1
+        self._device_lock = device_lock
         self._begin = begin
         self._settle = settle
         self._loop = loop
@@ -152,9 +152,9 @@ class ThreadPool:
         self._ended_before = 0
 
     @property
-    def takes_turns(self) -> bool:
+    def is_exclusive(self) -> bool:
         """Return whether only one job runs at a time, of all pools with its lock."""
-        return self._turn is not None
+        return self._device_lock is not None
 
     @property
     def threads(self) -> int:
@@ -181,8 +181,8 @@ class ThreadPool:
                 is_refused = not self._start_thread()
             if is_refused and not self._threads:
                 self._take_back()
-        # One that waits for what we cannot see keeps its turn.
-        if is_refused or not self.takes_turns:
+        # One that waits for what we cannot see keeps the lock.
+        if is_refused or not self.is_exclusive:
             self._watch_for_stall()
 
     def _take_back(self) -> None:
@@ -219,13 +219,13 @@ class ThreadPool:
             is_refused = not self._jobs.empty() and not self._start_thread()
         if is_refused:
             self._loop.call_soon_threadsafe(self._watch_for_stall)
-        if self._turn is not None:
-            self._turn.release()
+        if self._device_lock is not None:
+            self._device_lock.release()
         try:
             yield
         finally:
-            if self._turn is not None:
-                self._turn.acquire()
+            if self._device_lock is not None:
+                self._device_lock.acquire()
             with self._lock:
                 self._blocked -= 1
 
@@ -288,7 +288,9 @@ class ThreadPool:
             while (work := self._next()) is not None:
                 job, done = work
                 try:
-                    result = job() if self._turn is None else self._take_turn(job)
+                    result = (
+                        job() if self._device_lock is None else self._run_locked(job)
+                    )
                     self._report(done, result, None)
                     del result
                 except BaseException as error:  # noqa: BLE001  (the caller gets it)
@@ -303,13 +305,13 @@ class ThreadPool:
                     self._loop.call_soon_threadsafe(self._all_ended.set)
 
     def settle(self) -> None:
-        """Do what a turn ends with; called by who has it."""
+        """Do what precedes a release; called by who holds the lock."""
         if self._settle is not None:
             self._settle()
 
-    def _take_turn(self, job: Job) -> Any:
-        assert self._turn is not None  # the caller has looked
-        with self._turn:
+    def _run_locked(self, job: Job) -> Any:
+        assert self._device_lock is not None  # the caller has looked
+        with self._device_lock:
             try:
                 if self._begin is not None:
                     self._begin()

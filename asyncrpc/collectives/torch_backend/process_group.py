@@ -75,7 +75,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self._filling = CollectiveOps(participant.worker, self.group)
         self._name = name
         self._description = "undefined"
-        self._takes_turns = participant.takes_turns
+        self._is_exclusive = participant.is_exclusive
         self._coalesced: list[tuple[Tensors, Doing, StagedTensors]] | None = None
 
     # --- identity -------------------------------------------------------------------
@@ -156,7 +156,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     def allreduce(self, tensors: Tensors, opts: Any = _NONE) -> CollectiveWork | None:
         """Reduce tensors in place, at all ranks."""
-        op, staged = _operation(opts), StagedTensors(self._takes_turns)
+        op, staged = _operation(opts), StagedTensors(self._is_exclusive)
         do = partial(self._filling.all_reduce, staged.changed(tensors), op)
         return self._begin("all_reduce", tensors, opts, do, staged)
 
@@ -167,7 +167,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         root, op, staged = (
             opts.rootRank,
             opts.reduceOp,
-            StagedTensors(self._takes_turns),
+            StagedTensors(self._is_exclusive),
         )
         is_root = self.group.rank == root
         hosts = staged.changed(tensors) if is_root else staged.read(tensors)
@@ -178,7 +178,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Tensors, tensors: Sequence[Tensors], opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Leave this rank's part of the reduced tensors of each list in its `out`."""
-        op, staged = _operation(opts), StagedTensors(self._takes_turns)
+        op, staged = _operation(opts), StagedTensors(self._is_exclusive)
         given = [staged.read(one) for one in tensors]
         do = partial(self._filling.reduce_scatter, staged.filled(outs), given, op)
         return self._begin("reduce_scatter", outs, opts, do, staged)
@@ -193,7 +193,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Do that with several tensors."""
-        op, staged = _operation(opts), StagedTensors(self._takes_turns)
+        op, staged = _operation(opts), StagedTensors(self._is_exclusive)
         given, hosts = staged.read(tensors), staged.filled(outs)
         do = partial(self._filling.reduce_scatter_flat, hosts, given, op)
         return self._begin("reduce_scatter_tensor", outs, opts, do, staged)
@@ -204,7 +204,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         """Fill tensors with those of one rank."""
         root, staged = (
             0 if opts is _NONE else opts.rootRank,
-            StagedTensors(self._takes_turns),
+            StagedTensors(self._is_exclusive),
         )
         is_root = self.group.rank == root
         hosts = staged.read(tensors) if is_root else staged.filled(tensors)
@@ -215,7 +215,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Sequence[Tensors], tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Fill, for each tensor, a list with those of all ranks."""
-        staged = StagedTensors(self._takes_turns)
+        staged = StagedTensors(self._is_exclusive)
         given, hosts = staged.read(tensors), [staged.filled(one) for one in outs]
         do = partial(self._filling.all_gather, hosts, given)
         return self._begin("all_gather", _flat(outs), opts, do, staged)
@@ -237,7 +237,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Do that with several tensors."""
-        staged = StagedTensors(self._takes_turns)
+        staged = StagedTensors(self._is_exclusive)
         given, hosts = staged.read(tensors), staged.filled(outs)
         do = partial(self._filling.all_gather_flat, hosts, given)
         return self._begin("all_gather_into_tensor", outs, opts, do, staged)
@@ -246,7 +246,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Sequence[Tensors], tensors: Tensors, opts: Any
     ) -> CollectiveWork | None:
         """Fill a list at one rank with the tensors of all."""
-        staged, filled = StagedTensors(self._takes_turns), _flat(outs)
+        staged, filled = StagedTensors(self._is_exclusive), _flat(outs)
         (given,), hosts = staged.read(tensors[:1]), staged.filled(filled)
         do = partial(self._filling.gather, hosts, given, opts.rootRank)
         return self._begin("gather", filled, opts, do, staged)
@@ -255,7 +255,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Tensors, tensors: Sequence[Tensors], opts: Any
     ) -> CollectiveWork | None:
         """Fill a tensor with this rank's part of what one rank gives."""
-        staged = StagedTensors(self._takes_turns)
+        staged = StagedTensors(self._is_exclusive)
         given = staged.read(tensors[0]) if tensors else None
         (out,) = staged.filled(outs[:1])
         do = partial(self._filling.scatter, out, given, opts.rootRank)
@@ -265,7 +265,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Tensors, tensors: Tensors, opts: Any = _NONE
     ) -> CollectiveWork | None:
         """Send each rank its tensor, and take one from each."""
-        staged = StagedTensors(self._takes_turns)
+        staged = StagedTensors(self._is_exclusive)
         given, hosts = staged.read(tensors), staged.filled(outs)
         do = partial(self._filling.all_to_all, hosts, given)
         return self._begin("all_to_all", outs, opts, do, staged)
@@ -279,7 +279,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         opts: Any = _NONE,
     ) -> CollectiveWork | None:
         """Do the same with two tensors that are cut along their first dimension."""
-        staged = StagedTensors(self._takes_turns)
+        staged = StagedTensors(self._is_exclusive)
         (given,), (host,) = staged.read([tensor]), staged.filled([out])
         do = partial(self._filling.all_to_all_flat, host, given, out_rows, rows)
         return self._begin("all_to_all_single", [out], opts, do, staged)
@@ -312,19 +312,19 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
 
     def send(self, tensors: Tensors, to: int, tag: int) -> CollectiveWork | None:
         """Send tensors to a rank."""
-        staged = StagedTensors(self._takes_turns)
+        staged = StagedTensors(self._is_exclusive)
         do = partial(self._filling.send, staged.read(tensors), to, tag)
         return self._begin("send", tensors, _NONE, do, staged)
 
     def recv(self, tensors: Tensors, from_: int, tag: int) -> CollectiveWork | None:
         """Fill tensors with those that a rank sends."""
-        staged = StagedTensors(self._takes_turns)
+        staged = StagedTensors(self._is_exclusive)
         do = partial(self._filling.recv, staged.filled(tensors), from_, tag)
         return self._begin("recv", tensors, _NONE, do, staged)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> CollectiveWork | None:
         """Fill tensors with those that any rank sends."""
-        staged = StagedTensors(self._takes_turns)
+        staged = StagedTensors(self._is_exclusive)
         do = partial(self._filling.recv, staged.filled(tensors), None, tag)
         return self._begin("recv", tensors, _NONE, do, staged)
 

@@ -63,7 +63,7 @@ class RankRuntime:
         names: of the workers, by their rank where they met.
         worker: this process's.
         thread: of its loop.
-        takes_turns: `DeviceOptions.takes_turns`, for the program's threads.
+        is_exclusive: `DeviceOptions.exclusive`, for the program's threads.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RankRuntime:
         self.names = tuple(names)
         self._pid = os.getpid()
         self._drain_s = options.drain_timeout_s
-        self.takes_turns = options.devices.takes_turns
+        self.is_exclusive = options.devices.exclusive
         self._groups: set[Group] = set()
         self._works: set[CollectiveWork] = set()
         self._tasks: dict[asyncio.Task[None], Group] = {}
@@ -87,9 +87,9 @@ class RankRuntime:
             world_size=len(names),
             rendezvous=rendezvous,
             # Devices are the program's threads' business, see `staged`.  A thread that
-            # has a turn there may wait for what the worker does in threads of its own.
+            # holds the lock may wait for what the worker does in threads of its own.
             options=replace(
-                options, devices=replace(options.devices, names=(), takes_turns=False)
+                options, devices=replace(options.devices, names=(), exclusive=False)
             ),
         )
         self.thread = LoopThread(f"asyncrpc-{names[rank]}")

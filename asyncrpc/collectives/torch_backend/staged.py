@@ -46,19 +46,19 @@ class StagedTensors:
 
     Attributes:
         is_to_be_put_back: whether a tensor on a device is filled.
-        takes_turns: whether only the calling thread may use that device.
+        is_exclusive: whether only the calling thread may use that device.
     """
 
     # Of the class until a tensor is on a device: there is one of these for each call.
     is_to_be_put_back = False
-    takes_turns = False
+    is_exclusive = False
     _targets: Sequence[_WriteBack] = ()
 
     def __init__(self, by_option: bool | None = None) -> None:  # noqa: FBT001  (hot)
         """Begin with none.
 
         Args:
-            by_option: `DeviceOptions.takes_turns`; None: as each device needs it.
+            by_option: `DeviceOptions.exclusive`; None: as each device needs it.
         """
         self._by_option = by_option
 
@@ -95,14 +95,14 @@ class StagedTensors:
         """Take over the copies that another call must still make."""
         self._targets = [*self._targets, *other._targets]
         self.is_to_be_put_back = self.is_to_be_put_back or other.is_to_be_put_back
-        self.takes_turns = self.takes_turns or other.takes_turns
+        self.is_exclusive = self.is_exclusive or other.is_exclusive
 
     def _to_fill(self, tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
         backend = backend_of(tensor.device.type)
-        takes_turns = self._by_option
-        if takes_turns is None:
-            takes_turns = backend.is_exclusive
-        self.takes_turns = self.takes_turns or takes_turns
+        is_exclusive = self._by_option
+        if is_exclusive is None:
+            is_exclusive = backend.is_exclusive
+        self.is_exclusive = self.is_exclusive or is_exclusive
         self.is_to_be_put_back = True
         target = _WriteBack(tensor, host, backend, backend.mark(tensor.device))
         self._targets = [*self._targets, target]

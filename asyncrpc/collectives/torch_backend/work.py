@@ -39,7 +39,7 @@ class HostCopies(Protocol):
     """The tensors of a work that are on devices; see `staged`."""
 
     @property
-    def takes_turns(self) -> bool:
+    def is_exclusive(self) -> bool:
         """Return whether only the calling thread may use one of the devices."""
 
     @property
@@ -224,7 +224,7 @@ class CollectiveWork(Work):
         complete when this returns.
         """
         staged = self._staged
-        if staged is not None and staged.takes_turns:
+        if staged is not None and staged.is_exclusive:
             self._wait_for_end(_NO_LIMIT)
             self._land()
         with self._guard:

@@ -25,7 +25,7 @@ from asyncrpc.compat.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TI
 from asyncrpc.compat.rpc.internal import _internal_rpc_pickler
 from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef, made
-from asyncrpc.compat.rpc.turns import turn_at
+from asyncrpc.compat.rpc.store_lock import locked_at
 from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.runtime.calls.futures import LOOK_S
 from asyncrpc.runtime.options import options_within
@@ -485,7 +485,7 @@ def shutdown(
     finally:
         is_alone = graceful and not agent.is_static_group
         try:
-            with turn_at(agent.store) if is_alone else contextlib.nullcontext():
+            with locked_at(agent.store) if is_alone else contextlib.nullcontext():
                 agent.shutdown(
                     graceful=is_graceful and agent.is_static_group,
                     timeout_s=timeout or None,

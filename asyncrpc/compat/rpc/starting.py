@@ -30,7 +30,7 @@ from asyncrpc.compat.rpc.options import (
     WorkerInfo,
 )
 from asyncrpc.compat.rpc.rref import RRef
-from asyncrpc.compat.rpc.turns import turn_at
+from asyncrpc.compat.rpc.store_lock import locked_at
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.members import Member, Rendezvous, RunningGroup
@@ -173,7 +173,7 @@ def start_agent(
             drain_timeout_s=_DRAIN_S,
         ),
     )
-    turn = nullcontext() if world_size else turn_at(store)
+    turn = nullcontext() if world_size else locked_at(store)
     agent = agent_class(
         worker, host, rpc_backend_options, store, is_static=bool(world_size)
     )

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from asyncrpc.clock import Deadline
 from asyncrpc.errors import DeadlineExceededError, Outcome, WorkerLostError
-from asyncrpc.runtime.calls.cheap import is_cheap
 from asyncrpc.runtime.calls.context import current_call_var, deadline_var
 from asyncrpc.runtime.calls.foreign_futures import as_awaitable
+from asyncrpc.runtime.calls.inline import is_short
 from asyncrpc.runtime.calls.modes import Mode, Target
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
 from asyncrpc.runtime.extensions import Propagator
@@ -222,7 +222,7 @@ class InboundCall:
 
     def _is_cheap(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
         bytes_max = self.host.limits.on_loop_bytes_max
-        return not kwargs and not self.meta and is_cheap(args, bytes_max)
+        return not kwargs and not self.meta and is_short(args, bytes_max)
 
     def cancel(self) -> None:
         """The caller no longer wants the result.

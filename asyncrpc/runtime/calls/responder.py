@@ -234,7 +234,7 @@ class Responder:
         if issubclass(type(error), CallError) and not error.function:  # type: ignore[attr-defined]
             error.function, error.to = inbound.function_name, self._host.name  # type: ignore[attr-defined]
         describe = functools.partial(self._errors.describe, error)
-        if not self._host.pool.takes_turns or not holds_device_tensor(error):
+        if not self._host.pool.is_exclusive or not holds_device_tensor(error):
             self._send_error(inbound, describe, items, outcome)
             return
 

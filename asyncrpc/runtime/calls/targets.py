@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-from asyncrpc.runtime.calls.cheap import is_listed
+from asyncrpc.runtime.calls.inline import is_listed
 from asyncrpc.runtime.calls.modes import Mode, Target, mode_of
 from asyncrpc.serde import FunctionTable
 

@@ -29,7 +29,7 @@ class Backend:
 
     Attributes:
         type: as torch names it.
-        threads: how many copies go on at once, per device that takes no turns.
+        threads: how many copies go on at once, per device that is not exclusive.
         is_exclusive: whether only one thread may use the device at a time, for whatever
             it does.
         spoilt: dtypes that it takes, and does not give back as they were.
@@ -91,7 +91,7 @@ class Backend:
         """Make a device the default of this thread."""
 
     def settle(self, index: int) -> None:
-        """End a turn at a device: leave nothing that others could stumble over."""
+        """Prepare to release a device: leave nothing that others could stumble over."""
 
     def write(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Fill tensors on a device from those of the host; complete on return."""

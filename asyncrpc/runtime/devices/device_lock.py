@@ -1,9 +1,9 @@
-"""Turns at devices that only one thread may use at a time.
+"""The lock of devices that only one thread may use at a time.
 
 torch_xla keeps the graph of what is still to be computed per device, for all threads:
 two that touch one device at once crash the process; two with a device each do not
 (torch_xla 2.9, PJRT on the CPU, 4 of 4 runs; with one device for both 0 of 4).  The
-devices are the process's, and so are its turns: there is one queue for every worker in
+devices are the process's, and so is their lock: there is one queue for every worker in
 it, and for the program's own threads.
 """
 
@@ -69,21 +69,21 @@ class _LockQueue:
         self._changed = threading.Condition()
         self._entries: list[tuple[object, DeviceLock]] = []
 
-    def enter(self, turn: DeviceLock) -> None:
+    def enter(self, lock: DeviceLock) -> None:
         ticket = object()
         with self._changed:
-            self._entries.append((ticket, turn))
+            self._entries.append((ticket, lock))
             # A holder always releases, however its `with` ends.
-            self._changed.wait_for(lambda: self._may_go(ticket, turn))
+            self._changed.wait_for(lambda: self._may_go(ticket, lock))
 
-    def _may_go(self, ticket: object, turn: DeviceLock) -> bool:
+    def _may_go(self, ticket: object, lock: DeviceLock) -> bool:
         before = takewhile(lambda entry: entry[0] is not ticket, self._entries)
-        return not any(turn.overlaps(other) for _, other in before)
+        return not any(lock.overlaps(other) for _, other in before)
 
-    def leave(self, turn: DeviceLock) -> None:
+    def leave(self, lock: DeviceLock) -> None:
         with self._changed:
-            # A turn overlaps with itself: of its entries the first has it.
-            at = next(at for at, (_, one) in enumerate(self._entries) if one is turn)
+            # A lock overlaps with itself: of its entries the first has it.
+            at = next(at for at, (_, one) in enumerate(self._entries) if one is lock)
             del self._entries[at]
             self._changed.notify_all()
 
@@ -92,22 +92,22 @@ _QUEUE: Final = _LockQueue()
 
 
 @contextmanager
-def turn(device: str | None = None) -> Iterator[None]:
+def lock(device: str | None = None) -> Iterator[None]:
     """Hold an exclusive device in a thread of the program's own.
 
-    Functions that run for calls have their turn already, as has what
-    `asyncrpc.devices.run` runs.  Nothing else moves meanwhile, copies for calls among
+    Functions that run for calls hold it already, as does what `asyncrpc.devices.run`
+    runs.  Nothing else moves meanwhile, copies for calls among
     it: be brief, and wait for no call.
 
     Args:
-        device: such as `"xla:0"`; None: all that take turns.
+        device: such as `"xla:0"`; None: all exclusive ones.
 
     Raises:
         UsageError: called on an event loop, which it could stop: use
             `asyncrpc.devices.run`.  Or `device` is not a device.
 
     Example:
-        >>> with asyncrpc.devices.turn():
+        >>> with asyncrpc.devices.lock():
         ...     loss = model(batch).sum()
     """
     with suppress(RuntimeError):

@@ -164,7 +164,7 @@ class Devices:
     def _pool(self, backend: Backend, index: int) -> ThreadPool:
         """Return the threads of a device."""
         host = self._host
-        if backend.is_exclusive or host.pool.takes_turns:
+        if backend.is_exclusive or host.pool.is_exclusive:
             return host.pool  # whatever uses the device takes turns there
         name = f"{backend.type}:{index}"
         pool = self._pools.get(name)

@@ -60,7 +60,7 @@ def test_who_gathers_with_one_that_dies_is_told(tmp_path: Path) -> None:
 async def test_what_completes_a_future_runs_although_the_worker_ends() -> None:
     """Its threads were busy: somebody waits for that future all the same."""
     options = Options(
-        threads=1, devices=DeviceOptions(takes_turns=True), drain_timeout_s=0.0
+        threads=1, devices=DeviceOptions(exclusive=True), drain_timeout_s=0.0
     )
     go, completed = threading.Event(), threading.Event()
     thread = LoopThread("of a test")

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 TYPE: Final = os.environ.get("ASYNCRPC_TEST_DEVICE", "fake")
 IS_FAKE: Final = TYPE == "fake"
-TAKES_TURNS: Final = [True, False] if IS_FAKE else [TYPE == "xla"]
+EXCLUSIVE: Final = [True, False] if IS_FAKE else [TYPE == "xla"]
 
 
 def set_up() -> fake_device.Ledger | None:
@@ -45,10 +45,10 @@ def _is_known_to_torch(type_: str) -> bool:
     return True
 
 
-def options(*, takes_turns: bool, **others: Any) -> Options:
+def options(*, is_exclusive: bool, **others: Any) -> Options:
     """Return the options of a worker with these devices."""
     return Options(
-        devices=DeviceOptions(names=(TYPE,), takes_turns=takes_turns, **others)
+        devices=DeviceOptions(names=(TYPE,), exclusive=is_exclusive, **others)
     )
 
 

@@ -12,8 +12,8 @@ import torch
 from asyncrpc import Worker
 from asyncrpc.testing import Cluster, acting_as, fake_device
 from tests.integration.devices.accelerators import (
+    EXCLUSIVE,
     IS_FAKE,
-    TAKES_TURNS,
     TYPE,
     Hands,
     options,
@@ -37,22 +37,22 @@ def engine_kept_for_life() -> None:
             pytest.exit(f"run these tests by themselves, as `make test` does: {error}")
 
 
-@pytest.fixture(params=TAKES_TURNS, ids=lambda one: "turns" if one else "threads")
-def takes_turns(request: pytest.FixtureRequest) -> bool:
+@pytest.fixture(params=EXCLUSIVE, ids=lambda one: "exclusive" if one else "threads")
+def is_exclusive(request: pytest.FixtureRequest) -> bool:
     chosen: bool = request.param
     return chosen
 
 
 @pytest.fixture
-def ledger(takes_turns: bool) -> Iterator[fake_device.Ledger | None]:  # noqa: FBT001
-    """Who used the devices; where they take turns, no two at once, nor the loop."""
+def ledger(is_exclusive: bool) -> Iterator[fake_device.Ledger | None]:  # noqa: FBT001
+    """Who used the devices; where they are exclusive, no two at once, nor the loop."""
     found = set_up()
     if found is None:
         yield None
         return
     found.clear()
     yield found
-    if takes_turns:
+    if is_exclusive:
         assert found.overlaps == []
         assert found.on_loop == []
 
@@ -60,9 +60,9 @@ def ledger(takes_turns: bool) -> Iterator[fake_device.Ledger | None]:  # noqa: F
 @pytest.fixture
 async def pair(
     ledger: fake_device.Ledger | None,
-    takes_turns: bool,  # noqa: FBT001
+    is_exclusive: bool,  # noqa: FBT001
 ) -> AsyncIterator[Pair]:
-    async with Cluster(2, options=options(takes_turns=takes_turns)) as (a, b):
+    async with Cluster(2, options=options(is_exclusive=is_exclusive)) as (a, b):
         with acting_as(a):
             yield a, b
 

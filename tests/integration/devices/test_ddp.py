@@ -202,7 +202,7 @@ async def plainly_there() -> torch.Tensor | None:
 
 @pytest.mark.skipif(
     TYPE in {"xla", "tpu"},
-    reason="XLA takes turns, see the next test; TorchTPU takes two processes for a pod",
+    reason="XLA: see the next test; TorchTPU takes two processes for a pod",
 )
 async def test_plain_backward_passes() -> None:
     """Each rank in a process: torch has one thread for a device, which then waits."""
@@ -216,9 +216,9 @@ async def test_plain_backward_passes() -> None:
     assert torch.equal(one, other)
 
 
-@pytest.mark.skipif(TYPE != "xla", reason="these devices take no turns, or need none")
-async def test_plain_backward_passes_where_turns_are_taken(pair: Pair) -> None:
-    """They would keep their turn while they wait."""
+@pytest.mark.skipif(TYPE != "xla", reason="these devices are not exclusive")
+async def test_plain_backward_passes_at_exclusive_devices(pair: Pair) -> None:
+    """They would hold the device while they wait."""
 
     async def run(worker: Worker) -> None:
         await plainly(worker, is_refused=True)

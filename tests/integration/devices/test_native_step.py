@@ -53,7 +53,7 @@ async def train(
     hands = Hands(worker)
     name = f"{device}-{by_ddp}"
     async with Group(worker, members, name=name) as group:
-        module = await hands.do(lambda: xla.made_alone(lambda: net().to(device)))
+        module = await hands.do(lambda: xla.with_rng_lock(lambda: net().to(device)))
         model = None
         if by_ddp:
             model = await DistributedDataParallel(module, group)

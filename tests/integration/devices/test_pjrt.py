@@ -34,7 +34,7 @@ async def test_every_replica_gets_the_parameters_of_the_first(pair: Pair) -> Non
                 torch.manual_seed(group.rank)
                 return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).to(HOME)
 
-            module = await hands.do(lambda: xla.made_alone(make))
+            module = await hands.do(lambda: xla.with_rng_lock(make))
             await xla.broadcast_master_param(module, group)
             assert {one.device.type for one in module.parameters()} == {TYPE}
             state = module.state_dict().values()

@@ -20,9 +20,7 @@ from tests.integration.devices import torch_ranks, torch_training
 from tests.integration.devices.accelerators import IS_FAKE, TYPE
 
 # As each device needs it, and where all of them take turns.
-OPTIONS = (
-    [None, Options(devices=DeviceOptions(takes_turns=True))] if IS_FAKE else [None]
-)
+OPTIONS = [None, Options(devices=DeviceOptions(exclusive=True))] if IS_FAKE else [None]
 
 with_options = pytest.mark.parametrize(
     "options", OPTIONS, ids=["as needed", "turns"][: len(OPTIONS)]

@@ -138,13 +138,13 @@ async def test_one_tensor_used_twice(pair: Pair, hands: Hands) -> None:
 @pytest.mark.parametrize(("mine", "theirs"), [("cpu", HOME), (HOME, "cpu")])
 async def test_gradients_come_back_by_the_map(
     ledger: fake_device.Ledger,
-    takes_turns: bool,  # noqa: FBT001
+    is_exclusive: bool,  # noqa: FBT001
     mine: str,
     theirs: str,
 ) -> None:
     """A tensor goes to another type of device; its gradient is where the tensor is."""
     _ = ledger
-    chosen = options(takes_turns=takes_turns, maps={"b": {mine: theirs}})
+    chosen = options(is_exclusive=is_exclusive, maps={"b": {mine: theirs}})
     async with Cluster(2, options=chosen) as (a, _):
         with acting_as(a):
             hands = Hands(a)
@@ -253,10 +253,10 @@ async def test_a_remote_module_where_there_is_no_device(pair: Pair) -> None:
 @pytest.fixture
 async def mapped(
     ledger: fake_device.Ledger | None,
-    takes_turns: bool,  # noqa: FBT001
+    is_exclusive: bool,  # noqa: FBT001
 ) -> AsyncIterator[Hands]:
     _ = ledger
-    chosen = options(takes_turns=takes_turns, maps={"b": {HOME: HOME}})
+    chosen = options(is_exclusive=is_exclusive, maps={"b": {HOME: HOME}})
     async with Cluster(2, options=chosen) as (a, _):
         with acting_as(a):
             yield Hands(a)

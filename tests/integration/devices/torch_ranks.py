@@ -311,7 +311,7 @@ def every_way_to_start(rank: int, size: int, url: str) -> str:
 def work_and_futures(rank: int, size: int, url: str, options: Options | None) -> str:
     """What is asked of work: a device's tensor is there as soon as it says so."""
     ledger = begin(rank, size, url, pg_options=options)
-    takes_turns = TYPE == "xla" if options is None else options.devices.takes_turns
+    is_exclusive = TYPE == "xla" if options is None else options.devices.exclusive
     total = torch.full((3,), float(size))
     one = on_device(torch.ones(3))
     work: Any = dist.all_reduce(one, async_op=True)
@@ -322,7 +322,7 @@ def work_and_futures(rank: int, size: int, url: str, options: Options | None) ->
     one = on_device(torch.ones(3))
     work = dist.all_reduce(one, async_op=True)
     future = work.get_future()
-    assert future.done() or not takes_turns
+    assert future.done() or not is_exclusive
     [found] = future.wait()
     assert found is one
     same(one.cpu(), total)
@@ -345,7 +345,7 @@ def work_and_futures(rank: int, size: int, url: str, options: Options | None) ->
         each.wait()
     wanted = [torch.full((1 + 97 * n,), float(size * n)) for n in range(20)]
     same([each.cpu() for each in tensors], wanted)
-    check_hands_off(ledger if takes_turns else None)
+    check_hands_off(ledger if is_exclusive else None)
     dist.destroy_process_group()
     return "done"
 

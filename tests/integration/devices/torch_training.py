@@ -127,8 +127,8 @@ def digit_for_digit(rank: int, size: int, url: str, options: Options | None) -> 
     """Two processes on a device train as one does on the host, to the last digit."""
     ledger = begin(rank, size, url, pg_options=options)
     check_digits(size)
-    takes_turns = options is not None and options.devices.takes_turns
-    check_hands_off(ledger if takes_turns else None)
+    is_exclusive = options is not None and options.devices.exclusive
+    check_hands_off(ledger if is_exclusive else None)
     dist.destroy_process_group()
     return "equal"
 

@@ -92,7 +92,7 @@ OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
     "membership": set(),
     "codecs": set(),
     "maps": set(),
-    "takes_turns": {"none", "true"},
+    "exclusive": {"none", "true"},
     "bulk_lanes": {"none", "an integer"},
     "spin": set(),
     **{one: set() for one in ("network", "liveness", "limits", "devices", "message")},

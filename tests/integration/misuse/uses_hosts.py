@@ -134,7 +134,7 @@ async def _batcher(world: World) -> None:
 
 
 def _enter_turn(device: str | None = None) -> None:
-    with devices.turn(device):
+    with devices.lock(device):
         pass
 
 
@@ -354,7 +354,7 @@ USES: Final[Mapping[str, Use]] = {
             "kwargs": ANYTHING,
         },
     ),
-    "devices.turn": Use(
+    "devices.lock": Use(
         lambda _: in_thread(_enter_turn),
         needs_worker=False,
         right={"device": lambda _: "xla:0"},
@@ -374,8 +374,8 @@ USES: Final[Mapping[str, Use]] = {
             "replica": {"none", "an integer"},
         },
     ),
-    "devices.xla.made_alone": Use(
-        lambda _: xla.made_alone,
+    "devices.xla.with_rng_lock": Use(
+        lambda _: xla.with_rng_lock,
         needs_worker=False,
         right={"make": lambda _: _linear},
         fits={"make": CALLABLES | {"a local function", "raises in everything"}},

@@ -164,7 +164,7 @@ class TestTheEndOfAWorker:
     async def test_a_job_that_never_found_a_thread_is_given_up(self) -> None:
         # In turns: else another thread would be started for the second one.
         options = Options(
-            threads=1, devices=DeviceOptions(takes_turns=True), drain_timeout_s=0.0
+            threads=1, devices=DeviceOptions(exclusive=True), drain_timeout_s=0.0
         )
         go = threading.Event()
         try:

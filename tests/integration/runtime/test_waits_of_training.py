@@ -33,7 +33,7 @@ AT_ONCE = Options(drain_timeout_s=0.0)
 async def test_a_pass_whose_segment_never_found_a_thread_ends() -> None:
     # In turns: else other threads would be started.
     options = Options(
-        threads=1, devices=DeviceOptions(takes_turns=True), drain_timeout_s=0.0
+        threads=1, devices=DeviceOptions(exclusive=True), drain_timeout_s=0.0
     )
     go = threading.Event()
     try:

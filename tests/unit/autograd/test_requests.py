@@ -40,7 +40,7 @@ PASS = PassId(ME.incarnation, 2)
 
 class NoTurns:
     runs_here = False
-    takes_turns = False
+    is_exclusive = False
 
 
 class Everything:

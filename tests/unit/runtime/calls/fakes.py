@@ -164,7 +164,7 @@ class FakeConnection:
 class FakeThreads:
     """Threads that run a job when they are told to."""
 
-    takes_turns = False
+    is_exclusive = False
 
     def __init__(self) -> None:
         self.jobs: deque[tuple[Callable[[], Any], Callable[..., None]]] = deque()

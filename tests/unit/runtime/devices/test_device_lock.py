@@ -1,4 +1,4 @@
-"""A pool that takes turns runs one function at a time, and never waits for itself."""
+"""An exclusive pool runs one function at a time, and never waits for itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.devices import turn
+from asyncrpc.devices import lock
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices.device_lock import DeviceLock
 from asyncrpc.runtime.devices.names import DeviceName
@@ -35,14 +35,14 @@ class Watch:
 
 @asynccontextmanager
 async def pools(
-    *turns: DeviceLock,
+    *locks: DeviceLock,
     begin: Callable[[], None] | None = None,
     settle: Callable[[], None] | None = None,
 ) -> AsyncIterator[list[ThreadPool]]:
     loop = asyncio.get_running_loop()
     made = [
-        ThreadPool(f"t{at}", 4, loop, turn=one, begin=begin, settle=settle)
-        for at, one in enumerate(turns)
+        ThreadPool(f"t{at}", 4, loop, device_lock=one, begin=begin, settle=settle)
+        for at, one in enumerate(locks)
     ]
     yield made
     for pool in made:
@@ -67,7 +67,7 @@ def at(*names: str) -> DeviceLock:
 
 
 @pytest.mark.parametrize(
-    ("turns", "most"),
+    ("locks", "most"),
     [
         ([at("xla:0")], 1),
         ([at("xla:0"), at("xla:0")], 1),
@@ -80,9 +80,9 @@ def at(*names: str) -> DeviceLock:
         ([at(), at()], 1),
     ],
 )
-async def test_one_at_a_time_at_each_device(turns: list[DeviceLock], most: int) -> None:
+async def test_one_at_a_time_at_each_device(locks: list[DeviceLock], most: int) -> None:
     watch = Watch()
-    async with pools(*turns) as made:
+    async with pools(*locks) as made:
         jobs = [start(pool, watch.work) for _ in range(10) for pool in made]
         await asyncio.gather(*jobs)
     assert watch.most == most
@@ -106,8 +106,8 @@ async def test_nobody_is_passed_by_for_ever() -> None:
 async def test_who_waits_for_others_lets_them_in() -> None:
     """To any depth; and is alone again afterwards."""
     watch, loop = Watch(), asyncio.get_running_loop()
-    turn_of_both = at("xla:0")
-    async with pools(turn_of_both, turn_of_both) as made:
+    both = at("xla:0")
+    async with pools(both, both) as made:
 
         def nested(depth: int) -> int:
             watch.work()
@@ -132,7 +132,7 @@ async def _started(pool: ThreadPool, job: Callable[[], Any]) -> Any:
     return await start(pool, job)
 
 
-async def test_a_turn_is_settled_however_it_ends() -> None:
+async def test_devices_are_settled_however_a_job_ends() -> None:
     done: list[str] = []
     begin, settle = partial(done.append, "begun"), partial(done.append, "settled")
     async with pools(at(), begin=begin, settle=settle) as (pool,):
@@ -142,17 +142,17 @@ async def test_a_turn_is_settled_however_it_ends() -> None:
     assert done == ["begun", "job", "settled", "begun", "settled"]
 
 
-async def test_a_turn_is_not_for_an_event_loop() -> None:
-    with pytest.raises(UsageError, match=r"asyncrpc\.devices\.run"), turn():
+async def test_the_lock_is_not_for_an_event_loop() -> None:
+    with pytest.raises(UsageError, match=r"asyncrpc\.devices\.run"), lock():
         pass
 
 
-def test_threads_of_the_program_have_turns_too() -> None:
+def test_threads_of_the_program_wait_for_it_too() -> None:
     watch = Watch()
 
     def use() -> None:
         for _ in range(5):
-            with turn():
+            with lock():
                 watch.work()
 
     threads = [threading.Thread(target=use) for _ in range(4)]

@@ -45,7 +45,7 @@ def is_listed(function: Any) -> bool:
         return False
 
 
-def is_cheap(args: Sequence[Any], bytes_max: int) -> bool:
+def is_short(args: Sequence[Any], bytes_max: int) -> bool:
     """Tell whether a listed function takes only microseconds for these arguments."""
     shape = None
     for part in args:

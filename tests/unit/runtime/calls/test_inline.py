@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc.runtime.calls.cheap import is_cheap, is_listed
+from asyncrpc.runtime.calls.inline import is_listed, is_short
 
 SMALL = torch.ones(1024)
 KIB = 1 << 10
@@ -52,4 +52,4 @@ def test_nothing_else_is(function: Any) -> None:
     ],
 )
 def test_the_rule(args: tuple[Any, ...], *, cheap: bool) -> None:
-    assert is_cheap(args, 16 * KIB) is cheap
+    assert is_short(args, 16 * KIB) is cheap

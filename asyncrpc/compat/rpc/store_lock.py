@@ -1,0 +1,39 @@
+"""A lock in a store: one worker at a time joins a group that has no size, or leaves it.
+
+Source: torch.distributed.rpc takes a token at the store for the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from asyncrpc.clock import now_s
+
+_POLL_S: Final = 0.005
+_PATIENCE_S: Final = 60.0  # for a process that holds the lock: it may have died
+
+
+@contextmanager
+def locked_at(store: Any) -> Iterator[None]:
+    """Hold the lock of a store.
+
+    A process that died with it is passed by, after a minute.
+    """
+    number = store.add("lock/taken", 1)
+    served = store.add("lock/served", 0)
+    since_s, poll = now_s(), threading.Event()  # never set: a way to wait
+    while served < number - 1:
+        poll.wait(_POLL_S)
+        now = store.add("lock/served", 0)
+        if now != served:
+            served, since_s = now, now_s()
+        elif now_s() - since_s > _PATIENCE_S:
+            served, since_s = store.add("lock/served", 1), now_s()
+    try:
+        yield
+    finally:
+        if store.add("lock/served", 0) < number:
+            store.add("lock/served", 1)
