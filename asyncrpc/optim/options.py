@@ -5,17 +5,16 @@ torch's schedulers set them here; each step tells the owners what has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import torch
 
 from asyncrpc.errors import UsageError
+from asyncrpc.param_groups import options_in
 from asyncrpc.runtime.schema import Count
 
 Options: TypeAlias = dict[str, Any]
-
-_PARAMETERS: Final = frozenset({"params", "param_names"})  # of a group, no options
 
 
 class GroupChange(NamedTuple):
@@ -74,7 +73,11 @@ class GroupOptions(torch.optim.Optimizer):
 def options_of(optimizer: torch.optim.Optimizer) -> list[Options]:
     """Return a copy of the options of each group, of what can travel."""
     return [
-        {key: _copied(value) for key, value in options_in(group) if can_travel(value)}
+        {
+            key: _copied(value)
+            for key, value in options_in(group).items()
+            if can_travel(value)
+        }
         for group in optimizer.param_groups
     ]
 
@@ -86,11 +89,6 @@ def _is_constant(value: Any) -> bool:
     if type(value) is list:  # the parameters, which this copy has not
         return not value
     return value is None or isinstance(value, bool | int | float | complex | str)
-
-
-def options_in(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the options of a group: all but its parameters."""
-    return ((key, value) for key, value in group.items() if key not in _PARAMETERS)
 
 
 def can_travel(value: Any) -> bool:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from asyncrpc import param_groups
 from asyncrpc.errors import UsageError
 from asyncrpc.ids import WorkerId
 from asyncrpc.optim.groups import Group, numbers_of
-from asyncrpc.optim.options import Options, options_in
+from asyncrpc.optim.options import Options
+from asyncrpc.param_groups import options_in, places_of, renumbered
 
 State: TypeAlias = dict[str, Any]
 
@@ -43,13 +45,11 @@ def joined(
                 )
             together[places[number]] = value
     first = next(iter(states.values()))["param_groups"]
-    listed = []
-    place = 0
-    for group, known, own in zip(groups, first, options, strict=True):
-        after = place + len(group["params"])
-        params = {"params": list(range(place, after))}
-        listed.append({**dict(options_in(known)), **own, **params})
-        place = after
+    sizes = [len(group["params"]) for group in groups]
+    listed = [
+        {**options_in(known), **own, "params": list(places)}
+        for known, own, places in zip(first, options, places_of(sizes), strict=True)
+    ]
     return {
         "state": {place: together[place] for place in sorted(together)},
         "param_groups": listed,
@@ -62,13 +62,8 @@ def part_for(
     """Return one owner's part of a state."""
     places = numbers_of(groups, owner)
     own = {place: number for number, place in enumerate(places)}
-    listed = []
-    place = 0
-    for group, saved in zip(groups, state["param_groups"], strict=True):
-        after = place + len(group["params"])
-        params = [own[at] for at in range(place, after) if at in own]
-        listed.append({**dict(options_in(saved)), "params": params})
-        place = after
+    sizes = [len(group["params"]) for group in groups]
+    listed = renumbered(state["param_groups"], sizes, own)
     found = {own[at]: value for at, value in state["state"].items() if at in own}
     return {"state": found, "param_groups": listed}
 
@@ -79,17 +74,4 @@ def check_fits(groups: Sequence[Group], state: Mapping[str, Any]) -> None:
     Raises:
         UsageError: the numbers of groups or of parameters in them differ.
     """
-    try:
-        saved = [len(group["params"]) for group in state["param_groups"]]
-        numbers = set(state["state"])
-    except (KeyError, TypeError) as error:
-        raise UsageError(
-            f"state_dict is not a state of an optimizer, it has no {error}; give what "
-            "state_dict() returned, here or from torch's optimizer"
-        ) from error
-    have = [len(group["params"]) for group in groups]
-    if saved != have or not numbers <= set(range(sum(have))):
-        raise UsageError(
-            f"the state is of groups of {saved} parameters, but the optimizer has "
-            f"groups of {have}"
-        )
+    param_groups.check_fits(state, [len(group["params"]) for group in groups])

@@ -10,33 +10,24 @@ import copy
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
 
 from asyncrpc.errors import OptimizerError, UsageError
+from asyncrpc.param_groups import check_fits, places_of, renumbered
 
 State: TypeAlias = dict[str, Any]
 
-OF_PARAMETERS: Final = frozenset(("params", "param_names"))  # no options of a group
 
-
-def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a group, without its parameters."""
-    return {name: group[name] for name in group if name not in OF_PARAMETERS}
-
-
-def renumbered(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def with_places(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return copies of groups, with places for parameters."""
+    sizes = [len(group["params"]) for group in groups]
     found = []
-    place = 0
-    for group in groups:
-        after = place + len(group["params"])
-        options = {name: group[name] for name in group if name != "params"}
-        places = list(range(place, after))
-        found.append({**copy.deepcopy(options), "params": places})
-        place = after
+    for group, places in zip(groups, places_of(sizes), strict=True):
+        others = {name: group[name] for name in group if name != "params"}
+        found.append({**copy.deepcopy(others), "params": list(places)})
     return found
 
 
@@ -113,15 +104,9 @@ def part_of(
     Raises:
         UsageError: the state is of others.
     """
-    _check_fits(state, sizes)
+    check_fits(state, sizes)
     number_of = {place: number for number, place in enumerate(places)}
-    groups = []
-    place = 0
-    for saved, size in zip(state["param_groups"], sizes, strict=True):
-        after = place + size
-        params = [number_of[at] for at in range(place, after) if at in number_of]
-        groups.append({**copy.deepcopy(options_of(saved)), "params": params})
-        place = after
+    groups = copy.deepcopy(renumbered(state["param_groups"], sizes, number_of))
     own = {
         number: pytree.tree_map_only(
             torch.Tensor, lambda one: one.detach().clone(), state["state"][place]
@@ -130,22 +115,6 @@ def part_of(
         if place in state["state"]
     }
     return {"state": own, "param_groups": groups}
-
-
-def _check_fits(state: Mapping[str, Any], sizes: Sequence[int]) -> None:
-    try:
-        saved = [len(group["params"]) for group in state["param_groups"]]
-        places = set(state["state"])
-    except (KeyError, TypeError) as error:
-        raise UsageError(
-            f"state_dict is not a state of an optimizer, it has no {error}; give what "
-            "state_dict() returned, here or from torch's optimizer"
-        ) from error
-    if saved != list(sizes) or not places <= set(range(sum(sizes))):
-        raise UsageError(
-            f"the state is of groups of {saved} parameters, and the optimizer has "
-            f"groups of {list(sizes)}"
-        )
 
 
 def _by_places(

@@ -35,19 +35,18 @@ from asyncrpc.ddp.optimizers.local_step import (
     step_in_thread,
 )
 from asyncrpc.ddp.optimizers.sharded_state import (
-    OF_PARAMETERS,
     State,
     copied,
     from_bytes,
-    options_of,
     part_of,
-    renumbered,
     to_bytes,
+    with_places,
 )
 from asyncrpc.ddp.optimizers.shards import Partition, Shards, is_sent
 from asyncrpc.ddp.recreatable_group import RecreatableGroup, reason_for
 from asyncrpc.ddp.threads import in_thread, user_of
 from asyncrpc.errors import OptimizerError, UsageError
+from asyncrpc.param_groups import OF_PARAMETERS, options_in
 
 Params: TypeAlias = (
     Iterable[torch.Tensor]
@@ -153,7 +152,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         whole = self.param_groups[index]
         pairs = zip(whole["params"], self._owners[index], strict=True)
         params = [one for one, owner in pairs if owner == self.group.rank]
-        return {**options_of(whole), "params": params}
+        return {**options_in(whole), "params": params}
 
     @property
     def state(self) -> Any:
@@ -297,7 +296,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             "what is called": self._running,
         }
         for index, group in enumerate(self.param_groups):
-            for option in sorted(options_of(group)):
+            for option in sorted(options_in(group)):
                 if isinstance(group[option], _PLAIN):
                     described[f"{option} of group {index}"] = group[option]
         for name, one in self._named().items():
@@ -345,11 +344,11 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     def _give_options(self) -> None:
         for own, whole in zip(self.optim.param_groups, self.param_groups, strict=True):
-            own.update(options_of(whole))
+            own.update(options_in(whole))
 
     def _take_options(self) -> None:
         for own, whole in zip(self.optim.param_groups, self.param_groups, strict=True):
-            whole.update(options_of(own))
+            whole.update(options_in(own))
 
     # --- state -----------------------------------------------------------------------
 
@@ -385,7 +384,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             if self.group.rank == to:
                 self._whole = {
                     "state": {place: state[place] for place in sorted(state)},
-                    "param_groups": renumbered(self.param_groups),
+                    "param_groups": with_places(self.param_groups),
                 }
 
     async def _gather_states(self, group: Group, to: int) -> dict[int, Any]:
@@ -478,7 +477,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         for own, group in zip(self.optim.param_groups, self.param_groups, strict=True):
             kept = {name: group[name] for name in group.keys() & OF_PARAMETERS}
             group.clear()
-            group.update(options_of(own), **kept)
+            group.update(options_in(own), **kept)
         self._torn = ""
         self._is_met = False
         self._whole = None
