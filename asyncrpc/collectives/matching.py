@@ -15,13 +15,13 @@ import msgpack
 import torch
 
 from asyncrpc.collectives import messages as m
+from asyncrpc.collectives.machine.matching import MatchedCollectives
 from asyncrpc.collectives.machine.operations import (
     CollectiveFailure,
     Descriptor,
     MessageKey,
     Mismatch,
     Operation,
-    Operations,
 )
 from asyncrpc.collectives.points import Points
 from asyncrpc.collectives.ports import GroupWorker
@@ -29,10 +29,7 @@ from asyncrpc.collectives.words import error_of
 from asyncrpc.errors import (
     AsyncRpcError,
     CollectiveError,
-    CollectiveTimeoutError,
-    GroupChangedError,
     MalformedError,
-    RankLostError,
     RejectedError,
     WorkerLostError,
 )
@@ -56,65 +53,44 @@ class ReceivedTensors:
 
 
 class Matching:
-    """The collectives of one group at one rank."""
+    """The collectives of one group at one rank: what `machine.matching` decides.
+
+    Attributes:
+        machine: decides; nobody else changes it.
+        label: what the group is called in errors.
+        members: names of the workers, by rank; empty before the group is made here.
+        rank: of this worker.
+        lives: of the members, as they were known when the group was made.
+    """
 
     def __init__(self, worker: GroupWorker, group_id: int) -> None:
         self.worker = worker
         self.loop = worker.loop
         self.id = group_id
-        self.label = "a group"
-        self.members: Sequence[str] = ()  # not known before the group is made here
-        self.rank = -1
-        self.lives: Mapping[str, Incarnation | None] = {}  # of members, as then known
-        self.operations: Operations[ReceivedTensors] = Operations()
-        # Why ranks are gone, and before which number collectives do without them: each
-        # entry has a lower number than the one before it.
-        self._gone: list[tuple[int, CollectiveFailure]] = []
+        self.machine: MatchedCollectives[ReceivedTensors] = MatchedCollectives()
+        # Read in each collective, and told by the machine once.
+        self.label = self.machine.label
+        self.members = self.machine.members
+        self.rank = self.machine.rank
+        self.lives: Mapping[str, Incarnation | None] = {}
         self.runs: dict[int, CollectiveRun] = {}
         self.points = Points(self)
-        self._heard: dict[str, int | None] = {}  # who spoke before, as which rank
+
+    @property
+    def lost(self) -> CollectiveFailure | None:
+        """Why every collective fails sooner or later; None: no rank is gone."""
+        return self.machine.lost
+
+    def name_of(self, rank: int) -> str:
+        """Return how a rank is called in errors."""
+        return self.machine.name_of(rank)
 
     def join(self, label: str, members: Sequence[str], rank: int) -> None:
         """The group has been made here; what strangers said of it before is dropped."""
         self.label, self.members, self.rank = label, members, rank
-        for name, spoken in self._heard.items():
-            if spoken is None or (spoken < len(members) and members[spoken] == name):
-                continue
-            problem = f"worker {name!r} is not rank {spoken} of {label}"
-            failure = CollectiveFailure(GroupChangedError.code, problem, (name,))
-            for arrival in self.operations.drop(spoken):
-                if not arrival.taken.done():
-                    arrival.taken.set_result(failure)
+        for spoken, failure in self.machine.join(label, members, rank):
             self.points.drop(spoken, failure)
-        self._heard.clear()
-
-    def check_speaker(self, name: str, rank: int | None = None) -> None:
-        """Refuse a worker that is not in the group, or does not have that rank.
-
-        As far as is known: before the group is made here, a worker is believed as long
-        as it says the same each time, and no other worker says it.
-
-        Raises:
-            MalformedError: it is not.
-        """
-        members = self.members
-        if not members:
-            others = [one for who, one in self._heard.items() if who != name]
-            said = self._heard.setdefault(name, rank)
-            if rank is not None and said is None:
-                said = self._heard[name] = rank
-            is_it = rank is None or (said == rank and rank not in others)
-        elif rank is None:
-            is_it = name in members
-        else:
-            is_it = rank < len(members) and members[rank] == name
-        if not is_it:
-            who = "a member" if rank is None else f"rank {rank}"
-            raise MalformedError(f"worker {name!r} speaks as {who} of {self.label}")
-
-    def is_hearsay_of(self, name: str) -> bool:
-        """Return whether a group is known by the messages of this worker alone."""
-        return not self.members and set(self._heard) <= {name}
+        self._carry_out()
 
     def has(self, peer: WorkerId) -> bool:
         """Return whether this life of a worker may be a member, and not a later one.
@@ -132,15 +108,11 @@ class Matching:
         Raises:
             CollectiveError: it has failed already.
         """
-        lost = self._lost_for(self.operations.begun)
-        if lost is not None:
-            raise error_of(lost)
-        operation, mismatch = self.operations.begin(descriptor)
-        if mismatch is not None:
-            self.on_mismatch(operation.number, mismatch)
-        if operation.failure is not None:
-            self.operations.end(operation)
-            raise error_of(operation.failure)
+        operation = self.machine.begin(descriptor)
+        if self.machine.outbox:
+            self._carry_out()
+        if isinstance(operation, CollectiveFailure):
+            raise error_of(operation)
         run = CollectiveRun(self, operation)
         self.runs[operation.number] = run
         run.watch(timeout_s)
@@ -152,100 +124,77 @@ class Matching:
         Raises:
             CollectiveError: everything has failed before.
         """
-        number = self.operations.begun
-        lost = self._lost_for(number)
-        if lost is not None:
-            raise error_of(lost)
-        who = self.name_of(self.rank)
-        problem = f"collective {number} of {self.label} has failed: {who} {reason}"
-        names = (self.members[self.rank],)
-        self.fail(number, CollectiveFailure(CollectiveError.code, problem, names))
-        operation, _ = self.operations.begin(Descriptor("refuse"))
-        self.operations.end(operation)
+        failure = self.machine.refuse(reason)
+        self._carry_out()
+        if failure is not None:
+            raise error_of(failure)
 
     def end(self, run: CollectiveRun) -> None:
         """A collective has ended here, well or not."""
-        self.operations.end(run.operation)
-        self.runs.pop(run.number, None)
+        self.machine.operations.end(run.operation)
+        del self.runs[run.number]
         for place, arrival in run.operation.arrived.items():
             if not arrival.taken.done():
-                arrival.taken.set_result(self._too_late(run.number, place.rank, None))
+                failure = self.machine.too_late(run.number, place.rank)
+                arrival.taken.set_result(failure)
 
     # --- what others send ------------------------------------------------------------
 
     async def on_block(self, block: m.TensorBlock) -> CollectiveFailure | None:
         """Take a message; return when it has been taken, or why it is refused."""
-        number, rank, descriptor = block.number, block.rank, block.descriptor
-        failure = self._lost_for(number) or self.operations.failure_of(number)
-        if failure is None and self.operations.is_over(number):
-            return self._too_late(number, rank, descriptor)
-        if failure is None and descriptor is not None:
-            self.on_begun(number, rank, descriptor)
-            failure = self.operations.failure_of(number)
+        number, rank = block.number, block.rank
+        failure = self.machine.refusal_of(number, rank, block.descriptor)
+        if self.machine.outbox:
+            self._carry_out()
         if failure is not None:
             return failure
         place = MessageKey(rank, block.turn)
         arrival = ReceivedTensors(block.tensors, self.loop.create_future())
-        operation = self.operations.arrive(number, place, arrival)
+        operation = self.machine.operations.arrive(number, place, arrival)
         if operation is not None:
             self.runs[number].on_arrival(place)
-        return await arrival.taken  # `fail` completes it, too: of a lost rank, say
-
-    def _too_late(
-        self, number: int, rank: int, descriptor: Descriptor | None
-    ) -> CollectiveFailure:
-        """Return why nothing is taken from a rank for a collective that is over."""
-        theirs, ours = self.name_of(rank), self.name_of(self.rank)
-        what = "" if descriptor is None else f", and began {descriptor}"
-        return CollectiveFailure(
-            CollectiveError.code,
-            f"the ranks do not agree on collective {number} of {self.label}: it is "
-            f"over at {ours}, which has begun {self.operations.begun}, and {theirs} "
-            f"sends to it{what}; all ranks have to begin the same ones in the same "
-            "order",
-            (self.members[rank], self.members[self.rank]),
-        )
+        return (
+            await arrival.taken
+        )  # `_carry_out` completes it, too: of a lost rank, say
 
     def on_begun(self, number: int, rank: int, descriptor: Descriptor) -> None:
         """Take another rank's report of what it has begun."""
-        mismatch = self.operations.hear(number, rank, descriptor)
-        if mismatch is not None:
-            self.on_mismatch(number, mismatch)
+        self.machine.hear(number, rank, descriptor)
+        self._carry_out()
 
     def on_mismatch(self, number: int, mismatch: Mismatch) -> None:
         """Two ranks have begun different things."""
-        theirs, ours = self.name_of(mismatch.rank), self.name_of(self.rank)
-        self.fail(
-            number,
-            CollectiveFailure(
-                CollectiveError.code,
-                f"the ranks do not agree on collective {number} of {self.label}: "
-                f"{theirs} began {mismatch.theirs}, {ours} began {mismatch.ours}; all "
-                "ranks have to begin the same ones in the same order",
-                (self.members[mismatch.rank], self.members[self.rank]),
-            ),
-        )
-
-    # --- failing ---------------------------------------------------------------------
-
-    def fail(
-        self, number: int, failure: CollectiveFailure, *, tell: bool = True
-    ) -> None:
-        """Let a collective fail, here and at all others."""
-        for arrival in self.operations.fail(number, failure):
-            if not arrival.taken.done():
-                arrival.taken.set_result(failure)
-        run = self.runs.get(number)
-        if run is not None:
-            run.wake()
-        if tell:
-            self.tell(m.CollectiveFailed(self.id, number, failure))
+        self.machine.on_mismatch(number, mismatch)
+        self._carry_out()
 
     def on_failed(self, number: int, failure: CollectiveFailure) -> None:
         """Another rank says that a collective has failed."""
-        operations = self.operations
-        if not operations.is_over(number) and operations.failure_of(number) is None:
-            self.fail(number, failure, tell=False)
+        self.machine.hear_failure(number, failure)
+        self._carry_out()
+
+    # --- failing ---------------------------------------------------------------------
+
+    def fail(self, number: int, failure: CollectiveFailure) -> None:
+        """Let a collective fail, here and at all others."""
+        self.machine.fail(number, failure)
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Tell whom it concerns what has failed."""
+        outbox = self.machine.outbox
+        while outbox:
+            failing = outbox.pop(0)
+            for arrival in failing.messages:
+                if not arrival.taken.done():
+                    arrival.taken.set_result(failing.failure)
+            if failing.number is None:
+                continue
+            run = self.runs.get(failing.number)
+            if run is not None:
+                run.wake()
+            if failing.is_news:
+                failed = m.CollectiveFailed(self.id, failing.number, failing.failure)
+                self.tell(failed)
 
     def lose(
         self, failure: CollectiveFailure, *, ended: int = 0, tell: bool = True
@@ -257,50 +206,27 @@ class Matching:
             ended: collectives before this number do not need that rank any more.
             tell: whether the others are to learn of it from us.
         """
-        if not self._gone:
+        if self.machine.lost is None:
             self.points.fail(failure)
-        elif ended >= self._gone[-1][0]:
-            return  # all of these have failed for a rank that was gone before
-        for number in self.operations.numbers():
-            if number >= ended and self._lost_for(number) is None:
-                self.fail(number, failure, tell=False)
-        self._gone.append((ended, failure))
-        if tell:
+        is_news = self.machine.lose(failure, ended=ended)
+        self._carry_out()
+        if is_news and tell:
             self.tell(m.RankGone(self.id, failure))
-
-    @property
-    def lost(self) -> CollectiveFailure | None:
-        """Why every collective fails sooner or later; None: no rank is gone."""
-        return self._gone[0][1] if self._gone else None
-
-    def _lost_for(self, number: int) -> CollectiveFailure | None:
-        """Return why a collective fails because a rank is gone, else None."""
-        for ended, failure in self._gone:
-            if number >= ended:
-                return failure
-        return None
 
     def leave(self) -> None:
         """Leave the group: tell the others which collectives this rank has ended."""
-        who = self.name_of(self.rank)
-        failure = CollectiveFailure(
-            GroupChangedError.code,
-            f"{who} has closed {self.label}",
-            (self.members[self.rank],),
-        )
-        ended = min(self.runs, default=self.operations.begun)
-        self.lose(failure, tell=False)
+        was_whole = self.machine.lost is None
+        ended, failure = self.machine.leave()
+        if was_whole:
+            self.points.fail(failure)
+        self._carry_out()
         self.tell(m.GroupLeft(self.id, ended, failure))
 
     def on_lost(self, name: str, reason: str) -> None:
         """A worker is gone; if it is one of ours, so is the group."""
-        if name in self.members:
-            who = self.name_of(self.members.index(name))
-            problem = (
-                f"{who} of {self.label} is lost: {reason}; make a group of those who "
-                "are left"
-            )
-            self.lose(CollectiveFailure(RankLostError.code, problem, (name,)))
+        failure = self.machine.loss_of(name, reason)
+        if failure is not None:
+            self.lose(failure)
 
     def tell(self, notice: Notice) -> None:
         """Say something to every other rank, also to those never spoken to."""
@@ -338,27 +264,9 @@ class Matching:
         """Let a collective fail that has taken too long; find out whose fault it is."""
         others = [rank for rank in range(len(self.members)) if rank != self.rank]
         begun = await asyncio.gather(*(self._begun_by(rank) for rank in others))
-        if run.number not in self.runs:
-            return
-        late = [
-            rank
-            for rank, count in zip(others, begun, strict=True)
-            if count is None or count <= run.number
-        ]
-        who = ", ".join(map(self.name_of, late))
-        operation = run.operation.descriptor.operation
-        what = (
-            f"these did not come: {who}" if late else "all have come, and are too slow"
-        )
-        self.fail(
-            run.number,
-            CollectiveFailure(
-                CollectiveTimeoutError.code,
-                f"{operation} {run.number} of {self.label} has taken more than "
-                f"{timeout_s:g} s: {what}",
-                tuple(self.members[rank] for rank in late),
-            ),
-        )
+        counts = dict(zip(others, begun, strict=True))
+        self.machine.give_up(run.number, timeout_s, counts)
+        self._carry_out()
 
     async def _begun_by(self, rank: int) -> int | None:
         """Ask a rank how many collectives it has begun; None: it does not say."""
@@ -368,10 +276,6 @@ class Matching:
                 return await ask(link, m.CountBegun(self.id))
         except (AsyncRpcError, TimeoutError):
             return None
-
-    def name_of(self, rank: int) -> str:
-        """Return how a rank is called in errors."""
-        return f"rank {rank} ({self.members[rank]!r})"
 
     async def link(self, rank: int) -> PeerLink:
         """Return the link to a rank.
@@ -387,7 +291,9 @@ class Matching:
             return await self.worker.link_to(name)
         except AsyncRpcError as error:
             self.on_lost(name, str(error))
-            raise error_of(self._gone[-1][1]) from error
+            lost = self.machine.last_lost
+            assert lost is not None  # at least for this
+            raise error_of(lost) from error
 
 
 class CollectiveRun:

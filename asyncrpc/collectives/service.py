@@ -124,7 +124,7 @@ class CollectivesService:
         if asked.group in self._closed:
             return None
         matching = self._groups.get(asked.group)
-        return 0 if matching is None else matching.operations.begun
+        return 0 if matching is None else matching.machine.operations.begun
 
     async def _on_block(
         self, link: PeerLink, block: TensorBlock
@@ -188,7 +188,7 @@ class CollectivesService:
             MalformedError: it is not in it, or not that rank.
         """
         matching = self._find(group)
-        matching.check_speaker(link.peer.name, rank)
+        matching.machine.check_speaker(link.peer.name, rank)
         return matching
 
     # --- life ------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class CollectivesService:
         for matching in list(self._groups.values()):
             if matching.has(peer):
                 matching.on_lost(peer.name, reason)
-            if matching.is_hearsay_of(peer.name):
+            if matching.machine.is_hearsay_of(peer.name):
                 del self._groups[matching.id]
 
     def on_peer_back(self, peer: WorkerId) -> None:

@@ -18,12 +18,13 @@ Sans-IO; `M` is a message, which is not looked into.
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from asyncrpc.errors import MalformedError
+from asyncrpc.errors import LocalProtocolError, MalformedError
 from asyncrpc.runtime.schema import Number
 
 M = TypeVar("M")
@@ -83,6 +84,51 @@ class MessageKey(NamedTuple):
 
     rank: int
     turn: int
+
+
+class CollectiveState(enum.Enum):
+    """Where one collective is, at one rank."""
+
+    AHEAD = "it has not begun here: what comes for it is kept"
+    DOOMED = "it has failed, and has not begun here"
+    RUNNING = "it has begun here"
+    FAILED = "it has begun here, and has failed"
+    OVER = "it has ended here, well or not: what comes for it is refused"
+
+
+class CollectiveEvent(enum.Enum):
+    """What happens to one collective, at one rank."""
+
+    BEGIN = "this rank begins it"
+    FAIL = "it fails, here or at another rank"
+    END = "this rank has ended it"
+
+
+AHEAD, DOOMED, RUNNING, FAILED, OVER = CollectiveState
+_E = CollectiveEvent
+
+# What `Operations` does; it does not look it up, for every collective passes through.
+TRANSITIONS: Final[
+    Mapping[CollectiveState, Mapping[CollectiveEvent, CollectiveState]]
+] = {
+    AHEAD: {_E.BEGIN: RUNNING, _E.FAIL: DOOMED},
+    DOOMED: {_E.BEGIN: FAILED, _E.FAIL: DOOMED},
+    RUNNING: {_E.FAIL: FAILED, _E.END: OVER},
+    FAILED: {_E.FAIL: FAILED, _E.END: OVER},
+    OVER: {_E.FAIL: OVER},
+}
+
+
+def check(state: CollectiveState, event: CollectiveEvent) -> None:
+    """Refuse what cannot happen.
+
+    Raises:
+        LocalProtocolError: the event cannot happen in this state.
+    """
+    if event not in TRANSITIONS[state]:
+        raise LocalProtocolError(
+            f"{event.value!r} cannot happen to a collective in the state {state.name}"
+        )
 
 
 @dataclass(slots=True)
@@ -168,6 +214,15 @@ class Operations(Generic[M]):
         arrived[place] = message
         return operation
 
+    def state(self, number: int) -> CollectiveState:
+        """Return where a collective is."""
+        operation = self.running.get(number)
+        if operation is not None:
+            return RUNNING if operation.failure is None else FAILED
+        if number < self.begun:
+            return OVER
+        return DOOMED if number in self._failed else AHEAD
+
     def failure_of(self, number: int) -> CollectiveFailure | None:
         """Say why a collective has failed; None: it has not, or long ago."""
         return self._failed.get(number)
@@ -198,8 +253,13 @@ class Operations(Generic[M]):
         return list(left.values())
 
     def end(self, operation: Operation[M]) -> None:
-        """Forget a collective that has ended here, well or not."""
-        self.running.pop(operation.number, None)
+        """Forget a collective that has ended here, well or not.
+
+        Raises:
+            LocalProtocolError: it has ended before.  Nothing changed.
+        """
+        if self.running.pop(operation.number, None) is None:
+            check(OVER, CollectiveEvent.END)
 
     def drop(self, rank: int) -> Sequence[M]:
         """Forget what a rank has sent and said early; return its messages."""

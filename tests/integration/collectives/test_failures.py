@@ -46,7 +46,9 @@ def say_left(group: Group, *, ahead: int) -> None:
     """Tell the others that this rank has gone, and was some collectives ahead."""
     matching = group._matching  # noqa: SLF001
     failure = CollectiveFailure(GroupChangedError.code, "rank 1 ('b') has gone", ("b",))
-    matching.tell(GroupLeft(matching.id, matching.operations.begun + ahead, failure))
+    matching.tell(
+        GroupLeft(matching.id, matching.machine.operations.begun + ahead, failure)
+    )
 
 
 async def heard_from(sender: Group, receiver: Group) -> None:
@@ -184,7 +186,7 @@ class TestLeaving:
         say_left(groups[1], ahead=5)
         await heard_from(groups[1], groups[0])
         sending = asyncio.ensure_future(groups[2].all_reduce(torch.ones(3)))
-        operations = groups[0]._matching.operations  # noqa: SLF001
+        operations = groups[0]._matching.machine.operations  # noqa: SLF001
         while not operations.numbers():
             await heard_from(groups[2], groups[0])
         groups[0].close()
@@ -226,7 +228,7 @@ async def meet() -> None:
 
 
 def begun() -> int:
-    return kept["group"]._matching.operations.begun  # noqa: SLF001
+    return kept["group"]._matching.machine.operations.begun  # noqa: SLF001
 
 
 async def go_on(size: int) -> str:

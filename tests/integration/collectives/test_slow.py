@@ -32,7 +32,7 @@ async def begin(numel: int) -> int:
     group = kept["group"]
     kept["begun"] = asyncio.ensure_future(group.all_reduce(torch.ones(numel)))
     await asyncio.sleep(0)
-    return int(group._matching.operations.begun)  # noqa: SLF001
+    return int(group._matching.machine.operations.begun)  # noqa: SLF001
 
 
 async def fail(numel: int) -> tuple[str, tuple[str, ...]]:

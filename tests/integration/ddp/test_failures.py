@@ -335,7 +335,7 @@ async def meet(members: list[str]) -> bool:
 
 def begun() -> int:
     group = kept["model"]._reducer.exchange.group  # noqa: SLF001
-    return group._matching.operations.begun  # noqa: SLF001
+    return group._matching.machine.operations.begun  # noqa: SLF001
 
 
 async def go_on() -> str:

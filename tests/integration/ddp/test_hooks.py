@@ -290,4 +290,4 @@ class TestEnds:
 
 
 def begun(group: Group) -> int:
-    return group._matching.operations.begun  # noqa: SLF001
+    return group._matching.machine.operations.begun  # noqa: SLF001

@@ -336,7 +336,7 @@ async def meet(members: list[str], state: Any = None) -> Any:
 
 def begun() -> int:
     group = kept["zero"]._own.enter()  # noqa: SLF001
-    begun: int = group._matching.operations.begun  # noqa: SLF001
+    begun: int = group._matching.machine.operations.begun  # noqa: SLF001
     return begun
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.property.machines.of_collectives import COLLECTIVE
 from tests.property.machines.of_links import DIAL, LINK, PEER, RECONNECT, RESUME
 from tests.property.machines.of_messages import OUTGOING
 from tests.property.machines.of_payloads import LANES, REGION
 from tests.property.machines.of_references import HOLDING
+from tests.property.machines.of_rounds import SERIES
 from tests.property.machines.of_stages import MICRO_BATCH
 from tests.property.machines.of_workers import WORKER
 from tests.property.machines.spec import Machine
@@ -26,6 +28,8 @@ CATALOG: Final[tuple[Machine, ...]] = (
     LANES,
     OUTGOING,
     REGION,
+    SERIES,
+    COLLECTIVE,
     HOLDING,
     MICRO_BATCH,
 )

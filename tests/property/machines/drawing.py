@@ -39,13 +39,14 @@ def page() -> str:
 
 def section(machine: Machine, build: ModuleType) -> str:
     """Draw one machine, of a build of its module."""
+    code = ", ".join(f"`{part.source.__name__}`" for part in machine.all_parts)
     return "\n".join(
         [
             f"## {machine.name}",
             "",
             f"{machine.about}",
             "",
-            f"Code: `{machine.source.__name__}`.",
+            f"Code: {code}.",
             "",
             "```mermaid",
             *diagram(machine, build),

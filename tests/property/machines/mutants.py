@@ -25,7 +25,7 @@ from typing import Final
 from tests.property.machines.catalog import CATALOG
 from tests.property.machines.drawing import ROOT, section
 from tests.property.machines.mutated_source import MUTANT, as_text
-from tests.property.machines.spec import Guard, Machine, Table, build_of, table_of
+from tests.property.machines.spec import Guard, Machine, Part, Table, build_of, table_of
 from tests.property.machines.stories import play, stories_of
 from tests.property.machines.walk import walk
 
@@ -80,10 +80,17 @@ def killer_of_table(
         vars(build)["TRANSITIONS"] = right
 
 
-def killer_of_guard(machine: Machine, guard: Guard) -> str | None:
+def killer_of_guard(machine: Machine, part: Part, guard: Guard) -> str | None:
     """Return who notices a mutant of a guard, without further tests; None: nobody."""
-    with build_of(machine.source, guard) as build:
-        return _noticed(machine, build)
+    with build_of(part.source, guard) as build:
+        if part.source is machine.source:
+            return _noticed(machine, build)
+        try:
+            for check in part.checks:
+                check(build)
+        except Exception:  # noqa: BLE001  # whatever it is, the mutant is dead
+            return "checks"
+    return None
 
 
 def _play_all(machine: Machine, build: ModuleType) -> None:
@@ -124,7 +131,7 @@ def _noticed(machine: Machine, build: ModuleType) -> str | None:
     return None
 
 
-def is_killed_by_tests(machine: Machine, guard: Guard) -> bool:
+def is_killed_by_tests(machine: Machine, part: Part, guard: Guard) -> bool:
     """Return whether the machine's further tests fail with a mutant."""
     if not machine.tests:
         return False
@@ -133,7 +140,7 @@ def is_killed_by_tests(machine: Machine, guard: Guard) -> bool:
     ended = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, MUTANT: as_text(machine.source.__name__, guard)},
+        env={**os.environ, MUTANT: as_text(part.source.__name__, guard)},
         capture_output=True,
         check=False,
         timeout=TESTS_LIMIT_S,
@@ -141,6 +148,11 @@ def is_killed_by_tests(machine: Machine, guard: Guard) -> bool:
     if ended.returncode not in (0, 1):
         raise RuntimeError(ended.stdout.decode() + ended.stderr.decode())
     return ended.returncode == 1
+
+
+def guards_of(machine: Machine) -> list[tuple[Part, Guard]]:
+    """Return all mutants of a machine's guards, and where they are."""
+    return [(part, guard) for part in machine.all_parts for guard in part.guards]
 
 
 # --- all, as a table -----------------------------------------------------------------
@@ -157,9 +169,9 @@ def count(machine: Machine) -> tuple[Counter[str], list[str]]:
                 survivors.append(str(mutant))
             else:
                 killed[killer] += 1
-    for guard in machine.guards:
-        killer = killer_of_guard(machine, guard)
-        if killer is None and is_killed_by_tests(machine, guard):
+    for part, guard in guards_of(machine):
+        killer = killer_of_guard(machine, part, guard)
+        if killer is None and is_killed_by_tests(machine, part, guard):
             killer = "tests"
         if killer is None:
             survivors.append(guard.name)

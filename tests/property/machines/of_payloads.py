@@ -1,4 +1,4 @@
-"""The ways of large payloads."""
+"""The ways of large payloads: lanes and shared memory."""
 
 from __future__ import annotations
 

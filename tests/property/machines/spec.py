@@ -31,6 +31,21 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A module of a machine beside the one that has the table.
+
+    Attributes:
+        source: that module.
+        checks: what must hold of every build of it.
+        guards: its mutants.
+    """
+
+    source: ModuleType
+    checks: tuple[Callable[[ModuleType], None], ...]
+    guards: tuple[Guard, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """A machine whose transitions are data.
 
@@ -52,6 +67,7 @@ class Machine:
         tests: the files of further tests of the machine, for mutants that no check
             finds.
         guards: mutants of what is not in the table.
+        parts: what else the machine consists of.
     """
 
     name: str
@@ -69,6 +85,12 @@ class Machine:
     checks: tuple[Callable[[ModuleType], None], ...] = ()
     tests: tuple[str, ...] = ()
     guards: tuple[Guard, ...] = ()
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """All modules of the machine."""
+        return Part(self.source, self.checks, self.guards), *self.parts
 
     def states_in(self, build: ModuleType) -> type[enum.Enum]:
         """Return the enum of the states in a build of the module."""

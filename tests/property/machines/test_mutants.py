@@ -11,22 +11,23 @@ import pytest
 
 from tests.property.machines.catalog import CATALOG
 from tests.property.machines.mutants import (
+    guards_of,
     is_killed_by_tests,
     killer_of_guard,
     killer_of_table,
     table_mutants,
 )
-from tests.property.machines.spec import Guard, Machine, build_of, source_of
+from tests.property.machines.spec import Guard, Machine, Part, build_of, source_of
 
 QUICK_MUTANTS = 25  # of each table: all of them take half a minute
 
 each = pytest.mark.parametrize("machine", CATALOG, ids=lambda one: one.name)
 each_guard = pytest.mark.parametrize(
-    ("machine", "guard"),
+    ("machine", "part", "guard"),
     [
-        pytest.param(one, guard, id=f"{one.name}: {guard.name}")
+        pytest.param(one, part, guard, id=f"{one.name}: {guard.name}")
         for one in CATALOG
-        for guard in one.guards
+        for part, guard in guards_of(one)
     ],
 )
 
@@ -53,12 +54,17 @@ def test_every_change_of_the_table_is_noticed(machine: Machine) -> None:
 
 
 @each_guard
-def test_a_mutant_of_a_guard_fits_the_source(machine: Machine, guard: Guard) -> None:
-    assert source_of(machine.source, guard) != source_of(machine.source)
+def test_a_mutant_of_a_guard_fits_the_source(
+    machine: Machine, part: Part, guard: Guard
+) -> None:
+    assert part in machine.all_parts
+    assert source_of(part.source, guard) != source_of(part.source)
 
 
 @pytest.mark.slow
 @each_guard
-def test_a_mutant_of_a_guard_is_noticed(machine: Machine, guard: Guard) -> None:
-    noticed = killer_of_guard(machine, guard) is not None
-    assert noticed or is_killed_by_tests(machine, guard)
+def test_a_mutant_of_a_guard_is_noticed(
+    machine: Machine, part: Part, guard: Guard
+) -> None:
+    noticed = killer_of_guard(machine, part, guard) is not None
+    assert noticed or is_killed_by_tests(machine, part, guard)

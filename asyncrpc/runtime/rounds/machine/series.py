@@ -26,7 +26,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from asyncrpc.errors import MalformedError
+from asyncrpc.errors import LocalProtocolError, MalformedError
 from asyncrpc.runtime.rounds.machine.tree import branch_of, parent_of
 from asyncrpc.runtime.rounds.machine.words import (
     Blame,
@@ -508,7 +508,13 @@ class Series:
             self._result = Result(-1, ())
 
     def _go(self, event: SeriesEvent) -> None:
-        self.state = TRANSITIONS[self.state][event]
+        after = TRANSITIONS[self.state].get(event)
+        if after is None:
+            raise LocalProtocolError(
+                f"{event.value!r} cannot happen to a worker in a series where it is "
+                f"{self.state.value!r}"
+            )
+        self.state = after
 
     def _must_tell(self, rank: int) -> None:
         self._hub.outbox[self, rank] = None

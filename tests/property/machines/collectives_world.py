@@ -1,0 +1,223 @@
+"""Two ranks of a group that begin collectives, and the network between them.
+
+Each rank begins one collective after the other, as its program says, and leaves the
+group then, or before.  In a collective it sends one message and takes one.  Messages
+between the two come in order; what each rank does comes at any time.
+
+Safety: no collective ends well at a rank if the other one has begun something else.
+Liveness: none waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+from asyncrpc.collectives.machine.operations import (
+    CollectiveFailure,
+    Descriptor,
+    MessageKey,
+)
+from tests.property.machines.walk import facts
+
+NAMES: Final = ("a", "b")
+Action: TypeAlias = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One of the two."""
+
+    machine: Any
+    program: str  # a letter for what each collective is
+    may_leave_early: bool
+    inbox: deque[tuple[Any, ...]] = field(default_factory=deque)
+    number: int = -1  # of the collective under way
+    has_taken: bool = False
+    is_answered: bool = False
+    has_left: bool = False
+    results: list[bool] = field(default_factory=list)
+
+    def facts(self) -> object:
+        """Return everything that is so at this rank."""
+        return (
+            facts(vars(self.machine)),
+            list(self.inbox),
+            (self.number, self.has_taken, self.is_answered, self.has_left),
+            self.results,
+        )
+
+    @property
+    def operation(self) -> Any:
+        """The collective under way, if one is."""
+        return self.machine.operations.running.get(self.number)
+
+
+class CollectivesWorld:
+    """Both ranks after some actions."""
+
+    def __init__(
+        self, build: ModuleType, programs: tuple[str, str], *, leaves: int | None
+    ) -> None:
+        self.ranks: list[_Rank] = []
+        for rank, program in enumerate(programs):
+            machine = build.MatchedCollectives()
+            machine.join("a group", NAMES, rank)
+            self.ranks.append(_Rank(machine, program, rank == leaves))
+
+    def facts(self) -> str:
+        """Return everything that is so, to tell worlds apart."""
+        return repr([one.facts() for one in self.ranks])
+
+    def possible(self) -> Iterator[Action]:
+        """Yield what may happen next."""
+        for rank, one in enumerate(self.ranks):
+            operation = one.operation
+            is_free = operation is None and not one.has_left
+            has_more = len(one.results) < len(one.program)
+            may: dict[str, object] = {
+                "deliver": one.inbox,
+                "begin": is_free and has_more,
+                "leave": (is_free and not has_more)
+                or (one.may_leave_early and not one.has_left),
+                "take": operation is not None
+                and not operation.failure
+                and not one.has_taken
+                and operation.arrived,
+                "end": operation is not None
+                and (operation.failure or (one.has_taken and one.is_answered)),
+            }
+            yield from ((what, rank) for what, can_be in may.items() if can_be)
+
+    def do(self, action: Action) -> None:
+        """Let something happen."""
+        what, rank = action
+        getattr(self, f"_{what}")(rank, self.ranks[rank])
+        for one, rank_of in zip(self.ranks, (0, 1), strict=True):
+            self._carry_out(rank_of, one)
+
+    def _carry_out(self, rank: int, one: _Rank) -> None:
+        outbox = one.machine.outbox
+        while outbox:
+            failing = outbox.pop(0)
+            for number in failing.messages:
+                self._send(rank, "answer", number, failing.failure)
+            if failing.is_news:
+                self._send(rank, "failed", failing.number, failing.failure)
+
+    def _send(self, rank: int, *message: Any) -> None:
+        self.ranks[1 - rank].inbox.append(message)
+
+    # --- what a rank does ------------------------------------------------------------
+
+    def _begin(self, rank: int, one: _Rank) -> None:
+        descriptor = Descriptor(one.program[len(one.results)])
+        operation = one.machine.begin(descriptor)
+        if isinstance(operation, CollectiveFailure):
+            one.results.append(False)
+            return
+        one.number = operation.number
+        one.has_taken = one.is_answered = False
+        self._send(rank, "block", operation.number, descriptor)
+
+    def _take(self, rank: int, one: _Rank) -> None:
+        ((_, number),) = one.operation.arrived.items()
+        one.operation.arrived.clear()
+        one.has_taken = True
+        self._send(rank, "answer", number, None)
+
+    def _end(self, rank: int, one: _Rank) -> None:
+        operation = one.operation
+        one.results.append(operation.failure is None)
+        one.machine.operations.end(operation)
+        for number in operation.arrived.values():
+            self._send(rank, "answer", number, one.machine.too_late(number, 1 - rank))
+
+    def _leave(self, rank: int, one: _Rank) -> None:
+        one.has_left = True
+        self._send(rank, "left", *one.machine.leave())
+
+    # --- what comes ------------------------------------------------------------------
+
+    def _deliver(self, rank: int, one: _Rank) -> None:
+        machine = one.machine
+        match one.inbox.popleft():
+            case ("block", number, descriptor):
+                failure = machine.refusal_of(number, 1 - rank, descriptor)
+                if failure is not None:
+                    self._send(rank, "answer", number, failure)
+                else:
+                    machine.operations.arrive(number, MessageKey(1 - rank, 0), number)
+            case ("answer", number, failure):
+                if number == one.number:
+                    one.is_answered = True
+                if failure is not None and one.operation is not None:
+                    self._on_refused(one, number, failure)
+            case ("failed", number, failure):
+                machine.hear_failure(number, failure)
+            case ("left", ended, failure):
+                machine.lose(failure, ended=ended)
+
+    @staticmethod
+    def _on_refused(one: _Rank, number: int, failure: CollectiveFailure) -> None:
+        if number == one.number and one.operation.failure is None:
+            one.machine.fail(number, failure)
+
+    # --- the end ---------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Check what must be so at any time.
+
+        Raises:
+            AssertionError: a collective has ended well that is not the same at both.
+        """
+        a, b = self.ranks
+        for number, (mine, theirs) in enumerate(
+            zip(a.results, b.results, strict=False)
+        ):
+            is_same = a.program[number] == b.program[number]
+            assert is_same or not (mine or theirs), (
+                f"collective {number} has ended well"
+            )
+
+    def check_end(self) -> None:
+        """Check what must be so when nothing is left to happen.
+
+        Raises:
+            AssertionError: a rank waits for ever.
+        """
+        for one in self.ranks:
+            assert one.operation is None, f"{one.program} waits for ever"
+            assert one.has_left
+
+
+def visit(build: ModuleType, programs: tuple[str, str], *, leaves: int | None) -> int:
+    """Let happen what can, in every order; return how many worlds there were.
+
+    Raises:
+        AssertionError: safety or liveness does not hold; the actions are its notes.
+    """
+    seen: set[str] = set()
+    todo: deque[tuple[Action, ...]] = deque([()])
+    while todo:
+        actions = todo.popleft()
+        world = CollectivesWorld(build, programs, leaves=leaves)
+        try:
+            for action in actions:
+                world.do(action)
+            state = world.facts()
+            if state in seen:
+                continue
+            seen.add(state)
+            world.check()
+            possible = list(world.possible())
+            if not possible:
+                world.check_end()
+        except AssertionError as error:
+            error.add_note(f"{programs}: {actions}")
+            raise
+        todo += [(*actions, action) for action in possible]
+    return len(seen)

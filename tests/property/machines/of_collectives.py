@@ -1,0 +1,340 @@
+"""Collectives of a group: which belong together, and why they fail."""
+
+from __future__ import annotations
+
+import enum
+from types import ModuleType
+from typing import Any, Final
+
+from asyncrpc.collectives.machine import matching, operations
+from asyncrpc.errors import MalformedError
+from tests.property.machines.collectives_world import visit
+from tests.property.machines.spec import Guard, Machine, Part
+
+
+class _OneCollective:
+    """The first collective of a rank."""
+
+    def __init__(self, build: ModuleType) -> None:
+        self._check: Any = build.check
+        self._descriptor: Any = build.Descriptor("barrier")
+        self._failure: Any = build.CollectiveFailure("", "", ())
+        self.operations: Any = build.Operations()
+        self._operation: Any = None
+
+    @property
+    def state(self) -> enum.Enum:
+        """Where it is."""
+        found: enum.Enum = self.operations.state(0)
+        return found
+
+    def on(self, event: enum.Enum) -> None:
+        """Let an event happen to it."""
+        match event.name:
+            case "BEGIN" if self._operation is None:
+                self._operation, _ = self.operations.begin(self._descriptor)
+            case "END" if self._operation is not None:
+                self.operations.end(self._operation)
+            case "FAIL":
+                self.operations.fail(0, self._failure)
+            case _:  # there is no way to ask for it
+                self._check(self.state, event)
+
+
+_PROGRAMS: Final = (
+    ("x", "x"),
+    ("x", "y"),
+    ("xx", "x"),
+    ("", "x"),
+    ("xx", "xx"),
+)
+
+
+def _none_ends_well_that_is_not_the_same_and_none_waits_for_ever(
+    build: ModuleType,
+) -> None:
+    for programs in _PROGRAMS:
+        for leaves in (None, 0):
+            assert visit(build, programs, leaves=leaves) > 10
+
+
+def _who_has_not_come_is_late(build: ModuleType) -> None:
+    one = build.MatchedCollectives()
+    one.join("a group", ("a", "b", "c", "d"), 0)
+    one.begin(operations.Descriptor("barrier"))
+    one.give_up(0, 1.0, {1: 1, 2: 0, 3: None})
+    (failing,) = one.outbox
+    assert failing.failure.ranks == ("c", "d")
+    assert failing.is_news
+    one.operations.end(one.operations.running[0])
+    one.give_up(0, 1.0, {1: 1, 2: 0, 3: None})
+    assert len(one.outbox) == 1
+
+
+def _a_rank_is_who_it_says_and_nobody_else(build: ModuleType) -> None:
+    one = build.MatchedCollectives()
+
+    def refuses(name: str, rank: int | None = None) -> bool:
+        try:
+            one.check_speaker(name, rank)
+        except MalformedError:
+            return True
+        return False
+
+    assert one.is_hearsay_of("b")
+    assert not refuses("b")
+    assert not refuses("b", 1)
+    assert not refuses("b", 1)
+    assert one.is_hearsay_of("b")
+    assert not one.is_hearsay_of("c")
+    assert refuses("b", 2)
+    assert refuses("c", 1)
+    assert not refuses("d", 0)
+    place = operations.MessageKey(0, 0)
+    one.operations.arrive(0, place, "of a stranger")
+    assert [rank for rank, _ in one.join("a group", ("a", "b"), 0)] == [1, 0]
+    assert [one.messages for one in one.outbox] == [[], ["of a stranger"]]
+    assert refuses("d")
+    assert refuses("b", 0)
+    assert not refuses("b", 1)
+    assert not one.is_hearsay_of("b")
+
+
+def _a_rank_that_has_left_is_missed_by_what_it_has_not_ended(build: ModuleType) -> None:
+    one = build.MatchedCollectives()
+    one.join("a group", ("a", "b", "c"), 0)
+    for _ in range(3):
+        one.begin(operations.Descriptor("barrier"))
+    failures = [operations.CollectiveFailure(code, code, ()) for code in "bc"]
+    assert one.lose(failures[0], ended=2)
+    assert not one.lose(failures[1], ended=2)
+    assert one.lose(failures[1], ended=1)
+    assert [failing.number for failing in one.outbox] == [2, 1]
+    assert one.lost == failures[0]
+    assert one.last_lost == failures[1]
+    assert [one.lost_for(number) for number in range(4)] == [
+        None,
+        failures[1],
+        failures[0],
+        failures[0],
+    ]
+    assert one.begin(operations.Descriptor("barrier")) == failures[0]
+    assert one.refuse("gives up") == failures[0]
+    assert one.operations.begun == 3
+    assert one.leave()[0] == 0
+
+
+def _what_comes_for_what_is_over_or_lost_is_refused(build: ModuleType) -> None:
+    one = build.MatchedCollectives()
+    one.join("a group", ("a", "b", "c"), 0)
+    barrier = operations.Descriptor("barrier")
+    one.operations.end(one.begin(barrier))
+    late = one.refusal_of(0, 1, barrier)
+    assert late.ranks == ("b", "a")
+    assert "is over at rank 0 ('a'), which has begun 1" in late.problem
+    assert one.refusal_of(1, 1, barrier) is None
+    lost = one.loss_of("c", "it has died")
+    assert one.loss_of("d", "it has died") is None
+    assert one.lose(lost)
+    assert one.refusal_of(1, 1, None) == lost
+    assert one.refusal_of(7, 1, barrier) == lost
+
+
+def _what_another_rank_has_begun_or_failed_counts_at_the_beginning(
+    build: ModuleType,
+) -> None:
+    barrier, other = map(operations.Descriptor, ("barrier", "broadcast"))
+    one = build.MatchedCollectives()
+    one.join("a group", ("a", "b"), 0)
+    one.hear(0, 1, other)
+    mismatch = one.begin(barrier)
+    assert mismatch.ranks == ("b", "a")
+    assert one.operations.state(0) is operations.OVER
+    assert one.outbox.pop().is_news
+    failure = operations.CollectiveFailure("", "it has failed at b", ("b",))
+    one.hear_failure(0, failure)  # it is over
+    assert one.outbox == []
+    one.hear_failure(1, failure)
+    assert not one.outbox.pop().is_news
+    assert one.begin(barrier) == failure
+    running = one.begin(barrier)
+    one.hear_failure(running.number, failure)
+    one.hear_failure(running.number, mismatch)
+    assert running.failure == failure
+    assert len(one.outbox) == 1
+    assert one.refuse("gives up") is None
+    assert one.refusal_of(3, 1, barrier).ranks == ("a",)
+
+
+COLLECTIVE: Final = Machine(
+    name="A collective at a rank",
+    about="Whether what comes for a collective is kept, taken or refused. A collective "
+    "fails on all ranks; another rank is gone for those that it has not ended.",
+    source=operations,
+    states="CollectiveState",
+    events="CollectiveEvent",
+    starts=("AHEAD",),
+    begin=lambda build, _: _OneCollective(build),
+    feed=lambda one, event: one.on(event),
+    state_of=lambda one: one.state,
+    stories="""
+all ranks come:
+    AHEAD -BEGIN-> RUNNING -END-> OVER
+a rank begins something else:
+    AHEAD -BEGIN-> RUNNING -FAIL-> FAILED -END-> OVER
+two ranks notice that:
+    RUNNING -FAIL-> FAILED -FAIL-> FAILED
+it has failed before this rank comes:
+    AHEAD -FAIL-> DOOMED -FAIL-> DOOMED -BEGIN-> FAILED -END-> OVER
+it fails elsewhere once this rank has ended it:
+    OVER -FAIL-> OVER
+it ends once:
+    OVER -END-x
+it begins once:
+    AHEAD -END-x -BEGIN-> RUNNING -BEGIN-x
+what has failed begins once:
+    DOOMED -END-x -BEGIN-> FAILED -BEGIN-x
+what is over is not begun:
+    OVER -BEGIN-x
+""",
+    tests=("tests/unit/collectives/machine/test_operations.py",),
+    guards=(
+        Guard(
+            "a-failure-is-forgotten",
+            "            self._failed[number] = failure\n",
+            "            pass\n",
+        ),
+        Guard(
+            "what-comes-early-is-dropped",
+            "        operation.arrived = self._early.pop(operation.number, {})\n",
+            "",
+        ),
+        Guard(
+            "a-message-comes-twice",
+            "        if place in arrived:\n",
+            "        if False:\n",
+        ),
+        Guard(
+            "what-ranks-have-said-before-is-forgotten",
+            "            if theirs != descriptor:\n",
+            "            if False:\n",
+        ),
+        Guard(
+            "what-ranks-say-later-is-not-compared",
+            "            if operation.descriptor != theirs:\n",
+            "            if False:\n",
+        ),
+        Guard(
+            "any-number-may-come-early",
+            "if kept >= EARLY_MAX or number - self.begun >= EARLY_MAX:",
+            "if False:",
+        ),
+    ),
+    parts=(
+        Part(
+            matching,
+            checks=(
+                _none_ends_well_that_is_not_the_same_and_none_waits_for_ever,
+                _who_has_not_come_is_late,
+                _a_rank_is_who_it_says_and_nobody_else,
+                _a_rank_that_has_left_is_missed_by_what_it_has_not_ended,
+                _what_comes_for_what_is_over_or_lost_is_refused,
+                _what_another_rank_has_begun_or_failed_counts_at_the_beginning,
+            ),
+            guards=(
+                Guard(
+                    "a-mismatch-is-no-failure",
+                    "        if mismatch is not None:\n"
+                    "            self.on_mismatch(number, mismatch)\n",
+                    "",
+                ),
+                Guard(
+                    "a-mismatch-at-the-beginning-is-no-failure",
+                    "            self.on_mismatch(operation.number, mismatch)\n",
+                    "            pass\n",
+                ),
+                Guard(
+                    "a-late-message-is-kept",
+                    "if failure is None and operations.is_over(number):",
+                    "if False:",
+                ),
+                Guard(
+                    "a-lost-rank-is-waited-for",
+                    "failure = self.lost_for(number) if self._gone else None",
+                    "failure = None",
+                ),
+                Guard(
+                    "nothing-fails-for-a-rank-that-is-gone",
+                    "                self.fail(number, failure, is_news=False)\n"
+                    "        self._gone",
+                    "                pass\n        self._gone",
+                ),
+                Guard(
+                    "nothing-fails-later-for-a-rank-that-is-gone",
+                    "        self._gone.append((ended, failure))\n",
+                    "",
+                ),
+                Guard(
+                    "a-rank-that-leaves-is-missed-by-what-it-has-ended",
+                    "if number >= ended and self.lost_for(number) is None:",
+                    "if self.lost_for(number) is None:",
+                ),
+                Guard(
+                    "what-a-rank-has-ended-needs-it",
+                    "            if number >= ended:\n",
+                    "            if True:\n",
+                ),
+                Guard(
+                    "a-later-loss-hides-an-earlier-one",
+                    "if self._gone and ended >= self._gone[-1][0]:",
+                    "if self._gone:",
+                ),
+                Guard(
+                    "who-leaves-has-ended-what-runs",
+                    "min(self.operations.running, default=self.operations.begun)",
+                    "self.operations.begun",
+                ),
+                Guard(
+                    "the-other-ranks-are-not-told",
+                    "self.outbox.append(Failing(number, failure, messages, is_news))",
+                    "self.outbox.append(Failing(number, failure, messages, False))",
+                ),
+                Guard(
+                    "what-others-say-of-failures-is-not-heard",
+                    "if not operations.is_over(number) and operations.failure_of",
+                    "if False and operations.failure_of",
+                ),
+                Guard(
+                    "who-has-come-is-late",
+                    "if count is None or count <= number",
+                    "if count is None or count <= number + 1",
+                ),
+                Guard(
+                    "who-does-not-say-has-come",
+                    "if count is None or count <= number",
+                    "if count is not None and count <= number",
+                ),
+                Guard(
+                    "two-workers-are-one-rank",
+                    "(said == rank and rank not in others)",
+                    "said == rank",
+                ),
+                Guard(
+                    "a-worker-is-two-ranks",
+                    "(said == rank and rank not in others)",
+                    "rank not in others",
+                ),
+                Guard(
+                    "strangers-stay",
+                    "            messages = self.operations.drop(spoken)\n",
+                    "            messages: list[M] = []\n",
+                ),
+                Guard(
+                    "a-member-speaks-for-another",
+                    "is_it = rank < len(members) and members[rank] == name",
+                    "is_it = name in members",
+                ),
+            ),
+        ),
+    ),
+)

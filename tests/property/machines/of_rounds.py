@@ -1,0 +1,109 @@
+"""Rounds of a group: barriers, rendezvous and what else all members come to."""
+
+from __future__ import annotations
+
+import enum
+from types import ModuleType
+from typing import Any, Final
+
+from asyncrpc.runtime.rounds.machine import series
+from asyncrpc.runtime.rounds.machine.words import Key, Purpose
+from tests.property.machines.spec import Guard, Machine
+
+_KEY: Final = Key(next(iter(Purpose)), "", None)
+
+
+class _Hub:
+    """Holds the series; nobody is told anything."""
+
+    def __init__(self) -> None:
+        self.outbox: dict[Any, None] = {}
+        self.ended: dict[Any, None] = {}
+
+    def who(self, rank: int) -> str:
+        """Return how a member is called."""
+        return f"rank {rank}"
+
+
+class _OneSeries:
+    """A series of two members, which is led by hand.
+
+    What brings the events about, and what follows from them, is tested with the
+    protocol: tests/unit/runtime/rounds/machine.
+    """
+
+    def __init__(self, build: ModuleType) -> None:
+        self._series: Any = build.Series(_KEY, 0, 2, _Hub())
+
+    @property
+    def state(self) -> enum.Enum:
+        """Where the worker is."""
+        found: enum.Enum = self._series.state
+        return found
+
+    def on(self, event: enum.Enum) -> None:
+        """Let an event happen."""
+        self._series._go(event)  # noqa: SLF001
+
+
+SERIES: Final = Machine(
+    name="A series of rounds",
+    about="Where a worker is in a series of barriers or rendezvous: at no round, at "
+    "one, or past one.",
+    source=series,
+    states="SeriesState",
+    events="SeriesEvent",
+    starts=("AWAY",),
+    begin=lambda build, _: _OneSeries(build),
+    feed=lambda one, event: one.on(event),
+    state_of=lambda one: one.state,
+    stories="""
+the root has all reports:
+    AWAY -COME-> GATHERING -PASS-> PASSED -LEAVE-> AWAY
+a member hears the result:
+    AWAY -COME-> GATHERING -REPORT-> REPORTED -PASS-> PASSED -COME-> GATHERING
+a report is lost with its parent's memory:
+    REPORTED -ASK-> GATHERING -REPORT-> REPORTED
+it fails before this member has reported:
+    GATHERING -FAIL-> FAILED -LEAVE-> AWAY
+it fails after this member has reported:
+    REPORTED -FAIL-> FAILED -COME-> GATHERING
+the others are ahead of a member that begins anew:
+    GATHERING -CATCH_UP-> GATHERING
+the others are ahead of a member that has reported:
+    REPORTED -CATCH_UP-> GATHERING
+what has passed does not fail:
+    PASSED -FAIL-x -PASS-x -REPORT-x
+what has failed does not pass:
+    FAILED -PASS-x -FAIL-x
+who is away takes no part:
+    AWAY -REPORT-x -PASS-x -FAIL-x -LEAVE-x
+who waits comes to no other round:
+    GATHERING -COME-x -LEAVE-x -REPORT-> REPORTED -COME-x -LEAVE-x -REPORT-x
+""",
+    tests=("tests/unit/runtime/rounds/machine/test_series.py",),
+    guards=(
+        Guard(
+            "who-has-reported-does-not-wait",
+            "return self.state is GATHERING or self.state is REPORTED",
+            "return self.state is GATHERING",
+        ),
+        Guard(
+            "a-result-without-this-branch-counts",
+            "            if len(self._reports) < len(self._below):\n"
+            '                raise MalformedError(f"a result',
+            '            if False:\n                raise MalformedError(f"a result',
+        ),
+        Guard(
+            "a-neighbour-that-is-gone-is-waited-for",
+            "if self.is_neighbour(rank):\n                self.fail(failure)",
+            "if False:\n                self.fail(failure)",
+        ),
+        Guard(
+            "a-failure-is-not-kept-for-those-who-come-late",
+            "            self._record(self.number, failure, None)\n\n"
+            "    def fail_ahead",
+            "\n    def fail_ahead",
+        ),
+    ),
+)
