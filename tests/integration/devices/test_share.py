@@ -7,6 +7,7 @@ import os
 import signal
 import weakref
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import asyncrpc
 from asyncrpc import Options, Worker, WorkerLostError
 from asyncrpc.errors import EncodeError
 from asyncrpc.runtime.payloads import loans, regions
+from asyncrpc.runtime.payloads.messages import OpenRegion
 from asyncrpc.serde.shared import can_share
 from asyncrpc.testing import Cluster, ProcessCluster, fake_device
 from tests.integration.devices.accelerators import IS_FAKE, TYPE, set_up
@@ -233,10 +235,10 @@ async def _sent_as(worker: Worker, value: torch.Tensor, device: str) -> None:
     memory: Any = worker.parts.memory.regions
     asking = memory._ask  # noqa: SLF001
 
-    async def ask(link: Any, method: str, given: Any) -> Any:
-        if method == "open":
-            given[3] = device
-        return await asking(link, method, given)
+    async def ask(link: Any, request: Any) -> Any:
+        if isinstance(request, OpenRegion):
+            request = replace(request, device=device)
+        return await asking(link, request)
 
     memory._ask = ask  # noqa: SLF001
     await worker.peer("b").call(keep, value)
