@@ -204,7 +204,11 @@ class Parts:
         self.calls.open(self.tasks, self.directory)
         self.rounds = RoundService(identity, tasks, peers)
         self.graceful_shutdown = GracefulShutdown(
-            identity, tasks, peers, lambda: bool(self.active or self.unsent.count)
+            identity,
+            tasks,
+            peers,
+            self.rounds,
+            lambda: bool(self.active or self.unsent.count),
         )
         self.memory = Sharing(self)
         self.membership = MembershipService(
@@ -217,7 +221,7 @@ class Parts:
         )
         peers.begin(self.membership, self.memory.on_link, self.membership.on_link)
         for service in (
-            *(self.rounds, self.graceful_shutdown),
+            self.rounds,
             *(self.memory, self.memory.regions, self.membership),
         ):
             self.services.add(service)

@@ -14,8 +14,10 @@ from typing import Final
 import msgpack
 
 from asyncrpc.errors import MalformedError
+from asyncrpc.ids import Incarnation
 from asyncrpc.runtime.messages import Notice, message
 from asyncrpc.runtime.rounds.machine.words import (
+    MISSING_MAX,
     Doubt,
     Failed,
     Here,
@@ -38,7 +40,6 @@ PART_BYTES: Final = PIECE_BYTES * PIECES_MAX
 # What msgpack adds to each payload, at most.
 _PAYLOAD_OVERHEAD: Final = 5
 PROBLEM_CHARS_MAX: Final = 4096  # of a failure
-MISSING_MAX: Final = 64  # ranks in one
 
 
 def payload_bytes_max(members: int) -> int:
@@ -102,6 +103,17 @@ class DownNotice(Notice):
     key: Spread[Key]
     number: Count
     part: Spread[PayloadPart]
+
+
+@message(SERVICE, "left_out")
+class LeftOutNotice(Notice):
+    """The sender, which ends, goes on without the receiver, which it believes lost.
+
+    Attributes:
+        incarnation: of the receiver.
+    """
+
+    incarnation: Incarnation
 
 
 PlainNotice = HereNotice | FailedNotice | DoubtNotice

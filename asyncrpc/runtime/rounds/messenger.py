@@ -1,6 +1,6 @@
 """Messages to workers by rank: at once where there is a link, else once there is one.
 
-For messages that go round a group (barriers, the end).  A message holds what its sender
+For messages that go round a group.  A message holds what its sender
 knows when it is written, so one that waits for a link is never out of date, and one is
 enough.
 """
@@ -11,13 +11,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from asyncrpc.errors import (
-    AsyncRpcError,
-    MalformedError,
-    UnknownWorkerError,
-)
+from asyncrpc.errors import AsyncRpcError, UnknownWorkerError
 from asyncrpc.runtime.membership.ports import Peers
-from asyncrpc.runtime.ports import Identity, PeerLink, Scheduler
+from asyncrpc.runtime.ports import PeerLink, Scheduler
 
 STALL_S: Final = 0.05  # of silence, after which everything known is sent again
 # So long may the last message of a worker that has left be on its way.
@@ -45,7 +41,6 @@ class PeerMessenger:
 
     def __init__(
         self,
-        identity: Identity,
         scheduler: Scheduler,
         peers: Peers,
         write: Callable[[PeerLink], None],
@@ -54,13 +49,11 @@ class PeerMessenger:
         """Prepare to send.
 
         Args:
-            identity: who sends.
             scheduler: runs the dials.
             peers: whom it knows.
             write: writes the message of this moment to a link.
             on_unreachable: called with a rank that cannot be reached, and why.
         """
-        self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
         self._write = write
@@ -102,25 +95,6 @@ class PeerMessenger:
         for dial in self._dials.values():
             dial.cancel()
         self._dials.clear()
-
-    def name_of(self, rank: int) -> str:
-        """Return the name of a worker, for people to read."""
-        return name_of(self._peers, rank)
-
-    def rank_of(self, name: str) -> int:
-        """Return the rank of a worker; -1 if it has none, or is forgotten."""
-        return rank_of(self._peers, name)
-
-    def check_rank(self, link: PeerLink) -> None:
-        """Refuse the message of a worker without a rank in the group.
-
-        Raises:
-            MalformedError: it has none.
-        """
-        if not 0 <= self.rank_of(link.peer.name) < self._identity.world_size:
-            raise MalformedError(
-                f"worker {link.peer.name!r} has no rank in this group, and no say in it"
-            )
 
     def _link(self, rank: int) -> PeerLink | None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from asyncrpc.arguments import wrong
 from asyncrpc.errors import MalformedError, UsageError
@@ -37,6 +37,7 @@ from asyncrpc.runtime.rounds.messages import (
     DownNotice,
     FailedNotice,
     HereNotice,
+    LeftOutNotice,
     PartNotice,
     PlainNotice,
     UpNotice,
@@ -57,8 +58,28 @@ EARLY_BYTES_MAX: Final = 64 << 20
 BARRIER: Final = Key(Purpose.BARRIER, "", None)
 
 
+class WaveObserver(Protocol):
+    """Takes note of what is said of the waves of the end."""
+
+    def on_word(self, key: Key, word: Word) -> None:
+        """A member has spoken of a wave."""
+
+    def on_unreachable(self, rank: int, reason: str) -> None:
+        """A member to whom this one would speak cannot be reached."""
+
+    def on_peer_lost(self, rank: int) -> None:
+        """A worker is gone."""
+
+    def on_left_out(self, rank: int) -> None:
+        """A member says that it goes on without this worker."""
+
+
 class RoundService:
-    """What one worker does at rounds; a `Service`."""
+    """What one worker does at rounds; a `Service`.
+
+    Attributes:
+        waves: takes note of waves of the end.
+    """
 
     name = SERVICE
 
@@ -74,6 +95,7 @@ class RoundService:
         self.scheduler = scheduler
         self.peers = peers
         self.is_closed = False
+        self.waves: WaveObserver | None = None
         self._venues: dict[Series, Venue] = {}
         self._early: dict[Venue, int] = {}  # bytes
         self.routes = (
@@ -82,6 +104,7 @@ class RoundService:
             takes(DoubtNotice, self._on_word),
             takes(UpNotice, self._on_part),
             takes(DownNotice, self._on_part),
+            takes(LeftOutNotice, self._on_left_out),
         )
 
     @functools.cached_property
@@ -180,6 +203,16 @@ class RoundService:
             word = Report(notice.number, notice.passed, payloads)
         self._receive(venue, rank, link, word)
 
+    def _on_left_out(self, link: PeerLink, notice: LeftOutNotice) -> None:
+        rank = rank_of(self.peers, link.peer.name)
+        if not (
+            0 <= rank < self.size and notice.incarnation == self.identity.incarnation
+        ):
+            raise MalformedError(f"worker {link.peer.name!r} has no say in this end")
+        if self.waves is not None and not self.is_closed:
+            self.waves.on_left_out(rank)
+            self.flush()
+
     def _checked_sender(self, link: PeerLink, key: Key) -> tuple[int, Sequence[int]]:
         """Return the sender's rank, and all members, before anything is kept for it.
 
@@ -205,6 +238,8 @@ class RoundService:
         venue.note_life(rank, link.peer)
         self.machine.hear(venue.series, rank, word)
         venue.note_life(rank, link.peer)
+        if venue.series.key.purpose is Purpose.END and self.waves is not None:
+            self.waves.on_word(venue.series.key, word)
         venue.changed.set()
         self.flush()
 
@@ -230,6 +265,8 @@ class RoundService:
         for venue in tuple(self._venues.values()):
             if venue.series.is_neighbour(rank) and venue.relies_on(rank, peer):
                 venue.on_gone(rank, reason)
+        if self.waves is not None and rank >= 0:
+            self.waves.on_peer_lost(rank)
 
     async def close(self) -> None:
         """Give up what this worker waits at; the others are told.
@@ -250,6 +287,12 @@ class RoundService:
         for series in self.machine.ended:
             self._venue_of(series).changed.set()
         self.machine.ended.clear()
+
+    def on_unreachable(self, series: Series, rank: int, reason: str) -> None:
+        """A neighbour in a series cannot be reached."""
+        if series.key.purpose is Purpose.END and self.waves is not None:
+            self.waves.on_unreachable(rank, reason)
+            self.flush()
 
     def name_of(self, rank: int) -> str:
         """Return the name of a worker, for people to read."""

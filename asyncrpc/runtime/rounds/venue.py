@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Final, Protocol
+from typing import Protocol
 
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -23,6 +23,7 @@ from asyncrpc.runtime.rounds.machine.series import Series
 from asyncrpc.runtime.rounds.machine.table import Rounds
 from asyncrpc.runtime.rounds.machine.words import (
     LISTED_MAX,
+    MISSING_MAX,
     Blame,
     Failure,
     Payloads,
@@ -31,7 +32,6 @@ from asyncrpc.runtime.rounds.machine.words import (
     Result,
 )
 from asyncrpc.runtime.rounds.messages import (
-    MISSING_MAX,
     PROBLEM_CHARS_MAX,
     Arriving,
     PayloadPart,
@@ -41,12 +41,6 @@ from asyncrpc.runtime.rounds.messages import (
 )
 from asyncrpc.runtime.rounds.messenger import STALL_S, PeerMessenger, rank_of
 from asyncrpc.runtime.rounds.turns import CallTurns
-
-_ANY: Final = {
-    Purpose.BARRIER: "a barrier",
-    Purpose.RENDEZVOUS: "a rendezvous",
-    Purpose.END: "a wave of the end",
-}
 
 
 class Host(Protocol):
@@ -67,6 +61,9 @@ class Host(Protocol):
     def name_of(self, rank: int) -> str:
         """Return the name of a worker, for people to read."""
 
+    def on_unreachable(self, series: Series, rank: int, reason: str) -> None:
+        """A neighbour in a series cannot be reached."""
+
 
 class Venue:
     """One series at one worker: its connections, and the calls to it, in turn.
@@ -83,11 +80,10 @@ class Venue:
         self.series = series
         self.changed = asyncio.Event()
         self.messenger = PeerMessenger(
-            service.identity,
             service.scheduler,
             service.peers,
             self._write,
-            self.on_gone,
+            self._on_unreachable,
         )
         self.arriving: dict[int, Arriving] = {}
         self.turns = CallTurns(service.scheduler.loop, self._skip)
@@ -119,11 +115,11 @@ class Venue:
         end_s = None if timeout_s is None else loop.time() + timeout_s
         try:
             async with asyncio.timeout_at(end_s):
-                await self.turns.take(self._any)
+                await self.turns.take(self.series.key.any_label)
         except TimeoutError:
             raise BarrierTimeoutError(
-                f"{self._any}: in {timeout_s:g} s its turn did not come: another call "
-                "of this worker waits there",
+                f"{series.key.any_label}: in {timeout_s:g} s its turn did not come: "
+                "another call of this worker waits there",
                 number=series.number,
                 missing=(),
             ) from None
@@ -212,12 +208,9 @@ class Venue:
         if self.series.is_waiting:
             missing = tuple(self.series.missing[:MISSING_MAX])
             problem = f"{self._me} gave up {self._label}: it {what}"
-            self.fail(Blame.GAVE_UP, problem, missing)
-
-    def fail(self, blame: Blame, problem: str, missing: tuple[int, ...]) -> None:
-        """Fail the round that this worker waits at, if any, for all."""
-        self.series.fail(Failure(blame, problem[:PROBLEM_CHARS_MAX], missing))
-        self._service.flush()
+            failure = Failure(Blame.GAVE_UP, problem[:PROBLEM_CHARS_MAX], missing)
+            self.series.fail(failure)
+            self._service.flush()
 
     def on_gone(self, rank: int, reason: str) -> None:
         """A worker is gone, or cannot be reached."""
@@ -227,6 +220,10 @@ class Venue:
         failure = Failure(Blame.LOST, problem[:PROBLEM_CHARS_MAX], (rank,))
         self.series.on_lost(rank, failure)
         self._service.flush()
+
+    def _on_unreachable(self, rank: int, reason: str) -> None:
+        self.on_gone(rank, reason)
+        self._service.on_unreachable(self.series, rank, reason)
 
     def note_life(self, rank: int, peer: WorkerId) -> None:
         """Take note of which life of a neighbour a word comes from, or goes to."""
@@ -257,7 +254,9 @@ class Venue:
 
     def _decline(self, what: str) -> None:
         """Come to a round only to give it up."""
-        problem = f"{self._me} gave {self._any} up: it {what}"[:PROBLEM_CHARS_MAX]
+        problem = f"{self._me} gave {self.series.key.any_label} up: it {what}"[
+            :PROBLEM_CHARS_MAX
+        ]
         rank = self._service.identity.rank
         failure = Failure(Blame.GAVE_UP, problem, (rank,))
         self._machine.decline(self.series, failure)
@@ -296,13 +295,6 @@ class Venue:
                 link.tell(notice, at_once=True)
 
     # --- errors ----------------------------------------------------------------------
-
-    @property
-    def _any(self) -> str:
-        """What a round is called whose number is not known."""
-        key = self.series.key
-        of = f" of {key.tag!r}" if key.purpose is Purpose.RENDEZVOUS else ""
-        return _ANY[key.purpose] + of
 
     @property
     def _label(self) -> str:

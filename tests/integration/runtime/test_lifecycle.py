@@ -220,7 +220,7 @@ async def test_a_kill_while_all_leave_fails_nobody(
         await a.peer("b").call(remote.add, 1)
         with acting_as(a):
             leaving = asyncio.create_task(asyncrpc.shutdown())
-        ending = a.parts.graceful_shutdown._machine  # noqa: SLF001
+        ending = a.parts.graceful_shutdown.machine
         await until(lambda: ending.phase is Phase.GATHERING)
         assert not leaving.done()  # the others never leave
         cluster.kill("b")

@@ -29,7 +29,7 @@ from asyncrpc import (
 )
 from asyncrpc.ids import WorkerId
 from asyncrpc.multiprocessing import launch
-from asyncrpc.runtime.rounds.machine.termination import Phase
+from asyncrpc.runtime.rounds.machine.termination import MARK, Phase
 from asyncrpc.runtime.teardown import CLOSING_S
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import SimWorker
@@ -123,18 +123,17 @@ async def test_a_call_that_a_thread_has_just_handed_over_is_not_overlooked() -> 
             for test, to in (("1", ""), ("2", "a"))
         ]
         await asyncio.gather(one.begun.wait(), two.begun.wait())
-        machine = b.parts.graceful_shutdown._machine  # noqa: SLF001
-        machine.enter()
-        machine.speak(busy=True, started=0)
-        machine.hear(0, 0, 0b01, 0b01)
-        assert (machine.wave, machine.must_speak) == (1, True)
+        ending = b.parts.graceful_shutdown
+        ending.machine.enter()
+        assert ending.machine.come(busy=True, started=0) == MARK
         # From here on the loop stands still, and these come to wait in this order: the
         # answers, the look at what is in flight, the call.
         let_end(b, one, 1)
-        speaking = asyncio.ensure_future(b.parts.graceful_shutdown._answer_wave())  # noqa: SLF001
+        coming = asyncio.ensure_future(ending._payload(None))  # noqa: SLF001
         let_end(b, two, 2)
-        assert await speaking is False
-        assert machine.must_speak
+        assert await coming == MARK
+        assert ending._count_started() == 1  # noqa: SLF001
+        assert not ending._is_busy()  # noqa: SLF001
         await asyncio.gather(*calls)
 
 
@@ -179,7 +178,7 @@ async def test_a_call_that_ends_late_is_waited_for(trio: Trio) -> None:
         asyncio.create_task(one.shutdown(graceful=True, timeout_s=LIMIT_S))
         for one in trio
     ]
-    machine = trio[1].parts.graceful_shutdown._machine  # noqa: SLF001
+    machine = trio[1].parts.graceful_shutdown.machine
     await until(lambda: machine.phase is Phase.DRAINING)
     assert not any(one.done() for one in ending)
     watch.gate.set()

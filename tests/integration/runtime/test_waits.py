@@ -222,7 +222,6 @@ class TestTheEndOfAWorker:
         a = trio[0]
         before = asyncio.all_tasks()
         messenger = PeerMessenger(
-            a.parts.identity,
             a.parts.tasks,
             a.parts.directory,
             lambda _: None,

@@ -20,6 +20,7 @@ from asyncrpc.optim.turns import TurnQueue
 from asyncrpc.rref.values import Value
 from asyncrpc.runtime.calls.futures import CallFuture
 from asyncrpc.runtime.calls.streams import StreamProducer
+from asyncrpc.runtime.rounds.service import BARRIER
 from asyncrpc.testing import Cluster, StillPendingError, acting_as, all_end
 
 AT_ONCE = Options(drain_timeout_s=0.0)
@@ -157,7 +158,7 @@ class TestWhatIsStuck:
     async def test_who_waits_for_a_worker_that_is_closed(self) -> None:
         with pytest.raises(StillPendingError) as caught:
             async with all_end(within_s=0.0):
-                async with Cluster(1, options=AT_ONCE) as (a,):
+                async with Cluster(2, options=AT_ONCE) as (a, _):
                     pass
                 waiting = asyncio.create_task(wait_for_others(a))
                 await asyncio.sleep(0)
@@ -292,8 +293,7 @@ async def numbers(count: int) -> AsyncIterator[int]:
 
 async def wait_for_others(worker: Worker) -> None:
     """Wait for a word of another worker of the group."""
-    worker.parts.graceful_shutdown._changed.clear()  # noqa: SLF001  (which its end has set)
-    await worker.parts.graceful_shutdown._wait_change(None, None)  # noqa: SLF001
+    await worker.parts.rounds.venue(BARRIER).come(b"", None)
 
 
 def _drop(worker: Worker) -> None:

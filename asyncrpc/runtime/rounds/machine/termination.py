@@ -1,24 +1,25 @@
-"""When a group has nothing left to do: termination detection, without a centre.
+"""When a group has nothing left to do: termination detection, in waves.
 
-The members go through waves.  In each, every member says once whether it has started a
-call, or was at work, since it said so in the wave before; and it says so only when it
-is idle: it serves no call and waits for none.  A wave in which none has is the proof:
+A wave is a round of all members that are left.  In each, every member brings a mark if
+it has started a call, or was at work, since it brought something to the wave before;
+and it comes only when it is idle: it serves no call and waits for none.  A wave to
+which nobody brings a mark is the proof:
 
-    Let T be the moment at which the last member spoke in the wave before.  Each member
-    was idle when it spoke then, before T, and when it speaks now, after T: for no
-    member begins a wave before all have spoken in the one before.  In between it
-    started nothing.  So a call under way at T was started by a member before it spoke;
-    but then it was waited for, and the member was not idle.
+    Let T be the moment at which the last member came to the wave before.  Each member
+    was idle when it came then, before T, and when it comes now, after T: for no member
+    passes a round before all have come to it.  In between it started nothing.  So a
+    call under way at T was started by a member before it came; but then it was waited
+    for, and the member was not idle.
 
-Being at rest is stable: a member that has seen it may tell others, and they may leave.
+To its first wave, and to the first after a failed one, a member comes at once, idle or
+not, and with a mark.  So the first is over when all have asked for the end, and until
+then no member is hurried.
 
-All members come to the first wave at once, idle or not.  So it ends when all have asked
-for the end, and until then no member is hurried.
-
-A lost member is left out: a member that learns of a loss adds it to those it knows, and
-begins again.  As losses only grow, and travel with every message, all members that are
-left come to count the same ones.  A member that was wrongly believed lost learns of it
-in the same way, and must end alone.
+A lost member is left out: those that are left have another series.  A member that
+learns of a loss fails the wave of the series that it is in, which tells the others, and
+goes on in the next.  What has been lost only grows, and each series names those that it
+does without; so all members that are left come to the same one.  A member that was
+wrongly believed lost learns of it in the same way, or is told, and must end alone.
 
 Not known here: calls.  The service says whether it is busy and how many calls it has
 ever started.  Source: Mattern, "Algorithms for distributed termination detection",
@@ -28,8 +29,22 @@ ever started.  Source: Mattern, "Algorithms for distributed termination detectio
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+from typing import Final
 
-from asyncrpc.runtime.rounds.machine.gathering import Gathering, ranks_of
+from asyncrpc.runtime.rounds.machine.series import Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
+from asyncrpc.runtime.rounds.machine.words import (
+    MISSING_MAX,
+    Blame,
+    Failed,
+    Failure,
+    Key,
+    Purpose,
+    Word,
+)
+
+MARK: Final = b"\1"
 
 
 class Phase(enum.Enum):
@@ -47,21 +62,28 @@ class Termination:
 
     Attributes:
         phase: how far it has come.
-        lost: bits of the ranks that are left out.
-        wave: number of the present wave, from 0; anew after each loss.
-        beginning: how often it has begun; grows with each loss.
+        lost: the ranks that are left out.
+        untold: those of them that are yet to be told so, if they can be reached.
+        is_first: whether the next wave is its first, or the first after a failed one.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, rounds: Rounds) -> None:
+        """Begin before the end.
+
+        Args:
+            rank: of this worker.
+            size: of its group.
+            rounds: of this worker.
+        """
         self.phase = Phase.BEFORE
-        self.lost = 0
-        self.wave = 0
-        self.beginning = 0
+        self.lost: set[int] = set()
+        self.untold: set[int] = set()
         self._rank = rank
         self._size = size
-        self._started = -1  # calls, when this member spoke last; -1: it was busy
-        self._owed: list[int] = []  # who waits for the word that a wave has ended
-        self._gathering = self._anew()
+        self._rounds = rounds
+        self.is_first = True
+        self._started = -1  # calls, when this member came last; -1: it was busy
+        self._wave: Series | None = None  # that it has come to last, until it is over
 
     @property
     def is_over(self) -> bool:
@@ -69,123 +91,99 @@ class Termination:
         return self.phase in (Phase.ENDED, Phase.EXCLUDED)
 
     @property
-    def must_speak(self) -> bool:
-        """Return whether the present wave waits for this member."""
-        is_in = self.phase in (Phase.GATHERING, Phase.DRAINING)
-        return is_in and not self._gathering.has_come
+    def key(self) -> Key:
+        """What names the series of all members that are left."""
+        left = (rank for rank in range(self._size) if rank not in self.lost)
+        return Key(Purpose.END, "", tuple(left) if self.lost else None)
+
+    @property
+    def series(self) -> Series:
+        """Return the series whose waves this member comes to."""
+        return self._rounds.series(self.key)
 
     @property
     def missing(self) -> list[int]:
         """The ranks that the present wave waits for, as far as is known here."""
-        return self._gathering.missing
-
-    @property
-    def known(self) -> int:
-        """Bits of the ranks that have spoken in the present wave."""
-        return self._gathering.known
-
-    @property
-    def marked(self) -> int:
-        """Return the bits of members that were at work since the wave before."""
-        return self._gathering.marked
+        series = self.series
+        if series.is_waiting or series.latest > series.number:
+            return series.missing
+        return list(series.ranks)  # nobody is known to have come
 
     def enter(self) -> None:
         """This worker asks for the end."""
         if self.phase is Phase.BEFORE:
             self.phase = Phase.GATHERING
 
-    def speak(self, *, busy: bool, started: int) -> None:
-        """Speak in the present wave, if this member can.
+    def come(self, *, busy: bool, started: int) -> bytes | None:
+        """Say what this member brings to the next wave, if it can come to it.
 
         Args:
             busy: whether a call is served here, or waited for.
             started: how many calls this member has ever started.
-        """
-        if not self.must_speak or (busy and self.wave > 0):
-            return
-        marked = busy or started != self._started or not self.wave
-        self._started = -1 if busy else started
-        self._gathering.come(marked=marked)
-        self._go_on()
-
-    def hear(self, lost: int, wave: int, known: int, marked: int) -> bool:
-        """Take another member's message.
 
         Returns:
-            Whether it does not know what is known here, and must be told.
+            The payload, with which it must come now; None: it cannot yet.
         """
-        if self.is_over:
-            return True
-        self._lose(lost)
-        if self.is_over or lost != self.lost or wave < self.wave:
-            return True
-        if wave > self.wave and self.phase is not Phase.BEFORE:
-            self._begin(wave)  # all have spoken in ours, or none would be in that one
-        if wave == self.wave:
-            self._gathering.merge(known, marked)
-            self._go_on()
-        return False
+        if self.is_over or (busy and not self.is_first):
+            return None
+        is_marked = busy or started != self._started or self.is_first
+        self._started = -1 if busy else started
+        self.is_first = False
+        self._wave = self.series
+        return MARK if is_marked else b""
 
-    def hear_end(self) -> None:
-        """Another member has seen that nothing is in flight anywhere."""
-        if self.phase in (Phase.GATHERING, Phase.DRAINING):
-            self.phase = Phase.ENDED
-
-    def on_lost(self, rank: int) -> None:
-        """A worker is gone: go on without it."""
-        if 0 <= rank < self._size and rank != self._rank and not self.is_over:
-            self._lose(1 << rank)
-
-    def due(self) -> list[int]:
-        """Return the ranks to be told now, and take it that they are."""
-        if self.is_over:
-            return []
-        owed, self._owed = self._owed, []
-        due = self._gathering.due()
-        return due + [rank for rank in owed if rank not in due]
-
-    def overdue(self) -> list[int]:
-        """Return the ranks to be told after a silence, and take it that they are."""
-        return [] if self.is_over else self._gathering.overdue()
-
-    def awaited(self) -> list[int]:
-        """Return the ranks whose loss must be noticed here: the wave waits for them."""
-        return [] if self.is_over else self._gathering.awaited()
-
-    @property
-    def listeners(self) -> list[int]:
-        """Return the ranks that this member informs; they must learn of the end."""
-        return self._gathering.listeners
-
-    def _lose(self, lost: int) -> None:
-        lost &= (1 << self._size) - 1
-        if not lost & ~self.lost:
+    def look(self) -> None:
+        """See how the wave has ended that this member has come to, if it has."""
+        wave = self._wave
+        if wave is None or wave.is_waiting:
             return
-        self.lost |= lost
-        if self.lost >> self._rank & 1:
+        self._wave, failure = None, wave.failure
+        if failure is not None:
+            self.is_first = True
+            if failure.blame is Blame.LOST:
+                self.lose(failure.missing, failure.problem)
+        elif not self.is_over:
+            is_marked = any(wave.payloads)
+            self.phase = Phase.DRAINING if is_marked else Phase.ENDED
+
+    def hear(self, key: Key, word: Word) -> None:
+        """Another member has spoken of a wave: see whom it does without."""
+        if key.replicas is not None:
+            self.lose(set(range(self._size)).difference(key.replicas), "says another")
+        if isinstance(word, Failed) and word.failure.blame is Blame.LOST:
+            self.lose(word.failure.missing, word.failure.problem)
+        series = self._rounds.series(key)
+        unknown = self.lost.intersection(series.ranks)
+        if unknown:  # to whoever spoke
+            ranks = tuple(sorted(unknown))[:MISSING_MAX]
+            failure = Failure(Blame.LOST, "the others go on without these", ranks)
+            series.fail_ahead(series.latest, failure)
+
+    def hear_left_out(self, rank: int) -> None:
+        """A member says that it goes on without this one."""
+        if 0 <= rank < self._size:
+            self.lose((self._rank,), "it is left out")
+
+    def lose(self, ranks: Iterable[int], problem: str) -> None:
+        """Members are gone: go on without them."""
+        self.look()  # whoever has passed a wave does not fail it any more
+        new = set(ranks).intersection(range(self._size)).difference(self.lost)
+        if self.is_over or not new:
+            return
+        self.is_first = True
+        if self._rank in new:
             self.phase = Phase.EXCLUDED
+            if self._wave is not None:
+                problem = "the others go on without this one"
+                self._wave.fail(Failure(Blame.GAVE_UP, problem))
             return
-        self.beginning += 1
-        self.wave = 0
-        self._owed = []
-        self._gathering = self._anew()
-
-    def _go_on(self) -> None:
-        """End the wave if all have spoken in it."""
-        if not self._gathering.is_whole:
+        series = None if self.phase is Phase.BEFORE else self.series
+        self.lost |= new
+        self.untold |= new
+        if series is None:
             return
-        if self.wave and not self._gathering.marked:
-            self.phase = Phase.ENDED
+        failure = Failure(Blame.LOST, problem, tuple(sorted(new))[:MISSING_MAX])
+        if series.is_waiting:
+            series.fail(failure)
         else:
-            self._begin(self.wave + 1)
-
-    def _begin(self, wave: int) -> None:
-        self.phase = Phase.DRAINING
-        self.wave = wave
-        # A message of this wave tells them that the one before has ended.
-        self._owed = self._gathering.due()
-        self._gathering = self._anew()
-
-    def _anew(self) -> Gathering:
-        everyone = (1 << self._size) - 1
-        return Gathering(self._rank, ranks_of(everyone & ~self.lost))
+            self._rounds.decline(series, failure)

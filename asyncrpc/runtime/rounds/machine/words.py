@@ -16,6 +16,7 @@ Replicas: TypeAlias = tuple[Number, ...] | None
 Payloads: TypeAlias = tuple[bytes, ...]
 
 LISTED_MAX: Final = 8  # ranks in a text
+MISSING_MAX: Final = 64  # ranks in a failure
 
 
 class Purpose(enum.Enum):
@@ -23,7 +24,7 @@ class Purpose(enum.Enum):
 
     BARRIER = "barrier"
     RENDEZVOUS = "rendezvous"
-    END = "wave of the end"
+    END = "wave"
 
 
 class Key(NamedTuple):
@@ -41,8 +42,18 @@ class Key(NamedTuple):
 
     def label(self, number: int) -> str:
         """Return how a round is called in errors."""
-        of = f" of {self.tag!r}" if self.purpose is Purpose.RENDEZVOUS else ""
-        return f"{self.purpose.value} {number}{of}"
+        return f"{self.purpose.value} {number}{self._of}"
+
+    @property
+    def any_label(self) -> str:
+        """What a round is called whose number is not known."""
+        return f"a {self.purpose.value}{self._of}"
+
+    @property
+    def _of(self) -> str:
+        if self.purpose is Purpose.RENDEZVOUS:
+            return f" of {self.tag!r}"
+        return " of the end" if self.purpose is Purpose.END else ""
 
 
 class Turn(NamedTuple):

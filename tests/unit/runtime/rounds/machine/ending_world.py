@@ -1,7 +1,8 @@
 """A group that ends: members that call each other, die and doubt one another.
 
-Each member has its `Termination`; links are queues, in order, of calls, answers, words
-of the end, and at last the news that the other end is gone.
+Each member has its `Rounds` and its `Termination`; links are queues, in order, of
+calls, answers, words of waves, and at last the news that the other end is gone.  Who
+speaks to somebody of whose end it has learnt gets that news again: a dial that fails.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from asyncrpc.runtime.rounds.machine.series import Series
+from asyncrpc.runtime.rounds.machine.table import Rounds
 from asyncrpc.runtime.rounds.machine.termination import Phase, Termination
+from asyncrpc.runtime.rounds.machine.words import Key, Word
+from tests.unit.runtime.rounds.machine.world import lost, name_of
 
 Link: TypeAlias = tuple[int, int]
-Message: TypeAlias = tuple[str, *tuple[int, ...]]
+Message: TypeAlias = tuple[str, *tuple[int, ...]] | tuple[Key, Word]
 Step: TypeAlias = tuple[str, *tuple[int, ...]]
 
 
@@ -22,6 +27,7 @@ Step: TypeAlias = tuple[str, *tuple[int, ...]]
 class Member:
     """One worker: what is in flight at it, and its view of the end."""
 
+    rounds: Rounds
     machine: Termination
     pending: list[int] = field(default_factory=list)  # to whom
     serving: list[tuple[int, int]] = field(default_factory=list)  # from whom, how deep
@@ -30,6 +36,11 @@ class Member:
     is_dead: bool = False
     cut_off: set[int] = field(default_factory=set)  # of whose end it has learnt
     own_calls: int = 0  # that its program still makes before it asks for the end
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is at a wave."""
+        return self.machine.series.is_waiting
 
     @property
     def is_here(self) -> bool:
@@ -58,8 +69,10 @@ class World:
         self.deaths = deaths
         self.doubts = doubts
         self.members = [
-            Member(Termination(rank, size), own_calls=own_calls[rank])
-            for rank in range(size)
+            Member(rounds, Termination(rank, size, rounds), own_calls=own_calls[rank])
+            for rank, rounds in enumerate(
+                Rounds(rank, size, name_of) for rank in range(size)
+            )
         ]
         self.links: dict[Link, list[Message]] = {
             (one, other): []
@@ -73,23 +86,9 @@ class World:
         world: World = pickle.loads(pickle.dumps(self, 5))  # a third of deepcopy's time
         return world
 
-    def key(self) -> object:
+    def key(self) -> bytes:
         """Return what tells this world from others that will go on differently."""
-        members = [
-            (
-                tuple(sorted(one.pending)),
-                tuple(sorted(one.serving)),
-                one.started,
-                one.has_left,
-                one.is_dead,
-                tuple(sorted(one.cut_off)),
-                one.own_calls,
-                _key_of(one.machine),
-            )
-            for one in self.members
-        ]
-        links = [(link, tuple(queue)) for link, queue in self.links.items() if queue]
-        return tuple(members), tuple(links), self.calls, self.deaths, self.doubts
+        return pickle.dumps(self, 5)
 
     # --- what may happen -------------------------------------------------------------
 
@@ -114,8 +113,8 @@ class World:
                 yield from (("call", rank, to, index) for to in peers)
         if one.machine.is_over:
             yield "leave", rank
-        elif one.machine.must_speak:
-            is_able = not (one.machine.wave and self.is_busy(rank))
+        elif one.machine.phase is not Phase.BEFORE and not one.is_waiting:
+            is_able = one.machine.is_first or not self.is_busy(rank)
             yield "speak" if is_able else "try_to_speak", rank
         if self.deaths:
             yield "die", rank
@@ -125,8 +124,8 @@ class World:
     def is_busy(self, rank: int) -> bool:
         """Whether it is at work, waits, or may hear from one that is left out."""
         one = self.members[rank]
-        open_to = sum(1 << to for to in range(self.size) if to not in one.cut_off)
-        return bool(one.pending or one.serving or open_to & one.machine.lost)
+        may_hear = one.machine.lost - one.cut_off
+        return bool(one.pending or one.serving or may_hear)
 
     def take(self, step: Step) -> None:
         """Let it happen."""
@@ -134,13 +133,16 @@ class World:
         action(*step[1:])
         for rank, one in enumerate(self.members):
             if one.is_here:
-                self._tell(rank, one.machine.due())
+                self._go_on(rank)
 
     def be_silent(self) -> None:
         """Nothing has come for a while: all is told again."""
         for rank, one in enumerate(self.members):
             if one.is_here:
-                self._tell(rank, one.machine.overdue())
+                series = one.machine.series
+                for to in series.overdue():
+                    self._say(rank, series, to)
+                self._go_on(rank)
 
     # --- what happens ----------------------------------------------------------------
 
@@ -163,9 +165,9 @@ class World:
 
     def _speak(self, rank: int) -> None:
         one = self.members[rank]
-        before = one.machine.phase
-        one.machine.speak(busy=self.is_busy(rank), started=one.started)
-        self._look(rank, before)
+        payload = one.machine.come(busy=self.is_busy(rank), started=one.started)
+        if payload is not None:
+            one.rounds.come(one.machine.series, payload)
 
     def _try_to_speak(self, rank: int) -> None:
         self._speak(rank)  # it is busy: nothing may come of it
@@ -195,43 +197,53 @@ class World:
         one = self.members[to]
         if not one.is_here or from_ in one.cut_off:
             return
-        before, beginning = one.machine.phase, one.machine.beginning
         match message:
-            case ("call", depth):
+            case ("call", int(depth)):
                 one.serving.append((from_, depth))
             case ("answer",):
                 one.pending.remove(from_)
-            case ("end",):
-                one.machine.hear_end()
+            case ("left out",):
+                one.machine.hear_left_out(from_)
             case ("gone",):
                 one.cut_off.add(from_)
                 one.pending = [peer for peer in one.pending if peer != from_]
                 one.serving = [call for call in one.serving if call[0] != from_]
-                one.machine.on_lost(from_)
-            case ("word", *word):
-                if one.machine.hear(*word):
-                    self._say(to, from_)
-        if one.machine.beginning != beginning:
-            self._tell(to, [peer for peer in range(self.size) if peer != to])
-        self._look(to, before)
+                for series in one.rounds.all_series:
+                    series.on_lost(from_, lost(from_))
+            case (Key() as key, word):
+                one.rounds.hear(one.rounds.series(key), from_, word)  # type: ignore[arg-type]
+                one.machine.hear(key, word)  # type: ignore[arg-type]
 
-    def _look(self, rank: int, before: Phase) -> None:
-        """Check that an end that has just been seen is one, and tell it."""
-        if self.members[rank].machine.phase is not Phase.ENDED or before is Phase.ENDED:
-            return
-        assert self.in_flight() == [], f"{rank} saw an end too early"
-        self._tell(rank, [to for to in range(self.size) if to != rank])
+    def _go_on(self, rank: int) -> None:
+        """Say what is due; check that an end that is seen is one."""
+        one = self.members[rank]
+        before = one.machine.phase
+        for _ in range(100):
+            due = one.rounds.due()
+            for series, to in due:
+                self._say(rank, series, to)
+            if not due:
+                break
+        else:
+            raise AssertionError("it never ends to say something")
+        one.machine.look()
+        for to in sorted(one.machine.untold):
+            self._send(rank, to, ("left out",))
+        one.machine.untold.clear()
+        one.rounds.ended.clear()
+        if one.machine.phase is Phase.ENDED and before is not Phase.ENDED:
+            assert self.in_flight() == [], f"{rank} saw an end too early"
 
     def in_flight(self) -> list[object]:
         """Return the calls of the group: of all but the dead and those left out."""
-        lost = 0
+        left_out: set[int] = set()
         for one in self.members:
             if one.is_here and one.machine.phase is not Phase.EXCLUDED:
-                lost |= one.machine.lost
+                left_out |= one.machine.lost
         group = [
             rank
             for rank, one in enumerate(self.members)
-            if one.is_here and not lost >> rank & 1
+            if one.is_here and rank not in left_out
         ]
         found: list[object] = [
             (rank, one.pending, one.serving)
@@ -249,34 +261,16 @@ class World:
 
     # --- words -----------------------------------------------------------------------
 
-    def _tell(self, rank: int, to: list[int]) -> None:
-        for other in to:
-            self._say(rank, other)
-
-    def _say(self, rank: int, to: int) -> None:
-        machine = self.members[rank].machine
-        if machine.phase is Phase.ENDED:
-            self._send(rank, to, ("end",))
-        else:
-            word = (machine.lost, machine.wave, machine.known, machine.marked)
-            self._send(rank, to, ("word", *word))
+    def _say(self, rank: int, series: Series, to: int) -> None:
+        one = self.members[rank]
+        for word in series.words_for(to):
+            self._send(rank, to, (series.key, word))
+        if to in one.cut_off:
+            series.on_lost(to, lost(to))
+            one.machine.lose((to,), "it cannot be reached")
 
     def _send(self, rank: int, to: int, message: Message) -> None:
         """Put a message on its way; one to somebody who is gone finds nobody."""
         is_open = to not in self.members[rank].cut_off
         if is_open and self.links[rank, to][-1:] != [("gone",)]:
             self.links[rank, to].append(message)
-
-
-def _key_of(machine: Termination) -> object:
-    gathering = machine._gathering  # noqa: SLF001
-    return (
-        machine.phase,
-        machine.lost,
-        machine.wave,
-        machine._started,  # noqa: SLF001
-        tuple(machine._owed),  # noqa: SLF001
-        gathering.known,
-        gathering.marked,
-        tuple(sorted(gathering._told.items())),  # noqa: SLF001
-    )
