@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import Protocol
 
 from asyncrpc.errors import (
@@ -32,6 +31,7 @@ from asyncrpc.runtime.links.machine.reconnect import (
     Reconnect,
     ReconnectEvent,
     answer_limit_s,
+    reason_of_refusal,
     reason_of_verdict,
 )
 from asyncrpc.runtime.links.ports import (
@@ -85,14 +85,12 @@ class Broken:
         machine: decides.
         candidate: the connection that is about to bring another transport: it has said
             how much has been read, so until it is answered nothing more may be.
-        is_probing: whether it is dialed again although it is not known to be broken.
     """
 
     def __init__(self, connection: ResumableConnection) -> None:
         self.connection = connection
         self.machine = Reconnect()
         self.candidate: ResumableConnection | None = None
-        self.is_probing = False
 
     def release_ended(self) -> None:
         """Make room for another candidate if this one has ended."""
@@ -236,10 +234,9 @@ class Reconnector:
 
         Args:
             connection: the lane.
-            attempt: the last one that the peer had accepted when it broke; an earlier
-                one than the last one here means that it has been resumed since.
+            attempt: the last one that the peer had accepted when it broke.
         """
-        if attempt >= self._of(connection).machine.attempt:
+        if self._of(connection).machine.is_broken_since(attempt):
             connection.break_off("it has broken at the peer")
 
     def try_another_way(self, connection: ResumableConnection) -> None:
@@ -250,19 +247,9 @@ class Reconnector:
         if connection.role is not Role.DIALER:
             return
         broken = self._of(connection)
-        if broken.is_probing:
-            return
-        broken.is_probing = True
-        task = self._scheduler.start_task(self._redial(broken))
-        task.add_done_callback(partial(self._on_probed, broken))
-
-    @staticmethod
-    def _on_probed(broken: Broken, _task: asyncio.Task[str]) -> None:
-        broken.is_probing = False
-
-    async def _advice(self, connection: ResumableConnection) -> tuple[Advice, Evidence]:
-        evidence = await self._judge.evidence(connection.ack_through)
-        return ADVICE[evidence], evidence
+        if broken.machine.probe():
+            task = self._scheduler.start_task(self._redial(broken))
+            task.add_done_callback(lambda _: broken.machine.on_probed())
 
     def _routes_to(self, connection: ResumableConnection) -> list[Address]:
         """Return where a connection can be dialed again: first where it was."""
@@ -286,9 +273,8 @@ class Reconnector:
                 )
                 hello = await dialled.handler.until_open()
         except RefusedError as error:
-            advice, _ = await self._advice(connection)
-            waits = advice is Advice.WAIT
-            return "" if waits else f"nobody listens any more: {error}"
+            evidence = await self._judge.evidence(connection.ack_through)
+            return reason_of_refusal(evidence, str(error))
         except RemoteProtocolError as error:
             return str(error)
         except (TransportError, TimeoutError):
@@ -313,8 +299,7 @@ class Reconnector:
         """Ask the peer to go on over a candidate's transport, if it is the first."""
         target, loop = broken.connection, self._scheduler.loop
         broken.release_ended()
-        # From here on what the old transport brings would be read twice.
-        if broken.candidate is None:
+        if broken.machine.reads_on:
             target.break_off("another transport takes the place of this one")
         attempt = broken.machine.claim()
         if not attempt:
@@ -387,11 +372,10 @@ class Reconnector:
     async def _ask(self, broken: Broken) -> str:
         """Return why a connection will not be resumed; empty if it may be."""
         connection = broken.connection
-        advice, evidence = await self._advice(connection)
-        if advice is Advice.GIVE_UP:
-            return evidence.value
-        if advice is Advice.WAIT:
-            return ""
+        evidence = await self._judge.evidence(connection.ack_through)
+        advice = ADVICE[evidence]
+        if advice is not Advice.KNOCK:
+            return evidence.value if advice is Advice.GIVE_UP else ""
         try:
             async with asyncio.timeout(self._routes.timeout_s):
                 dialled = await self._routes.connect(
@@ -399,7 +383,7 @@ class Reconnector:
                 )
             dialled.transport.abort()
         except RefusedError as error:
-            return f"nobody listens any more: {error}"
+            return reason_of_refusal(evidence, str(error))
         except (TransportError, TimeoutError):
             return ""
         return ""

@@ -350,6 +350,26 @@ what is broken breaks once:
             "        self._since_s = now_s",
         ),
         Guard(
+            "two-dials-beside-a-transport",
+            "        if self.is_probing:\n            return False\n",
+            "",
+        ),
+        Guard(
+            "a-break-from-before-counts",
+            "return attempt >= self.attempt",
+            "return True",
+        ),
+        Guard(
+            "an-old-transport-is-read-beside-a-candidate",
+            "return self.state is not ReconnectState.CLAIMED",
+            "return True",
+        ),
+        Guard(
+            "who-is-busy-is-lost",
+            "    if ADVICE[evidence] is Advice.WAIT:\n",
+            "    if False:\n",
+        ),
+        Guard(
             "a-superseded-attempt-ends-it",
             'return "" if verdict == SUPERSEDED else verdict',
             "return verdict",

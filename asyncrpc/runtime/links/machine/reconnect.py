@@ -103,14 +103,16 @@ class Reconnect:
         attempt: at the side that dials, how many candidates there were; at the other,
             the number of the last one that was accepted.
         pause_s: until the next attempt.
+        is_probing: whether it is dialed again although it is not known to be broken.
     """
 
-    __slots__ = ("_limit_s", "_since_s", "attempt", "pause_s", "state")
+    __slots__ = ("_limit_s", "_since_s", "attempt", "is_probing", "pause_s", "state")
 
     def __init__(self) -> None:
         self.state = ReconnectState.WHOLE
         self.attempt = 0
         self.pause_s = FIRST_PAUSE_S
+        self.is_probing = False
         self._since_s = 0.0
         self._limit_s: float | None = None
 
@@ -168,6 +170,37 @@ class Reconnect:
 
     # --- the side that dials ---------------------------------------------------------
 
+    def probe(self) -> bool:
+        """Nothing comes over its transport: return whether to dial beside it.
+
+        One such dial at a time; `on_probed` ends it.
+        """
+        if self.is_probing:
+            return False
+        self.is_probing = True
+        return True
+
+    def on_probed(self) -> None:
+        """The dial beside its transport has ended, well or not."""
+        self.is_probing = False
+
+    def is_broken_since(self, attempt: int) -> bool:
+        """Return whether a break that the peer has seen is one that still counts.
+
+        Args:
+            attempt: the last one that the peer had accepted when it broke; an earlier
+                one than the last here means that it has been resumed since.
+        """
+        return attempt >= self.attempt
+
+    @property
+    def reads_on(self) -> bool:
+        """Return whether its old transport may still be read.
+
+        From the first candidate on, what it brings would be read twice.
+        """
+        return self.state is not ReconnectState.CLAIMED
+
     def claim(self) -> int:
         """Let a candidate ask; return its number, 0 if another one is further."""
         if not self.on(ReconnectEvent.CLAIM):
@@ -212,6 +245,21 @@ class Reconnect:
 def reason_of_verdict(verdict: str) -> str:
     """Return why a verdict ends a connection; empty if it does not."""
     return "" if verdict == SUPERSEDED else verdict
+
+
+def reason_of_refusal(evidence: Evidence, refusal: str) -> str:
+    """Return why a connection is lost if nobody listens at the peer's addresses.
+
+    Args:
+        evidence: of the peer's process.
+        refusal: of the connection, for people.
+
+    Returns:
+        Empty if the peer's process is there, so that it is worth waiting.
+    """
+    if ADVICE[evidence] is Advice.WAIT:
+        return ""
+    return f"nobody listens any more: {refusal}"
 
 
 def answer_limit_s(took_s: float) -> float:

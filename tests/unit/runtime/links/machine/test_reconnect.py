@@ -24,6 +24,7 @@ from asyncrpc.runtime.links.machine.reconnect import (
     ReconnectEvent,
     ReconnectState,
     answer_limit_s,
+    reason_of_refusal,
     reason_of_verdict,
 )
 from tests.unit.runtime.links.machine.reconnect_world import End, World
@@ -123,6 +124,40 @@ def test_a_break_of_what_has_ended_begins_nothing() -> None:
 def test_an_answer_may_take_longer_where_the_dial_did() -> None:
     assert answer_limit_s(0.0) == ANSWER_S
     assert answer_limit_s(2.0) == ANSWER_S + 6.0
+
+
+# --- dials beside a transport that is there ------------------------------------------
+
+
+def test_there_is_one_dial_beside_a_transport_at_a_time() -> None:
+    machine = Reconnect()
+    assert machine.probe()
+    assert not machine.probe()
+    machine.on_probed()
+    assert machine.probe()
+
+
+def test_a_break_at_the_peer_counts_unless_it_has_been_resumed_since() -> None:
+    machine = in_state(BROKEN)
+    assert machine.is_broken_since(0)
+    machine.claim()
+    assert not machine.is_broken_since(0)
+    assert machine.is_broken_since(1)
+
+
+@pytest.mark.parametrize("state", ReconnectState)
+def test_nothing_is_read_from_an_old_transport_beside_a_candidate(
+    state: ReconnectState,
+) -> None:
+    assert in_state(state).reads_on == (state is not CLAIMED)
+
+
+@pytest.mark.parametrize("evidence", Evidence)
+def test_who_listens_no_more_is_lost_unless_its_process_is_there(
+    evidence: Evidence,
+) -> None:
+    is_lost = reason_of_refusal(evidence, "refused") != ""
+    assert is_lost == (ADVICE[evidence] is not Advice.WAIT)
 
 
 # --- answers and offers --------------------------------------------------------------
