@@ -80,7 +80,7 @@ def pytest_asyncio_loop_factories(
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how to have this order again: with -q the header does not."""
-    seed = terminalreporter.config.option.randomly_seed
+    seed = getattr(terminalreporter.config.option, "randomly_seed", None)
     terminalreporter.write_line(f"the same order: --randomly-seed={seed}")
 
 
