@@ -137,20 +137,3 @@ def refusal(peer: str, kind: type[Message], value: Any) -> MalformedError:
     return MalformedError(
         f"worker {peer!r} sent {kind.name!r}, which is wrong: {problem}"
     )
-
-
-class Unchecked:
-    """A message whose content is no record."""
-
-    __slots__ = ("_content", "head", "method", "name", "service")
-
-    labels = ()
-
-    def __init__(self, service: str, method: str, content: Any) -> None:
-        self.service, self.method, self.name = service, method, f"{service}.{method}"
-        self.head = pack_head([service, method])
-        self._content = content
-
-    def pack(self) -> Any:
-        """Return the content as it travels."""
-        return self._content

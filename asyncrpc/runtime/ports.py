@@ -98,21 +98,6 @@ class PeerLink(Protocol):
         See `ask` for the answer itself.
         """
 
-    def notify(
-        self, service: str, method: str, value: Any, *, at_once: bool = False
-    ) -> None:
-        """Send a one-way message to a service of the peer."""
-
-    def request_service(
-        self,
-        service: str,
-        method: str,
-        value: Any,
-        *,
-        deadline: Deadline | None = None,
-    ) -> asyncio.Future[Any]:
-        """Send a request to a service of the peer; the future holds its answer."""
-
 
 class MessageSender(Protocol):
     """Writes messages to a peer."""

@@ -11,6 +11,7 @@ import asyncrpc
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
+from tests import raw_messages
 from tests.numerics.stateful_objects import (
     all_released,
     ask,
@@ -95,7 +96,7 @@ class TestDelays:
                 None,
             ]
             value = [[], {"fields": begun}]
-            await link.request_service("autograd", "advance", value)
+            await raw_messages.request(link, "autograd", "advance", value)
             asked = asyncio.create_task(ask(keepers["c"], "report"))
             await asyncio.sleep(1.0)
             assert not asked.done()

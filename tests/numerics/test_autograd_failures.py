@@ -13,6 +13,7 @@ import asyncrpc
 from asyncrpc import Worker
 from asyncrpc.autograd import Context, backward, context, get_gradients
 from asyncrpc.runtime.ports import PeerLink
+from tests import raw_messages
 from tests.numerics.stateful_objects import (
     Gate,
     Keepers,
@@ -204,8 +205,8 @@ async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
         crossing = y.grad_fn.received.crossing  # type: ignore[union-attr]
         key = [crossing.message.serial, crossing.position]
         ids = ids_of(ctx, workers[0])
-        link.notify("autograd", "abort", ids)
-        late = link.request_service("autograd", "advance", advance(ids, key))
+        raw_messages.tell(link, "autograd", "abort", ids)
+        late = raw_messages.request(link, "autograd", "advance", advance(ids, key))
         with pytest.raises(asyncrpc.errors.AutogradError, match="aborted"):
             await late
         async with asyncio.timeout(30):
@@ -228,8 +229,8 @@ async def test_a_request_that_makes_no_sense_is_refused(
         ids = ids_of(ctx, workers[0])
         value = ids if asked is None else advance(ids, asked)
         with pytest.raises(asyncrpc.RemoteError, match=words):
-            await link.request_service("autograd", method, value)
-        link.notify("autograd", "abort", ids)
+            await raw_messages.request(link, "autograd", method, value)
+        raw_messages.tell(link, "autograd", "abort", ids)
         await backward(ctx, y.sum())
         assert (await ask(keepers["b"], "report")).gradients[0] is not None
 
@@ -241,10 +242,10 @@ async def test_a_gradient_that_comes_twice_is_refused() -> None:
         crossing = recv.received.crossing
         key = [crossing.message.serial, crossing.position]
         ids = ids_of(ctx, workers[0])
-        await link.request_service("autograd", "advance", advance(ids, key))
+        await raw_messages.request(link, "autograd", "advance", advance(ids, key))
         once = advance(ids, [], key, [torch.ones_like(y)])
-        await link.request_service("autograd", "advance", once)
+        await raw_messages.request(link, "autograd", "advance", once)
         with pytest.raises(asyncrpc.RemoteError, match="which expects none"):
-            await link.request_service("autograd", "advance", once)
-        link.notify("autograd", "commit", ids)
+            await raw_messages.request(link, "autograd", "advance", once)
+        raw_messages.tell(link, "autograd", "commit", ids)
         assert (await ask(keepers["b"], "report")).gradients[0] is not None

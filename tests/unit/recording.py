@@ -31,8 +31,6 @@ class RecordingLink:
         self.is_lost = False
         self.told: list[Notice] = []
         self.asked: list[tuple[Request[Any], asyncio.Future[Any]]] = []
-        self.notices: list[tuple[str, Any]] = []
-        self.requests: list[tuple[str, Any, asyncio.Future[Any]]] = []
 
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
         self.told.append(notice)
@@ -46,24 +44,6 @@ class RecordingLink:
     ) -> asyncio.Future[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.asked.append((request, answer))
-        return answer
-
-    def notify(
-        self, service: str, method: str, value: Any, *, at_once: bool = False
-    ) -> None:
-        self.notices.append((method, value))
-
-    def request_service(
-        self,
-        service: str,
-        method: str,
-        value: Any,
-        *,
-        deadline: Deadline | None = None,
-        device_map: DeviceMap | None = None,
-    ) -> asyncio.Future[Any]:
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.requests.append((method, value, answer))
         return answer
 
 

@@ -36,7 +36,7 @@ from asyncrpc.runtime.calls.packing import PackingHost, RequestPacking
 from asyncrpc.runtime.calls.streams import StreamReceiver
 from asyncrpc.runtime.calls.unsent import never_sent
 from asyncrpc.runtime.devices.maps import DEVICES, DeviceMap
-from asyncrpc.runtime.messages import Notice, Request, Unchecked
+from asyncrpc.runtime.messages import Notice, Request
 from asyncrpc.runtime.options import PLAIN, CallOptions, Options
 from asyncrpc.serde import Codec, Compression, Encoded, compression_named
 from asyncrpc.wire.frames import INLINE_BYTES_MAX, Flags, FrameKind, prefix
@@ -410,18 +410,6 @@ class OutboundCalls:
         )
         return call
 
-    def request_service(
-        self,
-        service: str,
-        method: str,
-        value: Any,
-        *,
-        deadline: Deadline | None = None,
-    ) -> CallFuture[Any]:
-        """Send a request whose content is no record; see `ask`."""
-        one: Any = Unchecked(service, method, value)
-        return self.ask(one, deadline=deadline)
-
     def _service_call(self, name: str) -> CallFuture[Any]:
         return CallFuture(loop=self._loop, function=name, to=self._to)
 
@@ -435,13 +423,6 @@ class OutboundCalls:
         control = self._codec.encode(notice.pack()).control
         write = self._connection.push if at_once else self._connection.join
         write(prefix(FrameKind.NOTICE, 0, head=notice.head, control=control))
-
-    def notify(
-        self, service: str, method: str, value: Any, *, at_once: bool = False
-    ) -> None:
-        """Send a notice whose content is no record; see `tell`."""
-        one: Any = Unchecked(service, method, value)
-        self.tell(one, at_once=at_once)
 
     def start_stream(
         self,

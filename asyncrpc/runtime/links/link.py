@@ -124,8 +124,6 @@ class Link:
         start_stream: likewise.
         ask: likewise.
         tell: likewise.
-        request_service: likewise.
-        notify: likewise.
         send_credit: likewise.
         cancel: likewise.
         defer: see `DeferredMessages`.
@@ -199,8 +197,6 @@ class Link:
         self.start_common = self.calls.start_common
         self.start_stream = self.calls.start_stream
         self.ask, self.tell = self.calls.ask, self.calls.tell
-        self.request_service = self.calls.request_service
-        self.notify = self.calls.notify
         self.send_credit = self.calls.send_credit
         self.cancel = self.calls.cancel
         self.answers = AnswerReceiver(

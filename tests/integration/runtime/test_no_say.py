@@ -18,6 +18,7 @@ from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.membership.messages import fields_of
 from asyncrpc.runtime.parts import Parts
 from asyncrpc.testing import Cluster, acting_as
+from tests import raw_messages
 from tests.integration.runtime.conftest import Trio
 
 LIMIT_S = 60.0  # for what would otherwise hang
@@ -29,7 +30,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 async def tell(link: Link, service: str, method: str, value: Any) -> None:
     """Send a notice, and wait until it has been taken or dropped."""
-    link.notify(service, method, value)
+    raw_messages.tell(link, service, method, value)
     assert isinstance(link.host, Parts)
     assert await link.host.peer(link.peer.name).call(len, "ab") == 2
 
@@ -73,7 +74,7 @@ async def test_a_gradient_that_was_not_asked_of_its_sender(trio: Trio) -> None:
                 fields[9] = [message.serial, position]
                 value = [[torch.ones(3)], {"fields": fields}]
                 with pytest.raises(AsyncRpcError, match="was sent"):
-                    await link.request_service("autograd", "advance", value)
+                    await raw_messages.request(link, "autograd", "advance", value)
             assert not service.running_passes  # or whoever waits for it would hang
             await backward(ctx, [y.sum()])
             assert get_gradients(ctx)[x].tolist() == [2.0] * 3
@@ -97,7 +98,7 @@ async def test_a_group_of_others(trio: Trio, caplog: pytest.LogCaptureFixture) -
         assert "worker 'c' speaks as" in caplog.text
     value = [number, 0, 1, 0, None, [torch.ones(1)]]
     with pytest.raises(AsyncRpcError, match="speaks as rank 1"):
-        await link.request_service("collectives", "block", value)
+        await raw_messages.request(link, "collectives", "block", value)
     tensors = [torch.ones(2), torch.ones(2)]
     pairs = zip(groups, tensors, strict=True)
     await asyncio.gather(*(one.all_reduce(each) for one, each in pairs))

@@ -18,6 +18,7 @@ from asyncrpc.runtime.rounds.machine import table
 from asyncrpc.runtime.rounds.messages import PART_BYTES
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
+from tests import raw_messages
 from tests.integration.runtime.groups import until
 
 MIB = 1 << 20
@@ -467,7 +468,7 @@ async def test_what_makes_no_sense_is_dropped(
     """From a child to the root; the meetings that follow know nothing of it."""
     async with Cluster(3) as (a, b, c):
         link = await b.parts.link_to("a")
-        link.notify("rounds", method, value)
+        raw_messages.tell(link, "rounds", method, value)
         assert await b.peer("a").call(max, 1, 2) == 2  # so the other has arrived
         assert f"notice of 'b' could not be taken: rounds.{method}" in caplog.text
         assert await b.parts.link_to("a") is link
@@ -480,4 +481,4 @@ async def test_nothing_is_asked_for_there() -> None:
         with pytest.raises(
             asyncrpc.AsyncRpcError, match="sent what is wrong: 'rounds\\.here', which"
         ):
-            await link.request_service("rounds", "here", None)
+            await raw_messages.request(link, "rounds", "here", None)

@@ -29,6 +29,7 @@ from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.transport import descriptors
 from asyncrpc.wire.frames import FrameKind
+from tests import raw_messages
 from tests.integration.runtime import remote
 from tests.integration.runtime.groups import until
 
@@ -514,7 +515,7 @@ async def test_nonsense_about_slabs_is_dropped(
 ) -> None:
     a, _ = pair
     link = await a.parts.link_to("b")
-    link.notify("memory", method, value)
+    raw_messages.tell(link, "memory", method, value)
     assert await a.peer("b").call(remote.add, 1) == 2
     assert f"notice of 'a' could not be taken: memory.{method}" in caplog.text
     assert await a.parts.link_to("b") is link
@@ -544,7 +545,7 @@ async def test_a_slab_that_never_comes_is_refused_and_nothing_else_is(
     told: list[Any] = []
     for route in a.parts.router.of("memory"):
         route.handle = partial(note, told, route.method)
-    link.notify("memory", "attach", [0, 4096, token])
+    raw_messages.tell(link, "memory", "attach", [0, 4096, token])
     await until(lambda: bool(told))
     assert told == [("attached", [0, "its descriptor has not come"])]
     assert await a.peer("b").call(remote.add, 1) == 2

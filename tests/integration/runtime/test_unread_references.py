@@ -26,6 +26,7 @@ from asyncrpc import (
 )
 from asyncrpc.errors import DecodeError
 from asyncrpc.testing import Cluster, acting_as
+from tests import raw_messages
 from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.rref_parts import Counter, all_freed, counts, until
 
@@ -251,7 +252,7 @@ async def test_one_wrong_release_spoils_no_other(trio: Trio) -> None:
     assert counts(b)["owned"] == 4
     entries = [[*one.rref_id, 1] for one in lent]
     wrong = [[*kept.rref_id, 1], [*lent[0].rref_id, 99], [1, 2, 3]]
-    link.notify("rref", "release", [[entries[0], *wrong, *entries[1:]]])
+    raw_messages.tell(link, "rref", "release", [[entries[0], *wrong, *entries[1:]]])
     await until(lambda: counts(b)["owned"] == 1)
     assert service.local_value(kept).count == 7
     lent.clear()  # they are released for the second time, which changes nothing
@@ -273,7 +274,7 @@ async def test_a_release_of_what_is_not_held(trio: Trio, forks: Any) -> None:
     for worker in (a, c):  # c holds nothing
         link = await worker.parts.link_to("b")
         one = 1 if worker is c else forks
-        link.notify("rref", "release", [[[*rref.rref_id, one]]])
+        raw_messages.tell(link, "rref", "release", [[[*rref.rref_id, one]]])
         assert await worker.peer("b").call(len, "ab") == 2
     assert (await rref.to_here()).count == 1
     assert await a.parts.link_to("b") is not None
@@ -286,7 +287,7 @@ async def test_only_its_owner_speaks_of_a_value(trio: Trio, method: str) -> None
     a, _, c = trio
     rref: Any = await a.peer("b").call(make, 1)
     link = await c.parts.link_to("a")
-    link.notify("rref", method, list(rref.rref_id))
+    raw_messages.tell(link, "rref", method, list(rref.rref_id))
     assert await c.peer("a").call(len, "ab") == 2
     assert (await rref.to_here()).count == 1
     del rref

@@ -38,6 +38,7 @@ from asyncrpc.runtime.parts import Parts
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.wire.frames import FrameKind
 from asyncrpc.wire.messages import pack_head
+from tests import raw_messages
 from tests.integration.runtime.wrong_content import JUNK, examples, spoiled
 
 SERVICES = (
@@ -206,7 +207,7 @@ async def refuse(link: Link, service: Any, method: Any, value: Any) -> str:
     """Ask for something; return the text of the error, empty if it was answered."""
     try:
         async with asyncio.timeout(LIMIT_S):
-            await link.request_service(service, method, value)
+            await raw_messages.request(link, service, method, value)
     except WorkerLostError:
         raise
     except AsyncRpcError as error:

@@ -20,6 +20,7 @@ from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing import Cluster
 from asyncrpc.wire.frames import Flags, FrameKind
 from asyncrpc.wire.messages import pack_head
+from tests import raw_messages
 
 LIMIT_S = 30.0  # for what would otherwise hang
 _release: asyncio.Event
@@ -264,7 +265,7 @@ async def test_a_notice_whose_value_would_end_the_process(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _, link = pair
-    link.notify("rref", "release", [Stopping()])
+    raw_messages.tell(link, "rref", "release", [Stopping()])
     assert await a.peer("b").call(max, 1, 2) == 2
     assert "could not be taken: rref.release" in caplog.text
     assert await a.parts.link_to("b") is link

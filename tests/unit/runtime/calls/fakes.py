@@ -437,21 +437,6 @@ class LinkParts:
     ) -> asyncio.Future[Any]:
         return self.calls.ask(request, deadline=deadline, device_map=device_map)
 
-    def notify(
-        self, service: str, method: str, value: Any, *, at_once: bool = False
-    ) -> None:
-        self.calls.notify(service, method, value, at_once=at_once)
-
-    def request_service(
-        self,
-        service: str,
-        method: str,
-        value: Any,
-        *,
-        deadline: Deadline | None = None,
-    ) -> asyncio.Future[Any]:
-        return self.calls.request_service(service, method, value, deadline=deadline)
-
     def value_of(self, message: Sent) -> Any:
         """Return the value that a message was sent with."""
         return self.host.codec.decode(message.control, list(message.buffers))

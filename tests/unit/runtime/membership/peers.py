@@ -39,24 +39,14 @@ class KeepingLink:
         self.answers: dict[str, Any] = {}
 
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
-        self.notify(notice.service, notice.method, notice.pack(), at_once=at_once)
+        del at_once
+        self.sent.append((notice.service, notice.method, notice.pack()))
 
     def ask(self, request: Request[Any], **_how: Any) -> asyncio.Future[Any]:
-        return self.request_service(request.service, request.method, request.pack())
-
-    def notify(
-        self, service: str, method: str, value: Any, *, at_once: bool = False
-    ) -> None:
-        del at_once
-        self.sent.append((service, method, value))
-
-    def request_service(
-        self, service: str, method: str, value: Any, **_how: Any
-    ) -> asyncio.Future[Any]:
-        self.sent.append((service, method, value))
+        self.sent.append((request.service, request.method, request.pack()))
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if method in self.answers:
-            answer.set_result(self.answers[method])
+        if request.method in self.answers:
+            answer.set_result(self.answers[request.method])
         return answer
 
 

@@ -12,6 +12,7 @@ from asyncrpc.runtime.rounds.messenger import (
     name_of,
     rank_of,
 )
+from tests import raw_messages
 from tests.unit.runtime.membership.peers import Company, run
 
 
@@ -26,7 +27,7 @@ class Sender:
         )
 
     def _write(self, link: PeerLink) -> None:
-        link.notify("test", "number", self.number)
+        raw_messages.tell(link, "test", "number", self.number)
 
     def _on_unreachable(self, rank: int, _why: str) -> None:
         self.unreachable.append(rank)
