@@ -38,6 +38,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
         "_remove_if_dead": _ONCE,
         "_sweep": _ONCE,
     },
+    "runtime/payloads/loans.py": {"_on_readable": "the loop says that it can be read"},
     "transport/interfaces.py": {"_default_sources": _KERNEL, "_ipv6": _KERNEL},
     "transport/tls.py": {"_first_certificate": _ONCE},
     "transport/uds.py": {
