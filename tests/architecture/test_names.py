@@ -19,8 +19,6 @@ TWINS = {
     "Worker",
     "profile",  # torch has two profilers of this name
 }
-# To be renamed.
-LEFT = {"Blame", "Failed", "Failure", "Outgoing"}  # gone with `series` and `outbox`
 
 
 def classes_by_name() -> dict[str, list[str]]:
@@ -39,4 +37,4 @@ def is_protocol(node: ast.ClassDef) -> bool:
 
 def test_no_two_classes_share_a_name() -> None:
     shared = {name: at for name, at in classes_by_name().items() if len(at) > 1}
-    assert {name: at for name, at in shared.items() if name not in TWINS | LEFT} == {}
+    assert {name: at for name, at in shared.items() if name not in TWINS} == {}

@@ -19,13 +19,13 @@ from asyncrpc.runtime.messages import Notice, message
 from asyncrpc.runtime.rounds.machine.words import (
     MISSING_MAX,
     Doubt,
-    Failed,
     Here,
     Key,
     Payloads,
     Replicas,
     Report,
     Result,
+    RoundFailed,
     Word,
 )
 from asyncrpc.runtime.schema import Count, Number, Positive, Spread
@@ -75,7 +75,7 @@ class FailedNotice(Notice):
     """A round has failed."""
 
     key: Spread[Key]
-    word: Spread[Failed]
+    word: Spread[RoundFailed]
 
 
 @message(SERVICE, "doubt")
@@ -134,7 +134,7 @@ def notices(key: Key, word: Word, parts: list[PayloadPart]) -> Iterator[Notice]:
     match word:
         case Here():
             yield HereNotice(key, word)
-        case Failed():
+        case RoundFailed():
             yield FailedNotice(key, word)
         case Doubt():
             yield DoubtNotice(key, word)
@@ -188,7 +188,7 @@ def check_replicas(replicas: Replicas, size: int) -> None:
         raise MalformedError("replicas that are all: nil stands for these")
 
 
-def check_word(word: Here | Failed | Doubt, members: int, size: int) -> None:
+def check_word(word: Here | RoundFailed | Doubt, members: int, size: int) -> None:
     """Refuse a word that contradicts itself.
 
     Args:
@@ -202,7 +202,7 @@ def check_word(word: Here | Failed | Doubt, members: int, size: int) -> None:
     match word:
         case Here():
             is_right = word.known.bit_length() <= members and word.number <= word.latest
-        case Failed():
+        case RoundFailed():
             failure = word.failure
             if failure.twin is not None:
                 check_replicas(failure.twin.replicas, size)

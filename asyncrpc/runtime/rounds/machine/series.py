@@ -31,13 +31,13 @@ from asyncrpc.runtime.rounds.machine.tree import branch_of, parent_of
 from asyncrpc.runtime.rounds.machine.words import (
     Blame,
     Doubt,
-    Failed,
     Failure,
     Here,
     Key,
     Payloads,
     Report,
     Result,
+    RoundFailed,
     Word,
     mask_of,
     places_of,
@@ -253,7 +253,7 @@ class Series:
 
     # --- what it is told -------------------------------------------------------------
 
-    def hear(self, rank: int, word: Here | Report | Result | Failed) -> None:
+    def hear(self, rank: int, word: Here | Report | Result | RoundFailed) -> None:
         """Take the word of a neighbour.
 
         Raises:
@@ -266,7 +266,7 @@ class Series:
                 self._hear_report(rank, word)
             case Result():
                 self._hear_result(rank, word)
-            case Failed():
+            case RoundFailed():
                 self._hear_failure(rank, word)
 
     def _hear_here(self, rank: int, word: Here) -> None:
@@ -306,7 +306,7 @@ class Series:
         else:
             self._heed(word.number)
 
-    def _hear_failure(self, rank: int, word: Failed) -> None:
+    def _hear_failure(self, rank: int, word: RoundFailed) -> None:
         self._heed(word.passed)
         if self._is_over(word.number):
             return
@@ -342,7 +342,7 @@ class Series:
         """Return what a neighbour is to be told now, and take it that it is."""
         failures = self._failures
         words: list[Word] = [
-            Failed(number, self.passed, failures[number])
+            RoundFailed(number, self.passed, failures[number])
             for number in self._untold.pop(rank, ())
             if number in failures
         ]

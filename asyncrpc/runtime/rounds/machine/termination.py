@@ -37,10 +37,10 @@ from asyncrpc.runtime.rounds.machine.table import Rounds
 from asyncrpc.runtime.rounds.machine.words import (
     MISSING_MAX,
     Blame,
-    Failed,
     Failure,
     Key,
     Purpose,
+    RoundFailed,
     Word,
 )
 
@@ -150,7 +150,7 @@ class Termination:
         """Another member has spoken of a wave: see whom it does without."""
         if key.replicas is not None:
             self.lose(set(range(self._size)).difference(key.replicas), "says another")
-        if isinstance(word, Failed) and word.failure.blame is Blame.LOST:
+        if isinstance(word, RoundFailed) and word.failure.blame is Blame.LOST:
             self.lose(word.failure.missing, word.failure.problem)
         series = self._rounds.series(key)
         unknown = self.lost.intersection(series.ranks)

@@ -121,7 +121,7 @@ class Result(NamedTuple):
     payloads: Payloads
 
 
-class Failed(NamedTuple):
+class RoundFailed(NamedTuple):
     """A round has failed."""
 
     number: Number
@@ -137,7 +137,7 @@ class Doubt(NamedTuple):
     elsewhere: Turn
 
 
-Word: TypeAlias = Here | Report | Result | Failed | Doubt
+Word: TypeAlias = Here | Report | Result | RoundFailed | Doubt
 
 
 def mask_of(places: range) -> int:

@@ -14,13 +14,13 @@ from asyncrpc.runtime.messages import Notice
 from asyncrpc.runtime.rounds.machine.words import (
     Blame,
     Doubt,
-    Failed,
     Failure,
     Here,
     Key,
     Purpose,
     Report,
     Result,
+    RoundFailed,
     Turn,
 )
 from asyncrpc.runtime.rounds.messages import (
@@ -65,10 +65,10 @@ failures = st.builds(
 
 
 @st.composite
-def plain_words(draw: st.DrawFn) -> Here | Failed | Doubt:
-    kind = draw(st.sampled_from([Here, Failed, Doubt]))
-    if kind is Failed:
-        return Failed(draw(numbers), draw(numbers), draw(failures))
+def plain_words(draw: st.DrawFn) -> Here | RoundFailed | Doubt:
+    kind = draw(st.sampled_from([Here, RoundFailed, Doubt]))
+    if kind is RoundFailed:
+        return RoundFailed(draw(numbers), draw(numbers), draw(failures))
     if kind is Doubt:
         return Doubt(draw(numbers), draw(ranks), draw(turns))
     latest = draw(numbers)
@@ -83,7 +83,9 @@ def travelled(notice: Any) -> Any:
 
 
 @given(keys, plain_words())
-def test_a_word_is_read_as_it_was_said(key: Key, word: Here | Failed | Doubt) -> None:
+def test_a_word_is_read_as_it_was_said(
+    key: Key, word: Here | RoundFailed | Doubt
+) -> None:
     notice: Any
     [notice] = notices(key, word, [])
     read = travelled(notice)
@@ -172,16 +174,18 @@ def test_a_purpose_that_is_none_is_refused(purpose: Any) -> None:
     [
         Here(1, -1, is_waiting=True, latest=0, known=0),  # later than the latest
         Here(0, -1, is_waiting=True, latest=0, known=1 << SIZE),  # a seventh of six
-        Failed(0, -1, Failure(Blame.LOST, "x" * (PROBLEM_CHARS_MAX + 1))),
-        Failed(0, -1, Failure(Blame.LOST, "problem", (0,) * 65)),
-        Failed(0, -1, Failure(Blame.LOST, "problem", (SIZE,))),
-        Failed(0, -1, Failure(Blame.LOST, "problem", (-1,))),
-        Failed(0, -1, Failure(Blame.MISMATCH, "problem", (), Turn((0, 0), 1))),
+        RoundFailed(0, -1, Failure(Blame.LOST, "x" * (PROBLEM_CHARS_MAX + 1))),
+        RoundFailed(0, -1, Failure(Blame.LOST, "problem", (0,) * 65)),
+        RoundFailed(0, -1, Failure(Blame.LOST, "problem", (SIZE,))),
+        RoundFailed(0, -1, Failure(Blame.LOST, "problem", (-1,))),
+        RoundFailed(0, -1, Failure(Blame.MISMATCH, "problem", (), Turn((0, 0), 1))),
         Doubt(0, 1, Turn((0, 7), 0)),
         Doubt(0, SIZE, Turn(None, 0)),
     ],
 )
-def test_a_word_that_contradicts_itself_is_refused(word: Here | Failed | Doubt) -> None:
+def test_a_word_that_contradicts_itself_is_refused(
+    word: Here | RoundFailed | Doubt,
+) -> None:
     with pytest.raises(MalformedError):
         check_word(word, SIZE, SIZE)
 

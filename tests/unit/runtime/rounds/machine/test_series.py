@@ -20,12 +20,12 @@ from asyncrpc.runtime.rounds.machine.table import Rounds
 from asyncrpc.runtime.rounds.machine.words import (
     Blame,
     Doubt,
-    Failed,
     Failure,
     Here,
     Payloads,
     Report,
     Result,
+    RoundFailed,
     Turn,
     Word,
 )
@@ -342,7 +342,7 @@ class TestOneMember:
         assert series.words_for(1) == [result, here(1, 0, 1, 1)]
         series.on_lost(2, LATE)
         assert series.failure is LATE
-        assert series.words_for(2) == [Failed(1, 0, LATE)]
+        assert series.words_for(2) == [RoundFailed(1, 0, LATE)]
 
     def test_a_result_is_told_before_it_is_said_that_there_is_one(self) -> None:
         one, series = self.made()
@@ -352,12 +352,12 @@ class TestOneMember:
         for rank in (1, 2):
             one.hear(series, rank, Report(1, -1, (b"",)))
         result = Result(1, (b"",) * 3)
-        assert series.words_for(1) == [result, Failed(0, 1, LATE)]
+        assert series.words_for(1) == [result, RoundFailed(0, 1, LATE)]
 
     def test_of_failures_the_last_are_kept_with_their_reasons(self) -> None:
         one, series = self.made()
         for number in range(FAILURES_KEPT + 2):
-            one.hear(series, 1, Failed(number, -1, LATE))
+            one.hear(series, 1, RoundFailed(number, -1, LATE))
         problems = []
         for _ in range(FAILURES_KEPT + 2):
             one.come(series, b"")
@@ -369,7 +369,7 @@ class TestOneMember:
         assert series.is_waiting
 
     @pytest.mark.parametrize(
-        "word", [here(3, 1, 3, 2), Report(3, 1, (b"b",)), Failed(3, 1, LATE)]
+        "word", [here(3, 1, 3, 2), Report(3, 1, (b"b",)), RoundFailed(3, 1, LATE)]
     )
     def test_who_is_further_on_has_given_this_one_up(self, word: Word) -> None:
         one, series = self.made()
@@ -393,16 +393,16 @@ class TestOneMember:
         one.due()
         series.words_for(1)
         one.hear(series, 1, Report(0, -1, (b"b",)))
-        assert self.words(one) == [(1, Failed(0, -1, LATE))]
+        assert self.words(one) == [(1, RoundFailed(0, -1, LATE))]
 
     def test_a_failure_is_passed_on_once_and_not_if_it_comes_too_late(self) -> None:
         one, series = self.made()
-        one.hear(series, 1, Failed(0, -1, LATE))
-        assert self.words(one) == [(2, Failed(0, -1, LATE))]
-        one.hear(series, 2, Failed(0, -1, LATE))
+        one.hear(series, 1, RoundFailed(0, -1, LATE))
+        assert self.words(one) == [(2, RoundFailed(0, -1, LATE))]
+        one.hear(series, 2, RoundFailed(0, -1, LATE))
         assert self.words(one) == []
         one.hear(series, 2, here(-1, 1, 1, 0, waits=False))
-        one.hear(series, 2, Failed(1, 0, LATE))
+        one.hear(series, 2, RoundFailed(1, 0, LATE))
         one.come(series, b"")
         assert (series.number, series.is_waiting) == (2, True)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from asyncrpc.runtime.rounds.machine.table import Rounds
 from asyncrpc.runtime.rounds.machine.termination import MARK, Phase, Termination
-from asyncrpc.runtime.rounds.machine.words import Blame, Failed, Here, Report
+from asyncrpc.runtime.rounds.machine.words import Blame, Here, Report, RoundFailed
 from tests.unit.runtime.rounds.machine.ending_world import World
 from tests.unit.runtime.rounds.machine.world import gave_up, lost, name_of
 
@@ -144,7 +144,7 @@ class TestOneMember:
     def test_before_it_asks_for_the_end_it_remembers_who_is_lost(self) -> None:
         rounds = Rounds(0, 3, name_of)
         machine = Termination(0, 3, rounds)
-        machine.hear(machine.key, Failed(0, -1, lost(2)))
+        machine.hear(machine.key, RoundFailed(0, -1, lost(2)))
         assert (machine.phase, machine.lost) == (Phase.BEFORE, {2})
         assert rounds.due() == []
         machine.enter()
@@ -204,7 +204,7 @@ class TestOneMember:
     def test_who_is_named_as_lost_ends_alone(self) -> None:
         machine, rounds = alone(3)
         come(machine, rounds, busy=False, started=0)
-        machine.hear(machine.key, Failed(0, -1, lost(0)))
+        machine.hear(machine.key, RoundFailed(0, -1, lost(0)))
         assert machine.phase is Phase.EXCLUDED
         assert not machine.series.is_waiting
 
@@ -225,7 +225,7 @@ class TestOneMember:
     def test_a_failure_without_a_loss_begins_anew(self) -> None:
         machine, rounds = alone(2)
         come(machine, rounds, busy=False, started=0)
-        rounds.hear(machine.series, 1, Failed(0, -1, gave_up(1)))
+        rounds.hear(machine.series, 1, RoundFailed(0, -1, gave_up(1)))
         machine.look()
         assert (machine.phase, machine.lost) == (Phase.GATHERING, set())
         assert machine.come(busy=True, started=0) == MARK
