@@ -31,6 +31,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     "multiprocessing/launcher.py": {"_start": _PROCESS},
     "runtime/devices/pjrt.py": {"set_up": "sees what is installed, once a process"},
     "runtime/links/heartbeat.py": {"__init__": _KERNEL},
+    "runtime/links/routes.py": {"default_addresses": _KERNEL},
     "runtime/links/sidecar_process.py": {"_spawn": _PROCESS},
     "runtime/socket_directory.py": {
         "__init__": _ONCE,

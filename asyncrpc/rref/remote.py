@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -199,12 +200,18 @@ class RemoteValues:
         handle = handles.make(shared)
         meta = {"r": list(shared.rref_id), **self._calls.meta_here()}
         refused: list[EncodeError] = []
+        here = threading.get_ident()
+
+        def refuse(error: EncodeError) -> None:
+            # To a call of another thread than the loop's the reference raises it: that
+            # thread may have gone on already.
+            if threading.get_ident() == here:
+                refused.append(error)
+
         self._calls.on_loop_thread(
-            lambda: self._begin_remote(
-                shared, call, target, values, keep, meta, refused.append
-            )
+            lambda: self._begin_remote(shared, call, target, values, keep, meta, refuse)
         )
-        if refused:  # in this thread; for another the reference raises it
+        if refused:
             raise refused.pop()
         return handle
 
