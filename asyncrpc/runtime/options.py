@@ -29,7 +29,7 @@ from asyncrpc.wire.limits import MessageLimits
 
 LANES_MAX: Final = 16  # of one link, whatever a peer asks for
 
-SECRET_VARIABLE = "ASYNCRPC_SECRET"  # noqa: S105  (a variable's name, no secret)
+SECRET_VARIABLE = "ASYNCRPC_SECRET"  # noqa: S105  (a variable's name, not a secret)
 
 
 SPIN_MAX_S: Final = 0.1
@@ -52,12 +52,11 @@ class CallOptions:
         out: a tensor that the result is received into.
         idempotent: make the call again if its worker is lost; see
             `asyncrpc.idempotent`.
-        codec: what makes the payloads of arguments and result smaller, such as
-            `"zstd"` or `"bf16"`; empty: nothing; None: what `NetworkOptions.codecs`
-            says.
+        codec: compresses the payloads of arguments and result, such as `"zstd"` or
+            `"bf16"`; empty: no codec; None: the codec in `NetworkOptions.codecs`.
         device_map: from devices of this worker to devices of the callee, where the
-            arguments' tensors go; results come back the other way.  None: what
-            `DeviceOptions.maps` says.
+            arguments' tensors go; results come back by the inverse map.  None: the map
+            in `DeviceOptions.maps`.
     """
 
     timeout_s: Any = UNSET
@@ -67,11 +66,12 @@ class CallOptions:
     device_map: Mapping[Any, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what could never work.
+        """Validate the fields.
 
         Raises:
-            UsageError: there is no such codec, or its package is not installed; or the
-                device map is none; or `timeout_s` is no number of seconds.
+            UsageError: the codec is unknown, or its package is not installed;
+                `device_map` is not a device map; or `timeout_s` is not a number of
+                seconds.
         """
         check_call_timeout("timeout_s", self.timeout_s)
         check_flag("idempotent", self.idempotent)
@@ -90,10 +90,10 @@ PLAIN: Final = CallOptions()
 
 
 def options_within(timeout_s: Any) -> CallOptions:
-    """Return options that say no more than a time, in seconds; `UNSET`: not even it.
+    """Return options that set only a timeout, in seconds; `UNSET` sets nothing.
 
     Raises:
-        UsageError: it is no number of seconds.
+        UsageError: `timeout_s` is not a number of seconds.
     """
     if timeout_s is UNSET:
         return PLAIN
@@ -109,16 +109,17 @@ class NetworkOptions:
         listen: addresses to listen at.  None: a private Unix socket, and with a secret
             also TCP on every interface.
         interface: the network interface whose addresses are published; None: all.
-        advertise: addresses that peers are told in place of those listened at: what a
-            NAT, a container's port mapping or a proxy leads here.  None: the real ones.
+        advertise: addresses that are published instead of the listening addresses, for
+            a worker behind a NAT, a container's port mapping or a proxy.  None: the
+            listening addresses.
         connect_timeout_s: how long a connection may take, authentication included.
-        handshake_timeout_s: how long who connects to this worker may take to prove that
-            it belongs here, and to introduce itself.
+        handshake_timeout_s: how long a connecting peer may take to authenticate and to
+            send its HELLO.
         bulk_lanes: connections to a peer for payloads over 64 KiB, opened by the first
-            of them; 0: they share that of small messages.  None: 2 on TCP to
-            another host, else 1.
-        codecs: names of peers, or `"*"` for all others, and the codec of calls to
-            them that name none; see `CallOptions.codec`.
+            such payload; 0: these payloads share the connection of small messages.
+            None: 2 on TCP to another host, else 1.
+        codecs: names of peers, or `"*"` for all others, mapped to the codec of calls
+            that name no codec; see `CallOptions.codec`.
         spin: whether the loop polls for an answer instead of sleeping, which saves 20
             to 50 us a call and takes a core meanwhile: `"off"`; `"adaptive"`, only
             while it pays; or the seconds to poll for after each write.
@@ -134,10 +135,11 @@ class NetworkOptions:
     spin: str | float = "adaptive"
 
     def __post_init__(self) -> None:
-        """Refuse what could never work.
+        """Validate the fields.
 
         Raises:
-            UsageError: a field is of another kind, or no address; the message names it.
+            UsageError: a field is of another kind, or is not an address; the message
+                names the field.
         """
         _check_texts(self, "listen", "advertise")
         for name in ("listen", "advertise"):
@@ -154,7 +156,7 @@ class NetworkOptions:
         _check_spin(self.spin)
 
     def compression_to(self, peer: str) -> Compression | None:
-        """Internal: return the codec of calls to a peer that name none."""
+        """Internal: return the codec of calls to a peer that name no codec."""
         codec = self.codecs.get(peer, self.codecs.get("*", ""))
         what = "each codec in NetworkOptions.codecs"
         check_kind(what, codec, str, "the name of a codec")
@@ -166,13 +168,14 @@ class LivenessOptions:
     """When a peer counts as lost.
 
     Attributes:
-        heartbeat_s: after how long a silence a peer is asked for a sign of life.
+        heartbeat_s: a peer that is silent for so long is asked for a sign of life.
         lost_after_s: how long a peer may be silent, or without a connection, before it
             is given up; at least twice `heartbeat_s`.  A process that is known to have
-            ended is given up at once, and one that is known to be busy, never.
-        watch: whether peers on other hosts can ask a small process beside this one
-            whether this one still runs: `"auto"`, it is started when the first of them
-            connects; `"on"`, at once; `"off"`, never.  For addresses of TCP only.
+            ended is given up at once; a process that is known to be busy is never given
+            up.
+        watch: whether peers on other hosts can ask a small helper process whether this
+            process still runs.  The helper is started when the first such peer connects
+            (`"auto"`), at once (`"on"`) or never (`"off"`).  For TCP addresses only.
     """
 
     heartbeat_s: float = 2.0
@@ -180,10 +183,10 @@ class LivenessOptions:
     watch: str = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse what could never work.
+        """Validate the fields.
 
         Raises:
-            UsageError: a time is too short, or `watch` none of its words.
+            UsageError: a time is too short, or `watch` is not one of its three values.
         """
         _check_times(self, "heartbeat_s", "lost_after_s")
         _check_word("LivenessOptions.watch", self.watch, ("auto", "on", "off"))
@@ -197,26 +200,28 @@ class LivenessOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitOptions:
-    """How much a worker takes on, and how much memory it uses.
+    """How many calls a worker accepts, and how much memory it uses.
 
     Attributes:
         on_loop_bytes_max: torch's elementwise functions and reductions run on the loop
             itself if their tensors have at most so many bytes together; 0: never.
-        inbound_calls_max: calls accepted and unfinished, over all peers; more are
-            rejected.
+        inbound_calls_max: calls accepted and unfinished, over all peers; further calls
+            are rejected.
         inbound_bytes_max: bytes of the payloads of requests that arrive or are served,
-            over all peers, those of up to 8 KiB not counted; callers with more wait.
-        handshakes_max: connections that have not authenticated yet; with more, the
-            oldest of them is closed.
+            over all peers; payloads of up to 8 KiB are not counted.  Further callers
+            wait.
+        handshakes_max: connections that have not authenticated yet; beyond the limit,
+            the oldest one is closed.
         stream_items_max: items of a stream that its consumer has not taken yet.
-        stream_bytes_max: bytes of the same; one item may exceed it.
-        receive_pool_bytes: memory of received payloads kept, once nothing refers to
-            it, for payloads to come; 0 keeps none.
+        stream_bytes_max: bytes of such items; a single item may exceed the limit.
+        receive_pool_bytes: memory of received payloads that is kept for reuse once
+            nothing refers to it; 0 keeps no memory.
         shared_memory_bytes: memory through which large payloads go to peers on this
-            host, copied once; as much again of each peer's may be mapped.  0 uses none.
-        references_max: values here that are referred to, by this worker or others; a
-            remote() beyond is rejected.
-        message: what a peer may make this worker allocate for one message.
+            host, copied once; the worker may map as much memory again of each peer.
+            0 uses no shared memory.
+        references_max: values on this worker that it or other workers refer to;
+            further calls of remote() are rejected.
+        message: limits of the memory that one message may make this worker allocate.
     """
 
     on_loop_bytes_max: int = 16 << 10
@@ -231,10 +236,10 @@ class LimitOptions:
     message: MessageLimits = field(default_factory=MessageLimits)
 
     def __post_init__(self) -> None:
-        """Refuse what could never work.
+        """Validate the fields.
 
         Raises:
-            UsageError: a number is out of its range; the message names it.
+            UsageError: a number is out of its range; the message names the field.
         """
         for one in fields(self):
             if one.name != "message":
@@ -250,14 +255,14 @@ class DeviceOptions:
     """Which devices a worker has, and where tensors go.
 
     Attributes:
-        names: the devices of this worker, such as `("cuda",)` or `("xla:0",)`: peers'
-            tensors may be put there, and it is an error if one is not there at start.
-            None: every one that this process has anyway, but for those of torch_xla.
-        maps: names of peers, or `"*"` for all others, and the device map of
-            calls to them that have none; see `CallOptions.device_map`.
+        names: the devices of this worker, such as `("cuda",)` or `("xla:0",)`.  Peers'
+            tensors may be put on them.  A device that is missing at start is an error.
+            None: every device of this process, except those of torch_xla.
+        maps: names of peers, or `"*"` for all others, mapped to the device map of
+            calls that have no device map; see `CallOptions.device_map`.
         exclusive: whether plain functions, backward passes, optimizer steps and
-            copies from and to devices run one at a time, as torch_xla needs it.
-            None: if one of `names` is an XLA device.
+            copies from and to devices run one at a time, as torch_xla requires.
+            None: True if one of `names` is an XLA device.
     """
 
     names: tuple[str, ...] | None = None
@@ -265,10 +270,10 @@ class DeviceOptions:
     exclusive: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what could never work.
+        """Validate the fields.
 
         Raises:
-            UsageError: a field is of another kind, no device, or no map of devices.
+            UsageError: a field is of another kind, or is not a device or a device map.
         """
         _check_texts(self, "names")
         _ = self.parsed_names
@@ -281,7 +286,7 @@ class DeviceOptions:
         check_kind("DeviceOptions.exclusive", exclusive, (bool, NoneType), wanted)
 
     def map_to(self, peer: str) -> DeviceMap | None:
-        """Internal: return the device map of calls that have none of their own."""
+        """Internal: return the device map of calls that have no map of their own."""
         given = self.maps.get(peer, self.maps.get("*"))
         if not given:
             return None
@@ -291,7 +296,7 @@ class DeviceOptions:
 
     @property
     def parsed_names(self) -> tuple[DeviceName, ...] | None:
-        """Internal: the devices of this worker; None: those that the process has."""
+        """Internal: the devices of this worker; None: all devices of the process."""
         if self.names is None:
             return None
         return tuple(map(DeviceName.parse, self.names))
@@ -299,29 +304,29 @@ class DeviceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a worker behaves.  All times are seconds; None is no limit.
+    """How a worker behaves.  All times are in seconds; None means no limit.
 
     Attributes:
-        secret: the cluster's secret, text or bytes.  None: `ASYNCRPC_SECRET` of the
-            environment, and if that is unset the worker serves only its own user on
-            its own host, and whom `tls` lets in.
-        tls: certificates; connections by TCP are encrypted, and with
-            `Tls.verify_peer` need no secret.  None: they are not.
+        secret: the cluster's secret, a string or bytes.  None: the environment variable
+            `ASYNCRPC_SECRET`; if that is unset, the worker serves only its own user on
+            its own host, and peers that `tls` verifies.
+        tls: certificates; TCP connections are encrypted, and with `Tls.verify_peer`
+            need no secret.  None: TCP connections are not encrypted.
         policy: `Policy.TRUSTED` (pickle allowed between authenticated workers) or
             `Policy.STRICT` (no pickle; only exposed or allowed functions).
         allow: under `STRICT`, patterns like `"shop.models:*"` of callable functions.
-        rpc_timeout_s: limit of every call that is given none.
+        rpc_timeout_s: limit of every call without a timeout of its own.
         rendezvous_timeout_s: how long to wait for the other workers at start.
         drain_timeout_s: how long shutdown waits for calls in flight.
-        membership: `"dynamic"`: workers may join a group that runs, and its members
-            tell each other who comes and goes; `"static"`: the set of names is that of
-            the start, others are refused.
+        membership: `"dynamic"`: workers may join a running group, and members tell
+            each other about joins and leaves; `"static"`: the set of names is fixed at
+            start, and other workers are refused.
         threads: how many plain functions may run at once; threads that wait in a
             nested call do not count.
-        network: how it is reached, and reaches others.
+        network: how the worker is reached, and reaches others.
         liveness: when a peer counts as lost.
-        limits: how much it takes on, and how much memory it uses.
-        devices: which devices it has, and where tensors go.
+        limits: how many calls the worker accepts, and how much memory it uses.
+        devices: which devices the worker has, and where tensors go.
     """
 
     secret: str | bytes | None = field(default=None, repr=False)
@@ -339,11 +344,11 @@ class Options:
     devices: DeviceOptions = field(default_factory=DeviceOptions)
 
     def __post_init__(self) -> None:
-        """Refuse what could never work.
+        """Validate the fields.
 
         Raises:
             UsageError: a field is of another kind, or out of its range; the message
-                names it.
+                names the field.
         """
         _check_secret(self.secret)
         check_kind("Options.tls", self.tls, (Tls, NoneType), "a Tls or None")
@@ -369,18 +374,18 @@ class Options:
 
     @property
     def is_guarded(self) -> bool:
-        """Internal: whether who connects by TCP has to prove that it belongs here."""
+        """Internal: whether peers that connect by TCP must authenticate."""
         vouched = self.tls is not None and self.tls.vouches_for_peers
         return vouched or self.secret_bytes is not None
 
     def with_environment(self, environ: Mapping[str, str] = os.environ) -> Options:
-        """Internal: fill in what the environment gives and the program did not."""
+        """Internal: return options completed from the environment."""
         if self.secret is None and environ.get(SECRET_VARIABLE):
             return replace(self, secret=environ[SECRET_VARIABLE])
         return self
 
 
-# Those of `LimitOptions` that may be 0: none of it.
+# Fields of `LimitOptions` that may be 0, which turns the feature off.
 _MAY_BE_ZERO: Final = {"on_loop_bytes_max", "receive_pool_bytes", "shared_memory_bytes"}
 _TEXT_OR_NONE: Final = (str, NoneType)
 _GROUPS: Final = {
@@ -392,7 +397,7 @@ _GROUPS: Final = {
 
 
 def _check_times(options: object, *names: str) -> None:
-    """Raise UsageError unless these fields are times, and none of them is 0."""
+    """Raise UsageError unless these fields are times above 0."""
     for name in names:
         what = f"{type(options).__name__}.{name}"
         _check_time(what, getattr(options, name), "a positive number of seconds")
@@ -404,7 +409,7 @@ def _check_time(name: str, value: Any, wanted: str) -> None:
 
 
 def _check_texts(options: object, *names: str) -> None:
-    """Raise UsageError unless these fields are None, or hold strings."""
+    """Raise UsageError unless these fields are None or sequences of strings."""
     for name in names:
         value = getattr(options, name)
         if value is not None:
@@ -417,7 +422,7 @@ def _check_word(name: str, value: Any, words: Sequence[str]) -> None:
 
 
 def _check_secret(secret: Any) -> None:
-    """Raise UsageError unless it is a secret; no error shows it."""
+    """Raise UsageError unless the value is a secret; the error does not show it."""
     is_right = secret is None or isinstance(secret, bytes) or _is_utf8(secret)
     if not is_right:
         raise UsageError(

@@ -1,7 +1,7 @@
 """A worker: an asynchronous context manager that owns every task, socket and thread.
 
-It is a value.  Nothing here is process-wide, so one process may hold many.  This is its
-public face; what it consists of is in `parts`.
+It is a value.  Nothing here is process-wide, so one process may hold many workers.
+This module is the public interface; the components of a worker are in `parts`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def current_worker() -> Worker:
     """Return the worker of this task or thread.
 
     Raises:
-        NotStartedError: there is none: enter a `Worker`, or call `init_rpc`.
+        NotStartedError: no worker runs here: enter a `Worker`, or call `init_rpc`.
     """
     worker: Worker | None = current_worker_var.get()
     if worker is None or worker.is_closed:
@@ -71,8 +71,8 @@ class Worker:
     """A participant: it calls functions on others and runs functions for them.
 
     Attributes:
-        parts: what it consists of, for what is built on workers; it may change with any
-            version.
+        parts: the components of the worker, for packages built on workers; they may
+            change with any version.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Worker:
         """Describe a worker; `async with` starts it.
 
         Args:
-            name: its name; not empty.
-            rank: its index, from 0; None takes it from `rendezvous`.
-            world_size: how many workers there are; None likewise.
+            name: the worker's name, a non-empty string.
+            rank: the worker's index, from 0; None takes it from `rendezvous`.
+            world_size: the number of workers; None takes it from `rendezvous`.
             rendezvous: how the workers find each other: `env://` (as torchrun sets it),
                 `tcp://host:port`, `file:///path`, `join://host:port` of any member of a
-                group that runs, a mapping from names to addresses such as `{"ps":
+                running group, a mapping from names to addresses such as `{"ps":
                 "tcp://10.0.0.2:7000"}`, or a `LocalRendezvous` shared by the workers of
                 one process.
             options: limits, times, secret, policy.
@@ -123,12 +123,14 @@ class Worker:
         """Start: listen, meet the others, and become the current worker of this task.
 
         Raises:
-            AlreadyStartedError: it has been started before.
-            RendezvousTimeoutError: not everyone appeared; it names who is missing.
-            UsageError: it would listen to strangers, or its name or rank is taken.
+            AlreadyStartedError: the worker has been started before.
+            RendezvousTimeoutError: not all workers appeared; the error names the
+                missing ones.
+            UsageError: the worker would listen on TCP without authentication, or its
+                name or rank is taken.
 
         Cancellation:
-            What was started is stopped again.
+            Everything that was started is stopped again.
         """
         parts = self.parts
         loop_for("a Worker")
@@ -171,29 +173,30 @@ class Worker:
         and threads ended, all within one more second.  A thread that does not end is
         left behind, with a warning.
 
-        Gracefully, it first waits until every worker of the group has asked for the
-        same and no call is in flight anywhere, not even one that was started by one
-        that was started by one that nobody awaits.  Until then it serves calls as
-        before.  Workers that die meanwhile are left out.  A task that a function
-        leaves running is not waited for, only its calls.  Without ranks there is no
-        group, and it ends alone.
+        Gracefully, it first waits until every worker of the group has asked for a
+        graceful shutdown and no call is in flight anywhere.  This includes calls that
+        other calls started, at any depth, awaited or not.  Until then the worker
+        serves calls as before.  Workers that die meanwhile are left out.  If a
+        function leaves a task running, the shutdown waits for the task's calls, but
+        not for the task.  A worker without a rank has no group, and ends alone.
 
         Args:
             graceful: end together with the group.
             timeout_s: seconds to wait for the group, calls in flight included; None: no
                 limit for the others to come.
-            drain_timeout_s: seconds that calls in flight have: of this worker if it
-                ends alone, of the group from when all have come.  None:
-                `Options.drain_timeout_s`.
+            drain_timeout_s: seconds that calls in flight have to end: the calls of this
+                worker if it ends alone; the calls of the group, counted from the moment
+                when all have come.  None: `Options.drain_timeout_s`.
 
         Raises:
             UsageError: an argument is of another kind, or this is not the worker's
                 event loop.
-            TimeoutError: `timeout_s` passed; the message names those who had not come,
-                or had calls in flight.  The worker has ended anyway.
+            TimeoutError: `timeout_s` passed; the message names the workers that had not
+                come or had calls in flight.  The worker has ended anyway.
 
         Cancellation:
-            The worker is ended without waiting any longer, then it is passed on.
+            The worker ends without waiting any longer, then the cancellation is passed
+            on.
         """
         check_flag("graceful", graceful)
         check_timeout("timeout_s", timeout_s)
@@ -226,9 +229,9 @@ class Worker:
             self.parts.socket_directory.disown()
 
     def _extend(self, parts: Parts) -> None:
-        """Add references, autograd and what else is built on calls; see `asyncrpc`."""
+        """Add the services built on calls, such as autograd; see `asyncrpc`."""
 
-    # --- who it is -------------------------------------------------------------------
+    # --- identity --------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -237,7 +240,7 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        """Index in the group; -1 if it has none."""
+        """Index in the group; -1 if the worker has no rank."""
         return self.parts.identity.rank
 
     @property
@@ -247,32 +250,32 @@ class Worker:
 
     @property
     def incarnation(self) -> Incarnation:
-        """64 random bits: this life of this worker."""
+        """64 random bits that identify this life of the worker."""
         return self.parts.identity.incarnation
 
     @property
     def id(self) -> WorkerId:
-        """Its name and this life of it."""
+        """The worker's name and incarnation."""
         return self.parts.identity.id
 
     @property
     def options(self) -> Options:
-        """Its options as given, completed from the environment."""
+        """The worker's options as given, completed from the environment."""
         return self.parts.options
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Every address at which others are told that they can reach it."""
+        """Every address that the worker publishes to its peers."""
         return self.parts.addresses
 
     @property
     def counters(self) -> Counters:
-        """What has happened to it, counted."""
+        """The worker's counters of events."""
         return self.parts.counters
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that it was started on."""
+        """The event loop that the worker was started on."""
         return self.parts.loop
 
     @property
@@ -282,9 +285,9 @@ class Worker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has been shut down, or was never started.
+        """Whether the worker has been shut down, or was never started.
 
-        While it drains it is not: functions in flight may make calls of their own.
+        False while it drains: functions in flight may make calls of their own.
         """
         return not self.parts.lifecycle.is_usable
 
@@ -294,8 +297,9 @@ class Worker:
         """Return another worker, or this one, by name or rank.
 
         Raises:
-            UnknownWorkerError: there is none; the message lists those there are.  Of
-                one that has just joined, others may know: see `find`.
+            UnknownWorkerError: this worker knows no such worker; the message lists the
+                known ones.  Another member may know a worker that has just joined: see
+                `find`.
             NotStartedError: this worker does not run.
         """
         self.parts.lifecycle.check_running()
@@ -304,20 +308,20 @@ class Worker:
     async def find(self, name: str, *, timeout_s: float | None = None) -> Peer:
         """Return another worker by name, asking others if this one does not know it.
 
-        Any member can say where another is.  News of one that has just joined reach
-        everyone within a moment; this is for those who cannot wait for them.
+        Any member can tell another member's addresses.  News of a new member reaches
+        all members within a moment; use this method if you cannot wait for the news.
 
         Args:
-            name: of the worker.
-            timeout_s: seconds to ask for; None: `NetworkOptions.connect_timeout_s`.
+            name: the name of the wanted worker.
+            timeout_s: seconds for the search; None: `NetworkOptions.connect_timeout_s`.
 
         Raises:
-            UnknownWorkerError: none of three members that were asked knows it, or it
-                has ended.
+            UnknownWorkerError: none of the three members asked knows the worker, or
+                the worker has ended.
             NotStartedError: this worker does not run.
 
         Cancellation:
-            Nothing has changed.
+            No state has changed.
 
         Example:
             >>> late = await worker.find("trainer7")
@@ -331,11 +335,11 @@ class Worker:
         return self.peer(name)
 
     def members(self) -> MemberChanges:
-        """Return the changes of the membership from now on, to be iterated over.
+        """Return an iterator over the changes of the membership from now on.
 
-        Who is there at this moment, `known_members` says: read it after this call, and
-        no change is missed in between.  The iteration ends when the worker does.  Each
-        call returns an iterator of its own.
+        `known_members` lists the present members: read it after this call, and no
+        change is missed in between.  The iteration ends when the worker ends.  Each
+        call returns a separate iterator.
 
         Raises:
             NotStartedError: this worker does not run.
@@ -349,19 +353,19 @@ class Worker:
 
     @property
     def known_members(self) -> list[WorkerInfo]:
-        """Every member that is there, by rank and name, as far as this worker knows."""
+        """Every present member that this worker knows, ordered by rank and name."""
         return self.parts.membership.known
 
     def group(self, peers: Iterable[str | int | Peer]) -> PeerGroup:
         """Return several workers, to call the same function on all of them.
 
         Args:
-            peers: names, ranks or peers, each worker once; none is allowed, too.
+            peers: names, ranks or peers, each worker once; may be empty.
 
         Raises:
-            UnknownWorkerError: one of them does not exist.
-            UsageError: one is in it twice, is a peer of another worker, or has options
-                of its own.
+            UnknownWorkerError: one of `peers` does not exist.
+            UsageError: a worker is in `peers` twice, or a `Peer` belongs to another
+                worker or has options of its own.
             NotStartedError: this worker does not run.
 
         Example:
@@ -376,17 +380,17 @@ class Worker:
         """Return a tensor in memory that is shared with the peers of this host.
 
         Sending it, or a contiguous part of it, to such a peer copies nothing: the peer
-        gets the same memory.  So it sees what is written to it later, as this worker
-        sees what the peer writes; whether it does is up to the transport, and no
-        program should rely on it (`asyncrpc.share` is for that).  The memory is in use
-        until this tensor and what every peer made of it are dead.
+        gets the same memory.  Later writes on either side may then be visible on the
+        other; this depends on the transport, and no program should rely on it
+        (`asyncrpc.share` is for shared state).  The memory is in use until this tensor
+        and every tensor that peers received of it are dead.
 
-        A tensor of at most 64 KiB, or one for which there is no room within
-        `LimitOptions.shared_memory_bytes`, is a plain one.
+        The result is a plain tensor if it has at most 64 KiB, or if
+        `LimitOptions.shared_memory_bytes` leaves no room for it.
 
         Args:
-            *shape: sizes, or one sequence of them.
-            dtype: any but the quantized ones.
+            *shape: sizes, or one sequence of sizes.
+            dtype: any dtype except the quantized ones.
 
         Returns:
             An uninitialized tensor of `shape`, contiguous, on the CPU.
@@ -405,28 +409,27 @@ class Worker:
     # --- the group -------------------------------------------------------------------
 
     async def barrier(self, timeout_s: float | None = None) -> None:
-        """Wait until every worker of the group has come here.
+        """Wait until every worker of the group has reached this barrier.
 
-        Barriers are numbered by how often a worker has come to one; all must do so the
-        same number of times.  Each speaks to three others at most, in a binary tree, as
-        at a `rendezvous` that brings nothing.
+        The n-th call on one worker meets the n-th call on every other worker, so all
+        workers must call it equally often.  Workers exchange messages along a binary
+        tree, each with at most three others, as in a `rendezvous` without payloads.
 
-        One that fails does so for everyone who has not passed it yet, at once; those
-        who come to it later are told, too.  Then the next one can be used, by all who
-        live.
+        If a barrier fails, it fails at once on every worker that has not passed it,
+        including later arrivals.  After that, the live workers can use the next one.
 
         Args:
             timeout_s: seconds to wait; None: no limit.
 
         Raises:
-            BarrierTimeoutError: `timeout_s` passed here; `missing` names who did not
-                come.  It is a TimeoutError.
+            BarrierTimeoutError: `timeout_s` passed here; `missing` names the workers
+                that did not come.  It is a TimeoutError.
             BarrierBrokenError: another worker gave this barrier up.
-            WorkerLostError: a worker is gone; so it is at every later barrier.
+            WorkerLostError: a worker is gone; every later barrier raises this as well.
             UsageError: the group has no ranks.
 
         Cancellation:
-            The others are told, and their barrier fails too.
+            The barrier fails on the other workers as well.
         """
         self.parts.lifecycle.check_on_loop("Worker.barrier")
         if timeout_s is not None:
@@ -442,25 +445,26 @@ class Worker:
     ) -> list[bytes]:
         """Wait until all members have come here, and return the payloads of all.
 
-        Payloads go up a binary tree of the members, then all of them go down it: of n
-        members none is more than log2(n) steps from its root, and each speaks to three
-        others at most.  No device, no graph and no store takes part.
+        Payloads go up a binary tree of the members; then the payloads of all go down
+        it.  With n members no member is more than log2(n) steps from the root, and each
+        exchanges messages with at most three others.  No device, graph or store takes
+        part.
 
-        The n-th call of a member with a tag and replicas is the n-th of the others with
-        the same; calls with another tag, or with other replicas, do not wait for each
-        other.  Calls of one worker with the same ones take turns.  Members that use one
-        tag with several replicas have to come to them in the same order.
+        The n-th call with a tag and replicas on one member meets the n-th call with the
+        same tag and replicas on the others.  Calls with another tag or other replicas
+        are independent.  Concurrent calls of one worker with the same tag and replicas
+        take turns.  If members use one tag with several sets of replicas, they must use
+        the sets in the same order.
 
-        If one fails, it does so for everyone who has not passed it yet, at once; those
-        who come to it later are told, too.  Then the next one can be used, by all who
-        live.
+        If a rendezvous fails, it fails at once on every member that has not passed it,
+        including later arrivals.  After that, the live members can use the next one.
 
         Args:
-            tag: what it is for; at most 1,024 characters.
-            payload: what this worker brings: at most 1 MiB, and 16 MiB divided by the
-                number of members if that is less.
+            tag: names the rendezvous; at most 1,024 characters.
+            payload: the bytes of this worker: at most 1 MiB, and at most 16 MiB divided
+                by the number of members.
             replicas: ranks of the members; None: every rank of the group.  All members
-                pass the same ones in the same order.
+                must pass the same ranks in the same order.
             timeout_s: seconds to wait; None: no limit.
 
         Returns:
@@ -468,25 +472,25 @@ class Worker:
 
         Raises:
             UsageError: an argument is of another kind; the group has no ranks; one of
-                `replicas` is none of them, or in it twice; this worker is not in it.
-                Then it has not come.  Or the payload is too long: that fails it for
-                all.
-            BarrierTimeoutError: `timeout_s` passed here; `missing` names who did not
-                come.  It is a TimeoutError.
+                `replicas` is not a rank of the group, or is repeated; this worker is
+                not among `replicas`.  In these cases the call does not count.  Or the
+                payload is too long: then the rendezvous fails on all members.
+            BarrierTimeoutError: `timeout_s` passed here; `missing` names the members
+                that did not come.  It is a TimeoutError.
             BarrierBrokenError: another member gave it up; or two members wait for each
                 other in two rendezvous, because one passed other replicas.
             WorkerLostError: a member is gone; `to` names it.
             NotStartedError: this worker does not run.
 
         Cancellation:
-            The others are told, and their rendezvous fails too, unless it has been
-            passed already.
+            The rendezvous fails on the other members as well, unless it has been passed
+            already.
 
         Example:
             >>> names = await worker.rendezvous("saved", worker.name.encode())
 
-        Source: torch_xla's `xm.rendezvous`.  There all replicas have to take part, and
-        payloads become part of the graph; before, they went through one server.
+        Source: torch_xla's `xm.rendezvous`.  There all replicas must take part, and
+        payloads become part of the graph; older versions sent them through one server.
         """
         self.parts.lifecycle.check_on_loop("Worker.rendezvous")
         check_kind("tag", tag, str, "a string")

@@ -1,8 +1,8 @@
 """Graceful shutdown: the group ends once nothing is in flight anywhere.
 
-`machine.termination` decides, by waves that are rounds; here are its inputs: whether
-this worker is busy, and how many calls it has started.  Both are read when a wave asks
-for them, so that they cost a call nothing.
+`machine.termination` decides, by waves that are rounds.  This module provides its
+inputs: whether this worker is busy, and how many calls it has started.  Both are read
+when a wave needs them, so that they cost nothing per call.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from asyncrpc.runtime.rounds.messages import LeftOutNotice
 from asyncrpc.runtime.rounds.messenger import name_of
 from asyncrpc.runtime.rounds.service import RoundService
 
-# How often a busy worker looks whether it is idle: nothing tells it of each call.
+# The pauses after which a busy worker checks again whether it is idle: no event tells
+# it of the end of each call.
 LOOK_FIRST_S: Final = 0.001
 LOOK_MAX_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class ShutdownReport:
-    """How the wait for the others has ended.
+    """The outcome of the wait for the group.
 
     Attributes:
-        phase: how far the group has come.
-        is_late: whether the time for all of it has passed.
+        phase: the phase that the group has reached.
+        is_late: whether the timeout of the whole wait has passed.
         missing: names of members that had not come, or had calls in flight.
         lost: names of members that were left out.
         left_s: seconds that are left for calls in flight.
@@ -51,7 +52,7 @@ class StartedCalls(Protocol):
 
     @property
     def started(self) -> int:
-        """How many have ever been sent."""
+        """Number of calls ever sent."""
 
     def __len__(self) -> int: ...
 
@@ -61,7 +62,7 @@ class CallingLink(MemberLink, Protocol):
 
     @property
     def pending(self) -> StartedCalls:
-        """The calls that this worker has made over it."""
+        """The calls that this worker has made over the link."""
 
 
 class CallingPeers(Peers, Protocol):
@@ -69,7 +70,7 @@ class CallingPeers(Peers, Protocol):
 
     @property
     def links(self) -> Sequence[CallingLink]:
-        """All that are open."""
+        """All open links."""
 
 
 class GracefulShutdown:
@@ -86,11 +87,11 @@ class GracefulShutdown:
         """Prepare.
 
         Args:
-            identity: who ends.
-            scheduler: has the time.
-            peers: the others.
-            rounds: of this worker.
-            is_active: returns whether the worker serves calls, or begins some.
+            identity: of this worker.
+            scheduler: provides the loop's clock.
+            peers: the other workers.
+            rounds: the rounds of this worker.
+            is_active: returns whether the worker serves or begins calls.
         """
         self._scheduler = scheduler
         self._peers = peers
@@ -99,9 +100,9 @@ class GracefulShutdown:
         rank, size = identity.rank, identity.world_size
         self.has_group = 0 <= rank < size
         self._changed = asyncio.Event()
-        # All that were seen: ended ones count, too.
+        # All links seen so far: calls of ended links count as well.
         self._links: dict[CallingLink, None] = {}
-        self._gone: set[int] = set()  # they may be back
+        self._gone: set[int] = set()  # ranks that may have been restarted
         if self.has_group:
             self.machine = Termination(rank, size, rounds.machine)
             rounds.waves = self
@@ -112,11 +113,11 @@ class GracefulShutdown:
         """Wait until all have come here and no call is in flight.
 
         Args:
-            timeout_s: for all of it; None is no limit.
-            drain_timeout_s: for the calls in flight, once all have come.
+            timeout_s: seconds for the whole wait; None means no limit.
+            drain_timeout_s: seconds for the calls in flight, once all have come.
 
         Cancellation:
-            This worker takes part no more; its end tells the others.
+            This worker takes no further part; the others notice when it ends.
         """
         self.machine.enter()
         now_s = self._scheduler.loop.time
@@ -131,7 +132,7 @@ class GracefulShutdown:
     async def _until_over(
         self, end_s: float | None, drain_timeout_s: float
     ) -> float | None:
-        """Go through the waves; return when it must be over, if that is known."""
+        """Go through the waves; return the time limit, if there is one yet."""
         machine, limit_s = self.machine, end_s
         while not self._is_over:
             payload = await self._payload(limit_s)
@@ -151,7 +152,7 @@ class GracefulShutdown:
         """Come to one wave.
 
         Raises:
-            TimeoutError: it is not over, but the time is.
+            TimeoutError: `limit_s` has passed, and the wave is not over.
         """
         venue = self._rounds.venue(self.machine.key)
         for rank in self._gone.intersection(venue.series.neighbours):
@@ -165,10 +166,10 @@ class GracefulShutdown:
             venue.let_go()
 
     async def _payload(self, limit_s: float | None) -> bytes | None:
-        """Return what this worker brings to the next wave once it can come to it.
+        """Wait until this worker can come to the next wave; return its payload.
 
         Returns:
-            None if it cannot in time.
+            The payload; None if the worker cannot come in time.
         """
         pause_s, now_s = LOOK_FIRST_S, self._scheduler.loop.time
         while not self._is_over:
@@ -188,7 +189,7 @@ class GracefulShutdown:
         return None
 
     async def _wait_change(self, patience_s: float, limit_s: float | None) -> None:
-        """Wait until something has changed, or for so long."""
+        """Wait until the state has changed, at most for `patience_s`."""
         end_s = self._scheduler.loop.time() + patience_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(
@@ -204,7 +205,7 @@ class GracefulShutdown:
         if self._is_active():
             return True
         lost = {name_of(self._peers, rank) for rank in self.machine.lost}
-        # A member that is left out may still have calls on their way to us.
+        # A member that is left out may still have calls on their way to this worker.
         return any(
             len(link.pending) or link.peer.name in lost for link in self._peers.links
         )
@@ -214,22 +215,22 @@ class GracefulShutdown:
         return sum(link.pending.started for link in self._links)
 
     def on_word(self, key: Key, word: Word) -> None:
-        """A member has spoken of a wave."""
+        """Take the word of a member about a wave."""
         self.machine.hear(key, word)
         self._on_change()
 
     def on_unreachable(self, rank: int, reason: str) -> None:
-        """A member to whom this one would speak cannot be reached."""
+        """Record as lost a member that cannot be reached."""
         self.machine.lose((rank,), f"rank {rank} is gone: {reason}")
         self._on_change()
 
     def on_left_out(self, rank: int) -> None:
-        """A member says that it goes on without this worker."""
+        """Record that a member goes on without this worker."""
         self.machine.hear_left_out(rank)
         self._on_change()
 
     def _on_change(self) -> None:
-        """Tell members that are left out, if there is a way; look what is next."""
+        """Tell reachable members that they are left out; wake the wait."""
         for rank in self.machine.untold:
             with contextlib.suppress(UnknownWorkerError):
                 link = self._peers.find(rank).link
@@ -239,9 +240,9 @@ class GracefulShutdown:
         self._changed.set()
 
     def on_peer_lost(self, rank: int) -> None:
-        """Look, before it is waited for, whether it is back.
+        """Record a lost peer: the next wave checks first whether it was restarted.
 
-        A wave that waits for it has failed already.
+        A wave that waits for the peer has failed already.
         """
         self._gone.add(rank)
 

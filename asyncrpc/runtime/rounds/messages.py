@@ -1,8 +1,8 @@
 """The messages of rounds; docs/reference/wire-protocol.md has them all.
 
-Words travel as they are, but for payloads: these go in pieces of `PIECE_BYTES`, and
-`PIECES_MAX` of them to a message: so a message stays small, and each piece short enough
-to be part of it.
+Words travel unchanged, except for payloads.  These are cut into pieces of
+`PIECE_BYTES`, at most `PIECES_MAX` in one message.  So a message stays small, and each
+piece short enough to be inline in the message's value.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from asyncrpc.runtime.schema import Count, Number, Positive, Spread
 
 SERVICE: Final = "rounds"
 PAYLOAD_BYTES_MAX: Final = 1 << 20  # of one member
-ROUND_BYTES_MAX: Final = 16 << 20  # of all: every member gets as much
+ROUND_BYTES_MAX: Final = 16 << 20  # of all members: every member receives so much
 TAG_CHARS_MAX: Final = 1024
-PIECE_BYTES: Final = 16 << 10  # what a value holds inline; see `serde.encoding`
+PIECE_BYTES: Final = 16 << 10  # the limit of inline bytes; see `serde.encoding`
 PIECES_MAX: Final = 16
 PART_BYTES: Final = PIECE_BYTES * PIECES_MAX
 # What msgpack adds to each payload, at most.
@@ -43,7 +43,7 @@ PROBLEM_CHARS_MAX: Final = 4096  # of a failure
 
 
 def payload_bytes_max(members: int) -> int:
-    """Return how many bytes each of so many members may bring."""
+    """Return the limit of the payload of each member, in bytes."""
     return min(PAYLOAD_BYTES_MAX, ROUND_BYTES_MAX // members)
 
 
@@ -52,9 +52,9 @@ class PayloadPart:
     """A part of the payloads of some members.
 
     Attributes:
-        index: which part, from 0.
-        parts: how many there are.
-        pieces: of the payloads' msgpack; none if all payloads are empty.
+        index: the number of the part, from 0.
+        parts: the number of parts.
+        pieces: pieces of the payloads' msgpack; empty if all payloads are empty.
     """
 
     index: Count
@@ -64,7 +64,7 @@ class PayloadPart:
 
 @message(SERVICE, "here")
 class HereNotice(Notice):
-    """What the sender knows."""
+    """The state of the sender, and the arrivals that it knows."""
 
     key: Spread[Key]
     word: Spread[Here]
@@ -80,7 +80,7 @@ class FailedNotice(Notice):
 
 @message(SERVICE, "doubt")
 class DoubtNotice(Notice):
-    """A member that is missed waits elsewhere."""
+    """A missing member waits in another round."""
 
     key: Spread[Key]
     word: Spread[Doubt]
@@ -107,10 +107,10 @@ class DownNotice(Notice):
 
 @message(SERVICE, "left_out")
 class LeftOutNotice(Notice):
-    """The sender, which ends, goes on without the receiver, which it believes lost.
+    """The group of the sender ends without the receiver, which was believed lost.
 
     Attributes:
-        incarnation: of the receiver.
+        incarnation: the incarnation of the receiver.
     """
 
     incarnation: Incarnation
@@ -127,9 +127,9 @@ def notices(key: Key, word: Word, parts: list[PayloadPart]) -> Iterator[Notice]:
     """Yield the messages of a word.
 
     Args:
-        key: of the series that it is about.
-        word: what to say.
-        parts: of a report or a result, what `pack` has made of its payloads.
+        key: the series of the word.
+        word: the word to send.
+        parts: the payloads of a report or a result, as `pack` returned them.
     """
     match word:
         case Here():
@@ -170,34 +170,35 @@ def pack(payloads: Payloads) -> list[PayloadPart]:
 
 
 def check_replicas(replicas: Replicas, size: int) -> None:
-    """Refuse members that are none.
+    """Refuse replicas that do not name a series of this group.
 
     Args:
         replicas: ranks of the members.
-        size: of the group.
+        size: number of workers in the group.
 
     Raises:
-        MalformedError: they are not of this group, or twice in it, or all of it.
+        MalformedError: a rank is not in the group, or is repeated; or the ranks are
+            those of the whole group, for which nil stands.
     """
     if replicas is None:
         return
     ranks = set(replicas)
     if len(ranks) != len(replicas) or not ranks <= set(range(size)):
-        raise MalformedError("replicas that are not of this group, or not once")
+        raise MalformedError("replicas must be distinct ranks of the group")
     if replicas == tuple(range(size)):
-        raise MalformedError("replicas that are all: nil stands for these")
+        raise MalformedError("replicas must be nil for the whole group in order")
 
 
 def check_word(word: Here | RoundFailed | Doubt, members: int, size: int) -> None:
     """Refuse a word that contradicts itself.
 
     Args:
-        word: that has come.
-        members: how many there are of the series.
-        size: of the group.
+        word: the received word.
+        members: number of members of the series.
+        size: number of workers in the group.
 
     Raises:
-        MalformedError: it makes no sense.
+        MalformedError: a number of the word is out of range, or contradicts another.
     """
     match word:
         case Here():
@@ -215,18 +216,18 @@ def check_word(word: Here | RoundFailed | Doubt, members: int, size: int) -> Non
             check_replicas(word.elsewhere.replicas, size)
             is_right = 0 <= word.rank < size
     if not is_right:
-        raise MalformedError("it contradicts itself")
+        raise MalformedError("a number of the word is out of range")
 
 
 def check_part(part: PayloadPart, members: int) -> None:
-    """Refuse a part of payloads that are none.
+    """Refuse a part that cannot belong to payloads.
 
     Args:
-        part: that has come.
-        members: of the series.
+        part: the received part.
+        members: number of members of the series.
 
     Raises:
-        MalformedError: it makes no sense.
+        MalformedError: its index, number of parts or pieces are out of range.
     """
     most = members * (payload_bytes_max(members) + _PAYLOAD_OVERHEAD)
     if not (
@@ -235,17 +236,17 @@ def check_part(part: PayloadPart, members: int) -> None:
         and len(part.pieces) <= PIECES_MAX
         and all(len(one) <= PIECE_BYTES for one in part.pieces)
     ):
-        raise MalformedError("payloads that cannot be put together")
+        raise MalformedError("a part of payloads has numbers or pieces out of range")
 
 
 @dataclass(slots=True)
 class Arriving:
-    """Payloads of which some parts have come: those of one neighbour, in order.
+    """The parts of the payloads of one neighbour that have come, in order.
 
     Attributes:
-        head: the word, its number, and how many parts there are.
-        pieces: what has come.
-        parts: how many parts that is.
+        head: the kind of the notice, the number of the round, and the number of parts.
+        pieces: the pieces that have come.
+        parts: the number of parts that have come.
     """
 
     head: tuple[type[PartNotice], int, int]
@@ -254,7 +255,7 @@ class Arriving:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes have come."""
+        """Number of bytes that have come."""
         return sum(map(len, self.pieces))
 
     @property
@@ -264,11 +265,11 @@ class Arriving:
 
 
 def take_part(so_far: Arriving | None, notice: PartNotice) -> Arriving | None:
-    """Take one part of payloads; None if those before it are not here.
+    """Take one part of payloads; return None if earlier parts are missing.
 
     Args:
-        so_far: those before it, if any.
-        notice: that has come.
+        so_far: the earlier parts, if any.
+        notice: the received notice.
     """
     part = notice.part
     head = type(notice), notice.number, part.parts
@@ -282,26 +283,29 @@ def take_part(so_far: Arriving | None, notice: PartNotice) -> Arriving | None:
 
 
 def unpack(pieces: list[bytes], members: int, most_bytes: int) -> Payloads:
-    """Return payloads that have come whole.
+    """Return the payloads that all the pieces hold.
 
     Args:
-        pieces: of them.
-        members: whose payloads they are: how many.
-        most_bytes: that each may have.
+        pieces: all pieces, in order.
+        members: the number of members, each with one payload.
+        most_bytes: the limit of each payload.
 
     Raises:
-        MalformedError: they are none, or not so many.
+        MalformedError: the pieces are not msgpack, or not one payload per member, or a
+            payload is too long.
     """
     if not pieces:
         return (b"",) * members
     try:
         payloads = msgpack.unpackb(b"".join(pieces), max_array_len=members)
     except (ValueError, msgpack.UnpackException) as error:
-        raise MalformedError(f"payloads that are no msgpack: {error}") from error
+        raise MalformedError(f"payloads must be msgpack: {error}") from error
     if (
         type(payloads) is not list
         or len(payloads) != members
         or not all(type(one) is bytes and len(one) <= most_bytes for one in payloads)
     ):
-        raise MalformedError("payloads that are none, too few, or too long")
+        raise MalformedError(
+            f"payloads must be {members} byte strings of at most {most_bytes} bytes"
+        )
     return tuple(payloads)

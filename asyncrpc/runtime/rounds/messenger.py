@@ -1,8 +1,7 @@
-"""Messages to workers by rank: at once where there is a link, else once there is one.
+"""Messages to workers by rank: sent at once over a link, else once it is connected.
 
-For messages that go round a group.  A message holds what its sender
-knows when it is written, so one that waits for a link is never out of date, and one is
-enough.
+A message is made when it is written, from the present state of its sender.  So a
+message that waits for a link is never out of date, and one message per rank is enough.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from asyncrpc.errors import AsyncRpcError, UnknownWorkerError
 from asyncrpc.runtime.membership.ports import Peers
 from asyncrpc.runtime.ports import PeerLink, Scheduler
 
-STALL_S: Final = 0.05  # of silence, after which everything known is sent again
-# So long may the last message of a worker that has left be on its way.
+STALL_S: Final = 0.05  # of silence, after which the whole state is sent again
+# The last message of a worker that has left may be on its way for so long.
 LAST_MESSAGE_S: Final = 0.5
 
 
@@ -29,7 +28,7 @@ def name_of(peers: Peers, rank: int) -> str:
 
 
 def rank_of(peers: Peers, name: str) -> int:
-    """Return the rank of a worker; -1 if it has none, or is forgotten."""
+    """Return the rank of a worker; -1 if it has no rank, or is forgotten."""
     try:
         return peers.find(name).member.rank
     except UnknownWorkerError:
@@ -50,9 +49,9 @@ class PeerMessenger:
 
         Args:
             scheduler: runs the dials.
-            peers: whom it knows.
-            write: writes the message of this moment to a link.
-            on_unreachable: called with a rank that cannot be reached, and why.
+            peers: the known workers.
+            write: writes the present message to a link.
+            on_unreachable: called with a rank that cannot be reached, and the reason.
         """
         self._scheduler = scheduler
         self._peers = peers
@@ -62,7 +61,7 @@ class PeerMessenger:
         self._unsent: set[int] = set()
 
     def send(self, rank: int) -> None:
-        """Send the message of this moment to a worker, now or once it is connected."""
+        """Send the present message to a worker, now or once it is connected."""
         link = self._link(rank)
         if link is not None:
             self._write(link)
@@ -71,20 +70,21 @@ class PeerMessenger:
             self._dial(rank)
 
     def connect(self, rank: int, *, was_seen_going: bool = False) -> None:
-        """Connect to a worker that is waited for: or its death would not be noticed.
+        """Connect to a worker whose message is awaited, so that its death is noticed.
 
         Args:
-            rank: of the worker.
-            was_seen_going: its last message would have come before its link ended.
+            rank: the rank of the worker.
+            was_seen_going: whether the end of its link was seen: its last message
+                would have come before.
         """
         if self._link(rank) is None:
             self._dial(rank, 0.0 if was_seen_going else LAST_MESSAGE_S)
 
     async def wait_sent(self) -> None:
-        """Wait until all messages have been written, or cannot be.
+        """Wait until each message has been written, or its dial has failed.
 
         Cancellation:
-            Some have not been written.
+            Some messages have not been written.
         """
         while self._unsent:  # each dial has a limit, and then takes its rank out
             await asyncio.wait([self._dials[rank] for rank in self._unsent])
@@ -99,7 +99,7 @@ class PeerMessenger:
     def _link(self, rank: int) -> PeerLink | None:
         try:
             return self._peers.find(rank).link
-        except UnknownWorkerError:  # the dial says so
+        except UnknownWorkerError:  # the dial reports it
             return None
 
     def _dial(self, rank: int, patience_s: float = LAST_MESSAGE_S) -> None:
@@ -109,7 +109,7 @@ class PeerMessenger:
             dial.add_done_callback(lambda _: self._on_ended(rank, dial))
 
     def _on_ended(self, rank: int, dial: asyncio.Task[None]) -> None:
-        """Handle a dial that was cancelled before it began, and did nothing."""
+        """Clean up after a dial that was cancelled before it began."""
         if self._dials.get(rank) is dial:
             del self._dials[rank]
             self._unsent.discard(rank)
@@ -124,7 +124,7 @@ class PeerMessenger:
         except AsyncRpcError as error:
             gone = str(error)
             self._unsent.discard(rank)
-            await asyncio.sleep(patience_s)  # it may have left in order, having told
+            await asyncio.sleep(patience_s)  # its last message may be on its way
         finally:  # also when this worker shuts down: `wait_sent` waits for it
             self._unsent.discard(rank)
             self._dials.pop(rank, None)

@@ -1,7 +1,8 @@
 """The rounds of one worker: barriers, rendezvous, the waves of the end; a `Service`.
 
-`machine.table` decides; here is who may say what, and what is kept for later.  Whoever
-has not come yet takes part all the same: it keeps what is said to it, and passes on.
+`machine.table` decides.  This module checks senders, and limits the memory for early
+payloads.  A worker takes part in a round even before it comes to it: it stores words,
+and passes them on.
 """
 
 from __future__ import annotations
@@ -52,33 +53,33 @@ from asyncrpc.runtime.rounds.messenger import name_of, rank_of
 from asyncrpc.runtime.rounds.venue import Venue
 from asyncrpc.runtime.router import takes
 
-# Of reports for rounds that this worker has not come to.  What is beyond that is
-# dropped, and asked for when it comes.
+# Limit of payloads for rounds that this worker has not come to.  Further payloads are
+# dropped, and requested again when the worker comes.
 EARLY_BYTES_MAX: Final = 64 << 20
 BARRIER: Final = Key(Purpose.BARRIER, "", None)
 
 
 class WaveObserver(Protocol):
-    """Takes note of what is said of the waves of the end."""
+    """Observes the waves of the end."""
 
     def on_word(self, key: Key, word: Word) -> None:
-        """A member has spoken of a wave."""
+        """Take the word of a member about a wave."""
 
     def on_unreachable(self, rank: int, reason: str) -> None:
-        """A member to whom this one would speak cannot be reached."""
+        """Record that a member cannot be reached."""
 
     def on_peer_lost(self, rank: int) -> None:
-        """A worker is gone."""
+        """Record that a worker is gone."""
 
     def on_left_out(self, rank: int) -> None:
-        """A member says that it goes on without this worker."""
+        """Record that a member goes on without this worker."""
 
 
 class RoundService:
-    """What one worker does at rounds; a `Service`.
+    """The rounds of one worker; a `Service`.
 
     Attributes:
-        waves: takes note of waves of the end.
+        waves: the observer of the waves of the end, if there is one.
     """
 
     name = SERVICE
@@ -87,9 +88,9 @@ class RoundService:
         """Prepare.
 
         Args:
-            identity: who takes part.
-            scheduler: has the time, and runs the dials.
-            peers: the others.
+            identity: of this worker.
+            scheduler: provides the loop's clock, and runs the dials.
+            peers: the other workers.
         """
         self.identity = identity
         self.scheduler = scheduler
@@ -109,20 +110,20 @@ class RoundService:
 
     @functools.cached_property
     def size(self) -> int:
-        """How many may take part; 0: this worker has no rank among them."""
-        # Who joins a group that runs may be told its rank by it.
+        """Number of workers in the group; 0 if this worker has no rank."""
+        # A worker that joins a running group may get its rank from the group.
         rank, world_size = self.identity.rank, self.identity.world_size
         return world_size if 0 <= rank < world_size else 0
 
     @functools.cached_property
     def machine(self) -> Rounds:
-        """Decides; there is one only where there are ranks."""
+        """The machine of the rounds; only for a worker with a rank."""
         return Rounds(self.identity.rank, self.size, self.name_of)
 
     async def barrier(self, timeout_s: float | None) -> None:
         """Pass one barrier; see `Worker.barrier`."""
         if not self.size:
-            raise UsageError("a barrier needs ranks: this group was made without")
+            raise UsageError("a barrier needs ranks, and this group has no ranks")
         await self.venue(BARRIER).meet(b"", timeout_s)
 
     async def rendezvous(
@@ -134,7 +135,7 @@ class RoundService:
     ) -> list[bytes]:
         """Bring a payload to a rendezvous; see `Worker.rendezvous`."""
         if not self.size:
-            raise UsageError("a rendezvous needs ranks: this group was made without")
+            raise UsageError("a rendezvous needs ranks, and this group has no ranks")
         if len(tag) > TAG_CHARS_MAX:
             raise wrong("tag", f"at most {TAG_CHARS_MAX} characters long", tag)
         venue = self.venue(Key(Purpose.RENDEZVOUS, tag, self._checked(replicas)))
@@ -159,33 +160,33 @@ class RoundService:
             )
         return None if found == tuple(range(self.size)) else found
 
-    # --- what other workers say ------------------------------------------------------
+    # --- notices of other workers ----------------------------------------------------
 
     def _on_word(self, link: PeerLink, notice: PlainNotice) -> None:
         """Take a word of a neighbour that comes in one message.
 
         Raises:
-            MalformedError: it makes no sense, or is of nobody who takes part.
+            MalformedError: the word is invalid, or its sender is not a neighbour.
         """
         rank, ranks = self._checked_sender(link, notice.key)
         word = notice.word
         check_word(word, len(ranks), self.size)
         if isinstance(word, Doubt) and word.rank not in ranks:
-            raise MalformedError(f"rank {word.rank} has no part in it")
+            raise MalformedError(f"rank {word.rank} is not a member of the series")
         if not self.is_closed:
             self._receive(self.venue(notice.key), rank, link, word)
 
     def _on_part(self, link: PeerLink, notice: PartNotice) -> None:
-        """Take a part of payloads, and the word that they belong to once it is whole.
+        """Take a part of payloads; with the last part, take the word of the payloads.
 
         Raises:
-            MalformedError: it makes no sense, or is of nobody who takes part.
+            MalformedError: the part is invalid, or its sender is not a neighbour.
         """
         rank, ranks = self._checked_sender(link, notice.key)
         sender, count = ranks.index(rank), len(ranks)
         is_up = isinstance(notice, UpNotice)
         if is_up is not (parent_of(sender, count) == ranks.index(self.identity.rank)):
-            raise MalformedError("a parent reports to no child, and a child has none")
+            raise MalformedError("`up` must come from a child, `down` from the parent")
         members = len(branch_of(sender, count)[0]) if is_up else count
         check_part(notice.part, count)
         if self.is_closed:
@@ -208,16 +209,19 @@ class RoundService:
         if not (
             0 <= rank < self.size and notice.incarnation == self.identity.incarnation
         ):
-            raise MalformedError(f"worker {link.peer.name!r} has no say in this end")
+            raise MalformedError(
+                f"worker {link.peer.name!r} must not leave out this worker: it has no "
+                "rank here, or means another incarnation"
+            )
         if self.waves is not None and not self.is_closed:
             self.waves.on_left_out(rank)
             self.flush()
 
     def _checked_sender(self, link: PeerLink, key: Key) -> tuple[int, Sequence[int]]:
-        """Return the sender's rank, and all members, before anything is kept for it.
+        """Return the sender's rank, and all members, before any state is made for it.
 
         Raises:
-            MalformedError: it has no say there.
+            MalformedError: the sender is not a neighbour in the series.
         """
         name, own, replicas = link.peer.name, self.identity.rank, key.replicas
         check_replicas(replicas, self.size)
@@ -230,7 +234,8 @@ class RoundService:
             or not are_neighbours(ranks.index(rank), ranks.index(own), len(ranks))
         ):
             raise MalformedError(
-                f"worker {name!r} has no say in a {key.purpose.value} {key.tag!r:.80}"
+                f"worker {name!r} is not a neighbour in a {key.purpose.value} "
+                f"{key.tag!r:.80}"
             )
         return rank, ranks
 
@@ -244,7 +249,7 @@ class RoundService:
         self.flush()
 
     def _has_room(self, venue: Venue, arriving: Arriving) -> bool:
-        """Say whether payloads can be kept although nobody waits for them here."""
+        """Return whether payloads can be kept, although no call waits for them yet."""
         if venue.series.is_waiting:
             self._early.pop(venue, None)
             return True
@@ -269,19 +274,19 @@ class RoundService:
             self.waves.on_peer_lost(rank)
 
     async def close(self) -> None:
-        """Give up what this worker waits at; the others are told.
+        """Give up the rounds at which this worker waits, and tell the others.
 
         Cancellation:
-            It never waits.
+            The method never waits.
         """
         self.is_closed = True
         for venue in tuple(self._venues.values()):
             venue.give_up("shuts down")
 
-    # --- what venues ask -------------------------------------------------------------
+    # --- for venues ------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Tell whoever is to be told; wake those whose round is over."""
+        """Send all messages that are due; wake the calls whose round is over."""
         for series, rank in self.machine.due():
             self._venue_of(series).messenger.send(rank)
         for series in self.machine.ended:
@@ -289,7 +294,7 @@ class RoundService:
         self.machine.ended.clear()
 
     def on_unreachable(self, series: Series, rank: int, reason: str) -> None:
-        """A neighbour in a series cannot be reached."""
+        """Record that a neighbour in a series cannot be reached."""
         if series.key.purpose is Purpose.END and self.waves is not None:
             self.waves.on_unreachable(rank, reason)
             self.flush()
@@ -299,7 +304,7 @@ class RoundService:
         return name_of(self.peers, rank)
 
     def venue(self, key: Key) -> Venue:
-        """Return where the rounds of a series take place."""
+        """Return the venue of a series; make it if it does not exist."""
         series = self.machine.series(key)
         venue = self._venue_of(series)
         taken = (one for one, venue in self._venues.items() if venue.turns.is_taken)

@@ -1,4 +1,4 @@
-"""Calls of one worker for the same rounds: one after the other."""
+"""Turns of the calls of one worker for one series: one call at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Waiting:
 
     Attributes:
         ready: done when the turn has come.
-        problem: why the call does not wait any more; empty if it does.
+        problem: why the call stopped waiting; empty while it waits.
     """
 
     ready: asyncio.Future[None]
@@ -27,10 +27,10 @@ class Waiting:
 
 
 class CallTurns:
-    """The calls for one series.
+    """The turns of the calls for one series.
 
     Attributes:
-        is_taken: whether a call has its turn.
+        is_taken: whether a call has the turn.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class CallTurns:
         """Begin with no call.
 
         Args:
-            loop: of the worker.
-            skip: called for each call that gives up before its turn; told why.
+            loop: the event loop of the worker.
+            skip: called with the reason for each call that gives up before its turn.
         """
         self.is_taken = False
         self._loop = loop
@@ -51,10 +51,10 @@ class CallTurns:
         """Wait for the turn.
 
         Args:
-            what: is waited for, for errors.
+            what: the name of the round, for errors.
 
         Raises:
-            UsageError: too many wait already.
+            UsageError: `CALLS_MAX` calls wait already.
         """
         if not self.is_taken:
             self.is_taken = True
@@ -67,7 +67,7 @@ class CallTurns:
         call = Waiting(self._loop.create_future())
         self._calls.append(call)
         try:
-            await call.ready  # the one before it ends, at the latest with its worker
+            await call.ready  # the call before it ends, at the latest with its worker
         except BaseException:
             call.problem = "stopped waiting before its turn came"
             if call.ready.done() and not call.ready.cancelled():  # it has just come
@@ -76,7 +76,7 @@ class CallTurns:
             raise
 
     def pass_on(self) -> None:
-        """Let the next call have its turn."""
+        """Give the turn to the next call."""
         while self._calls:
             call = self._calls.popleft()
             if not call.problem:

@@ -53,27 +53,27 @@ class Host(Protocol):
 
     @property
     def machine(self) -> Rounds:
-        """Decides."""
+        """The machine of the rounds."""
 
     def flush(self) -> None:
-        """Tell whoever is to be told; wake those whose round is over."""
+        """Send all messages that are due; wake the calls whose round is over."""
 
     def name_of(self, rank: int) -> str:
         """Return the name of a worker, for people to read."""
 
     def on_unreachable(self, series: Series, rank: int, reason: str) -> None:
-        """A neighbour in a series cannot be reached."""
+        """Record that a neighbour in a series cannot be reached."""
 
 
 class Venue:
     """One series at one worker: its connections, and the calls to it, in turn.
 
     Attributes:
-        series: of which it is.
-        changed: set when something was said of it.
-        messenger: sends to those who are told of it.
+        series: the series.
+        changed: set when the state of the series may have changed.
+        messenger: sends words to the neighbours.
         arriving: payloads of which some parts have come, by neighbour.
-        turns: of the calls.
+        turns: the turns of the calls.
     """
 
     def __init__(self, service: Host, series: Series) -> None:
@@ -89,13 +89,13 @@ class Venue:
         self.turns = CallTurns(service.scheduler.loop, self._skip)
         self._service = service
         self._machine = service.machine
-        # Which life of a neighbour has spoken, or was spoken to, of which round.
+        # By neighbour: the round and the incarnation of the last word from or to it.
         self._lives: dict[int, tuple[int, Incarnation]] = {}
         self._packed: tuple[Payloads, list[PayloadPart]] = (), []
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of payloads that have come before this worker."""
+        """Bytes of payloads that arrived before this worker came."""
         arriving = sum(one.nbytes for one in self.arriving.values())
         return arriving + self.series.held_bytes
 
@@ -106,10 +106,10 @@ class Venue:
             The payloads of all members.
 
         Raises:
-            AsyncRpcError: it has failed; see `Worker.rendezvous`.
+            AsyncRpcError: the round has failed; see `Worker.rendezvous`.
 
         Cancellation:
-            It fails for all, unless it has been passed.
+            The round fails for all, unless it has been passed.
         """
         loop, series = self._service.scheduler.loop, self.series
         end_s = None if timeout_s is None else loop.time() + timeout_s
@@ -118,8 +118,8 @@ class Venue:
                 await self.turns.take(self.series.key.any_label)
         except TimeoutError:
             raise BarrierTimeoutError(
-                f"{series.key.any_label}: in {timeout_s:g} s its turn did not come: "
-                "another call of this worker waits there",
+                f"{series.key.any_label}: after {timeout_s:g} s this call still waited "
+                "for its turn: another call of this worker waits in a round of it",
                 number=series.number,
                 missing=(),
             ) from None
@@ -141,8 +141,8 @@ class Venue:
         except TimeoutError:
             absence = self._absence()
             error = BarrierTimeoutError(
-                f"{self._label}: in {timeout_s:g} s {absence}; it has failed for all, "
-                "the next one can be used",
+                f"{self._label}: in {timeout_s:g} s {absence}; it has failed for all "
+                "members, and the next one can be used",
                 number=self.series.number,
                 missing=tuple(map(self._service.name_of, self.series.missing)),
             )
@@ -157,14 +157,14 @@ class Venue:
         """Come to the next round, and wait until it is over.
 
         Args:
-            payload: what this worker brings.
-            end_s: when it stops waiting, by the loop's clock; None: never.
+            payload: the payload of this worker.
+            end_s: when to stop waiting, by the loop's clock; None: never.
 
         Returns:
-            How it has failed; None if `series` has the payloads of all.
+            The failure; None if the round was passed and `series` has all payloads.
 
         Raises:
-            TimeoutError: the time has passed; the others still wait for each other.
+            TimeoutError: `end_s` has passed; the others still wait for each other.
 
         Cancellation:
             As after a TimeoutError.
@@ -175,7 +175,7 @@ class Venue:
         try:
             async with asyncio.timeout_at(end_s):
                 await self._until_over()
-                if series.has_passed:  # whoever relies on our message has it first
+                if series.has_passed:  # neighbours still rely on our messages
                     await self.messenger.wait_sent()
                     self.messenger.cancel()
         except TimeoutError:
@@ -185,21 +185,21 @@ class Venue:
 
     async def _until_over(self) -> None:
         series, now_s = self.series, self._service.scheduler.loop.time
-        tell_s: float | None = None  # when neighbours are told what they lack
+        tell_s: float | None = None  # when to send neighbours the state they lack
         while series.is_waiting:
             self.changed.clear()
             if tell_s is None and series.is_overdue:
                 tell_s = now_s() + STALL_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(tell_s):
-                    await self.changed.wait()  # a loss changes it, and our end
+                    await self.changed.wait()  # set by a loss and by `close` as well
             if tell_s is not None and now_s() >= tell_s:
                 tell_s = None
                 for rank in series.overdue():
                     self.messenger.send(rank)
 
     def let_go(self) -> None:
-        """Forget the payloads of the round that is over."""
+        """Forget the payloads of a finished round."""
         self.series.let_go()
         self._packed = (), []
 
@@ -213,7 +213,7 @@ class Venue:
             self._service.flush()
 
     def on_gone(self, rank: int, reason: str) -> None:
-        """A worker is gone, or cannot be reached."""
+        """Record that a worker is gone, or cannot be reached."""
         self.arriving.pop(rank, None)
         who = self._machine.who(rank)
         problem = f"{self._label} has failed: {who} is gone: {reason}"
@@ -226,14 +226,14 @@ class Venue:
         self._service.on_unreachable(self.series, rank, reason)
 
     def note_life(self, rank: int, peer: WorkerId) -> None:
-        """Take note of which life of a neighbour a word comes from, or goes to."""
+        """Record the incarnation of a neighbour that a word comes from, or goes to."""
         latest, life = self._lives.get(rank, (-1, peer.incarnation))
         self._lives[rank] = self.series.latest, peer.incarnation
         if latest == self.series.latest and life != peer.incarnation:
             self.on_gone(rank, "it has been restarted")
 
     def relies_on(self, rank: int, peer: WorkerId) -> bool:
-        """Say whether a worker that is gone matters: no later life has its place."""
+        """Return whether the series needs a lost worker: no later life replaced it."""
         latest, life = self._lives.get(rank, (-1, peer.incarnation))
         if latest == self.series.latest:
             return life == peer.incarnation
@@ -244,17 +244,18 @@ class Venue:
         return link is None or link.peer == peer
 
     def _skip(self, what: str) -> None:
-        """A call has given up before its turn: of a rendezvous it counts as come.
+        """Handle a call that gave up before its turn.
 
-        A barrier has no calls of its own that others could be matched with: it is the
-        next of a worker that is passed, whoever waits for it.
+        A call of a rendezvous counts as come, and its round fails: the n-th call must
+        meet the n-th calls of the others.  Calls of a barrier are interchangeable: the
+        next call of this worker takes the place of this one.
         """
         if self.series.key.purpose is Purpose.RENDEZVOUS:
             self._decline(what)
 
     def _decline(self, what: str) -> None:
         """Come to a round only to give it up."""
-        problem = f"{self._me} gave {self.series.key.any_label} up: it {what}"[
+        problem = f"{self._me} gave up {self.series.key.any_label}: it {what}"[
             :PROBLEM_CHARS_MAX
         ]
         rank = self._service.identity.rank
@@ -272,8 +273,8 @@ class Venue:
             )
         elif len(payload) > most:
             error = UsageError(
-                f"the payload has {len(payload):,} bytes; in a rendezvous of "
-                f"{len(self.series.ranks)} each may have {most:,}"
+                f"the payload has {len(payload):,} bytes; the limit in a rendezvous of "
+                f"{len(self.series.ranks)} members is {most:,}"
             )
         if error is not None:
             self._decline(f"has failed: {error}")
@@ -282,7 +283,7 @@ class Venue:
     # --- messages --------------------------------------------------------------------
 
     def _write(self, link: PeerLink) -> None:
-        """Write what the worker at the other end is to be told now."""
+        """Write all words that are due to the worker at the other end."""
         rank = rank_of(self._service.peers, link.peer.name)
         self.note_life(rank, link.peer)
         for word in self.series.words_for(rank):
@@ -309,7 +310,7 @@ class Venue:
     def _absence(self) -> str:
         missing = self.series.missing
         if not missing:
-            return "all have come, and are too slow"
+            return "all members came, but their payloads did not arrive in time"
         listed = ", ".join(map(self._machine.who, missing[:LISTED_MAX]))
         more = len(missing) - LISTED_MAX
         return f"these did not come: {listed}" + (

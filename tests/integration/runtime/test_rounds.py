@@ -179,7 +179,7 @@ async def test_a_payload_that_is_no_bytes_costs_that_call_only(payload: Any) -> 
 
 async def test_a_payload_that_is_too_long_fails_for_all() -> None:
     payload = bytes(MIB + 1)
-    problem = "has 1,048,577 bytes; in a rendezvous of 5 each may have 1,04"
+    problem = "has 1,048,577 bytes; the limit in a rendezvous of 5 members is 1,04"
     async with Cluster(5) as workers:
         *others, last = workers
         coming = asyncio.create_task(all_meet(others, "tag"))
@@ -187,7 +187,7 @@ async def test_a_payload_that_is_too_long_fails_for_all() -> None:
             await last.rendezvous("tag", payload)
         for error in await coming:
             assert isinstance(error, BarrierBrokenError)
-            assert "rank 4 ('e') gave a rendezvous of 'tag' up" in str(error)
+            assert "rank 4 ('e') gave up a rendezvous of 'tag'" in str(error)
             assert re.search(problem, str(error))
         await settled(workers, "tag")
 
@@ -198,7 +198,7 @@ async def test_of_many_members_each_may_have_less() -> None:
     async with Cluster(members) as workers:
         found = await outcomes(*(one.rendezvous("tag", bytes(most)) for one in workers))
         assert {len(payload) for payload in found[-1]} == {most}  # type: ignore[union-attr]
-        with pytest.raises(UsageError, match=f"each may have {most:,}"):
+        with pytest.raises(UsageError, match=f"members is {most:,}"):
             await workers[0].rendezvous("tag", bytes(most + 1))
 
 
@@ -297,7 +297,9 @@ async def test_a_call_that_gives_up_before_its_turn_counts(five: list[Worker]) -
     second[1].cancel()
     assert await last.rendezvous("tag", b"1") == [b"1"] * 5
     assert await asyncio.gather(*first) == [[b"1"] * 5] * 4
-    with pytest.raises(BarrierBrokenError, match=r"rank 1 \('b'\) gave a rendezvous"):
+    with pytest.raises(
+        BarrierBrokenError, match=r"rank 1 \('b'\) gave up a rendezvous"
+    ):
         await last.rendezvous("tag", b"2")
     found = await asyncio.gather(*second, return_exceptions=True)
     assert isinstance(found.pop(1), asyncio.CancelledError)

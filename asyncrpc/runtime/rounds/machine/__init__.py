@@ -1,5 +1,5 @@
-"""The machines of rounds: who has come, who passes, what fails, when a group has ended.
+"""The machines of rounds: arrivals, results, failures, and the end of a group.
 
-`series` decides one series of rounds of the same members, `table` all of one worker;
-`termination` takes the decisions of a graceful end, whose waves are rounds.
+`series` decides one series of rounds of the same members, `table` all series of one
+worker; `termination` decides a graceful end, whose waves are rounds.
 """

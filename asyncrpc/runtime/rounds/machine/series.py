@@ -1,23 +1,29 @@
 """The rounds of the same members under the same tag, one after the other.
 
-Members are those whom the calls name, in that order.  Rounds are numbered by how
-often a member has come to one, from 0, whether it passed or failed.  Members form a
-tree (`trees`); each speaks to its *neighbours* only: its parent and its children.
+The calls name the members and their order.  Rounds are numbered from 0 by how often a
+member has come to one, whether it passed or failed.  Members form a tree (`tree`); each
+member sends only to its *neighbours*: its parent and its children.
 
-- It reports to its parent once it has the reports of its children: the payloads of its
-  branch.  The root then has all, and has passed; every result is passed on down.  So to
-  pass is to have the payload of every member: nobody does before all have come.
-- Who waits in silence tells its neighbours who has come, as far as it knows, and so
-  connects to them: it learns who is missing, and of their death.
-- A failure goes to all neighbours, also by way of members that have not come yet; those
-  fail when they come.  Who was not reached is told when it speaks.  A neighbour that is
-  gone fails the round on either side of it.  So all fail who have not passed.
-- Who is at a later round and has not passed n has given n up: so n fails.
-- Who hears that the round it waits at has been passed has forgotten how often it came
-  (it was started anew, or the series was dropped): it goes on where the others are.
+- A member reports to its parent once it has the reports of its children.  The report
+  holds the payloads of its branch.  When the root has all payloads, it passes, and
+  sends the result down the tree.  A member passes when it has the payloads of all
+  members, so no member passes before all have come.
+- A member that waits in silence sends its neighbours the set of members that it knows
+  to have come.  This opens a connection to them, by which it learns which members are
+  missing, and notices their death.
+- A failure goes to all neighbours, also through members that have not come yet; these
+  fail when they come.  A member that the failure did not reach is told when it sends
+  something.  A neighbour that is gone fails the round on either side of it.  So every
+  member fails that has not passed.
+- A member that is at a later round, and has not passed round n, has given n up: round
+  n fails.
+- If a member learns that the round at which it waits has been passed, it has lost its
+  count (it was restarted, or the series was dropped): it goes on at the round of the
+  others.
 
-Words hold what their sender knows, and are told again to whoever lacks it; so what is
-kept for a round that this worker has not come to may be dropped at any time.
+A word (a message of a round) holds the knowledge of its sender, and is sent again to
+every neighbour that lacks it.  So state of a round that this worker has not come to may
+be dropped at any time.
 """
 
 from __future__ import annotations
@@ -90,10 +96,10 @@ TRANSITIONS: Final[Mapping[SeriesState, Mapping[SeriesEvent, SeriesState]]] = {
 
 
 class Hub(Protocol):
-    """What holds the series of one worker.
+    """Holds the series of one worker.
 
     Attributes:
-        outbox: who is to be told now, of which series.
+        outbox: series and rank for each message that is due now.
         ended: series whose round has been passed, or has failed.
     """
 
@@ -101,24 +107,24 @@ class Hub(Protocol):
     ended: dict[Series, None]
 
     def who(self, rank: int) -> str:
-        """Return how a member is called in errors."""
+        """Return the description of a member in errors."""
 
 
 class Series:
     """One series of rounds, as one worker sees it.
 
     Attributes:
-        key: which series.
-        ranks: of the members, in the order of their places.
-        state: where this worker is.
-        number: of the round that it has come to last; -1: none.
-        passed: of the last one that it knows to be passed; -1: none.
-        latest: of the latest that it has heard of; -1: none.
-        failure: how the round that it has come to last failed; None if it has not.
-        payloads: of the round that it has passed, until `let_go`.
-        doubts: members that are missed in round `latest` and wait elsewhere.
-        parent: rank of the member above this one; None: it is the root.
-        neighbours: ranks that this worker speaks to.
+        key: the name of the series.
+        ranks: the ranks of the members, in the order of their places.
+        state: the state of this worker in the series.
+        number: the round that this worker has come to last; -1: none.
+        passed: the last round that this worker knows to be passed; -1: none.
+        latest: the latest round that this worker has heard of; -1: none.
+        failure: the failure of round `number`; None if the round has not failed.
+        payloads: the payloads of the round that was passed last, until `let_go`.
+        doubts: members that are missing in round `latest` and wait in another series.
+        parent: the rank of the parent; None at the root.
+        neighbours: the ranks of the neighbours.
         counts_twin: whether the twin of `failure` has yet to be counted.
     """
 
@@ -132,10 +138,10 @@ class Series:
         """Begin with no round.
 
         Args:
-            key: names the series.
-            rank: of this worker; one of the members.
-            size: of its group.
-            hub: is told of what is due.
+            key: the name of the series.
+            rank: the rank of this worker; one of the members.
+            size: the number of workers in the group.
+            hub: collects the messages that are due.
         """
         self.key, replicas = key, key.replicas
         self.ranks: Sequence[int] = range(size) if replicas is None else replicas
@@ -156,7 +162,7 @@ class Series:
         self._me = 1 << place
         self._whole = (1 << count) - 1
         self._own = b""
-        # What was passed last, and the children that have yet to get it.
+        # The result of the round passed last, and the children that still lack it.
         self._result = Result(-1, ())
         self._owed: dict[int, None] = {}
         self._failures: dict[int, Failure] = {}
@@ -165,12 +171,12 @@ class Series:
         self._known = 0
         self._reports: dict[int, Payloads] = {}
         self._speakers: dict[int, None] = {}  # neighbours that wait there
-        self._told: dict[int, int] = {}  # what each neighbour knows of who has come
+        self._told: dict[int, int] = {}  # for each neighbour: arrivals that it knows
         self._doubts_told: dict[int, int] = {}
 
     @property
     def is_busy(self) -> bool:
-        """Whether it waits, or has to tell of a result."""
+        """Whether this worker waits, or still owes a result to a child."""
         return self.is_waiting or bool(self._owed)
 
     @property
@@ -180,7 +186,7 @@ class Series:
 
     @property
     def has_passed(self) -> bool:
-        """Whether it has the payloads of the round that it has come to last."""
+        """Whether this worker has passed round `number`."""
         return self.state is PASSED
 
     @property
@@ -190,32 +196,32 @@ class Series:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that have not come, as far as is known here, in order."""
+        """The ranks that are not known to have come, in order."""
         places = places_of(self._whole & ~self._known)
         return [self.ranks[place] for place in places]
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of reports that are kept here."""
+        """Bytes of the reports that this worker keeps."""
         return sum(len(one) for report in self._reports.values() for one in report)
 
     def has_come(self, rank: int) -> bool:
-        """Say whether a member is known to have come to round `latest`."""
+        """Return whether a member is known to have come to round `latest`."""
         return bool(self._known >> self.ranks.index(rank) & 1)
 
     def is_neighbour(self, rank: int) -> bool:
-        """Say whether a rank has anything to say here."""
+        """Return whether a rank is a neighbour of this worker."""
         return rank in self.neighbours
 
-    # --- what this worker does -------------------------------------------------------
+    # --- actions of this worker ------------------------------------------------------
 
     def come(self, payload: bytes) -> None:
-        """This worker comes to its next round; it may be passed, or fail, at once."""
+        """Come to the next round; it may be passed, or fail, at once."""
         self._begin(payload)
         self._look()
 
     def decline(self, failure: Failure) -> None:
-        """This worker has come to its next round only to give it up."""
+        """Come to the next round only to give it up."""
         self._begin(b"")
         self.fail(failure)
 
@@ -232,12 +238,12 @@ class Series:
             self._record(number, failure, None)
 
     def count(self, number: int) -> None:
-        """Take it that this worker has come to a round that failed with another."""
+        """Count a round, which failed as a twin, as one that this worker came to."""
         if not self.is_waiting and self.number < number:
             self.number += 1
 
     def on_lost(self, rank: int, failure: Failure) -> None:
-        """A worker is gone; so a round that it has come to fails, or waits for it."""
+        """Fail the round that needs a lost worker, if there is one."""
         self._forgive(rank)
         if self.is_waiting:
             if self.is_neighbour(rank):
@@ -246,18 +252,18 @@ class Series:
             self.fail_ahead(self.latest, failure)
 
     def let_go(self) -> None:
-        """Forget the payloads, but for those who are still to get them."""
+        """Forget the payloads, except for children that still lack the result."""
         self.payloads = ()
         if not self.is_waiting:
             self._go(SeriesEvent.LEAVE)
 
-    # --- what it is told -------------------------------------------------------------
+    # --- words of neighbours ---------------------------------------------------------
 
     def hear(self, rank: int, word: Here | Report | Result | RoundFailed) -> None:
         """Take the word of a neighbour.
 
         Raises:
-            MalformedError: it makes no sense.
+            MalformedError: the word does not fit the sender's place in the tree.
         """
         match word:
             case Here():
@@ -284,7 +290,7 @@ class Series:
     def _hear_report(self, rank: int, word: Report) -> None:
         branch = self._below.get(rank)
         if branch is None or len(word.payloads) != len(branch):
-            raise MalformedError(f"a report of rank {rank} that is not of its branch")
+            raise MalformedError(f"the report of rank {rank} is not of its branch")
         self._heed(word.passed)
         self._give_up_before(word.number, rank)
         self._turn_to(word.number)
@@ -298,10 +304,15 @@ class Series:
 
     def _hear_result(self, rank: int, word: Result) -> None:
         if rank != self.parent or len(word.payloads) != len(self.ranks):
-            raise MalformedError(f"a result from rank {rank} that is none")
+            raise MalformedError(
+                f"the result from rank {rank} must come from the parent, with "
+                f"{len(self.ranks)} payloads, not {len(word.payloads)}"
+            )
         if self.is_waiting and word.number == self.number:
             if len(self._reports) < len(self._below):
-                raise MalformedError(f"a result from rank {rank} without this branch")
+                raise MalformedError(
+                    f"the result from rank {rank} came before the report of this branch"
+                )
             self._pass(word.payloads)
         else:
             self._heed(word.number)
@@ -316,7 +327,7 @@ class Series:
         self._record(word.number, word.failure, rank)
 
     def add_doubt(self, doubt: Doubt, source: int | None) -> None:
-        """Take note that a member that is missed waits elsewhere, and pass it on."""
+        """Record that a missing member waits in another series, and pass it on."""
         if (
             doubt.number == self.latest
             and len(self.doubts) < DOUBTS_MAX
@@ -327,26 +338,26 @@ class Series:
                 if rank != source:
                     self._must_tell(rank)
 
-    # --- what it tells ---------------------------------------------------------------
+    # --- words to neighbours ---------------------------------------------------------
 
     @property
     def is_overdue(self) -> bool:
-        """Whether a neighbour lacks something that is known here."""
+        """Whether a neighbour lacks arrivals that this worker knows."""
         return bool(self.overdue())
 
     def overdue(self) -> list[int]:
-        """Return the ranks to be told after a silence."""
+        """Return the ranks that must be told after a silence."""
         return [one for one in self.neighbours if self.is_waiting and self._lacks(one)]
 
     def words_for(self, rank: int) -> list[Word]:
-        """Return what a neighbour is to be told now, and take it that it is."""
+        """Return the words for a neighbour now, and record them as sent."""
         failures = self._failures
         words: list[Word] = [
             RoundFailed(number, self.passed, failures[number])
             for number in self._untold.pop(rank, ())
             if number in failures
         ]
-        if rank in self._owed:  # before any word says that it has been passed
+        if rank in self._owed:  # before any word with the new `passed`
             words.insert(0, self._result)
             self._forgive(rank)
         if self._must_report(rank):
@@ -360,7 +371,7 @@ class Series:
         self._told[rank] = self._told.get(rank, 0) | self._known
         return words
 
-    # --- parts of these --------------------------------------------------------------
+    # --- helpers ---------------------------------------------------------------------
 
     def _begin(self, payload: bytes) -> None:
         self.number += 1
@@ -382,7 +393,7 @@ class Series:
         self._known |= self._me
 
     def _catch_up(self) -> None:
-        """Go on where the others are, who have passed this round before."""
+        """Go on at the round of the others, which have passed this one already."""
         self.number = max(
             self.passed + 1, self.latest, *(n + 1 for n in self._failures)
         )
@@ -391,7 +402,7 @@ class Series:
         self._look()
 
     def _turn_to(self, number: int) -> None:
-        """Take note that somebody has come to a later round than was known."""
+        """Record that a member has come to a later round than was known."""
         if number > self.latest:
             self.latest = number
             self._known = 0
@@ -411,11 +422,11 @@ class Series:
             self.fail(self._given_up(later, rank))
 
     def _given_up(self, later: int, rank: int | None) -> Failure:
-        who = "" if rank is None else f", says {self._hub.who(rank)}"
+        who = "" if rank is None else f" (reported by {self._hub.who(rank)})"
         return Failure(
             Blame.GAVE_UP,
-            f"others have given {self.key.label(self.number)} up{who}: they are at "
-            f"{later}",
+            f"other members gave up {self.key.label(self.number)}{who}: they are at "
+            f"number {later}",
         )
 
     def _learn(self, rank: int, known: int) -> None:
@@ -423,12 +434,12 @@ class Series:
         self._told[rank] = self._told.get(rank, 0) | known
 
     def _attend(self, rank: int, number: int, *, lacks: bool) -> None:
-        """A neighbour waits at a round: see whether it must be told something.
+        """Decide whether a neighbour that waits at a round must be told something.
 
         Args:
-            rank: of the neighbour.
-            number: of the round.
-            lacks: whether it has said that it does not know that we have come.
+            rank: the rank of the neighbour.
+            number: the round at which it waits.
+            lacks: whether the neighbour does not know that this worker has come.
         """
         if number in self._failures:
             self._untold.setdefault(rank, {})[number] = None
@@ -443,14 +454,14 @@ class Series:
         return number <= self.passed or number in self._failures
 
     def _relay(self) -> None:
-        """Pass on who has come although this worker has not: it has no silence."""
+        """Pass on arrivals at once: a worker that does not wait has no silence."""
         if not self.is_waiting:
             for rank in self._speakers:
                 if self._lacks(rank):
                     self._must_tell(rank)
 
     def _lacks(self, rank: int) -> bool:
-        """Say whether a neighbour has not been told of all that have come."""
+        """Return whether a neighbour has not been told of all arrivals."""
         is_open = not self._is_over(self.latest)
         return is_open and bool(self._known & ~self._told.get(rank, 0))
 

@@ -1,12 +1,14 @@
-"""All series of rounds of one worker: who waits here for whom that waits there.
+"""All series of rounds of one worker, and deadlocks between series of one tag.
 
-Members of which two share two series under one tag come to these in the same order.  If
-one waits in R, the other in S, and each is missed by the other, they have not: both
-rounds fail, for all.  Each counts the other as come to (its `twin`), so that the next
-call of either is in step again.
+Two members that share two series R and S of one tag must come to them in the same
+order.  If one member waits in R, the other in S, and each is missing in the other's
+series, they wait for each other: a deadlock.  Then both rounds fail, for all members.
+Each round is the *twin* of the other, and every member counts both as come to, so that
+the next calls match again.
 
-A member that is missed in one series and waits in another says so: a *doubt*.  It goes
-round the tree until it comes to one for whom it closes the circle.
+A member that is missing in one series, and waits in another, sends a *doubt*.  The
+doubt is passed through the tree until it reaches a member for which it closes the
+circle.
 """
 
 from __future__ import annotations
@@ -38,17 +40,17 @@ class Rounds:
     """All series of one worker.
 
     Attributes:
-        outbox: who is to be told now, of which series.
+        outbox: series and rank for each message that is due now.
         ended: series whose round has been passed, or has failed.
     """
 
     def __init__(self, rank: int, size: int, name_of: Callable[[int], str]) -> None:
-        """Begin with none.
+        """Begin without series.
 
         Args:
-            rank: of this worker.
-            size: of its group.
-            name_of: says how a worker is called, for people to read.
+            rank: the rank of this worker.
+            size: the number of workers in the group.
+            name_of: returns the name of a worker, for people to read.
         """
         self.outbox: dict[tuple[Series, int], None] = {}
         self.ended: dict[Series, None] = {}
@@ -60,7 +62,7 @@ class Rounds:
         self._last: dict[Tag, Series] = {}  # that this worker has come to
 
     def who(self, rank: int) -> str:
-        """Return how a member is called in errors."""
+        """Return the description of a member in errors."""
         name = self._name_of(rank)
         return name if name == f"rank {rank}" else f"rank {rank} ({name!r})"
 
@@ -70,7 +72,7 @@ class Rounds:
         return list(self._all.values())
 
     def series(self, key: Key) -> Series:
-        """Return a series in which this worker is; make it if there is none."""
+        """Return the series of a key; make it if it does not exist."""
         found = self._all.get(key)
         if found is None:
             found = self._all[key] = Series(key, self._rank, self._size, self)
@@ -79,15 +81,15 @@ class Rounds:
         return found
 
     def drop(self, in_use: Iterable[Series]) -> list[Series]:
-        """Forget the series that have not been used for longest, if there are many.
+        """Forget the least recently used series beyond `SERIES_MAX`.
 
-        One that is used again goes on where the others are.
+        If a forgotten series is used again, it goes on at the round of the others.
 
         Args:
-            in_use: those that are kept in any case.
+            in_use: series that are kept in any case.
 
         Returns:
-            What has been forgotten.
+            The forgotten series.
         """
         surplus = len(self._all) - SERIES_MAX
         if surplus <= 0:
@@ -106,7 +108,7 @@ class Rounds:
         return idle[:surplus]
 
     def come(self, series: Series, payload: bytes) -> None:
-        """This worker comes to the next round of a series."""
+        """Come to the next round of a series."""
         self._last[series.key[:2]] = series
         series.come(payload)
         for doubt in tuple(series.doubts):
@@ -116,7 +118,7 @@ class Rounds:
         self._count_twin(series)
 
     def decline(self, series: Series, failure: Failure) -> None:
-        """This worker has come to the next round only to give it up."""
+        """Come to the next round only to give it up."""
         self._last[series.key[:2]] = series
         series.decline(failure)
         self._count_twin(series)
@@ -125,15 +127,16 @@ class Rounds:
         """Take the word of a neighbour.
 
         Raises:
-            MalformedError: it makes no sense.
+            MalformedError: the sender is not a neighbour, or the word does not fit the
+                series.
         """
         if not series.is_neighbour(rank):
             raise MalformedError(
-                f"rank {rank} has no say in {series.key.label(word.number)}"
+                f"rank {rank} is not a neighbour in {series.key.label(word.number)}"
             )
         if isinstance(word, Doubt):
             if word.rank not in series.ranks:
-                raise MalformedError(f"rank {word.rank} has no part in it")
+                raise MalformedError(f"rank {word.rank} is not a member of the series")
             if not self._look_at(series, word):
                 series.add_doubt(word, rank)
         else:
@@ -143,28 +146,28 @@ class Rounds:
         self._count_twin(series)
 
     def due(self) -> list[tuple[Series, int]]:
-        """Return who is to be told now, of which series, and take it that they are."""
+        """Return series and rank of each message that is due, and clear the outbox."""
         due = list(self.outbox)
         self.outbox.clear()
         return due
 
     def _say_where(self, missed: Series, other: Series) -> None:
-        """Say in a series in which this worker is missed that it waits in another."""
+        """Send a doubt in a series in which this worker is missing, if it waits."""
         failure = other.failure if other is self._last.get(other.key[:2]) else None
         is_there = other.is_waiting or (
             failure is not None and failure.blame is Blame.MISMATCH
         )
-        # At the end members differ in whom they left out, and learn it from each other.
+        # At the end members may differ in the set of lost ranks; waves correct that.
         is_mistake = missed.key.purpose is Purpose.RENDEZVOUS
         if is_mistake and missed is not other and missed.is_missed and is_there:
             elsewhere = Turn(other.key.replicas, other.number)
             missed.add_doubt(Doubt(missed.latest, self._rank, elsewhere), None)
 
     def _look_at(self, series: Series, doubt: Doubt) -> bool:
-        """Fail two rounds if one waits here for whom it keeps waiting in the other.
+        """Fail two rounds if the members of a doubt wait for each other in them.
 
         Returns:
-            Whether it does.
+            Whether they do.
         """
         replicas, number = doubt.elsewhere
         if (
@@ -182,7 +185,7 @@ class Rounds:
         problem = (
             f"{there} came to {series.key.tag!r} with {self._listed(replicas)}, {here} "
             f"with {self._listed(series.key.replicas)}, and each waits for the other; "
-            "all members of a rendezvous have to pass the same replicas"
+            "all members of a rendezvous must pass the same replicas"
         )
         ranks = doubt.rank, self._rank
         twins = Turn(series.key.replicas, series.number), doubt.elsewhere

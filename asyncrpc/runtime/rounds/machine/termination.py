@@ -1,29 +1,31 @@
-"""When a group has nothing left to do: termination detection, in waves.
+"""Termination detection of a group, in waves.
 
-A wave is a round of all members that are left.  In each, every member brings a mark if
-it has started a call, or was at work, since it brought something to the wave before;
-and it comes only when it is idle: it serves no call and waits for none.  A wave to
-which nobody brings a mark is the proof:
+A wave is a round of all members that are not lost.  A member comes to a wave only when
+it is idle: it serves no call and waits for no call.  It brings a mark if it has started
+a call, or was busy, since the previous wave.  A wave without marks proves that no call
+is in flight:
 
-    Let T be the moment at which the last member came to the wave before.  Each member
-    was idle when it came then, before T, and when it comes now, after T: for no member
-    passes a round before all have come to it.  In between it started nothing.  So a
-    call under way at T was started by a member before it came; but then it was waited
-    for, and the member was not idle.
+    Let T be the moment at which the last member came to the previous wave.  Each member
+    was idle when it came to that wave, before T, and when it comes to this one, after
+    T: no member passes a round before all have come to it.  In between it started no
+    call.  So a call under way at T was started by a member before the member came to
+    the previous wave; but then the member waited for the call, and was not idle.
 
-To its first wave, and to the first after a failed one, a member comes at once, idle or
-not, and with a mark.  So the first is over when all have asked for the end, and until
-then no member is hurried.
+A member comes to its first wave, and to the first wave after a failed one, at once,
+idle or not, and with a mark.  So the first wave is over when all have asked for the
+end, and until then no member needs to be idle.
 
-A lost member is left out: those that are left have another series.  A member that
-learns of a loss fails the wave of the series that it is in, which tells the others, and
-goes on in the next.  What has been lost only grows, and each series names those that it
-does without; so all members that are left come to the same one.  A member that was
-wrongly believed lost learns of it in the same way, or is told, and must end alone.
+Lost members are left out: the remaining members use another series.  A member that
+learns of a loss fails the wave of its present series, which informs the others, and
+goes on in the next series.  The set of lost members only grows, and the key of each
+series contains it; so all remaining members arrive at the same series.  A live member
+that was believed lost learns this in the same way, or by a `left_out` notice, and must
+end alone.
 
-Not known here: calls.  The service says whether it is busy and how many calls it has
-ever started.  Source: Mattern, "Algorithms for distributed termination detection",
-1987 (the four counters), with its second pair of counters kept at each member.
+This module does not know calls: the service passes in whether the worker is busy, and
+how many calls it has ever started.  Source: Mattern, "Algorithms for distributed
+termination detection", 1987 (the four counters), with the second pair of counters kept
+at each member.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ MARK: Final = b"\1"
 
 
 class Phase(enum.Enum):
-    """How far the end has come, as one member sees it."""
+    """The phase of the group's end, as one member sees it."""
 
     BEFORE = "this worker has not asked for the end"
     GATHERING = "not all have asked for the end"
@@ -61,19 +63,19 @@ class Termination:
     """One member of a group that ends.
 
     Attributes:
-        phase: how far it has come.
+        phase: the phase of the end.
         lost: the ranks that are left out.
-        untold: those of them that are yet to be told so, if they can be reached.
-        is_first: whether the next wave is its first, or the first after a failed one.
+        untold: the lost ranks that still get a `left_out` notice, if reachable.
+        is_first: whether the next wave is the member's first, or follows a failed one.
     """
 
     def __init__(self, rank: int, size: int, rounds: Rounds) -> None:
         """Begin before the end.
 
         Args:
-            rank: of this worker.
-            size: of its group.
-            rounds: of this worker.
+            rank: the rank of this worker.
+            size: the number of workers in the group.
+            rounds: the rounds of this worker.
         """
         self.phase = Phase.BEFORE
         self.lost: set[int] = set()
@@ -82,47 +84,47 @@ class Termination:
         self._size = size
         self._rounds = rounds
         self.is_first = True
-        self._started = -1  # calls, when this member came last; -1: it was busy
-        self._wave: Series | None = None  # that it has come to last, until it is over
+        self._started = -1  # calls at the previous wave; -1: the member was busy
+        self._wave: Series | None = None  # the present wave, until it is over
 
     @property
     def is_over(self) -> bool:
-        """Return whether this member need not wait any more."""
+        """Whether this member need not wait any more."""
         return self.phase in (Phase.ENDED, Phase.EXCLUDED)
 
     @property
     def key(self) -> Key:
-        """What names the series of all members that are left."""
+        """The key of the series of all remaining members."""
         left = (rank for rank in range(self._size) if rank not in self.lost)
         return Key(Purpose.END, "", tuple(left) if self.lost else None)
 
     @property
     def series(self) -> Series:
-        """Return the series whose waves this member comes to."""
+        """The series whose waves this member comes to."""
         return self._rounds.series(self.key)
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that the present wave waits for, as far as is known here."""
+        """The ranks that are not known to have come to the present wave."""
         series = self.series
         if series.is_waiting or series.latest > series.number:
             return series.missing
-        return list(series.ranks)  # nobody is known to have come
+        return list(series.ranks)  # no member is known to have come
 
     def enter(self) -> None:
-        """This worker asks for the end."""
+        """Record that this worker asks for the end."""
         if self.phase is Phase.BEFORE:
             self.phase = Phase.GATHERING
 
     def come(self, *, busy: bool, started: int) -> bytes | None:
-        """Say what this member brings to the next wave, if it can come to it.
+        """Return the payload of this member for the next wave, if it can come now.
 
         Args:
-            busy: whether a call is served here, or waited for.
+            busy: whether this worker serves a call, or waits for one.
             started: how many calls this member has ever started.
 
         Returns:
-            The payload, with which it must come now; None: it cannot yet.
+            The payload, with which the member must come now; None: it cannot come yet.
         """
         if self.is_over or (busy and not self.is_first):
             return None
@@ -133,7 +135,7 @@ class Termination:
         return MARK if is_marked else b""
 
     def look(self) -> None:
-        """See how the wave has ended that this member has come to, if it has."""
+        """Take the outcome of the present wave, if the wave is over."""
         wave = self._wave
         if wave is None or wave.is_waiting:
             return
@@ -147,26 +149,27 @@ class Termination:
             self.phase = Phase.DRAINING if is_marked else Phase.ENDED
 
     def hear(self, key: Key, word: Word) -> None:
-        """Another member has spoken of a wave: see whom it does without."""
+        """Take the word of another member about a wave: it may name lost members."""
         if key.replicas is not None:
-            self.lose(set(range(self._size)).difference(key.replicas), "says another")
+            lost = set(range(self._size)).difference(key.replicas)
+            self.lose(lost, "another member reported the loss")
         if isinstance(word, RoundFailed) and word.failure.blame is Blame.LOST:
             self.lose(word.failure.missing, word.failure.problem)
         series = self._rounds.series(key)
         unknown = self.lost.intersection(series.ranks)
-        if unknown:  # to whoever spoke
+        if unknown:  # to the sender
             ranks = tuple(sorted(unknown))[:MISSING_MAX]
             failure = Failure(Blame.LOST, "the others go on without these", ranks)
             series.fail_ahead(series.latest, failure)
 
     def hear_left_out(self, rank: int) -> None:
-        """A member says that it goes on without this one."""
+        """Record that a member goes on without this one."""
         if 0 <= rank < self._size:
-            self.lose((self._rank,), "it is left out")
+            self.lose((self._rank,), "the others left it out")
 
     def lose(self, ranks: Iterable[int], problem: str) -> None:
-        """Members are gone: go on without them."""
-        self.look()  # whoever has passed a wave does not fail it any more
+        """Go on without members that are gone."""
+        self.look()  # a passed wave cannot fail any more
         new = set(ranks).intersection(range(self._size)).difference(self.lost)
         if self.is_over or not new:
             return

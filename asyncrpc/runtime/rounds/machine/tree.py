@@ -1,9 +1,9 @@
-"""The tree of a round: binary, balanced, and every branch in one piece.
+"""The tree of a round: binary, balanced, with every branch a contiguous range.
 
-Members have places 0, 1, 2, ...  A branch is a range of places: its head is the first,
-and the two halves of the rest are the branches of the head's children.  So what a
-branch has gathered is put together in order, each member has at most three neighbours,
-and of n members none is deeper than floor(log2(n)).
+Members have places 0, 1, 2, ...  A branch is a range of places: its head is the first
+place, and the two halves of the rest are the branches of the head's children.  So the
+payloads of a branch are concatenated in order, each member has at most three
+neighbours, and with n members the depth is at most floor(log2(n)).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Branch = tuple[range, tuple[range, ...]]
 
 
 def split(branch: range) -> tuple[range, ...]:
-    """Return the branches of the children of a branch's head; none, one or two."""
+    """Return the branches of the head's children: zero, one or two ranges."""
     first, end = branch.start + 1, branch.stop
     middle = first + (end - first + 1) // 2
     return tuple(one for one in (range(first, middle), range(middle, end)) if one)
@@ -27,7 +27,7 @@ def branch_of(place: int, size: int) -> Branch:
 
 
 def parent_of(place: int, size: int) -> int | None:
-    """Return the place of a member's parent; None of the root's."""
+    """Return the place of a member's parent; None for the root."""
     branch, parent = range(size), None
     while branch.start != place:
         parent = branch.start
@@ -36,12 +36,12 @@ def parent_of(place: int, size: int) -> int | None:
 
 
 def are_neighbours(one: int, other: int, size: int) -> bool:
-    """Say whether one of two members is the other's parent."""
+    """Return whether one of two members is the other's parent."""
     return parent_of(one, size) == other or parent_of(other, size) == one
 
 
 def depth_of(place: int, size: int) -> int:
-    """Return how many steps a member is away from the root."""
+    """Return the number of steps from the root to a member."""
     depth, above = 0, parent_of(place, size)
     while above is not None:
         depth, above = depth + 1, parent_of(above, size)

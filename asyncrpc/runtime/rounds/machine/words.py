@@ -1,6 +1,6 @@
-"""What members of a round say to each other, and of which rounds.
+"""The words (messages) of rounds, and the keys of series.
 
-Words are records; they travel as they are (see `runtime.schema`).
+Words are records that travel unchanged (see `runtime.schema`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MISSING_MAX: Final = 64  # ranks in a failure
 
 
 class Purpose(enum.Enum):
-    """What rounds are for: those of one purpose know nothing of another's."""
+    """The purpose of a series; series of different purposes are independent."""
 
     BARRIER = "barrier"
     RENDEZVOUS = "rendezvous"
@@ -28,12 +28,12 @@ class Purpose(enum.Enum):
 
 
 class Key(NamedTuple):
-    """What names a series of rounds.
+    """The name of a series of rounds.
 
     Attributes:
-        purpose: of the rounds.
-        tag: of a rendezvous, as its callers say; else empty.
-        replicas: ranks of the members.
+        purpose: the purpose of the rounds.
+        tag: the tag of a rendezvous, as its callers pass it; else empty.
+        replicas: the ranks of the members.
     """
 
     purpose: Annotated[Purpose, EnumName(Purpose)]
@@ -41,12 +41,12 @@ class Key(NamedTuple):
     replicas: Replicas
 
     def label(self, number: int) -> str:
-        """Return how a round is called in errors."""
+        """Return the description of a round in errors."""
         return f"{self.purpose.value} {number}{self._of}"
 
     @property
     def any_label(self) -> str:
-        """What a round is called whose number is not known."""
+        """The description of a round whose number is not known."""
         return f"a {self.purpose.value}{self._of}"
 
     @property
@@ -57,7 +57,7 @@ class Key(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One round of a tag: of whom, and the how manieth of theirs."""
+    """Round `number` of the series of a tag with these replicas."""
 
     replicas: Replicas
     number: Number
@@ -76,10 +76,10 @@ class Failure:
     """How a round failed.
 
     Attributes:
-        blame: why.
-        problem: in words.
-        missing: ranks of those that had not come, as far as was known, or are gone.
-        twin: the round that failed with it, under the same tag.
+        blame: the kind of the failure.
+        problem: its description.
+        missing: ranks of members that are gone, or were not known to have come.
+        twin: the round of the same tag that failed together with this one.
     """
 
     blame: Annotated[Blame, EnumName(Blame)]
@@ -89,14 +89,14 @@ class Failure:
 
 
 class Here(NamedTuple):
-    """What a member knows.
+    """The state of a member, and the arrivals that it knows.
 
     Attributes:
-        number: of the round that it has come to last.
-        passed: of the last one that it knows to be passed.
-        is_waiting: whether it waits at `number`.
-        latest: number of the latest round that it has heard of.
-        known: who has come to that one: bits by place.
+        number: the round that it has come to last.
+        passed: the last round that it knows to be passed.
+        is_waiting: whether it waits at round `number`.
+        latest: the latest round that it has heard of.
+        known: the members that have come to round `latest`, one bit for each place.
     """
 
     number: Number
@@ -107,7 +107,7 @@ class Here(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A child has the payloads of its branch, in order."""
+    """The payloads of a child's branch, in order."""
 
     number: int
     passed: int
@@ -115,7 +115,7 @@ class Report(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A parent has those of all."""
+    """The payloads of all members, from the parent."""
 
     number: int
     payloads: Payloads
@@ -130,7 +130,7 @@ class RoundFailed(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """A member that is missed in round `number` waits elsewhere under the tag."""
+    """A member that is missing in round `number` waits in another round of the tag."""
 
     number: Number
     rank: Number

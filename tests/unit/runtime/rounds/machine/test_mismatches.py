@@ -123,7 +123,7 @@ class TestMismatch:
         for member in world.members:
             end = member.ends[0]
             assert isinstance(end, Failure)
-            assert "members of a rendezvous have to pass the same" in end.problem
+            assert "members of a rendezvous must pass the same" in end.problem
 
     def test_it_is_named_who_came_with_what(self) -> None:
         many = tuple(reversed(range(12)))

@@ -363,7 +363,7 @@ class TestOneMember:
             one.come(series, b"")
             assert series.failure is not None
             problems.append(series.failure.problem)
-        text = "others have given rendezvous 1 of 'tag' up: they are at 9"
+        text = "other members gave up rendezvous 1 of 'tag': they are at number 9"
         assert problems == [text.replace("1", "0", 1), text, *["it gave up"] * 8]
         one.come(series, b"")
         assert series.is_waiting
@@ -382,8 +382,8 @@ class TestOneMember:
         one.hear(series, 1, word)
         assert series.failure is not None
         assert series.failure.problem == (
-            "others have given rendezvous 2 of 'tag' up, says rank 1 ('b'): they are "
-            "at 3"
+            "other members gave up rendezvous 2 of 'tag' (reported by rank 1 ('b')): "
+            "they are at number 3"
         )
 
     def test_who_waits_at_what_has_failed_is_told_why(self) -> None:
