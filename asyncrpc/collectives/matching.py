@@ -38,29 +38,29 @@ from asyncrpc.runtime.members import UNKNOWN_INCARNATION
 from asyncrpc.runtime.messages import Notice
 from asyncrpc.runtime.ports import PeerLink, ask
 
-# How long a rank waits before it tells the others what it waits for: so those that wait
-# for something else learn of it, and none waits for ever.
+# After this wait a rank tells the others which collective it waits in.  So ranks that
+# wait in another collective notice the mismatch, and no rank waits for ever.
 ASK_AFTER_S: Final = 1.0
-ANSWER_S: Final = 2.0  # for the others to say how far they are, at a timeout
+ANSWER_S: Final = 2.0  # at a timeout, for the others to answer how far they are
 
 
 @dataclass(slots=True)
 class ReceivedTensors:
-    """Tensors from another rank, and what answers it once they are taken."""
+    """Tensors from another rank, and the future of the answer to that rank."""
 
     tensors: Sequence[torch.Tensor]
     taken: asyncio.Future[CollectiveFailure | None]
 
 
 class Matching:
-    """The collectives of one group at one rank: what `machine.matching` decides.
+    """The collectives of one group at one rank; carries out `machine.matching`.
 
     Attributes:
-        machine: decides; nobody else changes it.
-        label: what the group is called in errors.
+        machine: the machine, which only this object changes.
+        label: the description of the group in errors.
         members: names of the workers, by rank; empty before the group is made here.
-        rank: of this worker.
-        lives: of the members, as they were known when the group was made.
+        rank: the rank of this worker.
+        lives: the incarnations of the members, as known when the group was made.
     """
 
     def __init__(self, worker: GroupWorker, group_id: int) -> None:
@@ -78,24 +78,24 @@ class Matching:
 
     @property
     def lost(self) -> CollectiveFailure | None:
-        """Why every collective fails sooner or later; None: no rank is gone."""
+        """The failure by the first rank that is gone; None: no rank is gone."""
         return self.machine.lost
 
     def name_of(self, rank: int) -> str:
-        """Return how a rank is called in errors."""
+        """Return the description of a rank in errors."""
         return self.machine.name_of(rank)
 
     def join(self, label: str, members: Sequence[str], rank: int) -> None:
-        """The group has been made here; what strangers said of it before is dropped."""
+        """Set the members of the group; drop early messages of strangers."""
         self.label, self.members, self.rank = label, members, rank
         for spoken, failure in self.machine.join(label, members, rank):
             self.points.drop(spoken, failure)
         self._carry_out()
 
     def has(self, peer: WorkerId) -> bool:
-        """Return whether this life of a worker may be a member, and not a later one.
+        """Return whether this life of a worker may be the member.
 
-        Word that a worker was lost may come when it has been restarted long ago.
+        The news of a loss may come long after the worker has been restarted.
         """
         life = self.lives.get(peer.name)
         return life in (None, UNKNOWN_INCARNATION, peer.incarnation)
@@ -106,7 +106,7 @@ class Matching:
         """Begin the next collective.
 
         Raises:
-            CollectiveError: it has failed already.
+            CollectiveError: the collective has failed already.
         """
         operation = self.machine.begin(descriptor)
         if self.machine.outbox:
@@ -119,10 +119,10 @@ class Matching:
         return run
 
     def refuse(self, reason: str) -> None:
-        """Take the number of the next collective, and let that one fail for all.
+        """Take the number of the next collective, and fail it for all ranks.
 
         Raises:
-            CollectiveError: everything has failed before.
+            CollectiveError: a rank is gone, and the whole group has failed.
         """
         failure = self.machine.refuse(reason)
         self._carry_out()
@@ -130,7 +130,7 @@ class Matching:
             raise error_of(failure)
 
     def end(self, run: CollectiveRun) -> None:
-        """A collective has ended here, well or not."""
+        """End a collective here, passed or failed."""
         self.machine.operations.end(run.operation)
         del self.runs[run.number]
         for place, arrival in run.operation.arrived.items():
@@ -138,10 +138,10 @@ class Matching:
                 failure = self.machine.too_late(run.number, place.rank)
                 arrival.taken.set_result(failure)
 
-    # --- what others send ------------------------------------------------------------
+    # --- messages of other ranks -----------------------------------------------------
 
     async def on_block(self, block: m.TensorBlock) -> CollectiveFailure | None:
-        """Take a message; return when it has been taken, or why it is refused."""
+        """Take a message; return once it has been consumed, or its refusal."""
         number, rank = block.number, block.rank
         failure = self.machine.refusal_of(number, rank, block.descriptor)
         if self.machine.outbox:
@@ -158,29 +158,29 @@ class Matching:
         )  # `_carry_out` completes it, too: of a lost rank, say
 
     def on_begun(self, number: int, rank: int, descriptor: Descriptor) -> None:
-        """Take another rank's report of what it has begun."""
+        """Take another rank's report of a collective that it has begun."""
         self.machine.hear(number, rank, descriptor)
         self._carry_out()
 
     def on_mismatch(self, number: int, mismatch: Mismatch) -> None:
-        """Two ranks have begun different things."""
+        """Fail a collective because two ranks began different ones under its number."""
         self.machine.on_mismatch(number, mismatch)
         self._carry_out()
 
     def on_failed(self, number: int, failure: CollectiveFailure) -> None:
-        """Another rank says that a collective has failed."""
+        """Take a failure that another rank has sent."""
         self.machine.hear_failure(number, failure)
         self._carry_out()
 
     # --- failing ---------------------------------------------------------------------
 
     def fail(self, number: int, failure: CollectiveFailure) -> None:
-        """Let a collective fail, here and at all others."""
+        """Fail a collective, here and on all other ranks."""
         self.machine.fail(number, failure)
         self._carry_out()
 
     def _carry_out(self) -> None:
-        """Tell whom it concerns what has failed."""
+        """Carry out the machine's failures; see `machine.matching`."""
         outbox = self.machine.outbox
         while outbox:
             failing = outbox.pop(0)
@@ -199,12 +199,12 @@ class Matching:
     def lose(
         self, failure: CollectiveFailure, *, ended: int = 0, tell: bool = True
     ) -> None:
-        """Let everything fail, now and later: a rank is gone.
+        """Fail all present and later collectives that need a rank that is gone.
 
         Args:
-            failure: why.
-            ended: collectives before this number do not need that rank any more.
-            tell: whether the others are to learn of it from us.
+            failure: the failure.
+            ended: collectives before this number do not need the rank any more.
+            tell: whether this rank tells the others.
         """
         if self.machine.lost is None:
             self.points.fail(failure)
@@ -223,19 +223,19 @@ class Matching:
         self.tell(m.GroupLeft(self.id, ended, failure))
 
     def on_lost(self, name: str, reason: str) -> None:
-        """A worker is gone; if it is one of ours, so is the group."""
+        """Fail the group if a lost worker is a member."""
         failure = self.machine.loss_of(name, reason)
         if failure is not None:
             self.lose(failure)
 
     def tell(self, notice: Notice) -> None:
-        """Say something to every other rank, also to those never spoken to."""
+        """Send a notice to every other rank, also to ranks without a link."""
         for rank in range(len(self.members)):
             if rank != self.rank:
                 self._tell(rank, notice)
 
     def wake(self, rank: int) -> None:
-        """Tell a rank that what it sleeps for on the board is there."""
+        """Tell a rank that the board holds the data that it sleeps for."""
         self._tell(rank, m.WakeUp(self.id))
 
     def _tell(self, rank: int, notice: Notice) -> None:
@@ -247,7 +247,7 @@ class Matching:
             self.worker.start_task(self._dial_and_tell(name, notice))
 
     def on_woke(self) -> None:
-        """Something is there on the board that this rank sleeps for."""
+        """Wake all collectives: the board holds data that this rank sleeps for."""
         for run in self.runs.values():
             run.wake()
 
@@ -258,10 +258,10 @@ class Matching:
             return  # it is lost, which other ranks report
         link.tell(notice, at_once=True)
 
-    # --- who is late -----------------------------------------------------------------
+    # --- timeouts --------------------------------------------------------------------
 
     async def give_up(self, run: CollectiveRun, timeout_s: float) -> None:
-        """Let a collective fail that has taken too long; find out whose fault it is."""
+        """Fail a collective whose time limit has passed; find the late ranks."""
         others = [rank for rank in range(len(self.members)) if rank != self.rank]
         begun = await asyncio.gather(*(self._begun_by(rank) for rank in others))
         counts = dict(zip(others, begun, strict=True))
@@ -269,7 +269,7 @@ class Matching:
         self._carry_out()
 
     async def _begun_by(self, rank: int) -> int | None:
-        """Ask a rank how many collectives it has begun; None: it does not say."""
+        """Ask a rank how many collectives it has begun; None: it does not answer."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 link = await self.worker.link_to(self.members[rank])
@@ -281,7 +281,7 @@ class Matching:
         """Return the link to a rank.
 
         Raises:
-            RankLostError: it cannot be reached.
+            RankLostError: the rank cannot be reached.
         """
         name = self.members[rank]
         link = self.worker.directory.link_to(name)
@@ -305,7 +305,7 @@ class CollectiveRun:
         self.matching = matching
         self.operation = operation
         self.number = operation.number
-        # What it is, as the board says it.
+        # The header of the collective on the board.
         self.head = msgpack.packb([operation.number, *operation.descriptor])
         self._sent = [0] * len(matching.members)
         self._taken = [0] * len(matching.members)
@@ -341,7 +341,7 @@ class CollectiveRun:
         answer.add_done_callback(self._on_answer)
 
     async def take(self, rank: int) -> Sequence[torch.Tensor]:
-        """Return the next tensors from a rank, which are the taker's from now on."""
+        """Return the next tensors from a rank; the caller owns them."""
         place = MessageKey(rank, self._taken[rank])
         self._taken[rank] += 1
         arrived = self.operation.arrived
@@ -349,18 +349,18 @@ class CollectiveRun:
             self._waits_for = place
             await self._wait()
         arrival = arrived.pop(place)
-        if not arrival.taken.done():  # who has sent it may have been lost since
+        if not arrival.taken.done():  # its sender may have been lost since
             arrival.taken.set_result(None)
         return arrival.tensors
 
     async def settle(self) -> None:
-        """Wait until all that was sent has been taken."""
+        """Wait until all sent tensors have been consumed."""
         self._waits_for = None
         while self._unanswered:
             await self._wait()
 
     def refuse(self, rank: int, problem: str) -> CollectiveError:
-        """Let the collective fail for what a rank has sent; return what to raise."""
+        """Fail the collective for a rank's message; return the error to raise."""
         matching = self.matching
         failure = CollectiveFailure(
             CollectiveError.code,
@@ -372,7 +372,7 @@ class CollectiveRun:
         return error_of(failure)
 
     def abandon(self, what: str) -> CollectiveError:
-        """Give the collective up, for all; return what to raise."""
+        """Give the collective up for all ranks; return the error to raise."""
         matching = self.matching
         if self.operation.failure is None:
             who = matching.name_of(matching.rank)
@@ -397,7 +397,7 @@ class CollectiveRun:
             raise error_of(self.operation.failure)
 
     async def pause(self, limit_s: float) -> None:
-        """Wait until something has changed, for at most `limit_s` seconds.
+        """Wait until the state has changed, for at most `limit_s` seconds.
 
         Raises:
             CollectiveError: the collective has failed.
@@ -409,17 +409,17 @@ class CollectiveRun:
             timer.cancel()
 
     async def until_done(self, other: asyncio.Future[Any]) -> None:
-        """Wait until something else is done that this collective needs first.
+        """Wait for a future that this collective needs first.
 
         Raises:
-            CollectiveError: the collective has failed before, by its time limit say.
+            CollectiveError: the collective has failed before, such as by its timeout.
         """
         other.add_done_callback(lambda _: self.wake())
         while not other.done():
             await self._wait()
 
     async def _wait(self) -> None:
-        """Wait until something has changed.
+        """Wait until the state has changed.
 
         Raises:
             CollectiveError: the collective has failed.
@@ -438,7 +438,7 @@ class CollectiveRun:
             self._waiter.set_result(None)
 
     def on_arrival(self, place: MessageKey) -> None:
-        """A message has come."""
+        """Wake the collective if it waits for a message that has come."""
         if place == self._waits_for:
             self.wake()
 
@@ -462,7 +462,7 @@ class CollectiveRun:
             self.wake()
 
     def _on_refused(self, name: str, error: BaseException) -> None:
-        """A message could not be delivered."""
+        """Fail the collective because a message could not be delivered."""
         matching = self.matching
         if isinstance(error, WorkerLostError):
             matching.on_lost(name, str(error))
@@ -478,20 +478,20 @@ class CollectiveRun:
     # --- time ------------------------------------------------------------------------
 
     def watch(self, timeout_s: float | None) -> None:
-        """Begin to look at the clock."""
+        """Start the timers."""
         later = self.matching.loop.call_later
         self._timers.append(later(ASK_AFTER_S, self._ask))
         if timeout_s is not None:
             self._timers.append(later(timeout_s, self._give_up, timeout_s))
 
     def end(self) -> None:
-        """Look at the clock no more."""
+        """Stop the timers, and end the collective here."""
         for timer in self._timers:
             timer.cancel()
         self.matching.end(self)
 
     def _ask(self) -> None:
-        """Tell the others what this rank waits in."""
+        """Tell the others which collective this rank waits in."""
         matching = self.matching
         what = self.operation.descriptor
         matching.tell(m.CollectiveBegun(matching.id, self.number, matching.rank, what))

@@ -1,19 +1,19 @@
 """Large payloads, in chunks between which other messages pass.
 
 A message with the flag DEFERRED goes over the connection of its link; the bytes of its
-payload go in chunks over that connection (lane 0) or over lanes beside it, whichever
-has room first.  The two sides number these messages alike, each direction from 1, by
-counting them on lane 0, where they are in order: a chunk names its transfer by that
-serial.  So chunks may arrive in any order, over any lane, and on a lane even before the
-message that they belong to.
+payload go in chunks over that connection (lane 0) or over its lanes, each chunk over
+the first lane with room.  Both sides count these messages on lane 0, where they are in
+order, from 1 in each direction.  The count is the serial of the transfer, and each
+chunk names it.  So chunks may arrive in any order, over any lane, and on a lane even
+before the message that they belong to.
 
-`ChunkScheduler` says what the next chunk is.  `Arrivals` knows where each byte belongs
-and when a message is complete, and a `ChunkLanding` where the bytes of the chunk at
-hand land.  Lane 0 is read by a `FrameReader`, every other lane by a `LaneReader`.
+`ChunkScheduler` returns the next chunk.  `Arrivals` knows the place of each byte, and
+when a message is complete; a `ChunkLanding` has the place of the present chunk's bytes.
+A `FrameReader` reads lane 0, a `LaneReader` every other lane.
 
-Every chunk has its place: its offset is a multiple of `CHUNK_BYTES` and all but the
-last are full, so one bit per chunk tells that nothing is written twice; and since all
-bytes are counted, a message is delivered only without a gap.
+Every chunk has a fixed place: its offset is a multiple of `CHUNK_BYTES`, and all but
+the last are full.  So one bit per chunk shows that no byte is written twice; and since
+all bytes are counted, a message is delivered only without a gap.
 
 Sans-IO, as all of `wire`.
 """
@@ -41,7 +41,7 @@ from asyncrpc.wire.frames import (
 )
 from asyncrpc.wire.outgoing import OutgoingMessage
 
-# What one read of a lane may take: 256 KiB are 60 us at 4 GB/s, and no other message is
+# The limit of one read of a lane: 256 KiB take 60 us at 4 GB/s, and no other message is
 # read meanwhile.
 READ_BYTES_MAX: Final = 256 << 10
 _SCRATCH_BYTES: Final = 64 << 10
@@ -53,13 +53,13 @@ _LANES: Final = int(Flags.LANES)
 
 
 class OutgoingTransfer:
-    """The payload of one message, as far as it has not left.
+    """The rest of the payload of one message.
 
     Attributes:
-        message: whose payload it is.
-        serial: of the transfer.
+        message: the message of the payload.
+        serial: the serial of the transfer.
         total: bytes of the payload.
-        offset: how many have been taken.
+        offset: bytes that have been taken.
     """
 
     __slots__ = ("_buffers", "_within", "message", "offset", "serial", "total")
@@ -73,7 +73,7 @@ class OutgoingTransfer:
         self._within = 0  # of the first buffer
 
     def opening(self, flags: int) -> bytes:
-        """Return the message itself, sent before; `flags` are added to its own."""
+        """Return the message itself, sent before the chunks, with `flags` added."""
         message = self.message
         return prefix(
             message.kind,
@@ -106,12 +106,12 @@ class OutgoingTransfer:
 
 
 class ChunkScheduler:
-    """The payloads that one side has still to send: one chunk of each in turn."""
+    """The payloads that one side still sends: one chunk of each in turn."""
 
     __slots__ = ("_on_taken", "_serial", "_turn")
 
     def __init__(self, on_taken: Callable[[OutgoingMessage], None]) -> None:
-        """Begin with none.
+        """Begin without payloads.
 
         Args:
             on_taken: called when the last chunk of a message has been taken.
@@ -126,13 +126,13 @@ class ChunkScheduler:
     def add(
         self, message: OutgoingMessage, *, over_lanes: bool
     ) -> tuple[OutgoingTransfer, bytes]:
-        """Queue a payload; return its transfer and its message, to be sent over lane 0.
+        """Queue a payload; return its transfer and the frame to send over lane 0.
 
-        In the order of these calls: the serials count the messages as they are sent.
+        The frames must be sent in the order of these calls, which the serials count.
 
         Args:
             message: the message.
-            over_lanes: none of its chunks will be sent over lane 0.
+            over_lanes: whether no chunk of it will be sent over lane 0.
         """
         self._serial += 1
         transfer = OutgoingTransfer(message, self._serial)
@@ -141,7 +141,7 @@ class ChunkScheduler:
         return transfer, transfer.opening(flags)
 
     def next_chunk(self) -> list[bytes | memoryview]:
-        """Return the next chunk for any of the lanes; there must be one."""
+        """Return the next chunk, for any lane; must not be called without payloads."""
         transfer = self._turn.popleft()
         chunk = transfer.take()
         if transfer.offset < transfer.total:
@@ -151,12 +151,12 @@ class ChunkScheduler:
         return chunk
 
     def remove(self, transfer: OutgoingTransfer) -> bytes:
-        """Give up a transfer; return what tells the peer, over lane 0."""
+        """Give up a transfer; return the DROP frame to send over lane 0."""
         self._turn.remove(transfer)
         return prefix(FrameKind.DROP, transfer.serial, aux=transfer.offset)
 
     def clear(self) -> list[OutgoingMessage]:
-        """Forget everything: the lanes are gone; return the messages."""
+        """Forget all transfers, as the lanes are gone; return their messages."""
         turn, self._turn = self._turn, deque()
         return [transfer.message for transfer in turn]
 
@@ -168,15 +168,16 @@ class Arrival:
     """A message whose payload is arriving.
 
     Attributes:
-        serial: of the transfer.
-        message: all but its buffers.
-        buffers: where its bytes go; empty once nobody wants it, for then they may
-            belong to somebody else.
+        serial: the serial of the transfer.
+        message: the message without its buffers.
+        buffers: the memory for the payload; empty once the message is not wanted any
+            more, because the memory may then be reused.
         total: bytes of the payload.
-        begun: how many of them are in chunks whose header has been read.
-        missing: how many are not there yet.
-        dropped_at: how many the peer has sent before it gave up; -1 if it has not.
-        bytes_copied: how many came by way of a scratch buffer.
+        begun: bytes of the chunks whose header has been read.
+        missing: bytes that have not arrived.
+        dropped_at: bytes that the peer sent before it gave up; -1 if it has not.
+        bytes_copied: bytes that were copied out of a scratch buffer.
+        is_wanted: whether the message will be delivered.
     """
 
     __slots__ = (
@@ -212,13 +213,14 @@ class Arrival:
         """Record a chunk whose bytes come next on some lane.
 
         Raises:
-            MalformedError: it is no chunk of this payload, or has come before.
+            MalformedError: the offset or length is not that of a chunk of this payload,
+                or the chunk has come before.
         """
         index, within = divmod(offset, CHUNK_BYTES)
         due = min(CHUNK_BYTES, self.total - offset)
         if offset < 0 or within or nbytes <= 0 or nbytes != due:
             raise MalformedError(
-                f"{nbytes} bytes at {offset} are no chunk of {self.total} bytes"
+                f"{nbytes} bytes at {offset} are not a chunk of {self.total} bytes"
             )
         byte, bit = index >> 3, 1 << (index & 7)
         if self._begun_chunks[byte] & bit:
@@ -227,9 +229,9 @@ class Arrival:
         self.begun += nbytes
 
     def place(self, offset: int, bytes_max: int) -> memoryview:
-        """Return where the bytes from `offset` on belong, at most `bytes_max` of them.
+        """Return the memory for the bytes from `offset` on, at most `bytes_max` bytes.
 
-        It ends with the buffer that they are in.
+        The memory ends at the latest with its buffer.
         """
         index = bisect_right(self._ends, offset)
         buffer = self.buffers[index]
@@ -237,13 +239,13 @@ class Arrival:
         return buffer[start : start + bytes_max]
 
     def forget(self) -> None:
-        """Throw away what is still to come."""
+        """Discard the rest of the payload when it comes."""
         self.is_wanted = False
         self.buffers = []
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more of it comes."""
+        """Whether all bytes have come, or all that the peer sent before it gave up."""
         if self.dropped_at < 0:
             return not self.missing
         return self.total - self.missing == self.dropped_at
@@ -253,11 +255,11 @@ class Arrivals:
     """The payloads that arrive over one link.
 
     Attributes:
-        deliver: takes those that are whole.
+        deliver: takes messages whose payload is complete.
         on_opened: called when a transfer has been opened: a lane may wait for it.
         on_delivered: called when a message has been delivered.
-        opened: how many messages have announced a payload.
-        here: how many payloads are on their way whose chunks may come over lane 0.
+        opened: number of messages that have announced a payload.
+        here: number of payloads on their way whose chunks may come over lane 0.
     """
 
     __slots__ = (
@@ -286,9 +288,9 @@ class Arrivals:
         """Record a message whose payload is on its way.
 
         Args:
-            message: all but its buffers.
-            buffers: where its bytes go; None: it has been delivered without them, and
-                they are thrown away.
+            message: the message without its buffers.
+            buffers: the memory for the payload; None: the message has been delivered
+                without its payload, which is discarded.
             total: bytes of the payload.
         """
         self.opened += 1
@@ -302,10 +304,10 @@ class Arrivals:
             self.on_opened()
 
     def begin(self, serial: int, offset: int, nbytes: int) -> Arrival:
-        """Return the transfer that a chunk belongs to, whose bytes come next.
+        """Return the transfer of a chunk whose bytes come next.
 
         Raises:
-            MalformedError: it expects no such chunk.
+            MalformedError: the transfer is not under way, or expects no such chunk.
         """
         arrival = self._arrivals.get(serial)
         if arrival is None or 0 <= arrival.dropped_at < arrival.begun + nbytes:
@@ -328,18 +330,19 @@ class Arrivals:
     def drop(self, serial: int, sent_bytes: int) -> tuple[int, int] | None:
         """Record that the peer gave up a transfer.
 
-        What it sent before may still be on its way: it is thrown away, and then the
-        transfer forgotten.
+        Bytes that it sent before may still be on their way: they are discarded, and
+        then the transfer is forgotten.
 
         Args:
-            serial: of the transfer.
+            serial: the serial of the transfer.
             sent_bytes: how many of its bytes the peer has sent.
 
         Returns:
-            Kind and call of its message, if anybody here waits for it.
+            Kind and call of its message, if the message was still wanted.
 
         Raises:
-            MalformedError: there is no such transfer, or more of it has arrived.
+            MalformedError: the transfer is not under way, or `sent_bytes` is out of
+                range.
         """
         arrival = self._arrivals.get(serial)
         if arrival is None or arrival.dropped_at >= 0:
@@ -347,7 +350,7 @@ class Arrivals:
         if not arrival.begun <= sent_bytes < arrival.total:
             raise MalformedError(
                 f"transfer {serial} of {arrival.total} bytes is given up after "
-                f"{sent_bytes}, of which {arrival.begun} have come"
+                f"{sent_bytes} bytes, but {arrival.begun} bytes have come"
             )
         was_wanted = arrival.is_wanted
         arrival.forget()
@@ -358,7 +361,7 @@ class Arrivals:
         return (message.kind, message.call_id) if was_wanted else None
 
     def forget(self, kind: int, call_id: int) -> bytes | None:
-        """Do not deliver a message; return its control part, None if there is none."""
+        """Do not deliver a message; return its control part, None if not found."""
         arrival = self._wanted(kind, call_id)
         if arrival is None:
             return None
@@ -366,9 +369,9 @@ class Arrivals:
         return arrival.message.control
 
     def move(self, kind: int, call_id: int, make: Callable[[int], memoryview]) -> None:
-        """Let the rest of a payload land in other memory, which `make` makes.
+        """Let the rest of a payload land in other memory, which `make` returns.
 
-        From now on nothing is written to the buffers that were made for it.
+        From now on no byte is written to its former buffers.
         """
         arrival = self._wanted(kind, call_id)
         if arrival is not None:
@@ -392,11 +395,11 @@ class Arrivals:
 
 
 class ChunkLanding:
-    """Where the bytes of the chunk at hand land.
+    """The memory for the bytes of the present chunk.
 
     Attributes:
-        left: how many of its bytes are still to come.
-        bytes_max: what one read may take.
+        left: bytes of the chunk that have not come.
+        bytes_max: the limit of one read.
     """
 
     __slots__ = ("_arrival", "_arrivals", "_offset", "_scratch", "bytes_max", "left")
@@ -405,7 +408,7 @@ class ChunkLanding:
         self.left = 0
         self.bytes_max = bytes_max
         self._arrivals = arrivals
-        self._arrival: Arrival | None = None  # None: what comes is thrown away
+        self._arrival: Arrival | None = None  # None: the bytes are discarded
         self._offset = 0
         self._scratch = memoryview(b"")
 
@@ -413,17 +416,17 @@ class ChunkLanding:
         """Take a chunk, whose bytes come next.
 
         Raises:
-            MalformedError: no transfer expects it.
+            MalformedError: no transfer expects the chunk.
         """
         self._arrival = self._arrivals.begin(serial, offset, nbytes)
         self._offset, self.left = offset, nbytes
 
     def skip(self, nbytes: int) -> None:
-        """Throw away the bytes that come next."""
+        """Discard the bytes that come next."""
         self._arrival, self.left = None, nbytes
 
     def get_buffer(self) -> memoryview:
-        """Return where the next bytes must land; `left` must not be 0."""
+        """Return the memory for the next bytes; `left` must not be 0."""
         arrival = self._arrival
         if arrival is not None and arrival.is_wanted:
             return arrival.place(self._offset, min(self.left, self.bytes_max))
@@ -435,8 +438,8 @@ class ChunkLanding:
         """Count bytes that have landed; the last ones may deliver the message.
 
         Args:
-            nbytes: how many.
-            copied: they came by way of a scratch buffer.
+            nbytes: number of bytes.
+            copied: whether they were copied out of a scratch buffer.
         """
         arrival = self._arrival
         self._offset += nbytes
@@ -451,14 +454,14 @@ class ChunkLanding:
 
 
 class LaneReader:
-    """Reads one lane: the header of a chunk, then its bytes where they belong.
+    """Reads one lane: the header of a chunk, then its bytes into their place.
 
-    It asks for exactly the bytes that come next, so none of them is ever copied.
+    It asks for exactly the bytes that come next, so no byte is ever copied.
 
     Attributes:
-        waits_for: serial of the transfer whose message has to come first, else 0.  Then
-            nothing may be read from this lane until `proceed` says so.
-        bytes_copied: 0, always.
+        waits_for: serial of a transfer whose message must come first, else 0.  While it
+            is not 0 the lane must not be read, until `proceed` returns True.
+        bytes_copied: always 0.
     """
 
     bytes_copied = 0
@@ -477,11 +480,11 @@ class LaneReader:
         return not (self._landing.left or self._filled or self.waits_for)
 
     def limit_reads(self, bytes_max: int) -> None:
-        """Let one read take so many bytes."""
+        """Set the limit of one read."""
         self._landing.bytes_max = bytes_max
 
     def get_buffer(self) -> memoryview:
-        """Return where the next bytes must land; at least one byte long."""
+        """Return the memory for the next bytes; at least one byte long."""
         if self._landing.left:
             return self._landing.get_buffer()
         return self._header[self._filled :]
@@ -490,7 +493,7 @@ class LaneReader:
         """Count `nbytes` bytes that have landed in the last `get_buffer`.
 
         Raises:
-            RemoteProtocolError: they are not what the protocol allows.
+            RemoteProtocolError: the protocol does not allow the bytes.
         """
         if self._landing.left:
             self._landing.landed(nbytes)
@@ -501,7 +504,7 @@ class LaneReader:
             self._on_header()
 
     def proceed(self) -> bool:
-        """Go on if the message waited for has come; return whether it has."""
+        """Go on if the awaited message has come; return whether it has come."""
         if self._arrivals.opened < self.waits_for:
             return False
         self.waits_for = 0
@@ -523,7 +526,7 @@ class LaneReader:
         ) = HEADER.unpack(self._header)
         if magic != MAGIC or version != VERSION or kind != _DATA:
             begin = bytes(self._header[:4])
-            raise MalformedError(f"no DATA frame on a lane: {begin!r}")
+            raise MalformedError(f"a frame on a lane must be DATA, not {begin!r}")
         if head_bytes or control_bytes or count or not serial:
             raise MalformedError("a DATA frame that is more than a chunk of a payload")
         if serial > self._arrivals.opened:

@@ -27,10 +27,10 @@ frame has in `call_id` the serial of the transfer, and in `aux` the offset of it
 in the whole payload; see `chunks`.
 
 `aux` of a REQUEST is the time left until its deadline in nanoseconds, -1 for no limit:
-relative, so that no two clocks need agree.
+relative, so that clocks need not agree.
 
-This module knows bytes.  What messages mean is in `messages`; which may come when, in
-`handshake` and in the runtime.
+This module handles bytes only.  `messages` has the meaning of messages; `handshake` and
+the runtime decide which messages are allowed when.
 
 Source: docs/reference/wire-protocol.md.  Where the two differ, this file is wrong.
 """
@@ -52,38 +52,38 @@ _LENGTH: Final = struct.Struct("<Q")
 # copy out of the read buffer, which costs less than a second system call.
 INLINE_BYTES_MAX: Final = 64 << 10
 
-# All but the last chunk of a payload have this length.  A small message may have to
-# wait for one: at 5 GB/s, 0.1 ms.
+# All but the last chunk of a payload have this length.  A small message may wait for
+# one chunk: 0.1 ms at 5 GB/s.
 CHUNK_BYTES: Final = 512 << 10
 
 HEAD_BYTES_MAX: Final = 0xFFFF
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame is; the number is on the wire and never reused."""
+    """The kind of a frame; the number is on the wire and never reused."""
 
-    HELLO = 1  # who we are; the first frame after the proofs
+    HELLO = 1  # the identity of the sender; the first frame after the proofs
     REQUEST = 2  # run a function
-    RESPONSE = 3  # its result
-    ERROR = 4  # what it raised
+    RESPONSE = 3  # the result of the function
+    ERROR = 4  # the exception of the function
     CANCEL = 5  # the caller no longer wants the response
     STREAM_ITEM = 6  # one value of a generator
-    STREAM_END = 7  # the generator returned; aux: how many items it gave
+    STREAM_END = 7  # the generator returned; aux: the number of its items
     STREAM_CREDIT = 8  # aux: how many items the consumer has taken
-    SERVICE = 9  # a message to a part of the worker itself; answered like a REQUEST
-    NOTICE = 10  # the same, never answered
+    SERVICE = 9  # a message to a service of the worker; answered like a REQUEST
+    NOTICE = 10  # a message to a service, never answered
     DATA = 11  # bytes of a deferred payload
     DROP = 12  # call_id: a transfer that is given up; aux: bytes sent
     PING = 13
     PONG = 14
     GOODBYE = 15  # no further request will be sent or accepted; answers still come
-    LANES = 16  # aux: how many lanes are asked for; from the dialer, 0: none will come
-    FREE = 18  # call_id: a place in a slab of the receiver that is not used any more
-    ACK = 19  # aux: how many bytes have been read; call_id: on which lane, 0: on this
-    CLOSE = 20  # the last frame of a side that ends in order; control: why, for people
-    CREDIT = 21  # aux: bytes that may be sent, by the request call_id, or with 0 by any
+    LANES = 16  # aux: how many lanes are wanted; 0 from the dialer: it opens no lanes
+    FREE = 18  # call_id: a place in a slab of the receiver that is no longer used
+    ACK = 19  # aux: bytes that have been read; call_id: the lane, or 0 for lane 0
+    CLOSE = 20  # the last frame of a side that ends in order; control: the reason
+    CREDIT = 21  # aux: bytes that request call_id (0: any request) may send
     WANT = 22  # aux: bytes of the request call_id, which waits for credit
-    LANE_BROKEN = 23  # call_id: a lane to dial again; aux: attempts taken so far
+    LANE_BROKEN = 23  # call_id: a lane to dial again; aux: its last accepted attempt
 
 
 class Flags(enum.IntFlag):
@@ -93,15 +93,15 @@ class Flags(enum.IntFlag):
     DEFERRED = 1  # the payload comes in DATA frames
     STREAM = 2  # REQUEST: the function is a generator
     LANES = 4  # with DEFERRED: no DATA frame comes over the connection of the message
-    PLACED = 8  # buffers lie in shared memory, as the longer table says
+    PLACED = 8  # buffers lie in shared memory; the table has their locations
     NESTED = 16  # WANT: a function that runs for a call made the request
 
 
 class Frame(NamedTuple):
     """A frame that has been read, without its buffers.
 
-    A small message is handed on in these parts, and its buffers, in this order: a
-    record of its own costs more than it may.
+    A small message is passed on as these fields and its buffers, in this order, not as
+    a record: making a record costs too much per message.
     """
 
     kind: int
@@ -123,7 +123,7 @@ def prefix(
     lengths: Sequence[int] = (),
     payload_bytes: int = 0,
 ) -> bytes:
-    """Return a frame up to where its payload begins."""
+    """Return a frame up to the beginning of its payload."""
     header = HEADER.pack(
         MAGIC,
         VERSION,

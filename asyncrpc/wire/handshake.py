@@ -9,12 +9,12 @@
 
 A preface is 40 bytes, a proof 32: until the proofs have been checked nothing of
 variable length is read, and nothing is interpreted.  A proof is HMAC-SHA-256 under the
-secret over a label that names the role, both prefaces, and what names the channel
+secret over a label that names the role, both prefaces, and the name of the channel
 below (`binding`): it can neither be replayed, since both nonces are fresh, nor
 reflected, since the roles differ, nor relayed from one TLS connection to another, since
 their bindings differ.  Without a secret (mode 0: a private Unix socket, in-process, or
-certificates at both ends) the key is empty and the proofs only check that both ends
-speak of the same prefaces and channel.
+certificates at both ends) the key is empty, and the proofs only check that both ends
+have the same prefaces and channel.
 
 Sans-IO: bytes in, bytes out; nonces are passed in.
 
@@ -56,7 +56,7 @@ class Role(enum.Enum):
 
 
 class HandshakeState(enum.Enum):
-    """Where the handshake stands."""
+    """The state of the handshake."""
 
     PREFACE = "waits for the preface"
     PROOF = "waits for the proof"
@@ -68,8 +68,8 @@ class Handshake:
     """One end of the handshake.
 
     Attributes:
-        state: where it stands.
-        binding: what names the channel at both ends of it; empty if nothing does.  May
+        state: the state of the handshake.
+        binding: the name of the channel, equal at both ends; empty without TLS.  May
             be set until the first record has been received.
     """
 
@@ -82,7 +82,7 @@ class Handshake:
             role: whether this end dialed.
             secret: the cluster's secret; None where the transport vouches for the peer.
             nonce: `NONCE_BYTES` fresh random bytes.
-            binding: what names the channel at both ends; empty if nothing does.
+            binding: the name of the channel, equal at both ends; empty without TLS.
         """
         if len(nonce) != NONCE_BYTES:
             raise LocalProtocolError(f"a nonce must have {NONCE_BYTES} bytes")
@@ -97,37 +97,37 @@ class Handshake:
 
     @property
     def wanted(self) -> int:
-        """How many bytes the next `receive` takes; 0 once it is over."""
+        """The number of bytes that the next `receive` takes; 0 after the handshake."""
         if self.state is HandshakeState.PREFACE:
             return PREFACE.size
         return PROOF_BYTES if self.state is HandshakeState.PROOF else 0
 
     def start(self) -> bytes:
-        """Return what to send at once."""
+        """Return the bytes to send at the beginning."""
         return self._preface if self._role is Role.DIALER else b""
 
     def check_beginning(self, beginning: bytes | bytearray) -> None:
         """Refuse a stranger at the first byte that no worker would send.
 
         Args:
-            beginning: of the next record, as far as it has arrived.
+            beginning: the bytes of the next record that have arrived.
 
         Raises:
-            MalformedError: no record of a worker begins like this.
-            AuthenticationError: a worker that speaks TLS begins like this.
+            MalformedError: the bytes are not the beginning of a worker's record.
+            AuthenticationError: the bytes are the beginning of a TLS record.
         """
         known = bytes(beginning[: len(PREFACE_MAGIC)])
         if self.state is HandshakeState.PREFACE and not PREFACE_MAGIC.startswith(known):
             raise self._refuse_stranger(known)
 
     def receive(self, record: bytes) -> bytes:
-        """Take `wanted` bytes; return what to send.
+        """Take `wanted` bytes; return the bytes to send.
 
         Raises:
-            AuthenticationError: the peer does not know the secret, or does not believe
-                that we do.  Send `farewell` before the connection is closed.
+            AuthenticationError: the peer does not know the secret, or refused our
+                proof.  Send `farewell` before the connection is closed.
             VersionMismatchError: the peer speaks another version.
-            MalformedError: it does not speak this protocol.
+            MalformedError: the peer does not speak this protocol.
             LocalProtocolError: the record is not `wanted` bytes long.
         """
         if not self.wanted or len(record) != self.wanted:
@@ -145,22 +145,22 @@ class Handshake:
 
     @property
     def token(self) -> int:
-        """A number that names this connection at both ends, once it is proved."""
+        """The number of this connection at both ends, after the proofs."""
         dialer = self._preface if self._role is Role.DIALER else self._peer_preface
         nonce = dialer[-NONCE_BYTES:]
         return int.from_bytes(nonce[:8], "little") | 1 << 63
 
     @property
     def farewell(self) -> bytes:
-        """Return what to send before closing after an error, to tell the peer."""
+        """The bytes to send after an error, before closing, to inform the peer."""
         return self._farewell
 
     def _on_preface(self, record: bytes) -> bytes:
         magic, version, mode, _, nonce = PREFACE.unpack(record)
         if magic != PREFACE_MAGIC:
             raise self._refuse_stranger(magic)
-        # A dialer cannot take a refusal before our preface, which also tells it what
-        # is wrong: the version, or the mode.
+        # A dialer cannot read a refusal before our preface.  The preface also tells it
+        # the problem: the version, or the mode.
         unsent = self._preface if self._role is Role.ACCEPTOR else b""
         self._farewell = unsent + REFUSAL
         if version != VERSION:
@@ -183,7 +183,7 @@ class Handshake:
         if beginning[:1] not in _TLS_RECORDS:
             return MalformedError(f"the peer begins with {beginning!r}: not a worker")
         if self._role is Role.ACCEPTOR:
-            self._farewell = self._preface  # what TLS takes for "no TLS here"
+            self._farewell = self._preface  # TLS takes these bytes for "no TLS here"
         return AuthenticationError(
             "the peer speaks TLS and this worker does not; give both workers "
             "Options(tls=...), or neither"
@@ -223,7 +223,7 @@ class Handshake:
         if not self.binding:
             return differ
         return (
-            f"{differ}, or somebody between them ends TLS with a certificate of theirs"
+            f"{differ}, or a proxy between them terminates TLS with its own certificate"
         )
 
     def _proof(self, of: Role) -> bytes:
@@ -233,7 +233,7 @@ class Handshake:
             else (self._peer_preface, self._preface)
         )
         label = b"asyncrpc " + of.value.encode() + b"\0"
-        # The prefaces have a fixed length, so nothing of the binding passes for them.
+        # The prefaces have a fixed length, so no byte of the binding is taken for them.
         transcript = label + b"".join(dialer_first) + self.binding
         return hmac.digest(self._secret, transcript, "sha256")
 
@@ -242,8 +242,8 @@ class HandshakeReader:
     """Reads the records of a handshake from a stream, and answers them.
 
     Attributes:
-        bytes_copied: none that counts.
-        message_bytes_copied: likewise.
+        bytes_copied: always 0; a connection expects the attribute of its reader.
+        message_bytes_copied: always 0.
     """
 
     bytes_copied = 0
@@ -258,9 +258,9 @@ class HandshakeReader:
         """Prepare to read.
 
         Args:
-            handshake: what is read belongs to it.
+            handshake: takes the records.
             send: sends an answer.
-            on_proved: called when nothing of the handshake is left to come.
+            on_proved: called when the last record of the handshake has been read.
         """
         self._handshake = handshake
         self._send = send
@@ -269,7 +269,7 @@ class HandshakeReader:
         self._place = memoryview(bytearray(max(PREFACE.size, PROOF_BYTES)))
 
     def get_buffer(self) -> memoryview:
-        """Return where the next bytes must land: no more than belong to it."""
+        """Return the memory for the next bytes: only those of the present record."""
         return self._place[: self._handshake.wanted - len(self._record)]
 
     def advance(self, nbytes: int) -> None:
@@ -277,8 +277,8 @@ class HandshakeReader:
 
         Raises:
             AuthenticationError: see `Handshake.receive`.
-            VersionMismatchError: likewise.
-            MalformedError: likewise.
+            VersionMismatchError: see `Handshake.receive`.
+            MalformedError: see `Handshake.receive`.
         """
         self._record += self._place[:nbytes]
         if len(self._record) < self._handshake.wanted:

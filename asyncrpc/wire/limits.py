@@ -1,4 +1,7 @@
-"""What one message may make its receiver allocate: said here, checked by the reader."""
+"""Limits of the memory that one message may make its receiver allocate.
+
+The reader checks them.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from asyncrpc.arguments import check_count
 
 @dataclass(frozen=True, slots=True)
 class MessageLimits:
-    """What a peer may ask us to allocate.
+    """Limits of the memory that a peer may make this worker allocate.
 
     Attributes:
-        control_bytes_max: of one control part; it holds structure, not tensors.
-        payload_bytes_max: of all buffers of one message.
-        buffers_max: of one message.
-        transfers_max: deferred payloads on their way at the same time.
-        unpacked_bytes_max: what a payload sent with a codec may become.
+        control_bytes_max: bytes of one control part; it holds structure, not tensors.
+        payload_bytes_max: bytes of all buffers of one message.
+        buffers_max: number of buffers of one message.
+        transfers_max: number of deferred payloads on their way at the same time.
+        unpacked_bytes_max: bytes of a payload that was sent with a codec, unpacked.
     """
 
     control_bytes_max: int = 64 << 20
@@ -26,10 +29,10 @@ class MessageLimits:
     unpacked_bytes_max: int = 16 << 30
 
     def __post_init__(self) -> None:
-        """Refuse what could never work.
+        """Validate the fields.
 
         Raises:
-            UsageError: a number is no integer, or not above 0; the message names it.
+            UsageError: a field is not an integer above 0; the message names the field.
         """
         for one in fields(self):
             value = getattr(self, one.name)

@@ -1,12 +1,12 @@
 """Control messages: typed records to and from msgpack.
 
 A record is an array, its fields in order.  Evolution: fields are added at the end and
-have a default; a reader ignores those it does not know.  Nothing is ever removed or
+have a default; a reader ignores fields that it does not know.  No field is removed or
 given another meaning without a new protocol version.
 
 `head` of each kind of frame:
 
-    REQUEST     [target, meta]   what to run, and what travels beside it
+    REQUEST     [target, meta]   the function, and data that accompanies the values
     RESPONSE    [meta] or empty
     ERROR       [meta] or empty
     STREAM_ITEM [serial]
@@ -14,8 +14,9 @@ given another meaning without a new protocol version.
     NOTICE      [service, method]
 
 `target` is an int for a function whose name this connection has sent before, `[id,
-name]` to send one, `["=", ...]` for what an extension resolves (a method of a remote
-reference, say), and nil when the callable is the first value of the control part.
+name]` to send a name, `["=", ...]` for a target that an extension resolves (such as a
+method of a remote reference), and nil when the callable is the first value of the
+control part.
 """
 
 from __future__ import annotations
@@ -45,22 +46,22 @@ class Hello:
     """The identity of one end of a connection; the first frame of each side.
 
     Attributes:
-        name: of the worker.
-        incarnation: of the worker.
-        rank: of the worker; -1 if it has none.
-        pid: of its process, for error texts.
-        expects: name of the worker that the dialer wanted; empty in an answer.
+        name: the name of the worker.
+        incarnation: the incarnation of the worker.
+        rank: the rank of the worker; -1 if it has no rank.
+        pid: the id of its process, for error texts.
+        expects: the name of the worker that the dialer wants; empty in an answer.
         attempt: how many connections the dialer has tried before this one.
-        verdict: of the acceptor: empty if it takes the connection, else why not.
-        addresses: where the worker can be reached.
-        host_id: which host and network namespace it is in.
-        strict: whether it refuses pickles.
-        lane: of the dialer: 0, or the token of the connection that this is a lane of.
-        resume: of the dialer: 0, or the token of the connection whose place this one
-            takes; see `wire.resume`.
-        received: with `resume`, and in the answer to it: how many bytes of the other
+        verdict: empty if the acceptor accepts the connection, else the reason.
+        addresses: addresses at which the worker can be reached.
+        host_id: identifies the host and the network namespace of the worker.
+        strict: whether the worker refuses pickles.
+        lane: from the dialer: 0, or the token of the connection that this is a lane of.
+        resume: from the dialer: 0, or the token of the connection that this connection
+            resumes; see `wire.resume`.
+        received: with `resume`, and in the answer to it: how many bytes of the resumed
             connection this side has read.
-        watch: where it can be asked whether the worker's process runs, if anywhere.
+        watch: where peers can ask whether the worker's process runs; may be empty.
     """
 
     name: str
@@ -82,7 +83,7 @@ class Hello:
         """Return the control part of a HELLO frame.
 
         Raises:
-            LocalProtocolError: it is longer than a head may be.
+            LocalProtocolError: the record is longer than a head may be.
         """
         return pack_head(list(astuple(self)))
 
@@ -91,8 +92,8 @@ class Hello:
         """Read what `encode` wrote.
 
         Raises:
-            MalformedError: it is no HELLO.
-            FrameTooLargeError: it is longer than a head may be.
+            MalformedError: a field is missing or has the wrong type.
+            FrameTooLargeError: `control` is longer than a head may be.
         """
         if len(control) > HEAD_BYTES_MAX:
             raise FrameTooLargeError(
@@ -139,7 +140,7 @@ def unpack_head(head: bytes) -> list[Any]:
     """Read what `pack_head` wrote; always an array.
 
     Raises:
-        MalformedError: it is no msgpack array.
+        MalformedError: `head` is not a msgpack array.
     """
     try:
         record = msgpack.unpackb(head, strict_map_key=True)

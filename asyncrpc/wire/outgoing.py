@@ -1,9 +1,10 @@
-"""A large message on its way out: where it waits, and how it is given up.
+"""A large message on its way out: its state while it waits, and giving it up.
 
-A small message is written when it is sent, and nothing here knows of it.  One that
-cannot be written yet is an `OutgoingMessage`.  It is in one state at a time, and what
-may happen to it then is in `TRANSITIONS`.  Whoever has it meanwhile says how to take it
-back, so that a message is given up in one place, whatever it waits for.
+A small message is written when it is sent, and does not pass through this module.  A
+message that cannot be written yet is an `OutgoingMessage`.  It is in one state at a
+time; `TRANSITIONS` has the events that may happen in each state.  The part that holds
+the message provides a function that takes it back, so that a message is given up in one
+place, whatever it waits for.
 
 Sans-IO, as all of `wire`.
 """
@@ -18,34 +19,34 @@ from asyncrpc.errors import LocalProtocolError
 
 
 class OutgoingState(enum.Enum):
-    """What a message waits for."""
+    """The state of a message that is not written at once."""
 
-    NEW = "it has been made"
-    NO_CREDIT = "the peer has no room for it yet"
-    BLOCKED = "the peer has not what it refers to, or its bytes are not ready"
+    NEW = "the message is new"
+    NO_CREDIT = "the peer has no room for the message yet"
+    BLOCKED = "the peer lacks memory that it refers to, or its bytes are not ready"
     COPYING = "its payload is being copied into shared memory"
-    NO_LANE = "the first lane is being opened"
-    QUEUED = "its chunks leave in turn with those of others"
-    SENT = "it has left whole"
-    DROPPED = "it has been given up"
+    NO_LANE = "the message waits for the first lane"
+    QUEUED = "its chunks leave in turn with those of other messages"
+    SENT = "its last byte has been taken"
+    DROPPED = "the message has been given up"
 
 
 class OutgoingEvent(enum.Enum):
-    """What happens to a message."""
+    """An event of a message."""
 
-    AWAIT_CREDIT = "it is large, and the peer has given no credit for it"
-    BLOCK = "it refers to what the peer has not, or its bytes are not ready"
-    COPY = "it is to go through shared memory, and is too large to be copied at once"
-    AWAIT_LANE = "it is to go over lanes, and there is none yet"
-    QUEUE = "it is to go in chunks"
+    AWAIT_CREDIT = "the message is large, and the peer has given no credit for it"
+    BLOCK = "the peer lacks memory that it refers to, or its bytes are not ready"
+    COPY = "it goes through shared memory, and is too large to be copied at once"
+    AWAIT_LANE = "it goes over lanes, and no lane is open yet"
+    QUEUE = "it goes in chunks"
     SEND = "its last byte has been taken"
-    DROP = "nobody wants it any more, or the connection has ended"
+    DROP = "it is not wanted any more, or the connection has ended"
 
 
 NEW, NO_CREDIT, BLOCKED, COPYING, NO_LANE, QUEUED, SENT, DROPPED = OutgoingState
 _E = OutgoingEvent
 
-# What a message need not wait for is left out; otherwise the order is this.
+# A message skips states in which it need not wait; otherwise it takes them in order.
 TRANSITIONS: Final[Mapping[OutgoingState, Mapping[OutgoingEvent, OutgoingState]]] = {
     NEW: {
         _E.AWAIT_CREDIT: NO_CREDIT,
@@ -83,15 +84,15 @@ class OutgoingMessage:
     """A message that is not written at once.
 
     Attributes:
-        kind: its kind.
-        call_id: its call.
-        flags: of the header.
-        aux: of the header.
+        kind: the kind of the frame.
+        call_id: the call of the frame.
+        flags: the flags of the header.
+        aux: the `aux` of the header.
         head: routing.
         control: the value.
-        buffers: the payload, until the message is sent or dropped: not to change.
-        on_sent: called once, when it is.
-        state: what it waits for.
+        buffers: the payload; it must not change until the message is sent or dropped.
+        on_sent: called once, when the message is sent or dropped.
+        state: the state of the message.
     """
 
     __slots__ = (
@@ -130,14 +131,15 @@ class OutgoingMessage:
 
     @property
     def is_bare(self) -> bool:
-        """Whether nothing travels beside the value."""
+        """Whether the message has only a value: no head, and no `on_sent`."""
         return not self.head and self.on_sent is None
 
     def on(self, event: OutgoingEvent) -> None:
         """Take an event; for `OutgoingMessages` alone.
 
         Raises:
-            LocalProtocolError: it cannot happen in this state.  Nothing has changed.
+            LocalProtocolError: the event cannot happen in this state.  The message has
+                not changed.
         """
         state = TRANSITIONS[self.state].get(event)
         if state is None:
@@ -165,16 +167,16 @@ class OutgoingMessages:
         """Record what a message waits for from now on.
 
         Args:
-            message: it may have waited for something else before.
-            event: what happens to it.
-            take_back: called if it is dropped: whoever has it forgets it, and tells the
-                peer if that has heard of it.
+            message: the message, which may have been waiting already.
+            event: the event that makes it wait.
+            take_back: called if the message is dropped.  It makes the holder of the
+                message forget it, and tells the peer if the peer has heard of it.
         """
         message.on(event)
         self._waiting[message] = take_back
 
     def sent(self, message: OutgoingMessage) -> None:
-        """The last byte of a message has been taken."""
+        """Record that the last byte of a message has been taken."""
         self._end(message, OutgoingEvent.SEND)
 
     def drop(
@@ -183,18 +185,18 @@ class OutgoingMessages:
         """Give up the messages of one kind and call that wait.
 
         Args:
-            kind: of the messages.
-            call_id: of the messages.
-            bare_only: leave a message that tells the peer more than its value.
+            kind: the kind of the messages.
+            call_id: the call of the messages.
+            bare_only: whether to keep messages that hold more than a value.
 
         Returns:
-            What the last of them waited for; None if there was none.
+            The state of the last dropped message; None if no message was dropped.
         """
         state = None
         if not self._waiting:
             return state
         for message in list(self._waiting):
-            # Whoever is told of one may have dropped another.
+            # A callback of one message may have dropped another.
             if (
                 message.kind == kind
                 and message.call_id == call_id
@@ -207,11 +209,11 @@ class OutgoingMessages:
         return state
 
     def forget(self, message: OutgoingMessage) -> None:
-        """Drop a message that nobody has any more."""
+        """Drop a message that has no holder any more."""
         self._end(message, OutgoingEvent.DROP)
 
     def clear(self) -> None:
-        """Drop everything: the connection has ended, and whoever has it forgets it."""
+        """Drop all messages: the connection has ended, and the holders forget them."""
         while self._waiting:
             self._end(next(iter(self._waiting)), OutgoingEvent.DROP)
 

@@ -32,8 +32,8 @@ class BufferRow(NamedTuple):
     """One line of the table.
 
     Attributes:
-        length: of the buffer in bytes.
-        location: in a slab; -1 if the bytes are in the payload.
+        length: the length of the buffer in bytes.
+        location: the location in a slab; -1 if the bytes are in the payload.
     """
 
     length: int
@@ -50,16 +50,16 @@ def placed_prefix(
     control: bytes,
     entries: Sequence[BufferRow],
 ) -> bytes:
-    """Return a PLACED frame up to where its payload begins.
+    """Return a PLACED frame up to the beginning of its payload.
 
     Args:
-        kind: its kind.
-        call_id: its call.
-        flags: of the header, without PLACED.
-        aux: of the header.
+        kind: the kind of the frame.
+        call_id: the call of the frame.
+        flags: the flags of the header, without PLACED.
+        aux: the `aux` of the header.
         head: routing.
         control: the value.
-        entries: of its buffers; those outside of slabs follow as the payload.
+        entries: one row per buffer; buffers outside of slabs follow as the payload.
     """
     table: list[int] = []
     payload_bytes = 0
@@ -89,11 +89,11 @@ def check_body(count: int, payload_bytes: int) -> int:
     """Check the fields of a header; return how many bytes of table and payload follow.
 
     Args:
-        count: of its buffers; 0 if such a message cannot be placed.
-        payload_bytes: of the buffers outside of slabs.
+        count: number of buffers; 0 if the message's kind or flags forbid PLACED.
+        payload_bytes: bytes of the buffers outside of slabs.
 
     Raises:
-        MalformedError: no such message can be placed.
+        MalformedError: the message must not be PLACED, or its payload is too long.
     """
     if not count:
         raise MalformedError("a message of this kind cannot lie in shared memory")

@@ -1,10 +1,10 @@
-"""The incremental reader: says where the next bytes must land, then what they were.
+"""The incremental reader: provides memory for the next bytes, then parses them.
 
 Bytes of a deferred payload land in their own buffers at once (`chunks`); everything
 else lands in one scratch buffer that is reused, and is copied out of it.  While a
 payload is on its way over this connection the reader asks for exactly the bytes that
-the next frame needs, so that none of the payload strays into the scratch buffer;
-otherwise it takes what comes, which costs one read for many small messages.
+the next frame needs, so that no byte of the payload lands in the scratch buffer;
+otherwise it takes all available bytes, so that one read serves many small messages.
 
 Sans-IO: no socket, no torch.  Every length is checked against `MessageLimits` before a
 byte is allocated for it.
@@ -36,8 +36,8 @@ from asyncrpc.wire.placed import ENTRY_BYTES, Places, check_body, read_table
 SCRATCH_BYTES: Final = 256 << 10
 ALIGNMENT: Final = 64  # inline buffers start at multiples of it, as tensors like
 
-# Plain numbers for what is looked at in every header: an enum's member costs 0.1 us to
-# find, and a test of a flag 0.7 us.
+# Plain numbers for the values that are checked in every header: an enum's member costs
+# 0.1 us to find, and a test of a flag 0.7 us.
 _KINDS: Final = frozenset(int(kind) for kind in FrameKind)
 _REQUEST: Final = int(FrameKind.REQUEST)
 _DATA: Final = int(FrameKind.DATA)
@@ -56,13 +56,13 @@ _MAY_DEFER: Final = frozenset(
 )
 
 
-# Of a `Frame`.
+# The fields of a `Frame`.
 _Parts = tuple[int, int, int, int, bytes, bytes]
 
-# For buffers that come beside others: none of them is the only one of its message.
+# For buffers that are allocated apart: none of them is the only one of its message.
 _NO_CALL: Final = (0, 0)
 
-# Makes writable buffers of these lengths, format "B", for a message of this kind and
+# Returns writable buffers of these lengths, format "B", for a message of this kind and
 # this call.
 Allocate = Callable[[int, int, Sequence[int]], list[memoryview]]
 
@@ -89,14 +89,14 @@ class MessageSink(Protocol):
         """Take one whole message, with its buffers filled."""
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
-        """The peer gave up a message whose payload was on its way."""
+        """Take note that the peer gave up a message whose payload was on its way."""
 
 
 def _scratch(nbytes: int) -> mmap.mmap:
-    """Return memory of which only what is used takes any.
+    """Return memory whose pages are allocated when they are first used.
 
-    A bytearray is cleared, so that a connection had all 256 KiB from the beginning; a
-    lane, whose payloads land in place, uses a page of them.
+    A bytearray is cleared, so a connection would take all 256 KiB from the beginning; a
+    connection that becomes a lane, whose payloads land in place, uses one page of them.
     """
     return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
@@ -105,20 +105,19 @@ class FrameReader:
     """Reads the frames of one connection.
 
     Attributes:
-        sink: gets the messages; may be replaced between two of them.
-        arrivals: deferred payloads that are on their way, over whichever lane.
-        places: finds buffers in shared memory; None if there can be none.
+        sink: gets the messages; may be replaced between two messages.
+        arrivals: deferred payloads that are on their way, over any lane.
+        places: finds buffers in shared memory; None if no memory is shared.
         on_request: called with the call and the bytes of each request whose payload
             begins to arrive; an error that it raises ends the connection.
-        unreadable: makes a control part for a message that cannot be read, given the
-            reason.  Such a message arrives instead of one that does not fit into
-            memory, and its bytes are dropped.  None: such a message ends the
+        unreadable: returns, for a reason, the control part of an unreadable message.
+            The sink gets such a message in place of one that does not fit into memory,
+            whose bytes are discarded.  None: a message that does not fit ends the
             connection.
-        is_exact: take no more than the next frame; for a connection whose purpose is
-            not known yet.
+        is_exact: whether to read at most the next frame; for a connection whose purpose
+            is not known yet.
         bytes_copied: bytes of buffers that were copied out of the scratch buffer.
-        message_bytes_copied: of these, those of the message that the sink is being
-            given.
+        message_bytes_copied: the share of the message that the sink gets now.
     """
 
     def __init__(
@@ -131,8 +130,8 @@ class FrameReader:
 
         Args:
             sink: gets the messages.
-            allocate: makes the buffers that payloads land in.
-            limits: what a peer may ask for.
+            allocate: returns the buffers that payloads land in.
+            limits: the limits of a message.
         """
         self.sink = sink
         self.arrivals = Arrivals(self._deliver_arrived)
@@ -145,17 +144,17 @@ class FrameReader:
         self._control_bytes_max = self._limits.control_bytes_max
         self._scratch = _scratch(SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
-        self._start = 0  # of what has not been parsed
-        self._end = 0  # of what has been received
-        self._wanted = HEADER_BYTES  # bytes of the frame at `_start`, as far as known
+        self._start = 0  # of the bytes that have not been parsed
+        self._end = 0  # of the bytes that have been received
+        self._wanted = HEADER_BYTES  # known length of the frame at `_start`
         self._chunk = ChunkLanding(self.arrivals, CHUNK_BYTES)
         self._landing: ChunkLanding | None = None  # while bytes of a chunk come
-        self._is_cut = False  # of the frame at `_start` only the head is wanted
+        self._is_cut = False  # whether only the head of the frame at `_start` is wanted
         self.bytes_copied = 0
         self.message_bytes_copied = 0
 
     def get_buffer(self) -> memoryview:
-        """Return where the next bytes must land; at least one byte long."""
+        """Return the memory for the next bytes; at least one byte long."""
         if self._landing is not None:
             return self._landing.get_buffer()
         if self._start == self._end:
@@ -173,8 +172,8 @@ class FrameReader:
         """Record that `nbytes` bytes have arrived in the last `get_buffer`.
 
         Raises:
-            RemoteProtocolError: the protocol does not allow them.  The position in the
-                stream is lost: the connection must be aborted.
+            RemoteProtocolError: the protocol does not allow the bytes.  The position in
+                the stream is lost: the connection must be aborted.
         """
         landing = self._landing
         if landing is not None:
@@ -190,7 +189,7 @@ class FrameReader:
         """Move the beginning of a frame to the front, or to a longer scratch buffer.
 
         Raises:
-            OSError: there is no memory for a longer one; nothing has changed.
+            OSError: no memory for a longer scratch buffer; no state has changed.
         """
         rest = self._view[self._start : self._end]
         size = max(SCRATCH_BYTES, self._wanted)
@@ -205,7 +204,7 @@ class FrameReader:
         self._start, self._end = 0, len(rest)
 
     def _parse_frame(self) -> None:  # noqa: C901, PLR0912  (of every message: no calls)
-        """Read the frame at `_start` if it is complete; else learn its length."""
+        """Read the frame at `_start` if it is complete; else compute its length."""
         start = self._start
         (
             magic,
@@ -260,13 +259,13 @@ class FrameReader:
         else:
             self.sink.on_message(kind, flags, call_id, aux, head, control, [])
 
-    # --- what there is no memory for -------------------------------------------------
+    # --- frames that do not fit into memory ------------------------------------------
 
     def _lengthen(self, head_bytes: int) -> None:
-        """Make room for a long frame; if there is none, wait only for its head.
+        """Make room for a long frame; if that fails, wait only for its head.
 
-        Heads are short.  A byte more at least: the length of a bare header says that
-        nothing of a frame has been read.
+        Heads are short.  At least one byte of the head is awaited: a `_wanted` of
+        `HEADER_BYTES` means that the header has not been parsed.
         """
         try:
             self._make_room()
@@ -275,7 +274,7 @@ class FrameReader:
             self._is_cut = True
 
     def _skip(self, kind: int, flags: int, call_id: int, aux: int) -> None:
-        """Deliver the frame at `_start` without its content, which is thrown away."""
+        """Deliver the frame at `_start` without its content, which is discarded."""
         fields = HEADER.unpack_from(self._scratch, self._start)
         head_bytes, control_bytes, count, payload_bytes = *fields[4:7], fields[9]
         rest = control_bytes
@@ -296,13 +295,13 @@ class FrameReader:
         self._deliver_unfit(message, control_bytes + payload_bytes)
 
     def _deliver_unfit(self, message: _Parts, nbytes: int) -> None:
-        """Give the sink what stands for a message that has not been kept."""
+        """Give the sink an unreadable message in place of one that was discarded."""
         error = _no_memory(nbytes)
         if self.unreadable is None:
             raise error
         self.sink.on_message(*message[:5], self.unreadable(str(error)), [])
 
-    # --- what is not allowed ---------------------------------------------------------
+    # --- refusals --------------------------------------------------------------------
 
     def _refuse(self, magic: bytes, version: int, kind: int) -> None:
         if magic != MAGIC:
@@ -320,7 +319,7 @@ class FrameReader:
         )
 
     def _body_bytes(self, kind: int, flags: int, count: int, payload_bytes: int) -> int:
-        """Check what a header says of buffers; return how many bytes follow with it."""
+        """Check the buffers of a header; return the bytes of table and payload."""
         limits = self._limits
         if payload_bytes > limits.payload_bytes_max:
             raise FrameTooLargeError(
@@ -359,7 +358,7 @@ class FrameReader:
             self._with_places(message, at, count, payload_bytes)
             return
         lengths = struct.unpack_from(f"<{count}Q", self._scratch, at)
-        # A codec or placement in the high bits, too, does not add up.
+        # A placement in the high bits of a length does not add up either.
         if sum(lengths) != payload_bytes:
             raise MalformedError("the buffer table does not add up to the payload")
         if message[1] & _DEFERRED:
@@ -385,12 +384,12 @@ class FrameReader:
     ) -> None:
         """Deliver a message some of whose buffers lie in shared memory."""
         if self.places is None:
-            raise MalformedError("a message in shared memory, of which there is none")
+            raise MalformedError("a PLACED message, but no memory is shared")
         entries = read_table(self._view, at, count)
         if sum(one.length for one in entries if one.location < 0) != payload_bytes:
             raise MalformedError("the buffer table does not add up to the payload")
         at += len(entries) * ENTRY_BYTES
-        buffers = []  # and nothing else holds them: the sink may clear it
+        buffers = []  # the only reference to them: the sink may clear the list
         for length, location in entries:
             if location >= 0:
                 buffers.append(self.places(location, length))
@@ -409,7 +408,7 @@ class FrameReader:
         buffers: list[memoryview],
         nbytes: int,
     ) -> None:
-        """Give the sink a message of whose payload so much has been copied."""
+        """Give the sink a message, `nbytes` of whose payload have been copied."""
         self.bytes_copied += nbytes
         self.message_bytes_copied = nbytes
         self.sink.on_message(*message, buffers)
@@ -446,7 +445,7 @@ class FrameReader:
         self.arrivals.open(message, buffers, nbytes)
 
     def _announce(self, message: Frame, nbytes: int) -> None:
-        """Check that a payload may follow a message, and say that one does."""
+        """Check that a payload may follow a message, and report a request's payload."""
         if message.kind == _REQUEST and self.on_request is not None:
             self.on_request(message.call_id, nbytes)
         if len(self.arrivals) >= self._limits.transfers_max:
@@ -455,7 +454,7 @@ class FrameReader:
             )
 
     def _land_strays(self) -> None:
-        """Move what came with the header to where it belongs; the rest lands there."""
+        """Move chunk bytes that came with the header to their place."""
         landing = self._chunk
         while landing.left and self._start < self._end:
             place = landing.get_buffer()
@@ -467,7 +466,7 @@ class FrameReader:
         self._landing = landing if landing.left else None
 
     def _deliver_arrived(self, arrival: Arrival) -> None:
-        """Give the sink a message whose payload is whole, by whichever lane it came."""
+        """Give the sink a message whose payload is complete."""
         self.message_bytes_copied = arrival.bytes_copied
         self.sink.on_message(*arrival.message, arrival.buffers)
         self.message_bytes_copied = 0

@@ -1,14 +1,14 @@
 """Bytes that were sent and may have to be sent again after a reconnect.
 
-From its HELLO on each side counts the bytes that it reads, and says from time to time
-how many there were (ACK).  The other side keeps what has not been acknowledged.  If the
-transport breaks, one side dials again; both HELLOs name the connection that is resumed
-and how many bytes of it have been read, and each goes on sending from there.  So every
-byte arrives once and in order, and what is above knows nothing of it: neither frames
+From its HELLO on each side counts the bytes that it reads, and sends the count from
+time to time (ACK).  The other side keeps the bytes that have not been acknowledged.  If
+the transport breaks, one side dials again; both HELLOs name the resumed connection and
+how many bytes of it have been read, and each side goes on sending from there.  So every
+byte arrives once and in order, and higher layers do not notice a break: neither frames
 nor payloads need numbers, and a cut may be anywhere, also inside a frame.
 
-`ResumeStatus` says what becomes of the connection; `RetransmitBuffer` keeps what was
-sent, and `Receipts` counts what was read.
+`ResumeStatus` decides whether the connection outlives its transport; `RetransmitBuffer`
+keeps sent bytes, and `Receipts` counts read bytes.
 
 Sans-IO.
 
@@ -35,25 +35,25 @@ NEVER: Final = 1 << 64  # no call and no byte has this number
 class ResumeState(enum.Enum):
     """Whether a connection outlives its transport."""
 
-    NOT_RESUMABLE = "it ends with its transport, unless it is allowed to outlive it"
-    CONNECTED = "another transport may take the place of the one that it has"
-    BROKEN = "it waits for another transport"
-    CLOSING = "a side ends it: with its transport, if no other takes its place before"
-    CLOSING_BROKEN = "a side ends it, and it waits for another transport"
-    ENDING = "it ends with what it has for a transport, whatever comes"
-    ENDED = "it has ended"
+    NOT_RESUMABLE = "the connection ends with its transport, unless ALLOW comes before"
+    CONNECTED = "another transport may replace the present one"
+    BROKEN = "the connection waits for another transport"
+    CLOSING = "a side closes the connection, whose transport may still be replaced"
+    CLOSING_BROKEN = "a side closes the connection, which waits for another transport"
+    ENDING = "the connection ends with its present transport in any case"
+    ENDED = "the connection has ended"
 
 
 class ResumeEvent(enum.Enum):
     """An event that decides whether a connection outlives its transport."""
 
-    ALLOW = "it may outlive its transport from now on"
+    ALLOW = "the connection may outlive its transport from now on"
     LOSE = "the transport has ended"
     REPLACE = "the transport is given up for another, which is about to come"
     RESUME = "another transport has come"
     CLOSE = "this side closes or aborts the connection"
-    PEER_CLOSE = "the peer says that it closes the connection"
-    END = "whoever waits for the connection has been told of its end"
+    PEER_CLOSE = "a CLOSE of the peer has come"
+    END = "the waiters of the connection have been told of its end"
 
 
 NOT_RESUMABLE, CONNECTED, BROKEN, CLOSING, CLOSING_BROKEN, ENDING, ENDED = ResumeState
@@ -107,7 +107,7 @@ class ResumeStatus:
     """Whether one connection outlives its transport.
 
     Attributes:
-        state: the present one.
+        state: the present state.
     """
 
     __slots__ = ("state",)
@@ -121,17 +121,17 @@ class ResumeStatus:
         return self.state in _BROKEN
 
     def on(self, event: ResumeEvent) -> ResumeState:
-        """Take an event; return what has become of the connection."""
+        """Take an event; return the new state."""
         self.state = TRANSITIONS[self.state].get(event, self.state)
         return self.state
 
 
 class Receipts:
-    """How many bytes of one connection were read, and how many the peer knows of.
+    """Counts the bytes read from one connection, and those acknowledged to the peer.
 
     Attributes:
-        received: how many have been read since the peer's HELLO.
-        due_at: the number at which the peer must be told again.
+        received: bytes that have been read since the peer's HELLO.
+        due_at: the count at which the next ACK is due.
     """
 
     __slots__ = ("_every_bytes", "_told", "due_at", "received")
@@ -140,19 +140,19 @@ class Receipts:
         self.received = 0
         self.due_at = NEVER
         self._told = 0
-        self._every_bytes = 0  # 0: the peer is never told
+        self._every_bytes = 0  # 0: no ACK is ever due
 
     def begin(self, every_bytes: int) -> None:
-        """Begin; the peer is told after each `every_bytes`."""
+        """Begin; an ACK is due after each `every_bytes`."""
         self._every_bytes = every_bytes
         self.due_at = self.received + every_bytes
 
     def has_news(self, nbytes: int) -> bool:
-        """Return whether the peer must be told of `nbytes` bytes or more."""
+        """Return whether at least `nbytes` bytes have not been acknowledged."""
         return self._every_bytes > 0 and self.received - self._told >= nbytes
 
     def told(self) -> int:
-        """Record that the peer is told; return how many bytes have been read."""
+        """Record an ACK; return how many bytes have been read."""
         self._told = self.received
         self.due_at = self.received + self._every_bytes
         return self.received
@@ -164,7 +164,7 @@ class RetransmitBuffer:
     Attributes:
         add: takes the parts of a write, in order.  It is the deque's own method: it
             runs for every write, and parts are counted only when an ACK comes.
-        start: how many bytes have been acknowledged, as far as whole parts go.
+        start: bytes of the parts that have been acknowledged completely.
     """
 
     __slots__ = ("_acknowledged", "_parts", "add", "start")
@@ -177,24 +177,24 @@ class RetransmitBuffer:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes are kept; to be counted, so not for every write."""
+        """Number of bytes that are kept; counted on each access, so not per write."""
         return sum(map(len, self._parts))
 
     @property
     def acknowledged(self) -> int:
-        """How many bytes the peer says it has read."""
+        """Number of bytes that the peer has acknowledged."""
         return self._acknowledged
 
     def acknowledge(self, received: int) -> None:
-        """Let go of what the peer has read.
+        """Let go of bytes that the peer has read.
 
         Args:
-            received: how many bytes it has read, from the first one on.  Fewer than it
-                has said before is no news: an ACK that was under way when the
-                connection broke comes after the HELLO that said more.
+            received: how many bytes the peer has read, from the first one on.  A number
+                below an earlier one is ignored: an ACK that was under way when the
+                connection broke comes after a HELLO with a higher number.
 
         Raises:
-            MalformedError: it has not been sent so many.
+            MalformedError: `received` is more than the number of bytes sent.
         """
         if received <= self._acknowledged:
             return
@@ -203,28 +203,29 @@ class RetransmitBuffer:
         while start < received:
             if not parts:
                 raise MalformedError(
-                    f"{received} bytes are acknowledged of {start} that were sent"
+                    f"the peer acknowledged {received} bytes, but {start} were sent"
                 )
             end = start + len(parts[0])
             if end > received:
-                break  # within a part, which is kept whole
+                break  # inside a part, which is kept whole
             parts.popleft()
             start = end
         self.start = start
 
     def rest(self, received: int) -> list[bytes | memoryview]:
-        """Return what the peer has still to read.
+        """Return the bytes that the peer has not read.
 
         Args:
             received: how many bytes it has read.
 
         Raises:
-            MalformedError: it has not been sent so many, or has said more before.
+            MalformedError: `received` is more than the number of bytes sent, or less
+                than the peer has acknowledged.
         """
         if received < self._acknowledged:
             raise MalformedError(
-                f"{received} bytes were read when the connection broke, says the peer, "
-                f"which has acknowledged {self._acknowledged}"
+                f"the peer read {received} bytes before the connection broke, but has "
+                f"acknowledged {self._acknowledged}"
             )
         self.acknowledge(received)
         rest = list(self._parts)
@@ -233,5 +234,5 @@ class RetransmitBuffer:
         return rest
 
     def clear(self) -> None:
-        """Forget everything: the connection has ended."""
+        """Forget all bytes: the connection has ended."""
         self._parts.clear()

@@ -1,23 +1,25 @@
-"""Which collective of one rank belongs with which of the others, and why one fails.
+"""Matches the collectives of one rank with those of the others, and decides failures.
 
 A collective fails on all ranks: the rank that notices tells every other.  A failure of
-one collective does not affect the next ones.  A rank that is gone fails all that need
-it: a lost one all that have not ended, one that has left those that it has not ended.
+one collective does not affect the next ones.  A rank that is gone fails all collectives
+that need it.  A lost rank fails every collective that has not ended; a rank that has
+left fails the collectives that it has not ended.
 
     noticed here                              blamed
-    another rank has begun something else     that rank and this one
-    what comes is for a collective that is    likewise
+    another rank has begun another            that rank and this one
+        collective under the same number
+    a message is for a collective that is     its sender and this rank
         over here
-    it has taken too long                     the ranks that have not come
+    the time limit has passed                 the ranks that have not come
     a rank is lost, or has left               that rank
 
-Before a group is made here, what others say of it is kept; a worker is believed as long
-as it says the same each time of which rank it is, and no other worker says that.
+Before a group is made here, messages about it are kept.  A worker is believed as long
+as it names the same rank each time, and no other worker names that rank.
 
-What fails is in the `outbox` until the service has carried it out: refuse the messages,
-wake who waits, tell the others if it is news.
+Failures are in the `outbox` until the service has carried them out: it refuses the
+messages, wakes the waiters, and tells the other ranks of new failures.
 
-Sans-IO; `M` is a message, which is not looked into.
+Sans-IO; `M` is a message, opaque here.
 """
 
 from __future__ import annotations
@@ -49,9 +51,9 @@ class Failing(Generic[M]):
     """A collective has failed.
 
     Attributes:
-        number: of the collective; None if these are messages of a stranger.
-        failure: why.
-        messages: those that are refused with it.
+        number: the number of the collective; None for the messages of a stranger.
+        failure: the failure.
+        messages: the messages that are refused with it.
         is_news: whether the other ranks must be told.
     """
 
@@ -65,11 +67,11 @@ class MatchedCollectives(Generic[M]):
     """The collectives of one group at one rank.
 
     Attributes:
-        label: of the group, for people.
+        label: the description of the group, for people.
         members: names of the workers, by rank; empty before the group is made here.
-        rank: of this worker; -1 before.
+        rank: the rank of this worker; -1 before the group is made here.
         operations: the collectives.
-        outbox: what has failed, for the service to carry out, in order.
+        outbox: failures for the service to carry out, in order.
     """
 
     def __init__(self) -> None:
@@ -78,24 +80,24 @@ class MatchedCollectives(Generic[M]):
         self.rank = -1
         self.operations: Operations[M] = Operations()
         self.outbox: list[Failing[M]] = []
-        # Why ranks are gone, and before which number collectives do without them: each
-        # entry has a lower number than the one before it.
+        # For ranks that are gone: the number before which collectives do not need the
+        # rank, and the failure.  The numbers fall from entry to entry.
         self._gone: list[tuple[int, CollectiveFailure]] = []
-        self._heard: dict[str, int | None] = {}  # who spoke before, as which rank
+        self._heard: dict[str, int | None] = {}  # the rank that early senders named
 
     def name_of(self, rank: int) -> str:
-        """Return how a rank is called in errors."""
+        """Return the description of a rank in errors."""
         return f"rank {rank} ({self.members[rank]!r})"
 
-    # --- who speaks ------------------------------------------------------------------
+    # --- senders ---------------------------------------------------------------------
 
     def join(
         self, label: str, members: Sequence[str], rank: int
     ) -> list[tuple[int, CollectiveFailure]]:
-        """The group has been made here; what strangers said of it before is dropped.
+        """Set the members of the group; drop early messages of strangers.
 
         Returns:
-            The ranks that strangers have spoken as, and why they are refused.
+            The ranks that strangers have named as theirs, with the failure to answer.
         """
         self.label, self.members, self.rank = label, members, rank
         strangers = []
@@ -114,7 +116,7 @@ class MatchedCollectives(Generic[M]):
         """Refuse a worker that is not in the group, or does not have that rank.
 
         Raises:
-            MalformedError: it is not, as far as is known.
+            MalformedError: the worker is not known to be a member with that rank.
         """
         members = self.members
         if not members:
@@ -125,7 +127,7 @@ class MatchedCollectives(Generic[M]):
             is_it = rank < len(members) and members[rank] == name
         if not is_it:
             who = "a member" if rank is None else f"rank {rank}"
-            raise MalformedError(f"worker {name!r} speaks as {who} of {self.label}")
+            raise MalformedError(f"worker {name!r} is not {who} of {self.label}")
 
     def _is_believed(self, name: str, rank: int | None) -> bool:
         others = [one for who, one in self._heard.items() if who != name]
@@ -135,13 +137,13 @@ class MatchedCollectives(Generic[M]):
         return rank is None or (said == rank and rank not in others)
 
     def is_hearsay_of(self, name: str) -> bool:
-        """Return whether a group is known by the messages of this worker alone."""
+        """Return whether a group is known only by messages of this worker."""
         return not self.members and set(self._heard) <= {name}
 
     # --- beginning -------------------------------------------------------------------
 
     def begin(self, descriptor: Descriptor) -> Operation[M] | CollectiveFailure:
-        """Begin the next collective, or say why it has failed already."""
+        """Begin the next collective; return its failure if it has failed already."""
         if self._gone:
             lost = self.lost_for(self.operations.begun)
             if lost is not None:
@@ -155,10 +157,10 @@ class MatchedCollectives(Generic[M]):
         return operation
 
     def refuse(self, reason: str) -> CollectiveFailure | None:
-        """Take the number of the next collective, and let that one fail for all.
+        """Take the number of the next collective, and fail it for all ranks.
 
         Returns:
-            Why everything has failed before; None if it has not.
+            The failure by which the whole group failed before; None if it did not.
         """
         number = self.operations.begun
         lost = self.lost_for(number)
@@ -172,17 +174,17 @@ class MatchedCollectives(Generic[M]):
         self.operations.end(operation)
         return None
 
-    # --- what others send ------------------------------------------------------------
+    # --- messages of other ranks -----------------------------------------------------
 
     def refusal_of(
         self, number: int, rank: int, descriptor: Descriptor | None
     ) -> CollectiveFailure | None:
-        """Return why a message for a collective is refused; None: it is taken.
+        """Return the failure that refuses a message; None: the message is taken.
 
         Args:
-            number: of the collective.
-            rank: of the sender.
-            descriptor: what it believes the collective to be; None: as it said before.
+            number: the number of the collective.
+            rank: the rank of the sender.
+            descriptor: the sender's description; None: the one that it sent before.
         """
         operations = self.operations
         failure = self.lost_for(number) if self._gone else None
@@ -197,7 +199,7 @@ class MatchedCollectives(Generic[M]):
     def too_late(
         self, number: int, rank: int, descriptor: Descriptor | None = None
     ) -> CollectiveFailure:
-        """Return why nothing is taken from a rank for a collective that is over."""
+        """Return the failure that refuses a message for a collective that is over."""
         theirs, ours = self.name_of(rank), self.name_of(self.rank)
         what = "" if descriptor is None else f", and began {descriptor}"
         return CollectiveFailure(
@@ -210,13 +212,13 @@ class MatchedCollectives(Generic[M]):
         )
 
     def hear(self, number: int, rank: int, descriptor: Descriptor) -> None:
-        """Take another rank's report of what it has begun."""
+        """Take another rank's report of a collective that it has begun."""
         mismatch = self.operations.hear(number, rank, descriptor)
         if mismatch is not None:
             self.on_mismatch(number, mismatch)
 
     def on_mismatch(self, number: int, mismatch: Mismatch) -> None:
-        """Two ranks have begun different things: that fails."""
+        """Fail a collective because two ranks began different ones under its number."""
         theirs, ours = self.name_of(mismatch.rank), self.name_of(self.rank)
         self.fail(
             number,
@@ -230,7 +232,7 @@ class MatchedCollectives(Generic[M]):
         )
 
     def hear_failure(self, number: int, failure: CollectiveFailure) -> None:
-        """Another rank says that a collective has failed, and has told all others."""
+        """Take a failure that another rank has sent to all ranks."""
         operations = self.operations
         if not operations.is_over(number) and operations.failure_of(number) is None:
             self.fail(number, failure, is_news=False)
@@ -240,10 +242,10 @@ class MatchedCollectives(Generic[M]):
     def fail(
         self, number: int, failure: CollectiveFailure, *, is_news: bool = True
     ) -> None:
-        """Let a collective fail.
+        """Fail a collective.
 
         Raises:
-            MalformedError: it is too far ahead for any rank to have reached it.
+            MalformedError: no rank can have reached a collective so far ahead.
         """
         messages = self.operations.fail(number, failure)
         self.outbox.append(Failing(number, failure, messages, is_news))
@@ -251,13 +253,13 @@ class MatchedCollectives(Generic[M]):
     def give_up(
         self, number: int, timeout_s: float, begun: Mapping[int, int | None]
     ) -> None:
-        """Let a collective fail that has taken too long.
+        """Fail a collective whose time limit has passed.
 
         Args:
-            number: of the collective.
-            timeout_s: its limit.
-            begun: how many collectives the other ranks have begun, by rank; None: it
-                did not say.
+            number: the number of the collective.
+            timeout_s: its time limit.
+            begun: how many collectives each other rank has begun; None: the rank did
+                not answer.
         """
         operation = self.operations.running.get(number)
         if operation is None:
@@ -282,30 +284,30 @@ class MatchedCollectives(Generic[M]):
 
     @property
     def lost(self) -> CollectiveFailure | None:
-        """Why every collective fails sooner or later; None: no rank is gone."""
+        """The failure by the first rank that is gone; None: no rank is gone."""
         return self._gone[0][1] if self._gone else None
 
     @property
     def last_lost(self) -> CollectiveFailure | None:
-        """Why the rank is gone that was the last to be missed; None: none is gone."""
+        """The failure by the last recorded rank that is gone; None: no rank is gone."""
         return self._gone[-1][1] if self._gone else None
 
     def lost_for(self, number: int) -> CollectiveFailure | None:
-        """Return why a collective fails because a rank is gone, else None."""
+        """Return the failure of a collective by a rank that is gone, else None."""
         for ended, failure in self._gone:
             if number >= ended:
                 return failure
         return None
 
     def lose(self, failure: CollectiveFailure, *, ended: int = 0) -> bool:
-        """Let everything fail, now and later: a rank is gone.
+        """Fail all present and later collectives that need a rank that is gone.
 
         Args:
-            failure: why.
-            ended: collectives before this number do not need that rank any more.
+            failure: the failure.
+            ended: collectives before this number do not need the rank any more.
 
         Returns:
-            Whether it is news: whether anything fails that would not have before.
+            Whether a collective fails that would not have failed before.
         """
         if self._gone and ended >= self._gone[-1][0]:
             return False
@@ -316,10 +318,10 @@ class MatchedCollectives(Generic[M]):
         return True
 
     def leave(self) -> tuple[int, CollectiveFailure]:
-        """Leave the group: all fails that has not ended here.
+        """Leave the group: fail all collectives that have not ended here.
 
         Returns:
-            How many collectives this rank has ended, and what to tell the others.
+            How many collectives this rank has ended, and the failure for the others.
         """
         who = self.name_of(self.rank)
         problem = f"{who} has closed {self.label}"
@@ -330,7 +332,7 @@ class MatchedCollectives(Generic[M]):
         return ended, failure
 
     def loss_of(self, name: str, reason: str) -> CollectiveFailure | None:
-        """Return why all fails if a worker is gone; None: it is not a member."""
+        """Return the failure by the loss of a worker; None: it is not a member."""
         if name not in self.members:
             return None
         who = self.name_of(self.members.index(name))

@@ -1,19 +1,19 @@
 """The running collectives of a group at one rank, and the messages for them.
 
 Collectives are matched by their numbers: the n-th that one rank begins belongs with the
-n-th of every other.  A message names its collective, what its sender believes that to
-be (a `Descriptor`), and its place among those of the sender.
+n-th of every other.  A message names its collective, the sender's description of it (a
+`Descriptor`), and its number among the messages of the sender.
 
     began here   not yet     the message is *early*: it is kept
-                 yes         it is handed over, if both believe the same; else the
-                             collective fails for both, who tell the others
-                 is over     it is refused: the sender is late, or has failed
+                 yes         the message is delivered if the descriptors are equal; else
+                             the collective fails on both ranks, which tell the others
+                 is over     the message is refused: the sender is late, or has failed
 
-Invariants: a message is delivered once; a refused one is not kept; a failed collective
-    stays failed, and nothing is kept for it.  The last `FAILURES_KEPT` failures are
-    remembered, to be reported to latecomers.
+Invariants: a message is delivered once; a refused message is not kept; a failed
+    collective stays failed, and no message is kept for it.  The last `FAILURES_KEPT`
+    failures are remembered, to be reported to late ranks.
 
-Sans-IO; `M` is a message, which is not looked into.
+Sans-IO; `M` is a message, opaque here.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from asyncrpc.runtime.schema import Number
 M = TypeVar("M")
 
 FAILURES_KEPT: Final = 64
-# What the ranks of a group may be apart; those who are ahead wait for answers, so it is
-# a few collectives for each that may be under way at once.
+# How far ahead a rank may be, in collectives and in messages.  A rank that is ahead
+# waits for answers, so in practice it is a few for each concurrent collective.
 EARLY_MAX: Final = 1 << 16
 
 
 class Descriptor(NamedTuple):
-    """What a rank believes a collective to be.
+    """A rank's description of a collective.
 
     Attributes:
-        operation: such as `all_reduce`.
-        how: of a reduction, such as `sum`; else empty.
-        dtype: of the tensor; empty if ranks may differ.
-        shape: of the tensor; None if ranks may differ.
-        root: the rank in the middle; -1 if there is none.
+        operation: the operation, such as `all_reduce`.
+        how: the reduction, such as `sum`; empty without one.
+        dtype: the dtype of the tensor; empty if ranks may differ.
+        shape: the shape of the tensor; None if ranks may differ.
+        root: the root's rank; -1 without a root.
     """
 
     operation: str
@@ -66,12 +66,12 @@ class Descriptor(NamedTuple):
 
 
 class CollectiveFailure(NamedTuple):
-    """Why a collective has failed, as other ranks are told.
+    """The failure of a collective, as it is sent to other ranks.
 
     Attributes:
-        code: of the error's class.
-        problem: for people.
-        ranks: names of those to blame.
+        code: the code of the error's class.
+        problem: the description, for people.
+        ranks: the names of the workers at fault.
     """
 
     code: str
@@ -87,27 +87,27 @@ class MessageKey(NamedTuple):
 
 
 class CollectiveState(enum.Enum):
-    """Where one collective is, at one rank."""
+    """The state of one collective at one rank."""
 
-    AHEAD = "it has not begun here: what comes for it is kept"
-    DOOMED = "it has failed, and has not begun here"
-    RUNNING = "it has begun here"
-    FAILED = "it has begun here, and has failed"
-    OVER = "it has ended here, well or not: what comes for it is refused"
+    AHEAD = "this rank has not begun the collective: messages for it are kept"
+    DOOMED = "the collective has failed, and this rank has not begun it"
+    RUNNING = "this rank has begun the collective"
+    FAILED = "this rank has begun the collective, which has failed"
+    OVER = "this rank has ended the collective: messages for it are refused"
 
 
 class CollectiveEvent(enum.Enum):
-    """What happens to one collective, at one rank."""
+    """An event of one collective at one rank."""
 
-    BEGIN = "this rank begins it"
-    FAIL = "it fails, here or at another rank"
-    END = "this rank has ended it"
+    BEGIN = "this rank begins the collective"
+    FAIL = "the collective fails, here or at another rank"
+    END = "this rank has ended the collective"
 
 
 AHEAD, DOOMED, RUNNING, FAILED, OVER = CollectiveState
 _E = CollectiveEvent
 
-# What `Operations` does; it does not look it up, for every collective passes through.
+# The transitions of `Operations`, which does not look them up, to save time.
 TRANSITIONS: Final[
     Mapping[CollectiveState, Mapping[CollectiveEvent, CollectiveState]]
 ] = {
@@ -120,14 +120,14 @@ TRANSITIONS: Final[
 
 
 def check(state: CollectiveState, event: CollectiveEvent) -> None:
-    """Refuse what cannot happen.
+    """Refuse an event that cannot happen in a state.
 
     Raises:
         LocalProtocolError: the event cannot happen in this state.
     """
     if event not in TRANSITIONS[state]:
         raise LocalProtocolError(
-            f"{event.value!r} cannot happen to a collective in the state {state.name}"
+            f"{event.name} cannot happen to a collective in the state {state.name}"
         )
 
 
@@ -136,10 +136,10 @@ class Operation(Generic[M]):
     """A collective that has begun here.
 
     Attributes:
-        number: its number in the group.
-        descriptor: what it is here.
+        number: the number of the collective in the group.
+        descriptor: this rank's description of it.
         arrived: messages that have arrived and were not taken.
-        failure: why it has failed; None if it has not.
+        failure: its failure; None if it has not failed.
     """
 
     number: int
@@ -149,7 +149,7 @@ class Operation(Generic[M]):
 
 
 class Mismatch(NamedTuple):
-    """Another rank believes a collective to be something else."""
+    """Another rank has a different description of a collective."""
 
     rank: int
     theirs: Descriptor
@@ -173,7 +173,7 @@ class Operations(Generic[M]):
         self._kept = 0
 
     def begin(self, descriptor: Descriptor) -> tuple[Operation[M], Mismatch | None]:
-        """Begin the next one; say whether another rank has begun something else."""
+        """Begin the next collective; return a mismatch with another rank's report."""
         operation: Operation[M] = Operation(self.begun, descriptor)
         self.begun += 1
         self.running[operation.number] = operation
@@ -186,7 +186,7 @@ class Operations(Generic[M]):
         return operation, None
 
     def hear(self, number: int, rank: int, theirs: Descriptor) -> Mismatch | None:
-        """Record what another rank believes a collective to be; return a mismatch."""
+        """Record another rank's description of a collective; return a mismatch."""
         operation = self.running.get(number)
         if operation is not None:
             if operation.descriptor != theirs:
@@ -200,7 +200,7 @@ class Operations(Generic[M]):
         """Take a message; return the collective that may wait for it.
 
         Raises:
-            MalformedError: there is such a message already, or too many came early.
+            MalformedError: the message came before, or too many messages came early.
         """
         operation = self.running.get(number)
         if operation is not None:
@@ -215,7 +215,7 @@ class Operations(Generic[M]):
         return operation
 
     def state(self, number: int) -> CollectiveState:
-        """Return where a collective is."""
+        """Return the state of a collective."""
         operation = self.running.get(number)
         if operation is not None:
             return RUNNING if operation.failure is None else FAILED
@@ -224,7 +224,7 @@ class Operations(Generic[M]):
         return DOOMED if number in self._failed else AHEAD
 
     def failure_of(self, number: int) -> CollectiveFailure | None:
-        """Say why a collective has failed; None: it has not, or long ago."""
+        """Return the failure of a collective; None: not failed, or forgotten."""
         return self._failed.get(number)
 
     def is_over(self, number: int) -> bool:
@@ -235,7 +235,7 @@ class Operations(Generic[M]):
         """Let a collective fail; return the messages that no longer wait for it.
 
         Raises:
-            MalformedError: it is too far ahead for any rank to have reached it.
+            MalformedError: no rank can have reached a collective so far ahead.
         """
         if number not in self._failed:
             self._check_early(number)
@@ -256,13 +256,13 @@ class Operations(Generic[M]):
         """Forget a collective that has ended here, well or not.
 
         Raises:
-            LocalProtocolError: it has ended before.  Nothing changed.
+            LocalProtocolError: the collective has ended before.  No state changed.
         """
         if self.running.pop(operation.number, None) is None:
             check(OVER, CollectiveEvent.END)
 
     def drop(self, rank: int) -> Sequence[M]:
-        """Forget what a rank has sent and said early; return its messages."""
+        """Forget the early messages and reports of a rank; return its messages."""
         for said in self._said.values():
             said.pop(rank, None)
         dropped: list[M] = []
@@ -273,7 +273,7 @@ class Operations(Generic[M]):
         return dropped
 
     def numbers(self) -> set[int]:
-        """Return the collectives that something is known of and that are not over."""
+        """Return the numbers of known collectives that are not over."""
         return {*self.running, *self._early, *self._said}
 
     def _check_early(self, number: int, kept: int = 0) -> None:

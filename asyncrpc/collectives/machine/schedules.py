@@ -1,9 +1,9 @@
-"""Who sends what to whom in a collective across hosts, as data.
+"""The messages of a collective across hosts, as data.
 
-A schedule is what one rank does, step by step: it sends blocks to a peer, or takes
-blocks from one and keeps them, or adds them to its own.  A *block* is a part of the
-tensor, by number; what its bounds are, the schedule does not know.  Sends do not wait;
-a step that takes waits for what it takes.
+A schedule lists the steps of one rank: each step sends blocks to a peer, or takes
+blocks from a peer and keeps them or adds them to its own.  A *block* is a part of the
+tensor, by number; the schedule does not know its bounds.  Sends do not wait; a step
+that takes blocks waits for them.
 
     rings   every rank sends one block to the next and takes one from the one before,
             n - 1 times: each link carries (n - 1)/n of the tensor, however many ranks
@@ -13,8 +13,8 @@ a step that takes waits for what it takes.
 A reduced block is the result of one chain of additions, made at one rank and copied to
 the others: so it has the same bits everywhere.
 
-No step overwrites a block that this rank has sent before the peer is known to have it;
-so no block is copied before it is sent, however slow the link.
+No step overwrites a sent block before the peer is known to have it; so no block needs
+to be copied before it is sent, even over a slow link.
 
 Source: Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations
 in MPICH, 2005; Patarasuk, Yuan: Bandwidth Optimal All-reduce Algorithms, 2009.
@@ -30,7 +30,7 @@ Schedule = tuple["Step", ...]
 
 
 class StepKind(enum.Enum):
-    """What a step does with its blocks."""
+    """The action of a step."""
 
     SEND = "send"
     KEEP = "keep"  # takes blocks from the peer in place of its own
@@ -41,8 +41,8 @@ class Step(NamedTuple):
     """One step of one rank.
 
     Attributes:
-        kind: what it does.
-        peer: rank of the other end.
+        kind: the action of the step.
+        peer: the rank of the other end.
         blocks: numbers of the blocks, in the order in which they travel.
     """
 
@@ -78,12 +78,12 @@ def ring_all_reduce(rank: int, size: int) -> Schedule:
 
 
 def ring_reduce(rank: int, size: int, root: int) -> Schedule:
-    """Reduce `size` blocks over all ranks, at `root`: each one, which it takes."""
+    """Reduce `size` blocks over all ranks: each at one rank, then gather at `root`."""
     return ring_reduce_scatter(rank, size) + star_gather(rank, size, root)
 
 
 def ring_broadcast(rank: int, size: int, root: int) -> Schedule:
-    """Bring `size` blocks of `root` to all: each gets one from it, and passes it on."""
+    """Bring `size` blocks of `root` to all: scatter them, then pass them round."""
     return star_scatter(rank, size, root) + ring_all_gather(rank, size)
 
 
@@ -176,7 +176,7 @@ def barrier(rank: int, size: int) -> Schedule:
 
 
 def star_gather(rank: int, size: int, root: int) -> Schedule:
-    """Bring block `r` of rank r to `root`, straight.  `size` blocks."""
+    """Bring block `r` of rank r to `root` directly.  `size` blocks."""
     if rank != root:
         return (Step(StepKind.SEND, root, (rank,)),)
     others = ((root + far) % size for far in range(1, size))
@@ -184,7 +184,7 @@ def star_gather(rank: int, size: int, root: int) -> Schedule:
 
 
 def star_scatter(rank: int, size: int, root: int) -> Schedule:
-    """Bring block `r` of `root` to rank r, straight.  `size` blocks."""
+    """Bring block `r` of `root` to rank r directly.  `size` blocks."""
     if rank != root:
         return (Step(StepKind.KEEP, root, (rank,)),)
     others = ((root + far) % size for far in range(1, size))
@@ -194,7 +194,7 @@ def star_scatter(rank: int, size: int, root: int) -> Schedule:
 def all_to_all(rank: int, size: int) -> Schedule:
     """Bring block `s` of rank r to rank s, which keeps it as block `r`.
 
-    What is sent is not what is kept: there are two sets of `size` blocks.
+    Sent and kept blocks are two separate sets of `size` blocks.
     """
     steps = []
     for far in range(1, size):
@@ -218,7 +218,7 @@ def _take(
 
 
 def _virtual(rank: int, root: int, size: int) -> int:
-    """Return a rank as the tree counts, whose root is 0."""
+    """Return the number of a rank in the tree, in which the root is 0."""
     return (rank - root) % size
 
 

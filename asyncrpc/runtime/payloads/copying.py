@@ -1,4 +1,4 @@
-"""Copies of large payloads into slabs, in pieces, between which the loop goes on."""
+"""Copies of large payloads into slabs, in pieces, between which the loop runs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Copying:
             target, source = self._copies[0]
             start = self._done
             stop = min(start + left, source.nbytes)
-            # Holds the GIL, for 0.1 ms at most.  What releases it would wait for it
-            # after each piece, 5 ms if a thread is busy.
+            # Holds the GIL, for 0.1 ms at most.  A copy that releases the GIL would
+            # wait for it after each piece, 5 ms if a thread is busy.
             target[start:stop] = source[start:stop]
             left -= stop - start
             self._done = stop
@@ -47,14 +47,14 @@ class Copying:
 
 
 class CopyQueue:
-    """The copies of one worker: one piece a turn of the loop, of each in turn."""
+    """The copies of one worker: one piece per turn of the loop, round robin."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[Copying] = deque()
 
     def add(self, copying: Copying) -> None:
-        """Copy it in pieces, the first one now."""
+        """Begin to copy in pieces; an idle queue copies the first piece now."""
         self._waiting.append(copying)
         if len(self._waiting) == 1:
             self._copy_piece()

@@ -1,4 +1,4 @@
-"""The payloads that one connection receives: where they land, and giving them up."""
+"""The payloads that one connection receives: their memory, and giving them up."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class IncomingPayloads:
     """The frame reader of one connection, and the memory of payloads.
 
     Attributes:
-        frames: reads them.
-        claims: by call, the memory that its response's only buffer is to land in.
+        frames: the frame reader.
+        claims: by call, the memory for the only buffer of the call's response.
     """
 
     __slots__ = ("_make", "claims", "frames")
@@ -33,8 +33,8 @@ class IncomingPayloads:
 
         Args:
             sink: gets the first message.
-            limits: what the peer may ask us to allocate.
-            make: makes memory that no call provides.
+            limits: the limits of a message.
+            make: returns memory for buffers without a claim.
         """
         self._make = make
         self.claims: dict[int, memoryview] = {}
@@ -57,7 +57,7 @@ class IncomingPayloads:
         self.claims[call_id] = memory
 
     def release_claim(self, call_id: int) -> None:
-        """End a claim: from now on nothing is written to its memory."""
+        """End a claim: from now on no byte is written to its memory."""
         if self.claims.pop(call_id, None) is not None:
             self.frames.arrivals.move(_RESPONSE, call_id, zeros)
 
@@ -74,5 +74,5 @@ class IncomingPayloads:
         self.frames.on_request = begun
 
     def stand_in(self, unreadable: Callable[[str], bytes]) -> None:
-        """Replace a message that does not fit into memory by one of `unreadable`."""
+        """Set the maker of unreadable messages; see `FrameReader.unreadable`."""
         self.frames.unreadable = unreadable

@@ -1,15 +1,16 @@
-"""Lanes: further connections to a peer, which carry nothing but large payloads.
+"""Lanes: further connections to a peer, which carry only large payloads.
 
-A small message must never wait behind a large one: so payloads leave the control
-connection (`connection`), and the kernel queues of both ends with it.  Lanes are opened
-by the first payload that needs them, by the side that dialed the control connection;
-the other one asks for it.  Both directions use them.
+A small message must never wait behind a large one: so payloads do not go over the
+control connection (`connection`) and its kernel queues, but over lanes.  The first
+payload that needs lanes opens them.  The side that dialed the control connection dials
+them; the other side asks for them.  Both directions use them.
 
-What is sent over them is the business of `pump`.  Here they are opened and lost, and
-read: so much in a turn of the loop, over all lanes of a link, since while a chunk is
-copied nothing else happens.
+`pump` sends over lanes.  This module opens, reads and closes lanes.  It limits how much
+one turn of the loop reads from all lanes of a link, because copying a chunk blocks the
+loop.
 
-A lane that breaks takes bytes with it that nobody sends again: it breaks the link.
+A lane that breaks is resumed.  If it cannot be resumed, its bytes in flight are lost,
+and the link ends.
 """
 
 from __future__ import annotations
@@ -50,25 +51,25 @@ LANES_BY_SCHEME: Final = {"tcp": 2, "uds": 1, "mem": 1}
 LANES_ON_HOST: Final = 1  # a second TCP connection on loopback only costs
 # How long a payload waits for the first lane.  Then it takes the control connection.
 OPENING_WAIT_S: Final = 1.0
-# A lane that has not taken the last chunk gets no other: it would only wait there.
+# A lane that has not taken the last chunk gets no other chunk, which would only wait.
 _MARKS: Final = WaterMarks(high_bytes=0, low_bytes=0)
 # Payloads wait for the first lane.
 _HOLDING: Final = frozenset({LanesState.NONE, LanesState.OPENING})
 
 
 class Lane:
-    """One lane, in place of the frame reader of its connection.
+    """One lane; it replaces the frame reader of its connection.
 
     Attributes:
-        connection: what it was made of.
-        stream: what that writes.
-        rest: of the chunk that is being written.
-        reader: knows where its bytes land.
-        is_held: whether the other end is known to hold it, too.
-        broken_by: what its transport broke by, before that was known.
-        get_buffer: as of the reader.
-        bytes_copied: none, ever.
-        message_bytes_copied: likewise.
+        connection: the connection of the lane.
+        stream: the stream of the connection.
+        rest: the unwritten rest of the present chunk.
+        reader: reads chunks into their place.
+        is_held: whether the other end is known to hold the lane as well.
+        broken_by: the error of a transport that broke before `is_held`.
+        get_buffer: the reader's method.
+        bytes_copied: always 0.
+        message_bytes_copied: always 0.
     """
 
     bytes_copied = 0
@@ -100,10 +101,10 @@ class Lane:
         return written
 
     def advance(self, nbytes: int) -> None:
-        """Take what has landed.
+        """Take bytes that have landed.
 
         Raises:
-            RemoteProtocolError: it is not what the protocol allows.
+            RemoteProtocolError: the protocol does not allow the bytes.
         """
         if not self.is_held:
             self._lanes.on_held(self)
@@ -119,9 +120,9 @@ class Lanes:
     Attributes:
         state: whether payloads can leave over lanes.
         arrivals: the payloads that arrive.
-        lanes: those that are open at both ends.
-        accepted: by token, those that the dialer has not shown to hold: nothing is sent
-            over them.  One that breaks waits for the dialer, which may never have it.
+        lanes: the lanes that are open at both ends.
+        accepted: by token, the lanes that the dialer is not known to hold; they are not
+            sent over.  If such a lane breaks, it waits for the dialer.
     """
 
     def __init__(
@@ -136,18 +137,18 @@ class Lanes:
         redial: Callable[[Any, int], None],
         start_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """Prepare the lanes of a link; none is opened yet.
+        """Prepare the lanes of a link, without opening one.
 
         Args:
-            control: the connection they belong to.
+            control: the control connection.
             arrivals: the payloads that arrive.
-            loop: the worker's.
-            wanted: how many lanes; None: as many as suit the transport.
+            loop: the worker's event loop.
+            wanted: number of lanes; None: the number that suits the transport.
             is_on_host: whether the peer is on this host.
-            dial: opens so many lanes; None at the side that was dialed.
-            redial: opens a lane anew that has broken at the peer, which has taken so
-                many attempts to do so before.
-            start_task: runs what dials.
+            dial: opens a number of lanes; None at the side that was dialed.
+            redial: dials a lane again that has broken at the peer; its second argument
+                is the last attempt that the peer accepted.
+            start_task: runs the dials.
         """
         if wanted is None:
             wanted = LANES_BY_SCHEME.get(control.scheme, 0)
@@ -176,7 +177,7 @@ class Lanes:
         self._pump.ration = lambda: self._ration.next_turn(control.reads)
 
     def _on(self, event: LanesEvent) -> bool:
-        """Take an event; return whether it has changed anything."""
+        """Take an event; return whether the state has changed."""
         before = self.state
         self.state = TRANSITIONS[before].get(event, before)
         return self.state is not before
@@ -201,7 +202,7 @@ class Lanes:
     # --- receiving -------------------------------------------------------------------
 
     def on_read(self, nbytes: int) -> None:
-        """Count what was read in this turn of the loop; enough is enough."""
+        """Count bytes read in this turn of the loop; pause reading at the limit."""
         self._turn_bytes += nbytes
         if self._turn_bytes >= self._ration.limit_bytes and not self._is_paused:
             self._is_paused = True
@@ -219,7 +220,7 @@ class Lanes:
                 lane.stream.resume_reading()
 
     def _on_opened(self) -> None:
-        """Let the lanes go on that were ahead of the control connection."""
+        """Resume lanes that were ahead of the control connection."""
         for lane in self.lanes:
             if lane.reader.waits_for and lane.reader.proceed() and not self._is_paused:
                 lane.stream.resume_reading()
@@ -246,25 +247,27 @@ class Lanes:
                 self._stop_waiting()
 
     def on_asked(self, count: int) -> None:
-        """The peer asks for lanes; or the one that dials says that there will be none.
+        """Handle LANES: the peer asks for lanes, or answers that it opens no lanes.
 
         Raises:
-            MalformedError: it may not ask for that.
+            MalformedError: the peer must not send this count.
         """
         if self._dial is None:
             if count:
-                raise MalformedError(f"asked for {count} lanes by the side that dials")
+                raise MalformedError(
+                    f"LANES from the side that dials must be 0, not {count}"
+                )
             if self._on(LanesEvent.FAILED):
                 self._stop_waiting()
         elif count <= 0:
-            raise MalformedError(f"asked for {count} lanes")
+            raise MalformedError(f"LANES must ask for at least 1 lane, not {count}")
         elif self.state is LanesState.OFF:
             self._control.send(FrameKind.LANES, 0, aux=0)
         elif self.state is LanesState.NONE:
             self._open(max(count, self._wanted))
 
     def attach(self, connection: LaneConnection) -> None:
-        """Take a connection as a lane; both HELLOs are in."""
+        """Take a connection as a lane, after both HELLOs."""
         if self.state is LanesState.CLOSED:
             connection.fail(ConnectError("its link has ended"))
             return
@@ -284,12 +287,12 @@ class Lanes:
         if self._control.on_broken is not None:
             connection.allow_resuming(partial(self._on_broken, lane))
         if self._dial is not None:
-            # Says that it is open here, before the first message that may use it.
+            # Tells the peer that the lane is open, before any message that may use it.
             self._control.send(FrameKind.ACK, connection.token)
             self.on_held(lane)
 
     def on_held(self, lane: Lane) -> None:
-        """Both ends hold a lane: use it."""
+        """Use a lane, as both ends are known to hold it."""
         lane.is_held = True
         del self.accepted[lane.connection.token]
         self.lanes.append(lane)
@@ -302,7 +305,7 @@ class Lanes:
     def _on_broken(
         self, lane: Lane, connection: LaneConnection, error: TransportError | None
     ) -> None:
-        """Have a lane resumed whose transport has broken, if both ends hold it."""
+        """Resume a lane whose transport has broken, if both ends hold the lane."""
         if not lane.is_held:
             lane.broken_by = error
         elif self._control.on_broken is not None:
@@ -313,7 +316,7 @@ class Lanes:
         self._stop_waiting()
 
     def _stop_waiting(self) -> None:
-        """There is a lane, or there will be none for a while: send what waits."""
+        """Send the waiting messages: a lane is open, or will not open soon."""
         self._stop_timer()
         while self._waiting:
             self._pump.send(self._waiting.pop(0))
@@ -359,10 +362,10 @@ class Lanes:
         return next(found, None)
 
     def on_ack(self, token: int, received: int) -> None:
-        """The peer has read so many bytes of a lane, which it holds therefore.
+        """Handle an ACK of a lane; it shows that the peer holds the lane.
 
         Raises:
-            MalformedError: it has not been sent so many.
+            MalformedError: `received` is more than the number of bytes sent.
         """
         if (lane := self.accepted.get(token)) is not None:
             self.on_held(lane)
@@ -370,29 +373,29 @@ class Lanes:
             connection.on_ack(received)
 
     def on_peer_broken(self, token: int, attempt: int) -> None:
-        """A lane has broken at the peer, which cannot dial it; it may look whole here.
+        """Handle LANE_BROKEN: a lane, which may look whole here, broke at the peer.
 
         Raises:
-            MalformedError: the peer has dialed it, and so dials it again.
+            MalformedError: the peer is the side that dials, and must dial it again.
         """
         if self._dial is None:
-            raise MalformedError("the side that dials is to dial a lane again")
+            raise MalformedError("LANE_BROKEN must not come from the side that dials")
         if (connection := self.connection_of(token)) is not None:
             self._redial(connection, attempt)
 
     def acknowledge(self) -> None:
-        """Tell the peer what has been read, so that it lets go of a payload."""
+        """Acknowledge all lanes, so that the peer lets go of a payload."""
         for lane in self.lanes:
             lane.connection.acknowledge()
 
     async def close(self) -> None:
-        """Send what is queued, then end every lane, in order.
+        """Send all queued chunks, then end every lane in order.
 
         Cancellation:
-            Some lanes are open still; `clear` ends them.
+            Some lanes are still open; `clear` ends them.
         """
         if self.lanes:
-            await self._pump.drained()  # who closes has a limit; `clear` completes it
+            await self._pump.drained()  # the caller has a limit; `clear` completes it
         ended = [lane.connection.ended for lane in self._all]
         for lane in self._all:
             lane.connection.close()
@@ -400,7 +403,7 @@ class Lanes:
             await asyncio.wait(ended)  # within the same limit
 
     def clear(self) -> None:
-        """The control connection has ended: so does everything here."""
+        """End all lanes, as the control connection has ended."""
         self._on(LanesEvent.CLOSE)
         self._stop_timer()
         if self._opening is not None:

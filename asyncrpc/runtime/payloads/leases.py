@@ -1,9 +1,9 @@
-"""Memory that peers lend to this worker: the slabs it has mapped, and what it uses.
+"""Memory that peers lend to this worker: mapped slabs, and the places in use.
 
-A message refers to places in its sender's slabs.  Each becomes a view with a `Lease`
-behind it, which dies with the last tensor over that view, in any thread; then the place
-goes back to its sender.  Those of one turn of the loop go back in one notice, or just
-before the answer that is written in it.
+A message refers to places in its sender's slabs.  Each place becomes a view backed by a
+`Lease`, which dies with the last tensor over that view, in any thread; then the place
+goes back to its sender.  All places of one turn of the loop go back together, or just
+before an answer that is written in that turn.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Lender(Protocol):
     """Gets places back."""
 
     def take_back(self, locations: list[int]) -> None:
-        """These places are not used any more."""
+        """Take back places that are no longer used."""
 
 
 class BorrowingConnection(Protocol):
-    """A connection, as far as places of the peer go."""
+    """A connection, as `Borrowed` needs it."""
 
     @property
     def join(self) -> Callable[[bytes], None]:
@@ -52,15 +52,15 @@ class BorrowingLink(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the connection has ended for good."""
+        """Whether the connection has ended for good."""
 
     @property
     def connection(self) -> BorrowingConnection:
-        """Carries the messages."""
+        """The connection that carries the messages."""
 
 
 class _LeaseWatch(weakref.ref[Lease]):
-    """Tells when a lease has died, and of what; half the cost of `finalize`."""
+    """Reports the death of a lease, at half the cost of `finalize`."""
 
     __slots__ = ("lender", "location")
 
@@ -77,7 +77,7 @@ class _LeaseWatch(weakref.ref[Lease]):
         lender: Lender,
         location: int,
     ) -> None:
-        """Note what the lease was for; `__new__` has what a reference needs."""
+        """Store lender and location; `__new__` makes the weak reference."""
         self.lender = lender
         self.location = location
 
@@ -86,7 +86,7 @@ class Borrowed:
     """The slabs of one peer that this worker has mapped.
 
     Attributes:
-        slabs: by their ids, which the peer gives.
+        slabs: the mapped slabs by id; the peer chooses the ids.
     """
 
     __slots__ = ("_leases", "link", "slabs")
@@ -98,20 +98,20 @@ class Borrowed:
 
     @property
     def size_bytes(self) -> int:
-        """Of all slabs together."""
+        """The total size of all slabs."""
         return sum(slab.size_bytes for slab in self.slabs.values())
 
     def place(self, location: int, nbytes: int) -> memoryview:
         """Return the memory that a message of the peer refers to.
 
         Raises:
-            MalformedError: it is not in a slab that the peer has passed.
+            MalformedError: the place is not in a slab that the peer has passed.
         """
         slab = self.slabs.get(location >> OFFSET_BITS)
         start = location & OFFSET_MASK
         if slab is None or not nbytes or start + nbytes > slab.size_bytes:
             raise MalformedError(
-                f"{nbytes} bytes at {location:#x} lie in no slab of the peer"
+                f"{nbytes} bytes at {location:#x} do not lie in a slab of the peer"
             )
         return self._leases.lend(self, slab, location, nbytes)
 
@@ -124,10 +124,10 @@ class Borrowed:
 
 
 class Leases:
-    """The slabs that this worker uses: its peers', and its own.
+    """The leases of places in the slabs of peers, and in the worker's own slabs.
 
     Attributes:
-        dead: leases whose places have not gone back yet.
+        dead: dead leases whose places have not gone back yet.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -138,13 +138,13 @@ class Leases:
         self.dead: deque[_LeaseWatch] = deque()
 
     def __len__(self) -> int:
-        """Return how many places are in use."""
+        """Return the number of places in use."""
         return len(self._watches) - len(self.dead)
 
     def lend(
         self, lender: Lender, slab: Slab, location: int, nbytes: int
     ) -> memoryview:
-        """Return a view of a place, which goes back to `lender` when it is dead."""
+        """Return a view of a place; the place goes back when the view is dead."""
         lease = Lease(slab)
         self._watches.add(_LeaseWatch(lease, self._on_death, lender, location))
         return slab.view(lease, location & OFFSET_MASK, nbytes)
@@ -168,7 +168,7 @@ class Leases:
         self.give_back()
 
     def give_back(self) -> None:
-        """Tell the peers which places are free again.  Cheap if there are none."""
+        """Give dead places back to their lenders.  Cheap if no lease has died."""
         by_lender: dict[Lender, list[int]] = {}
         while self.dead:
             watch = self.dead.popleft()

@@ -1,9 +1,10 @@
-"""Memory of devices that other processes use: it lives until they are done.
+"""Memory of devices that other processes use: it is kept until they are done.
 
-Host memory belongs to all that have mapped it.  That of a device belongs to the process
-that has made it, and is gone for all when it is freed.  So a process that opens it gets
-the end of a pipe, and closes that when its last tensor over the memory has died; the
-kernel closes it for a killed process.  The lender sees the pipe's end, and lets go.
+Host memory belongs to all processes that have mapped it.  Memory of a device belongs to
+the process that has allocated it, and when that process frees it, all processes lose
+it.  So a process that opens such memory gets the end of a pipe, and closes this end
+when its last tensor over the memory has died; the kernel closes it for a killed
+process.  The lender reads the end of the pipe, and lets go.
 
     lender                                 borrower
       has the pipe's other end
@@ -29,7 +30,7 @@ from asyncrpc.errors import Outcome, RejectedError
 if TYPE_CHECKING:
     import torch
 
-# Each has a descriptor, of which a process often may have 1,024.
+# Each loan has a descriptor, and many processes are limited to 1,024 descriptors.
 LOANS_MAX: Final = 4096
 _HOLD: Final = "_asyncrpc_hold"
 _DRAINED_BYTES: Final = 4096
@@ -39,9 +40,9 @@ class MemoryLoan(NamedTuple):
     """Memory that another process has opened.
 
     Attributes:
-        key: of the region.
-        storage: what must not be freed.
-        end: takes note, in a thread, that the process has let go.
+        key: the key of the region.
+        storage: the memory, which must not be freed.
+        end: called in a thread when the process has let go.
     """
 
     key: bytes
@@ -57,10 +58,10 @@ class Loans:
         loop: asyncio.AbstractEventLoop,
         run: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Lend nothing yet.
+        """Begin without loans.
 
         Args:
-            loop: the worker's.
+            loop: the worker's event loop.
             run: runs a function in a thread.
         """
         self._loop = loop
@@ -68,21 +69,21 @@ class Loans:
         self._loans: dict[int, MemoryLoan] = {}
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of loans."""
         return len(self._loans)
 
     def find(self, key: bytes) -> torch.UntypedStorage | None:
-        """Return memory that is lent."""
+        """Return lent memory by its key; None if it is not lent."""
         found = (loan.storage for loan in self._loans.values() if loan.key == key)
         return next(found, None)
 
     def begin(self, loan: MemoryLoan) -> int:
-        """Keep memory; return the descriptor to close when it is not used any more.
+        """Keep memory; return the descriptor that the borrower closes at the end.
 
-        It is the caller's, who passes it on.
+        The descriptor belongs to the caller, which passes it on.
 
         Raises:
-            RejectedError: there are too many.
+            RejectedError: there are `LOANS_MAX` loans already.
         """
         if len(self._loans) >= LOANS_MAX:
             raise RejectedError(
@@ -96,7 +97,7 @@ class Loans:
 
     def _on_readable(self, ours: int) -> None:
         if os.read(ours, _DRAINED_BYTES):
-            return  # only an attacker writes there, to make us busy
+            return  # a correct borrower never writes
         self._loop.remove_reader(ours)
         os.close(ours)
         self._run(self._loans.pop(ours).end)
@@ -126,7 +127,7 @@ def _keep(loans: dict[int, MemoryLoan]) -> None:
 
 
 class _LoanHold:
-    """Dies with the storage that has it."""
+    """Dies together with its storage."""
 
     __slots__ = ("__weakref__",)
 
@@ -142,7 +143,7 @@ def keep_until_dead(
 
 def _close(descriptor: int, loop: asyncio.AbstractEventLoop) -> None:
     try:
-        # Not before the memory itself has been closed, which happens right after this.
+        # Deferred, because the memory itself is closed right after this call.
         loop.call_soon_threadsafe(os.close, descriptor)
     except RuntimeError:  # the loop is closed
         os.close(descriptor)

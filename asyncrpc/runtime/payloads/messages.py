@@ -30,9 +30,9 @@ class AttachSlab(Notice):
     """Map a slab of the sender.
 
     Attributes:
-        slab: its number.
-        size_bytes: of the slab.
-        token: names its descriptor, which has been passed by another socket.
+        slab: the number of the slab.
+        size_bytes: the size of the slab.
+        token: names the slab's descriptor, which was passed by another socket.
     """
 
     slab: SlabNumber
@@ -42,11 +42,11 @@ class AttachSlab(Notice):
 
 @message(MEMORY, "attached")
 class SlabAttached(Notice):
-    """A slab has been mapped, or why it has not.
+    """The sender has mapped a slab, or refused to.
 
     Attributes:
-        slab: its number.
-        refusal: why not; empty if it has.
+        slab: the number of the slab.
+        refusal: the reason of the refusal; empty if the slab has been mapped.
     """
 
     slab: SlabNumber
@@ -69,14 +69,14 @@ class KeyedRegion(NamedTuple):
 
 @message(REGIONS, "has")
 class HasRegions(Request[list[bool]]):
-    """Ask for each of these regions whether the receiver has it."""
+    """Ask for each region whether the receiver has it."""
 
     regions: list[KeyedRegion]
 
 
 @message(REGIONS, "attach")
 class AttachRegion(Request[None]):
-    """Map a region, whose descriptor has been passed as a slab's."""
+    """Map a region, whose descriptor was passed like that of a slab."""
 
     key: Key
     size_bytes: Positive
@@ -88,12 +88,12 @@ class OpenRegion(Request[None]):
     """Open memory of a device.
 
     Attributes:
-        key: of the region.
-        size_bytes: of the region.
-        token: names the writing end of a pipe, which the receiver closes when it uses
-            the memory no more.
-        device: such as `cuda:0`.
-        handle: what the device opens it by.
+        key: the key of the region.
+        size_bytes: the size of the region.
+        token: names the writing end of a pipe, which the receiver closes when it no
+            longer uses the memory.
+        device: the device, such as `cuda:0`.
+        handle: the handle by which the device opens the memory.
     """
 
     key: Key
@@ -105,6 +105,6 @@ class OpenRegion(Request[None]):
 
 @message(REGIONS, "gone")
 class RegionsGone(Request[None]):
-    """The sender has these regions no more, unless they are passed again."""
+    """The sender no longer has these regions, unless they are passed again."""
 
     keys: list[Key]

@@ -1,9 +1,8 @@
 """Payloads to one peer of this host: copied into a slab, sent as a location.
 
-Small copies are made at once, if a small message need not wait long for them; larger
-ones are made in pieces, between which the loop goes on, and their message is sent when
-it is whole.  So a large message may arrive after a small one that was sent later, as on
-the other ways.
+Small copies are made at once.  Larger copies are made in pieces, between which the loop
+runs, and the message is sent when the copy is complete.  So a large message may arrive
+after a small one that was sent later, as by the other ways.
 
 A tensor that lies in a slab already (`Worker.empty`) is not copied.
 """
@@ -22,24 +21,25 @@ from asyncrpc.wire.frames import INLINE_BYTES_MAX, FrameKind
 from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage, OutgoingMessages
 from asyncrpc.wire.placed import BufferRow, placed_prefix
 
-# Up to here a payload goes with its message: a call that sends 64 KiB so takes 70 us of
-# both sides' time, through a slab 85; of 128 KiB 115 and 95, of 1 MiB 300 and 120.
+# A shorter payload goes with its message.  A call with 64 KiB takes 70 us in this way
+# (both sides together) and 85 us through a slab; with 128 KiB 115 and 95 us, with 1 MiB
+# 300 and 120 us.
 PLACED_BYTES_MIN: Final = INLINE_BYTES_MAX + 1
-# Shorter buffers beside longer ones go with the message, or share a block.
+# In a message with longer buffers, shorter ones go with the message or share a block.
 OWN_BLOCK_BYTES_MIN: Final = 16 << 10
 ALIGNMENT: Final = 64  # of buffers that share a block
 
-# Warm 45 us, from and to memory that is not in the cache 150 us.
+# Such a copy takes 45 us in the cache, and 150 us outside it.
 COPY_AT_ONCE_BYTES: Final = 2 << 20
 
 _REQUEST: Final = int(FrameKind.REQUEST)
 
 
 class MoverConnection(Protocol):
-    """A connection, as far as payloads beside it go.
+    """A connection, as `SlabMover` needs it.
 
     Attributes:
-        bytes_gathered: of buffers sent, those copied together before.
+        bytes_gathered: bytes of sent buffers that were copied before.
     """
 
     bytes_gathered: int
@@ -49,49 +49,49 @@ class MoverConnection(Protocol):
         """Messages that are not written yet."""
 
     def post(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write a message that is ready in parts."""
+        """Write the parts of a message."""
 
 
 class PendingCalls(Protocol):
-    """Our calls that have not been answered."""
+    """This worker's calls that have not been answered."""
 
     def get(self, call_id: int) -> object | None:
         """Return a call; None if it is over."""
 
 
 class MoverLink(PeerLink, Protocol):
-    """The way to the peer that payloads go to."""
+    """The link to the peer that gets the payloads."""
 
     @property
     def connection(self) -> MoverConnection:
-        """Carries the messages."""
+        """The connection that carries the messages."""
 
     @property
     def pending(self) -> PendingCalls:
-        """Our calls that have not been answered."""
+        """This worker's calls that have not been answered."""
 
 
 class _BufferPlacement:
-    """The places of one message's buffers; given back whole if one finds no room.
+    """The places of one message's buffers; all are given back if one finds no room.
 
     Attributes:
         entries: a row of the table for each buffer.
         inline: the buffers that go with the message.
         copies: sources and targets.
-        copied_bytes: how much that is.
+        copied_bytes: total bytes of the copies.
     """
 
     def __init__(self, mover: SlabMover) -> None:
         self._mover = mover
         self._slabs = mover.slabs
-        self._packed: Block | None = None  # what the short ones share
+        self._packed: Block | None = None  # the block that short buffers share
         self.entries: list[BufferRow] = []
         self.inline: list[memoryview] = []
         self.copies: list[Copy] = []
         self.copied_bytes = 0
 
     def place_all(self, buffers: Sequence[memoryview]) -> bool:
-        """Find a place for every buffer; False: there is not enough room."""
+        """Find a place for every buffer; return False if there is not enough room."""
         if len(buffers) == 1:
             return self._place(buffers[0])
         short = [one for one in buffers if one.nbytes < OWN_BLOCK_BYTES_MIN]
@@ -116,7 +116,7 @@ class _BufferPlacement:
         return True
 
     def take_back(self) -> None:
-        """Free what was taken."""
+        """Free all places."""
         pool = self._slabs.pool
         if self._packed is not None and not self._packed.holds:
             pool.free(self._packed)
@@ -155,16 +155,16 @@ class _BufferPlacement:
 
 
 class SlabMover:
-    """Takes large payloads to one peer over from its connection; a `PayloadRoute`.
+    """Moves large payloads to one peer through slabs; a `PayloadRoute`.
 
     Attributes:
-        slabs: the worker's.
-        link: to the peer.
-        path: of the peer's Unix socket; empty if it has none.
+        slabs: the worker's slabs.
+        link: the link to the peer.
+        path: the path of the peer's Unix socket; empty without one.
         attached: the slabs that the peer has mapped, in the order of their use.
-        unattached: a slab that it must map next; -1 for none in particular.
-        is_busy: a slab is being passed to it.
-        is_refused: it could not map one, and is not asked again.
+        unattached: a slab that the peer must map next; -1: any slab.
+        is_busy: whether a slab is being passed to the peer.
+        is_refused: whether the peer refused a slab; then it is not asked again.
     """
 
     def __init__(
@@ -180,11 +180,11 @@ class SlabMover:
         """Prepare to take payloads.
 
         Args:
-            slabs: the worker's.
-            copies: of large payloads.
-            link: to the peer.
-            path: of the peer's Unix socket; empty if it has none.
-            extend: gets a peer more room, in the background.
+            slabs: the worker's slabs.
+            copies: the queue of large copies.
+            link: the link to the peer.
+            path: the path of the peer's Unix socket; empty without one.
+            extend: gets more room for a peer, in the background.
             on_end: called when the connection has ended.
         """
         self.slabs = slabs
@@ -200,7 +200,7 @@ class SlabMover:
         self._copying: set[Copying] = set()
 
     def send(self, message: OutgoingMessage) -> bool:
-        """Take a message over if it is large and there is room; see `PayloadRoute`."""
+        """Take a message if it is large and there is room; see `PayloadRoute`."""
         buffers = message.buffers
         total = sum(buffer.nbytes for buffer in buffers)
         if total < PLACED_BYTES_MIN or self.is_refused:
@@ -235,7 +235,7 @@ class SlabMover:
         frame: Sequence[bytes | memoryview],
         placement: _BufferPlacement,
     ) -> None:
-        """Write a message once its payload has been copied, between other things."""
+        """Copy the payload of a message in pieces, then write the message."""
 
         def on_whole() -> None:
             self._copying.remove(copying)
@@ -255,12 +255,12 @@ class SlabMover:
     def _write(
         self, message: OutgoingMessage, frame: Sequence[bytes | memoryview]
     ) -> None:
-        """Send a message whose payload is in its place."""
+        """Send a message whose payload has been placed."""
         self.link.connection.post(frame)
         self.link.connection.outgoing.sent(message)
 
     def clear(self) -> None:
-        """Let go of all that the peer held: the connection has ended."""
+        """Let go of all places of the peer, as the connection has ended."""
         copying, self._copying = self._copying, set()
         self.is_refused = True
         self.attached = []

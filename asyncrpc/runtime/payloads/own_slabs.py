@@ -1,4 +1,4 @@
-"""The slabs of one worker: who holds what in them, and which tensors lie in them."""
+"""The slabs of one worker: the holders of their blocks, and the tensors in them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class OwnSlabs:
     """The slabs of one worker.
 
     Attributes:
-        pool: who holds what in them.
-        by_id: the slabs.
+        pool: the blocks in the slabs, and their holders.
+        by_id: the slabs by id.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -33,21 +33,21 @@ class OwnSlabs:
 
     @property
     def has_tensors(self) -> bool:
-        """Return whether a tensor of this worker lies in one of its slabs."""
+        """Whether a tensor of this worker lies in one of its slabs."""
         return bool(self._tensors)
 
     def note_tensor(self, block: Block, nbytes: int) -> None:
-        """A tensor of ours lies in a block from now on."""
+        """Record that a tensor of this worker lies in a block."""
         first = self.by_id[block.slab].address + block.start
         insort(self._tensors, (first, first + nbytes, block), key=_first_address)
 
     def forget_tensors(self, locations: Iterable[int]) -> None:
-        """Tensors of ours at these places are dead."""
+        """Forget this worker's tensors at these places, as they are dead."""
         gone = set(locations)
         self._tensors = [one for one in self._tensors if one[2].location not in gone]
 
     def block_of(self, buffer: memoryview) -> Block | None:
-        """Return the block of a tensor of ours that a buffer lies in, if it does."""
+        """Return the block of the own tensor that a buffer lies in; None if in none."""
         address = address_of(buffer)
         index = bisect_right(self._tensors, address, key=_first_address) - 1
         if index < 0:
@@ -56,7 +56,7 @@ class OwnSlabs:
         return block if address + buffer.nbytes <= last else None
 
     def offset_in(self, block: Block, buffer: memoryview) -> int:
-        """Return where in its block a buffer of ours begins."""
+        """Return the offset of an own buffer in its block."""
         return address_of(buffer) - self.by_id[block.slab].address - block.start
 
 
@@ -65,12 +65,12 @@ def _first_address(entry: tuple[int, int, Block]) -> int:
 
 
 def address_of(buffer: memoryview) -> int:
-    """Return where a buffer lies; 0 if it may not be written to."""
+    """Return the address of a buffer; 0 if the buffer is read-only."""
     if buffer.readonly:
         return 0
     return ctypes.addressof(ctypes.c_ubyte.from_buffer(buffer))
 
 
 def in_pages(nbytes: int) -> int:
-    """Return what a block of so many bytes takes."""
+    """Return a number of bytes rounded up to whole pages."""
     return (nbytes + PAGE_BYTES - 1) & -PAGE_BYTES

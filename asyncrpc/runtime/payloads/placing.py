@@ -23,11 +23,11 @@ class Memory(Protocol):
 
 
 class LoopOwner(Protocol):
-    """The thread that a worker's event loop runs in.
+    """The thread of a worker's event loop.
 
     Attributes:
-        loop: runs there.
-        thread_id: of the thread.
+        loop: the event loop.
+        thread_id: the id of the thread.
     """
 
     loop: AbstractEventLoop
@@ -40,10 +40,10 @@ def empty(
     """Return a tensor in shared memory, or a plain one; from any thread.
 
     Args:
-        memory: the slabs that are used.
-        thread: where they are divided.
-        shape: of the tensor.
-        dtype: of the tensor.
+        memory: the slabs to allocate from.
+        thread: the thread in which slabs may be used.
+        shape: the shape of the tensor.
+        dtype: the dtype of the tensor.
     """
     sizes = [int(size) for size in shape]
     nbytes = math.prod(sizes) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""What lanes need of connections: of the one that they belong to, and of their own."""
+"""The interfaces of connections that lanes need: the control connection, and lanes'."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LaneStream(Protocol):
         """Write parts of frames now."""
 
     def pause_reading(self) -> None:
-        """Take no more for now."""
+        """Stop reading for now."""
 
     def resume_reading(self) -> None:
         """Go on reading."""
@@ -33,15 +33,15 @@ class ControlConnection(Protocol):
     """The connection that lanes belong to.
 
     Attributes:
-        on_broken: called when its transport has broken; None: its end is the
-            connection's.
+        on_broken: called when its transport has broken; None: the connection ends with
+            its transport.
     """
 
     on_broken: Callable[..., None] | None
 
     @property
     def reads(self) -> int:
-        """How often something has been read."""
+        """Number of reads so far."""
 
     @property
     def scheme(self) -> str:
@@ -67,7 +67,7 @@ class ControlConnection(Protocol):
         """Write a message."""
 
     def fail(self, error: AsyncRpcError) -> None:
-        """Abort it, and with it the link."""
+        """Abort the connection, and with it the link."""
 
 
 class LaneConnection(Protocol):
@@ -81,15 +81,15 @@ class LaneConnection(Protocol):
 
     @property
     def ended(self) -> asyncio.Future[None]:
-        """Done when it has ended."""
+        """Done when the connection has ended."""
 
     @property
     def is_broken(self) -> bool:
-        """Whether it waits for another transport."""
+        """Whether the connection waits for another transport."""
 
     @property
     def peer_closed(self) -> str | None:
-        """Why the peer ends it in order, once it has said so."""
+        """The reason of the peer's CLOSE; None before it has come."""
 
     @property
     def where(self) -> str:
@@ -97,7 +97,7 @@ class LaneConnection(Protocol):
 
     @property
     def token(self) -> int:
-        """What names it at both ends."""
+        """The token of the connection, equal at both ends."""
 
     @property
     def stream(self) -> LaneStream:
@@ -105,7 +105,7 @@ class LaneConnection(Protocol):
 
     @property
     def acknowledge(self) -> Callable[[], None]:
-        """Say how much has been read, if the peer does not know."""
+        """Send an ACK, if bytes have been read since the last one."""
 
     def open_as_lane(
         self,
@@ -121,13 +121,13 @@ class LaneConnection(Protocol):
         """Outlive the transport from now on."""
 
     def on_ack(self, received: int) -> None:
-        """The peer has read so many bytes of ours."""
+        """Handle an ACK of the peer."""
 
     def on_peer_close(self, why: str) -> None:
-        """The peer says that it closes the connection."""
+        """Handle a CLOSE of the peer."""
 
     def close(self) -> None:
-        """Write what is queued, then end in order."""
+        """Write all queued bytes, then end in order."""
 
     def fail(self, error: AsyncRpcError) -> None:
-        """Abort it."""
+        """Abort the connection."""

@@ -1,11 +1,11 @@
-"""Gives the chunks of large payloads to whichever lane has room.
+"""Gives the chunks of large payloads to lanes that have room.
 
 A small message must never wait behind a large one: so chunks leave over lanes (`lanes`)
-as soon as there are some, and over the connection of the messages itself, lane 0, only
-while there is no other.  What is written is rationed per turn of the loop, since while
-a chunk is copied nothing else happens.
+as soon as lanes are open, and over lane 0, the connection of the messages, only while
+no other lane is open.  The bytes written per turn of the loop are limited, because
+copying a chunk blocks the loop.
 
-Which chunk is the next is the business of `wire.chunks`.
+`wire.chunks` decides the order of chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncrpc.wire.chunks import ChunkScheduler, OutgoingTransfer
 from asyncrpc.wire.frames import CHUNK_BYTES
 from asyncrpc.wire.outgoing import OutgoingEvent, OutgoingMessage, OutgoingMessages
 
-# What a turn writes over lane 0: 0.4 ms at 5 GB/s.  Then the loop gets its turn.
+# The bytes that a turn writes over lane 0: 0.4 ms at 5 GB/s.  Then the loop runs.
 OWN_TURN_BYTES: Final = 4 * CHUNK_BYTES
 
 Chunk = list[bytes | memoryview]
@@ -39,7 +39,7 @@ class PumpStream(Protocol):
         """Write parts of frames now."""
 
     def flush(self) -> None:
-        """Write what is still to be written in this turn."""
+        """Write all parts that wait for the end of this turn."""
 
 
 class HasRoom(Protocol):
@@ -54,14 +54,14 @@ class LaneWriter(Protocol):
     """The sending end of one lane.
 
     Attributes:
-        rest: of the chunk that is being written.
+        rest: the unwritten rest of the present chunk.
     """
 
     rest: Any
 
     @property
     def stream(self) -> HasRoom:
-        """What it writes to."""
+        """The stream of the lane."""
 
     def write(self, limit_bytes: int) -> int:
         """Write the next bytes of the chunk; return how many."""
@@ -78,7 +78,7 @@ class OwnLane:
         self.stream = stream
 
     def write(self, _limit_bytes: int) -> int:
-        """Write the chunk; return how many bytes it has."""
+        """Write the chunk; return its length in bytes."""
         chunk, self.rest = self.rest, []
         self.stream.write(chunk)
         self.stream.flush()
@@ -89,8 +89,8 @@ class ChunkPump:
     """The large payloads of one connection, on their way out.
 
     Attributes:
-        lanes: those that are open at both ends; none: lane 0 takes their place.
-        ration: says how much may be written to lanes in the turn at hand.
+        lanes: the lanes that are open at both ends; if empty, lane 0 is used.
+        ration: returns how many bytes may be written to lanes in the present turn.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class ChunkPump:
         """Begin without lanes.
 
         Args:
-            stream: of lane 0.
+            stream: the stream of lane 0.
             outgoing: the messages of the connection that wait.
-            loop: on which it runs.
+            loop: the worker's event loop.
             post: writes a message, unless the connection has ended.
         """
         self.lanes: Sequence[LaneWriter] = ()
@@ -123,7 +123,7 @@ class ChunkPump:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is to be written."""
+        """Whether a chunk, or a part of one, has not been written."""
         return bool(self._chunks) or any(lane.rest for lane in self.lanes)
 
     def send(self, message: OutgoingMessage) -> None:
@@ -143,10 +143,10 @@ class ChunkPump:
         self._check_drained()
 
     def pump(self) -> None:
-        """Give the next chunks to lanes that have room, some in a turn of the loop."""
+        """Give the next chunks to lanes with room, a limited number in each turn."""
         if self._is_pumping or not self.has_work:
             return
-        self._is_pumping = True  # who is told that a message has left may send another
+        self._is_pumping = True  # a callback of a sent message may send another
         left = ration = self.ration() if self.lanes else OWN_TURN_BYTES
         try:
             while left > 0 and (lane := self._free_lane()) is not None:
@@ -174,10 +174,10 @@ class ChunkPump:
         return None
 
     async def drained(self) -> None:
-        """Wait until every chunk has been written, or dropped.
+        """Wait until every chunk has been written or dropped.
 
         Cancellation:
-            Nothing has changed.
+            The chunks are still sent.
         """
         if self.has_work:
             self._drained = self._loop.create_future()
@@ -189,12 +189,12 @@ class ChunkPump:
             drained.set_result(None)
 
     def drop_all(self) -> None:
-        """The last lane has ended, and took chunks along: drop what was on its way."""
+        """Drop all messages in chunks: the last lane has ended, and some are lost."""
         for message in self._chunks.clear():
             self._outgoing.forget(message)
         self._check_drained()
 
     def clear(self) -> None:
-        """The connection has ended: forget what was to be sent."""
+        """Forget all unsent chunks, as the connection has ended."""
         self._chunks.clear()
         self._check_drained()

@@ -1,9 +1,9 @@
-"""The memory that received payloads land in: kept warm for the next ones.
+"""The memory that received payloads land in, kept for later payloads.
 
-Every payload has memory to itself, which lives as long as a tensor is made over it.
-That of the larger ones is kept in a pool when the last of these tensors dies, and used
-again: see `machine.blocks`.  It is not cleared before: the reader delivers no payload
-with a gap, so whatever was in it has been written over when anybody sees it.
+Every payload has its own memory, which lives as long as a tensor uses it.  When the
+last tensor dies, the memory of a large payload is kept in a pool and used again: see
+`machine.blocks`.  It is not cleared before: the reader delivers no payload with a gap,
+so the old content has been overwritten before any function sees the memory.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import numpy.typing as npt
 from asyncrpc.runtime.payloads.machine.blocks import IdleBlocks, size_class
 from asyncrpc.serde.outgoing_buffers import view_memory
 
-# Below it the C library reuses memory by itself.  Writing 16 MiB: 15 GB/s into kept
+# Below this size the C library reuses memory.  Writing 16 MiB: 15 GB/s into kept
 # memory, 8 to 9 into fresh huge pages, 1.5 into fresh small ones; 256 MiB: 13, 6 and 2.
 POOLED_BYTES_MIN: Final = 1 << 20
-# A training step or a burst of requests comes again within it.
+# A training step or a burst of requests comes again within this time.
 IDLE_S: Final = 5.0
 
 _Block: TypeAlias = npt.NDArray[np.uint8]
 
 
 def fresh(nbytes: int) -> memoryview:
-    """Return memory not used before; numpy asks for huge pages where it is long."""
+    """Return fresh memory; numpy asks for huge pages if it is long."""
     return memoryview(np.empty(nbytes, dtype=np.uint8))  # type: ignore[arg-type]
 
 
 def zeros(nbytes: int) -> memoryview:
-    """Return zeros; of many the system makes no page before it is written to."""
+    """Return zeros; for long memory the system makes each page when first written."""
     return memoryview(np.zeros(nbytes, dtype=np.uint8))  # type: ignore[arg-type]
 
 
@@ -51,25 +51,25 @@ class ReceivePool:
         """Make an empty pool.
 
         Args:
-            loop: on whose thread `make` is called.
-            limit_bytes: how much unused memory is kept; 0 keeps none.
+            loop: the worker's loop; `make` is called on its thread.
+            limit_bytes: the limit of unused memory that is kept; 0 keeps no memory.
         """
         self._loop = loop
         self._limit_bytes = limit_bytes
         self._idle: IdleBlocks[_Block] = IdleBlocks(limit_bytes)
-        # What finalizers, in any thread, have given back; as many as were given out.
+        # Blocks that finalizers, in any thread, have given back.
         self._returned: deque[_Block] = deque()
         self._noted = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def idle_bytes(self) -> int:
-        """Return how much idle memory is kept."""
+        """Number of bytes of idle memory that are kept."""
         self._take_in()
         return self._idle.idle_bytes
 
     def make(self, nbytes: int) -> memoryview:
-        """Return writable memory that is kept for others once all its views are dead.
+        """Return writable memory, which returns to the pool when its views are dead.
 
         Its content is arbitrary.
         """
@@ -84,13 +84,13 @@ class ReceivePool:
         return view_memory(lease, block.ctypes.data, nbytes)
 
     def allow(self, idle_bytes: int) -> None:
-        """Keep no more unused memory than this, whatever the limit, for now."""
+        """Lower the limit of unused memory for now; never above the pool's limit."""
         limit_bytes = min(idle_bytes, self._limit_bytes)
         if limit_bytes != self._idle.limit_bytes:
             self._idle.limit_to(limit_bytes)
 
     def close(self) -> None:
-        """Free what is kept, and keep nothing from now on."""
+        """Free the kept memory, and keep no memory from now on."""
         self._limit_bytes = 0
         self._idle = IdleBlocks(0)
         self._returned.clear()

@@ -1,9 +1,9 @@
 """Memory that tensors share across processes: `asyncrpc.share`; a `Service`.
 
-A *region* is a storage that travels by reference, known by a random key.  A message
-that refers to one carries the key; both ends must have the region before the message is
-read.  So the first message to a peer that refers to it is held back until the peer has
-confirmed it; messages that do not refer to it pass it by.
+A *region* is a storage that travels by reference, identified by a random key.  A
+message that refers to a region carries the key; both ends must have the region before
+the message is read.  So the first message to a peer that refers to the region is held
+back until the peer has confirmed it; other messages overtake it.
 
     a                                  b
       has [[key, bytes], ...]     -->    looks
@@ -13,13 +13,13 @@ confirmed it; messages that do not refer to it pass it by.
                                  <--     nil
       the message                 -->
 
-Memory of a device is not passed by a descriptor, but by what the device has for that,
-and lives as long as anybody uses it by other means: see `loans`.  Then a message waits,
-too, for what is still being computed there.
+Memory of a device is not passed by a descriptor, but by a handle of the device, and
+`loans` keeps it alive while another process uses it.  A message with such memory also
+waits for computations that are still running on the device.
 
-From then on either end may refer to it.  A worker keeps every region that has been
-referred to until no tensor has been over it for `IDLE_S`; then it tells the peers that
-they cannot count on it (`gone`), and lets go of it when they know.
+From then on either end may refer to the region.  A worker keeps a region until no
+tensor has used it for `IDLE_S`; then it tells the peers that they cannot count on the
+region any more (`gone`), and lets go of it once they know.
 """
 
 from __future__ import annotations
@@ -82,11 +82,12 @@ Mark = tuple[torch.device, Any]
 
 logger = logging.getLogger("asyncrpc")
 
-# A training loop comes back within it.  A region is kept for once or twice as long.
+# A training loop comes back within this time.  A region is kept for this time or twice
+# as long.
 IDLE_S: Final = 5.0
 PASSING_MAX: Final = 16  # at once, of one message
 CONFIRM_TIMEOUT_S: Final = 10.0
-# How often a peer is asked that lets go meanwhile: twice, if it is honest.
+# How often a peer is asked if it lets go meanwhile; a correct peer is asked twice.
 QUESTIONS_MAX: Final = 3
 
 
@@ -94,13 +95,13 @@ class SharedDevices(Protocol):
     """Memory of devices that other processes can use."""
 
     def marks(self, devices: Iterable[torch.device]) -> list[Mark]:
-        """Return what says when tensors of devices are as they are meant to be now."""
+        """Return marks behind all work that is queued on the devices now."""
 
     async def reach(self, marks: Sequence[Mark]) -> None:
-        """Wait for what `marks` has returned."""
+        """Wait until the devices have reached the marks."""
 
     async def export(self, storage: torch.UntypedStorage) -> list[Any]:
-        """Return what another process opens a storage by."""
+        """Return the handle by which another process opens a storage."""
 
     async def open(
         self, where: str, handle: list[Any], nbytes: int
@@ -108,7 +109,7 @@ class SharedDevices(Protocol):
         """Return a storage over memory of another process."""
 
     def end(self, device: torch.device, handle: list[Any]) -> None:
-        """The process that has opened a storage of ours uses it no more."""
+        """Record that another process no longer uses an exported storage."""
 
 
 class Threads(Protocol):
@@ -123,7 +124,7 @@ class Threads(Protocol):
 
 
 class RegionsHost(Scheduler, Protocol):
-    """The worker whose regions they are."""
+    """The worker of the regions."""
 
     @property
     def name(self) -> str:
@@ -131,7 +132,7 @@ class RegionsHost(Scheduler, Protocol):
 
     @property
     def is_draining(self) -> bool:
-        """Return whether the worker has begun to close."""
+        """Whether the worker has begun to close."""
 
     @property
     def devices(self) -> SharedDevices:
@@ -149,8 +150,8 @@ class MemoryPath(Protocol):
     """The way by which descriptors go to a peer.
 
     Attributes:
-        path: of the peer's Unix socket.
-        is_refused: the peer shares no memory with us.
+        path: the path of the peer's Unix socket.
+        is_refused: whether the peer refuses to share memory with this worker.
     """
 
     path: str
@@ -161,17 +162,17 @@ class MemoryPaths(Protocol):
     """The paths of descriptors.
 
     Attributes:
-        inbox: takes those that peers pass.
+        inbox: takes the descriptors that peers pass.
     """
 
     inbox: DescriptorInbox
 
     def mover_of(self, link: PeerLink) -> MemoryPath | None:
-        """Return the way to a peer, if we share memory with it."""
+        """Return the way to a peer, if this worker shares memory with it."""
 
 
 class RegionConnection(Protocol):
-    """A connection, as far as an error has to name it."""
+    """A connection, as errors name it."""
 
     @property
     def scheme(self) -> str:
@@ -179,11 +180,11 @@ class RegionConnection(Protocol):
 
 
 class RegionLink(PeerLink, Protocol):
-    """The way to a peer that messages with shared tensors go."""
+    """The link that carries messages with shared tensors."""
 
     @property
     def connection(self) -> RegionConnection:
-        """Carries the messages."""
+        """The connection that carries the messages."""
 
     def defer(self, encoded: Encoded) -> PendingBuffers:
         """Make a message wait for one more thing."""
@@ -210,17 +211,17 @@ class Regions:
         self._sweeping: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Return how many regions are kept."""
+        """Return the number of kept regions."""
         return len(self._kept)
 
     # --- sending and receiving -------------------------------------------------------
 
     def refer(self, link: RegionLink, encoded: Encoded) -> None:
-        """Make sure that a message is read only when the peer has what it refers to.
+        """Hold a message back until the peer has the regions that it refers to.
 
         Raises:
-            EncodeError: the peer cannot have it: it is on another host, or one of us
-                shares no memory.
+            EncodeError: the peer is on another host, or one of the two workers shares
+                no memory.
         """
         shared = encoded.shared or {}
         mover = self._memory.mover_of(link)
@@ -251,7 +252,7 @@ class Regions:
         """Return a region that a peer refers to; see `SharedStorages`.
 
         Raises:
-            DecodeError: it is not here.
+            DecodeError: this worker does not have the region.
         """
         storage = self._kept.find(key)
         if storage is None:
@@ -259,7 +260,7 @@ class Regions:
         return storage
 
     def on_link_lost(self, link: PeerLink) -> None:
-        """Forget what a peer has."""
+        """Forget the regions of a lost peer."""
         self._kept.on_lost(link)
 
     def _keep(self, key: bytes, storage: torch.UntypedStorage) -> None:
@@ -267,7 +268,7 @@ class Regions:
         if self._sweeping is None:
             self._sweeping = self._host.loop.call_later(IDLE_S, self._sweep)
 
-    # --- making sure that a peer has it ----------------------------------------------
+    # --- passing regions to a peer ---------------------------------------------------
 
     async def _confirm(
         self,
@@ -294,7 +295,7 @@ class Regions:
     async def _pass_all(
         self, link: PeerLink, question: RegionQuestion[PeerLink]
     ) -> None:
-        """Ask until the peer has all regions: once more if it lets go meanwhile."""
+        """Ask until the peer has all regions; again if it lets go meanwhile."""
         for _ in range(QUESTIONS_MAX):
             if not question.left:
                 return
@@ -309,7 +310,9 @@ class Regions:
         asked = [KeyedRegion(key, regions[key].nbytes()) for key in keys]
         answer = await self._ask(link, HasRegions(asked))
         if len(answer) != len(keys):
-            raise MalformedError(f"an answer to {len(keys)} keys is {answer!r:.60}")
+            raise MalformedError(
+                f"the answer to `has` must have {len(keys)} entries, not {answer!r:.60}"
+            )
         missing = []
         for key, has in zip(keys, answer, strict=True):
             if has:
@@ -378,7 +381,7 @@ class Regions:
             if error is not None:
                 logger.warning("worker %r: %s", self._host.name, error)
 
-        with contextlib.suppress(RejectedError):  # closing: the process is to end it
+        with contextlib.suppress(RejectedError):  # closing: the process's end ends it
             self._host.pool.submit(end, done)
 
     async def _ask(self, link: PeerLink, request: Request[T]) -> T:
@@ -388,7 +391,7 @@ class Regions:
     # --- letting go ------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Tell the peers which regions may go; again later, while there are any."""
+        """Let go of idle regions; sweep again later while regions are kept."""
         self._sweeping = None
         if not self._host.is_draining:
             idle = self._kept.sweep()
@@ -404,7 +407,7 @@ class Regions:
             self._kept.let_go(keys)
 
     async def _tell(self, link: PeerLink, keys: list[bytes]) -> None:
-        """Tell a peer what may go; it is told again later if it does not answer."""
+        """Tell a peer of idle regions; it is told again later if it does not answer."""
         gone = self._kept.tell(link, keys)
         if not gone:
             return
@@ -415,12 +418,12 @@ class Regions:
         else:
             self._kept.on_told(link, gone)
 
-    # --- what peers ask --------------------------------------------------------------
+    # --- requests of peers -----------------------------------------------------------
 
     def _route(
         self, kind: type[R], handler: Callable[[PeerLink, R], Awaitable[Any]]
     ) -> Route:
-        """Return the route of a request of a peer with which memory is shared."""
+        """Return the route of a request from a peer that shares memory."""
 
         def reply(link: PeerLink, asked: R) -> Awaitable[Any]:
             self._check_shares(link)
@@ -429,7 +432,7 @@ class Regions:
         return answers(kind, reply)
 
     def _check_shares(self, link: PeerLink) -> None:
-        """Refuse a peer that shares no memory with this worker, or not any more."""
+        """Refuse a peer that does not share memory with this worker (any more)."""
         if self._memory.mover_of(link) is None:
             raise _refused("this worker shares no memory with you")
 
@@ -456,13 +459,13 @@ class Regions:
     def _has(self, key: bytes, nbytes: int) -> bool:
         storage = self._kept.find(key)
         if storage is None:
-            storage = self.loans.find(key)  # ours, and only others have tensors over it
+            storage = self.loans.find(key)  # ours, but used only by other processes
             if storage is None:
                 return False
             self._keep(key, storage)
         if storage.nbytes() != nbytes:
             raise MalformedError(
-                f"a key of {storage.nbytes()} bytes was said to be of {nbytes}"
+                f"a region has {storage.nbytes()} bytes, not {nbytes} as the peer says"
             )
         return True
 
@@ -492,13 +495,13 @@ class Regions:
         keep_until_dead(storage, descriptor, self._host.loop)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        """Do nothing: its connection's end has settled everything."""
+        """Do nothing: the end of the connection has released the peer's regions."""
 
     async def close(self) -> None:
         """Let go of every region; tensors over them live on.
 
         Cancellation:
-            It never waits.
+            The method never waits.
         """
         if self._sweeping is not None:
             self._sweeping.cancel()

@@ -1,4 +1,4 @@
-"""By which way a large message leaves: through shared memory, or in chunks."""
+"""The ways by which a large message leaves: through shared memory, or in chunks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class PayloadRoute(Protocol):
     """A way for large payloads that cannot take all of them."""
 
     def send(self, message: OutgoingMessage) -> bool:
-        """Take a message and its payload over, or refuse.
+        """Take a message and its payload, or refuse.
 
         Returns:
-            False if another way must be tried; then nothing was done.
+            False if another way must be tried; then the message is untouched.
         """
 
     def clear(self) -> None:
-        """The connection has ended: forget what was to be sent."""
+        """Forget all unsent messages, as the connection has ended."""
 
 
 class PayloadRoutes:
     """The ways of one connection.
 
     Attributes:
-        mover: takes payloads through shared memory, if there is any.
-        lanes: keep those that the mover leaves, while the first lane is being opened.
-        pump: takes the rest, over lanes or over the connection itself.
+        mover: moves payloads through shared memory; None if no memory is shared.
+        lanes: hold payloads that the mover refuses while the first lane is opened.
+        pump: sends the rest, over lanes or over the connection itself.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class PayloadRoutes:
         self._is_closed = False
 
     def submit(self, message: OutgoingMessage) -> None:
-        """Send a message that may have to wait, or has waited; never waits itself.
+        """Send a message, or let it wait; this method never waits.
 
-        On a closed connection it is dropped.
+        On a closed connection the message is dropped.
         """
         buffers = message.buffers
         if self._is_closed:
             self._outgoing.forget(message)
         elif isinstance(buffers, PendingBuffers) and not buffers.are_ready:
-            # Until what it refers to is at the peer; others pass it by.
+            # It waits until the peer has the regions; other messages overtake it.
             self._outgoing.wait(message, OutgoingEvent.BLOCK, buffers.forget)
             buffers.then(message, self.submit)
         elif sum(buffer.nbytes for buffer in buffers) > INLINE_BYTES_MAX:
@@ -87,7 +87,7 @@ class PayloadRoutes:
         self.pump.send(message)
 
     def clear(self) -> None:
-        """The connection has ended: drop what was to be sent."""
+        """Drop all unsent messages, as the connection has ended."""
         self._is_closed = True
         for way in (self.mover, self.lanes, self.pump):
             if way is not None:

@@ -1,9 +1,9 @@
-"""Shared memory between this worker and its peers of one host: a `Service`.
+"""Shared memory between this worker and its peers on the same host: a `Service`.
 
-A worker has one set of slabs, for all its peers; it grows in the background when a
-payload finds no room, within `LimitOptions.shared_memory_bytes`, and shrinks when it
-has not been used for a while.  Each peer that needs a slab is passed its descriptor
-once (`transport.descriptors`), and then told its id over the connection.
+A worker has one set of slabs, for all its peers.  The set grows in the background when
+a payload finds no room, within `LimitOptions.shared_memory_bytes`, and shrinks when
+slabs have not been used for a while.  A peer that needs a slab receives its descriptor
+once (`transport.descriptors`), and then its id over the connection.
 
     a sends, for the first time     b
       payload by the socket  --->
@@ -14,8 +14,8 @@ once (`transport.descriptors`), and then told its id over the connection.
       message with locations --->   makes tensors over the slab
                              <---   FREE location, when they are dead
 
-Nothing outlives its processes: a slab has no name, and what a peer held is free when
-its connection ends.
+No memory outlives its processes: a slab has no name, and all places that a peer held
+are free when its connection ends.
 """
 
 from __future__ import annotations
@@ -69,17 +69,17 @@ from asyncrpc.wire.placed import Places
 
 logger = logging.getLogger("asyncrpc")
 
-# A slab that was not used for this long, or twice, is given back to the system.
+# A slab that was not used for this time, or twice, is given back to the system.
 SWEEP_S: Final = 10.0
 ATTACH_TIMEOUT_S: Final = 30.0  # touching the pages of a large slab takes a second
 
 
 class MemoryHost(RegionsHost, Protocol):
-    """The worker whose memory it is."""
+    """The worker of the memory."""
 
     @property
     def limits(self) -> LimitOptions:
-        """How much memory the worker uses."""
+        """The limits of the worker's memory."""
 
 
 class MemoryConnection(MoverConnection, BorrowingConnection, Protocol):
@@ -91,7 +91,7 @@ class MemoryConnection(MoverConnection, BorrowingConnection, Protocol):
 
     @property
     def credentials(self) -> PeerCredentials | None:
-        """Return the process at the other end, if the kernel vouches for it."""
+        """The process at the other end, if the kernel vouches for it."""
 
     @property
     def peer(self) -> Hello | None:
@@ -102,21 +102,21 @@ class MemoryConnection(MoverConnection, BorrowingConnection, Protocol):
 
 
 class MemoryLink(MoverLink, Protocol):
-    """The way to a peer that may be on this host."""
+    """The link to a peer that may be on this host."""
 
     @property
     def connection(self) -> MemoryConnection:
-        """Carries the messages."""
+        """The connection that carries the messages."""
 
 
 class Sharing:
-    """The slabs of one worker, and those of its peers that it has mapped.
+    """The slabs of one worker, and the mapped slabs of its peers.
 
     Attributes:
-        own: our slabs.
-        pool: which holders have blocks in them.
-        slabs: the same, by id.
-        leases: our holds in those of our peers.
+        own: the worker's own slabs.
+        pool: the blocks in the own slabs, and their holders.
+        slabs: the own slabs by id.
+        leases: the leases of places in slabs.
         inbox: takes the descriptors of memory that peers share.
         regions: memory that travels by reference.
         is_on: whether this worker uses shared memory at all.
@@ -143,14 +143,14 @@ class Sharing:
         self._borrowed: dict[PeerLink, Borrowed] = {}
         self._movers: dict[PeerLink, SlabMover] = {}
         self._copies = CopyQueue(host.loop)
-        # Slabs on their way to a peer; done when it has mapped them, or will not.
+        # Slabs on their way to a peer; done when the peer has mapped or refused them.
         self._passing: dict[tuple[PeerLink, int], asyncio.Future[str]] = {}
         self._is_growing = False
         self._is_closed = False
         self._sweeping: asyncio.TimerHandle | None = None
 
     def listen(self, path: str) -> None:
-        """Take descriptors beside the Unix socket at `path`, or do without."""
+        """Take descriptors at a socket next to `path`; without it share no memory."""
         if self.is_on:
             try:
                 self.inbox.listen(path)
@@ -158,7 +158,7 @@ class Sharing:
                 logger.debug("worker %r: no shared memory: %s", self._host.name, error)
 
     def on_link(self, link: MemoryLink) -> None:
-        """Let large payloads of a new link go through memory, if it is of this host."""
+        """Let payloads of a new link go through shared memory, if on this host."""
         connection = link.connection
         credentials = connection.credentials
         if not self.is_on or connection.scheme != "uds" or credentials is None:
@@ -178,7 +178,7 @@ class Sharing:
         connection.share_memory(mover, borrowed.place)
 
     def on_link_lost(self, mover: SlabMover) -> None:
-        """Take back what the peer held, and let go of what it lent."""
+        """Take back the places that the peer held, and unmap its slabs."""
         for (link, _), attached in self._passing.items():
             if link is mover.link and not attached.done():
                 attached.set_result("the connection has ended")
@@ -191,7 +191,7 @@ class Sharing:
         self._let_go_if_closed()
 
     def mover_of(self, link: PeerLink) -> SlabMover | None:
-        """Return what moves payloads to a peer, if we share memory with it."""
+        """Return the mover of payloads to a peer, if memory is shared with it."""
         return self._movers.get(link)
 
     # --- growing and shrinking -------------------------------------------------------
@@ -251,12 +251,12 @@ class Sharing:
     async def _pass(self, mover: SlabMover, slab: int) -> None:
         """Make a peer map one of our slabs.
 
-        By notices: a request would count as a call, which shutdown waits for.
+        Uses notices: a request would count as a call, and shutdown waits for calls.
 
         Raises:
-            RejectedError: it does not want it, or cannot.
-            ConnectError: its descriptor could not be passed.
-            TimeoutError: it does not answer.
+            RejectedError: the peer refuses the slab, or cannot map it.
+            ConnectError: the slab's descriptor could not be passed.
+            TimeoutError: the peer does not answer.
         """
         memory, token = self.slabs[slab], os.urandom(TOKEN_BYTES)
         link, key = mover.link, (mover.link, slab)
@@ -287,10 +287,10 @@ class Sharing:
         if self.slabs:
             self._sweeping = self._host.loop.call_later(SWEEP_S, self._sweep)
 
-    # --- tensors of our own ----------------------------------------------------------
+    # --- own tensors -----------------------------------------------------------------
 
     def empty(self, nbytes: int) -> memoryview | None:
-        """Return memory in a slab of ours, held until the last view of it is dead.
+        """Return memory in an own slab, held until the last view of it is dead.
 
         Its content is arbitrary.  None if there is no room.
         """
@@ -322,18 +322,18 @@ class Sharing:
         return self.pool.allocate(nbytes, (slab,))
 
     def take_back(self, locations: list[int]) -> None:
-        """Tensors of ours at these places are dead; peers may still use theirs."""
+        """Release places whose own tensors are dead; peers may still hold them."""
         self.own.forget_tensors(locations)
         for location in locations:
             self.pool.release(self, location)
 
-    # --- what peers ask --------------------------------------------------------------
+    # --- notices of peers ------------------------------------------------------------
 
     def _on_attach(self, link: PeerLink, asked: AttachSlab) -> None:
         self._host.start_task(self._attach(link, asked))
 
     async def _attach(self, link: PeerLink, asked: AttachSlab) -> None:
-        """Map a slab of a peer, and tell it."""
+        """Map a slab of a peer, and answer."""
         try:
             await self._map(link, asked)
             refusal = ""
@@ -363,10 +363,10 @@ class Sharing:
             attached.set_result(answer.refusal)
 
     def _on_detach(self, link: PeerLink, told: DetachSlabs) -> None:
-        """Unmap slabs; one that was never passed does not affect the others.
+        """Unmap slabs; a slab that was never passed does not affect the others.
 
         Raises:
-            MalformedError: there is one.
+            MalformedError: one of the slabs was never passed.
         """
         borrowed = self._borrowed.get(link)
         known = {} if borrowed is None else borrowed.slabs
@@ -378,18 +378,18 @@ class Sharing:
         """Take back a place that a peer does not use any more.
 
         Raises:
-            MalformedError: it has never been told of it.
+            MalformedError: the peer does not hold the place.
         """
         self.pool.release(self._movers.get(link), location)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
-        """Do nothing: its connection's end has settled everything."""
+        """Do nothing: the end of the connection has released the peer's memory."""
 
     async def close(self) -> None:
-        """Stop listening; what is mapped stays until its tensors are dead.
+        """Stop listening; mapped memory stays until its tensors are dead.
 
         Cancellation:
-            It never waits.
+            The method never waits.
         """
         self.inbox.close()
         self._is_closed = True
@@ -401,7 +401,7 @@ class Sharing:
         self._let_go_if_closed()
 
     def _let_go_if_closed(self) -> None:
-        """Unmap our slabs once nothing can be sent through them any more."""
+        """Unmap our slabs once no message can be sent through them any more."""
         if self._is_closed and not self._movers:
             self.slabs.clear()
 
@@ -411,7 +411,7 @@ def _rejected(why: str) -> RejectedError:
 
 
 def _socket_path(hello: Hello | None) -> str:
-    """Return the path of a peer's Unix socket; empty if it listens at none."""
+    """Return the path of a peer's Unix socket; empty if it has no such address."""
     for text in hello.addresses if hello is not None else ():
         with contextlib.suppress(UsageError):
             address = Address.parse(text)

@@ -319,7 +319,7 @@ class TestTheEnd:
             link = b.parts.directory.links[0]
             lanes_of(a, "b").lanes[0].stream.write_now(b"junk" * 10)
             await link.connection.ended
-            assert "no DATA frame on a lane" in link.lost_because
+            assert "a frame on a lane must be DATA" in link.lost_because
 
     async def test_a_large_answer_of_one_that_shuts_down_arrives(
         self, monkeypatch: pytest.MonkeyPatch

@@ -20,9 +20,9 @@ PAGE: Final = ROOT / "docs" / "reference" / "machines.md"
 _HEAD: Final = """\
 # Machines
 
-What decides, as data: the states of each machine, and the events that change them.
-A test goes through every event in every state; others change each table and each guard
-on purpose, to see that somebody notices (`make mutants`).
+The states of each machine, and the events that change them, as the tables in the code.
+A test sends every event in every state. Other tests change each table and each guard
+on purpose, and check that a test then fails (`make mutants`).
 
 This page is made from the tables: `python -m tests.property.machines.drawing`.
 """
@@ -86,9 +86,9 @@ def _meanings(what: str, names: type[enum.Enum]) -> Iterator[str]:
 
 def _what_is_left(machine: Machine) -> Iterator[str]:
     if machine.refusal:
-        yield f"What is not drawn cannot happen: `{machine.refusal}`."
+        yield f"An event that is not drawn for a state raises `{machine.refusal}`."
     else:
-        yield "What is not drawn changes nothing."
+        yield "An event that is not drawn for a state changes nothing."
     states: dict[tuple[str, str], list[str]] = {}
     for (state, event), error in machine.refusals.items():
         states.setdefault((event, error), []).append(f"`{state}`")

@@ -168,8 +168,9 @@ def _what_another_rank_has_begun_or_failed_counts_at_the_beginning(
 
 COLLECTIVE: Final = Machine(
     name="A collective at a rank",
-    about="Whether what comes for a collective is kept, taken or refused. A collective "
-    "fails on all ranks; another rank is gone for those that it has not ended.",
+    about="Decides whether a message for a collective is kept, taken or refused. A "
+    "collective fails on all ranks. A rank that is gone fails the collectives that it "
+    "has not ended.",
     source=operations,
     states="CollectiveState",
     events="CollectiveEvent",

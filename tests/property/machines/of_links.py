@@ -34,7 +34,7 @@ def _feed_peer(one: Any, event: Any) -> None:
 
 PEER: Final = Machine(
     name="The connection to a peer",
-    about="Which connection to a peer is the one, if both sides dial.",
+    about="Selects one connection to a peer if both sides dial.",
     source=pool,
     states="PeerState",
     events="PeerEvent",
@@ -131,7 +131,7 @@ def _it_is_tried_so_often_and_no_more(build: ModuleType) -> None:
 
 DIAL: Final = Machine(
     name="A dial",
-    about="How often a peer is dialed, and when that is given up.",
+    about="Decides when a peer is dialed again, and when the dial fails.",
     source=dialing,
     states="DialState",
     events="DialEvent",
@@ -230,8 +230,8 @@ def _the_first_reason_counts(build: ModuleType) -> None:
 
 LINK: Final = Machine(
     name="A link",
-    about="Whether calls go both ways, one way, or no more. Nothing leads back: what "
-    "connects later is another link.",
+    about="Whether calls go both ways, one way, or no more. No event leads back: a "
+    "later connection makes another link.",
     source=link,
     states="LinkState",
     events="LinkEvent",
@@ -271,8 +271,8 @@ the peer dies:
 
 RECONNECT: Final = Machine(
     name="Reconnecting",
-    about="What one end of a connection does when its transport breaks. What is over "
-    "may still be heard of: that changes nothing.",
+    about="The reaction of one end of a connection to a broken transport. Events of a "
+    "finished attempt may still come, and change nothing.",
     source=reconnect,
     states="ReconnectState",
     events="ReconnectEvent",
@@ -386,8 +386,8 @@ def _it_is_broken_while_it_waits_for_a_transport(build: ModuleType) -> None:
 
 RESUME: Final = Machine(
     name="A connection and its transport",
-    about="Whether a connection outlives its transport. It may, from the HELLOs until "
-    "a side ends it.",
+    about="Whether a connection outlives its transport. It may do so from the HELLOs "
+    "until a side ends it.",
     source=resume,
     states="ResumeState",
     events="ResumeEvent",

@@ -9,8 +9,8 @@ from tests.property.machines.spec import Guard, Machine
 
 OUTGOING: Final = Machine(
     name="A large message on its way out",
-    about="What a message waits for that is not written at once; it can be given up "
-    "wherever it waits.",
+    about="The states of a message that is not written at once. It can be given up in "
+    "each state in which it waits.",
     source=outgoing,
     states="OutgoingState",
     events="OutgoingEvent",

@@ -111,8 +111,9 @@ def _nobody_refers_to_what_is_not_there(build: ModuleType) -> None:
 
 REGION: Final = Machine(
     name="A region of shared memory",
-    about="What a worker knows of a region at one peer: whether a message may refer to "
-    "it without a question, and whether the peer must be told before it goes.",
+    about="The knowledge of a worker about one region at one peer: whether a message "
+    "may refer to the region without asking first, and whether the peer must be told "
+    "before the region is let go.",
     source=regions,
     states="RegionState",
     events="RegionEvent",

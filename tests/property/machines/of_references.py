@@ -39,8 +39,9 @@ class _OneHolding:
 
 HOLDING: Final = Machine(
     name="What a user holds",
-    about="What this worker has of another worker's value, from the first reference to "
-    "the last: the [RRef protocol](rref-protocol.md) says what leads to each event.",
+    about="The references that this worker has to another worker's value, from the "
+    "first to the last. The [RRef protocol](rref-protocol.md) describes the causes of "
+    "each event.",
     source=user,
     states="HoldingState",
     events="HoldingEvent",

@@ -48,8 +48,8 @@ class _OneSeries:
 
 SERIES: Final = Machine(
     name="A series of rounds",
-    about="Where a worker is in a series of barriers or rendezvous: at no round, at "
-    "one, or past one.",
+    about="The state of a worker in a series of barriers or rendezvous: at no round, "
+    "at a round, or past a round.",
     source=series,
     states="SeriesState",
     events="SeriesEvent",

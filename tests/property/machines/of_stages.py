@@ -38,7 +38,7 @@ class _OneChunk:
 
 MICRO_BATCH: Final = Machine(
     name="A micro-batch at a stage",
-    about="What a stage of a pipeline does with one micro-batch.",
+    about="The states of one micro-batch at a stage of a pipeline.",
     source=schedules,
     states="ChunkState",
     events="ChunkEvent",

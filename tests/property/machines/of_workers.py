@@ -28,8 +28,8 @@ def _is_usable_while_functions_may_run(build: ModuleType) -> None:
 
 WORKER: Final = Machine(
     name="A worker",
-    about="What may be done with a worker: it is started once, drains once, and a copy "
-    "in a forked child is of no use.",
+    about="The life of a worker: it starts once and drains once. A copy in a forked "
+    "child cannot be used.",
     source=lifecycle,
     states="WorkerState",
     events="Event",

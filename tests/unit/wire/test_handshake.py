@@ -213,7 +213,9 @@ class TestBinding:
         meet(dialer, acceptor)
         for end, binding in ((dialer, dialers), (acceptor, acceptors)):
             assert type(end.error) is AuthenticationError
-            assert ("ends TLS with a certificate" in str(end.error)) is bool(binding)
+            assert (
+                "terminates TLS with its own certificate" in str(end.error)
+            ) is bool(binding)
 
     def test_it_can_be_told_when_the_channel_is_there(self) -> None:
         dialer, acceptor = make_pair()

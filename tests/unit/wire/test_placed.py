@@ -60,7 +60,7 @@ def test_buffers_are_found_where_they_lie_and_the_others_read(step: int) -> None
 
 
 def test_without_shared_memory_such_a_message_is_refused() -> None:
-    with pytest.raises(MalformedError, match="of which there is none"):
+    with pytest.raises(MalformedError, match="no memory is shared"):
         feed(reader_of(Recorder(), with_places=False), MIXED)
 
 

@@ -371,8 +371,8 @@ class TestRefusals:
         ("stream", "text"),
         [
             (piece(2, 0, b"a"), "1 bytes for transfer 2, which expects none"),
-            (data_prefix(1, 0, 0), "0 bytes at 0 are no chunk of 6"),
-            (piece(1, 1, b"abcd"), "4 bytes at 1 are no chunk"),
+            (data_prefix(1, 0, 0), "0 bytes at 0 are not a chunk of 6"),
+            (piece(1, 1, b"abcd"), "4 bytes at 1 are not a chunk"),
             (piece(1, -4, b"abcd"), "4 bytes at -4"),
             (piece(1, 0, b"abcde"), "5 bytes at 0"),
             (piece(1, 0, b"abcd") * 2, "the chunk at 0 of a payload comes twice"),

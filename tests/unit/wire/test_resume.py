@@ -44,7 +44,7 @@ def test_asking_for_the_rest_twice_gives_it_twice() -> None:
 
 @pytest.mark.parametrize("received", [7, 1 << 62])
 def test_more_than_was_sent_is_refused(received: int) -> None:
-    with pytest.raises(MalformedError, match="6 that were sent"):
+    with pytest.raises(MalformedError, match="but 6 were sent"):
         kept_of(b"abc", b"def").acknowledge(received)
 
 

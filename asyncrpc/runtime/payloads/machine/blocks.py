@@ -1,12 +1,12 @@
-"""Which memory of received payloads is kept for those to come, and for how long.
+"""Decides which memory of received payloads is kept for later ones, and for how long.
 
-The first write to a fresh page costs about ten times the write itself, for the kernel
-must find the page and clear it.  So the memory of a large payload is kept for a while
-after its tensor has died.  It is kept in sizes of eight steps per power of two, and a
-payload takes a block of up to a quarter more than it needs: tensors of about one size
-use the same blocks.
+The first write to a fresh page costs about ten times the write itself, because the
+kernel must find the page and clear it.  So the memory of a large payload is kept for a
+while after its tensor has died.  Blocks have eight sizes per power of two, and a
+payload takes a block that is up to a quarter longer than needed: so tensors of similar
+sizes use the same blocks.
 
-Sans-IO: time is a number; `B` is the service's block, never looked into.
+Sans-IO: time is a number; `B` is the service's block, opaque here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 B = TypeVar("B")
 
 STEPS_PER_POWER: Final = 8  # so a fresh block is at most an eighth longer than needed
-WASTE: Final = 4  # a block is taken for a payload that lacks at most a fourth of itself
+WASTE: Final = 4  # a block may be longer than its payload by at most a fourth of it
 
 
 def size_class(nbytes: int) -> int:
@@ -30,8 +30,8 @@ class IdleBlocks(Generic[B]):
     """Idle blocks: the newest is used first, the oldest is dropped first.
 
     Attributes:
-        limit_bytes: how many bytes are kept at most.
-        idle_bytes: how many are kept.
+        limit_bytes: the limit of kept bytes.
+        idle_bytes: the number of kept bytes.
     """
 
     __slots__ = ("_by_size", "idle_bytes", "limit_bytes")
@@ -48,8 +48,8 @@ class IdleBlocks(Generic[B]):
     def take(self, nbytes: int) -> B | None:
         """Return a kept block for so many bytes, or None if a fresh one must be made.
 
-        In that case others are dropped: with the fresh one, no more than the limit is
-        held, unless that block alone is longer.
+        In that case other blocks are dropped, so that with the fresh one the limit is
+        not exceeded, unless the fresh block alone exceeds it.
         """
         size = size_class(nbytes)
         most = nbytes + nbytes // WASTE
@@ -85,7 +85,7 @@ class IdleBlocks(Generic[B]):
 
     @property
     def oldest_s(self) -> float:
-        """When the oldest block was given back; there must be one."""
+        """When the oldest block was given back; must not be read without blocks."""
         return self._by_size[self._oldest()][0][0]
 
     def _oldest(self) -> int:

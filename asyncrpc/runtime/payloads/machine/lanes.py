@@ -9,11 +9,11 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-# What one turn of the loop reads from all lanes of a link, and what it writes to them,
-# while small messages come and go: about 30 us each at 4 GB/s.
+# The bytes that one turn of the loop reads from all lanes of a link, and those that it
+# writes to them, while small messages come and go: about 30 us each at 4 GB/s.
 TURN_BYTES: Final = 128 << 10
-# The same once the control connection has had nothing to read for so many turns: then
-# nobody waits, and TCP moves 4.3 GB/s, not 2.3.
+# The same once the control connection has had nothing to read for `QUIET_TURNS` turns:
+# then no small message waits, and TCP moves 4.3 GB/s, not 2.3.
 QUIET_TURN_BYTES: Final = 512 << 10
 QUIET_TURNS: Final = 16
 
@@ -21,22 +21,22 @@ QUIET_TURNS: Final = 16
 class LanesState(enum.Enum):
     """Whether payloads can leave over lanes."""
 
-    NONE = "nobody has needed them yet"
-    OPENING = "the first is being opened, and payloads wait for it"
-    LATE = "the first is still being opened: payloads take the control connection"
-    UP = "there is at least one"
-    OFF = "there can be none: payloads take the control connection"
+    NONE = "no payload has needed a lane yet"
+    OPENING = "the first lane is being opened, and payloads wait for it"
+    LATE = "the first lane is still being opened: payloads take the control connection"
+    UP = "at least one lane is open"
+    OFF = "no lane can be opened: payloads take the control connection"
     CLOSED = "the link has ended"
 
 
 class LanesEvent(enum.Enum):
-    """What decides it."""
+    """An event that decides whether payloads can leave over lanes."""
 
-    WANT = "a payload needs them, or the peer asks for them"
-    WAITED = "payloads have waited long enough"
+    WANT = "a payload needs lanes, or the peer asks for them"
+    WAITED = "payloads have waited for `OPENING_WAIT_S`"
     OPENED = "a lane has been opened"
-    FAILED = "none can be opened"
-    LOST = "the last has ended"
+    FAILED = "no lane can be opened"
+    LOST = "the last lane has ended"
     CLOSE = "the control connection has ended"
 
 
@@ -55,12 +55,13 @@ TRANSITIONS: Final[Mapping[LanesState, Mapping[LanesEvent, LanesState]]] = {
 
 
 class TurnRation:
-    """How much one turn of the loop may move over the lanes of a link.
+    """The number of bytes that one turn of the loop may move over the lanes of a link.
 
-    While a chunk is copied nothing else happens; so less, while small messages come.
+    A copy of a chunk blocks the loop, so the number is smaller while small messages
+    come.
 
     Attributes:
-        limit_bytes: what the turn at hand may move, in each direction.
+        limit_bytes: bytes that the present turn may move in each direction.
     """
 
     __slots__ = ("_quiet_turns", "_reads", "limit_bytes")
@@ -71,10 +72,10 @@ class TurnRation:
         self._quiet_turns = 0  # since then
 
     def next_turn(self, reads: int) -> int:
-        """Return how much the next turn may move; once for each turn and direction.
+        """Return how many bytes the next turn may move; per turn and direction.
 
         Args:
-            reads: how often something has been read from the control connection.
+            reads: number of reads of the control connection so far.
         """
         self._quiet_turns = 0 if reads != self._reads else self._quiet_turns + 1
         self._reads = reads

@@ -1,25 +1,25 @@
-"""Which regions of shared memory a worker keeps, and what it knows of them at peers.
+"""The regions of shared memory that a worker keeps, and their state at its peers.
 
-Both ends must have a region before one refers to it in a message.  So a worker *asks* a
-peer first, and a peer that has answered counts on it likewise; from then on either end
-may refer to the region without a question.  A worker lets go of a region that has been
-idle from one sweep to the next: it *tells* each peer that may count on it, and waits
-until all of them know.  The invariant, for each region and peer:
+Both ends must have a region before one end refers to it in a message.  So a worker
+*asks* a peer first.  A peer that has answered counts on the worker in turn; from then
+on either end may refer to the region without asking.  A worker lets go of a region that
+has been idle from one sweep to the next: it *tells* each peer that may count on it, and
+waits until all of them know.  The invariant, for each region and peer:
 
-    A worker that refers to a region without asking is one that the peer will tell,
-    and wait for, before it lets go.
+    Before a worker lets go of a region, it tells every peer that may refer to the
+    region without asking, and waits for its answer.
 
 Messages between two workers come in order, and each end's answers are in order with its
-own messages.  But an answer is *taken* later than it came: whatever came after it may
-have been taken before.  Three rules follow:
+own messages.  But an answer is *handled* some time after it came: a message that came
+later may have been handled before.  Three rules follow:
 
-- An answer says nothing of a region if a `gone` was taken after the question: the peer
-  may have answered before it said so.  Then it must be asked again.
+- An answer about a region does not count if a `gone` was handled after the question:
+  the peer may have answered before it sent the `gone`.  Then it must be asked again.
 - A peer that is being told must be asked before the next use, not only once it knows.
-- A peer that did not answer a question may have heard it: it is told, as those are that
-  have answered.
+- A peer that did not answer a question may have received it: it is told like a peer
+  that has answered.
 
-Sans-IO; `P` is a peer and `R` a region, neither of which is looked into.
+Sans-IO; `P` is a peer and `R` a region; both are opaque here.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from asyncrpc.errors import LocalProtocolError, Outcome, RejectedError
 P = TypeVar("P")
 R = TypeVar("R")
 
-# Each has a descriptor, of which a process often may have 1,024.
+# Each region has a descriptor, and many processes are limited to 1,024 descriptors.
 REGIONS_MAX: Final = 4096
 
 
 class RegionState(enum.Enum):
-    """What a worker knows of one region at one peer."""
+    """The state of one region at one peer, as far as a worker knows."""
 
-    UNSHARED = "neither counts on the other to have it"
-    SHARED = "each counts on the other to have it"
+    UNSHARED = "neither end counts on the other to have the region"
+    SHARED = "each end counts on the other to have the region"
     DOUBTED = "the peer may count on this worker, and must be asked before the next use"
 
 
 class RegionEvent(enum.Enum):
-    """What happens to one region at one peer."""
+    """An event of one region at one peer."""
 
-    CONFIRMED = "the peer was asked, and has it now"
-    ASKED = "the peer asks for it, and it is here"
-    FAILED = "the peer was asked, and there is no answer"
-    TELL = "the peer is told that this worker lets go of it"
-    TOLD = "the peer knows that"
-    GONE = "the peer says that it lets go of it"
+    CONFIRMED = "the peer was asked, and has the region now"
+    ASKED = "the peer asks for the region, and this worker has it"
+    FAILED = "the peer was asked, and has not answered"
+    TELL = "the peer is told that this worker lets go of the region"
+    TOLD = "the peer has answered that it knows"
+    GONE = "the peer lets go of the region"
 
 
 UNSHARED, SHARED, DOUBTED = RegionState
@@ -91,10 +91,10 @@ class RegionQuestion(Generic[P]):
     """Regions that a peer is asked for, and must have before a message is sent.
 
     Attributes:
-        peer: that one.
-        keys: all that it is asked for.
-        left: the keys that it has not confirmed.
-        is_over: whether answers count no more: the peer is lost.
+        peer: the peer.
+        keys: all keys that the peer is asked for.
+        left: the keys that the peer has not confirmed.
+        is_over: whether the peer is lost, so that answers do not count any more.
     """
 
     __slots__ = ("_void", "is_over", "keys", "left", "peer")
@@ -107,12 +107,12 @@ class RegionQuestion(Generic[P]):
         self._void: set[bytes] = set()
 
     def ask(self) -> list[bytes]:
-        """Return what to ask for now: answers count from here on."""
+        """Return the keys to ask for now: answers count from here on."""
         self._void.clear()
         return list(self.left)
 
     def void(self, keys: Iterable[bytes]) -> None:
-        """Answers about these that are under way say nothing."""
+        """Ignore answers about these keys that are under way."""
         self._void.update(keys)
 
     def answer(self, key: bytes) -> bool:
@@ -132,15 +132,15 @@ class KeptRegions(Generic[P, R]):
     """
 
     def __init__(self, has_users: Callable[[R], bool]) -> None:
-        """Begin without any.
+        """Begin without regions.
 
         Args:
-            has_users: returns whether something here is over a region.
+            has_users: returns whether a tensor of this worker uses a region.
         """
         self.regions: dict[bytes, R] = {}
         self.used: set[bytes] = set()
         self._has_users = has_users
-        # By messages that wait until a peer has it: how many each.
+        # For each key: the number of messages that wait until a peer has the region.
         self._awaited: Counter[bytes] = Counter()
         self._at_peers: dict[P, dict[bytes, RegionState]] = {}
         self._questions: dict[P, list[RegionQuestion[P]]] = {}
@@ -154,14 +154,14 @@ class KeptRegions(Generic[P, R]):
         return iter(tuple(self._at_peers))
 
     def state(self, peer: P, key: bytes) -> RegionState:
-        """Return what is known of a region at a peer."""
+        """Return the state of a region at a peer."""
         return self._at_peers.get(peer, {}).get(key, UNSHARED)
 
     def keep(self, key: bytes, region: R) -> None:
         """Keep a region that is referred to.
 
         Raises:
-            RejectedError: there are too many.  Nothing changed.
+            RejectedError: `REGIONS_MAX` regions are kept already.  No state changed.
         """
         if key not in self.regions:
             if len(self.regions) >= REGIONS_MAX:
@@ -173,13 +173,13 @@ class KeptRegions(Generic[P, R]):
         self.used.add(key)
 
     def find(self, key: bytes) -> R | None:
-        """Return a region that a peer refers to; None if it is not here."""
+        """Return a region that a peer refers to; None if this worker lacks it."""
         region = self.regions.get(key)
         if region is not None:
             self.used.add(key)
         return region
 
-    # --- making sure that a peer has it ----------------------------------------------
+    # --- asking a peer ---------------------------------------------------------------
 
     def missing(self, peer: P, keys: Iterable[bytes]) -> list[bytes]:
         """Return the regions that a peer must be asked for before they are used."""
@@ -196,14 +196,14 @@ class KeptRegions(Generic[P, R]):
         return question
 
     def confirm(self, question: RegionQuestion[P], key: bytes) -> bool:
-        """The peer has a region, it says; return whether that counts."""
+        """Take the answer that the peer has a region; return whether it counts."""
         if not question.answer(key):
             return False
         self.on(question.peer, key, RegionEvent.CONFIRMED)
         return True
 
     def end(self, question: RegionQuestion[P]) -> None:
-        """Ask no more; what has not been confirmed may have been heard all the same."""
+        """End a question; the peer may have received unanswered parts of it."""
         self._awaited -= Counter(question.keys)
         if question.is_over:
             return
@@ -214,14 +214,14 @@ class KeptRegions(Generic[P, R]):
         for key in question.left:
             self.on(question.peer, key, RegionEvent.FAILED)
 
-    # --- what peers say --------------------------------------------------------------
+    # --- messages of peers -----------------------------------------------------------
 
     def on_asked(self, peer: P, key: bytes) -> None:
-        """A peer asks for a region that has been found here, and counts on it."""
+        """Record that a peer asked for a kept region, and now counts on it."""
         self.on(peer, key, RegionEvent.ASKED)
 
     def on_gone(self, peer: P, keys: Iterable[bytes]) -> None:
-        """A peer lets go of regions."""
+        """Record that a peer lets go of regions."""
         keys = list(keys)
         for question in self._questions.get(peer, ()):
             question.void(keys)
@@ -229,7 +229,7 @@ class KeptRegions(Generic[P, R]):
             self.on(peer, key, RegionEvent.GONE)
 
     def on_lost(self, peer: P) -> None:
-        """A peer is gone, and counts on nothing."""
+        """Forget a lost peer, which counts on no region any more."""
         self._at_peers.pop(peer, None)
         for question in self._questions.pop(peer, ()):
             question.is_over = True
@@ -237,9 +237,9 @@ class KeptRegions(Generic[P, R]):
     # --- letting go ------------------------------------------------------------------
 
     def sweep(self) -> list[bytes]:
-        """Return the regions to let go of: all that have been idle since the last time.
+        """Return the regions that have been idle since the last sweep.
 
-        None, while those of the last time are being let go of: `let_go` ends that.
+        The list is empty until `let_go` has ended the previous sweep.
         """
         used, self.used = self.used, set()
         if self._is_letting_go:
@@ -249,7 +249,7 @@ class KeptRegions(Generic[P, R]):
         return idle
 
     def tell(self, peer: P, keys: Iterable[bytes]) -> list[bytes]:
-        """Return those of which a peer must be told, at once: what it may count on."""
+        """Return the regions that a peer may count on; it must be told at once."""
         at_peer = self._at_peers.get(peer, {})
         told = [key for key in keys if key in at_peer and self._is_idle(key)]
         for key in told:
@@ -257,13 +257,13 @@ class KeptRegions(Generic[P, R]):
         return told
 
     def on_told(self, peer: P, keys: Iterable[bytes]) -> None:
-        """A peer knows of what it was told; without its answer it is told again."""
+        """Record a peer's answer; without an answer the peer is told again later."""
         if peer in self._at_peers:
             for key in keys:
                 self.on(peer, key, RegionEvent.TOLD)
 
     def let_go(self, keys: Iterable[bytes]) -> None:
-        """Drop what is still idle and what no peer counts on."""
+        """Drop the regions that are still idle and that no peer counts on."""
         self._is_letting_go = False
         for key in keys:
             is_counted_on = any(key in one for one in self._at_peers.values())
@@ -271,7 +271,7 @@ class KeptRegions(Generic[P, R]):
                 self.regions.pop(key, None)
 
     def _is_idle(self, key: bytes) -> bool:
-        """Return whether nobody uses a region, nor waits for a peer to have it."""
+        """Return whether a region has no user here, and no message waits for it."""
         region = self.regions.get(key)
         return (
             region is not None
@@ -281,16 +281,16 @@ class KeptRegions(Generic[P, R]):
         )
 
     def on(self, peer: P, key: bytes, event: RegionEvent) -> None:
-        """Let an event happen to a region at a peer.
+        """Take an event of a region at a peer.
 
         Raises:
-            LocalProtocolError: it cannot happen now.  Nothing changed.
+            LocalProtocolError: the event cannot happen now.  No state changed.
         """
         state = self.state(peer, key)
         after = TRANSITIONS[state].get(event)
         if after is None:
             raise LocalProtocolError(f"{event.value}: but {state.value}")
-        # What is not shared is not kept: `missing` and `tell` look at what is.
+        # UNSHARED is not stored: `missing` and `tell` look only at stored states.
         if after is not UNSHARED:
             self._at_peers.setdefault(peer, {})[key] = after
         elif state is not UNSHARED:

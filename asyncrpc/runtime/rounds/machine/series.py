@@ -54,23 +54,25 @@ DOUBTS_MAX: Final = 16  # of a round; one is enough
 
 
 class SeriesState(enum.Enum):
-    """Where this worker is, in one series."""
+    """The state of this worker in one series."""
 
-    AWAY = "at no round"
-    GATHERING = "at a round; not all of its branch have reported"
-    REPORTED = "at a round; the parent has the payloads of its branch"
-    PASSED = "has the payloads of all"
+    AWAY = "the worker is at no round"
+    GATHERING = "the worker is at a round, and reports of its branch are missing"
+    REPORTED = "the worker is at a round, and has reported to its parent"
+    PASSED = "the worker has the payloads of all members"
     FAILED = "the round has failed"
 
 
 class SeriesEvent(enum.Enum):
-    COME = "it comes to the next round"
-    REPORT = "it reports to its parent"
+    """An event of this worker in one series."""
+
+    COME = "the worker comes to the next round"
+    REPORT = "the worker reports to its parent"
     ASK = "the parent lacks the report"
     PASS = "all payloads are here"  # noqa: S105  (no password)
     FAIL = "the round fails"
-    CATCH_UP = "the others have passed the round, before this life"
-    LEAVE = "its call has returned"
+    CATCH_UP = "the others passed the round before the worker was restarted"
+    LEAVE = "the call of the round has returned"
 
 
 AWAY, GATHERING, REPORTED, PASSED, FAILED = SeriesState
@@ -522,8 +524,7 @@ class Series:
         after = TRANSITIONS[self.state].get(event)
         if after is None:
             raise LocalProtocolError(
-                f"{event.value!r} cannot happen to a worker in a series where it is "
-                f"{self.state.value!r}"
+                f"{event.name} cannot happen in a series in the state {self.state.name}"
             )
         self.state = after
 

@@ -192,9 +192,9 @@ class TestOpening:
         assert both.a.messages == [(1, b"", LARGE)]
 
     async def test_what_may_not_be_asked(self, both: Laned) -> None:
-        with pytest.raises(MalformedError, match="asked for 0 lanes"):
+        with pytest.raises(MalformedError, match="at least 1 lane, not 0"):
             lanes_of(both.a).on_asked(0)
-        with pytest.raises(MalformedError, match="by the side that dials"):
+        with pytest.raises(MalformedError, match="from the side that dials must be 0"):
             lanes_of(both.b).on_asked(1)
 
     async def test_one_that_is_given_up_while_they_open_is_never_sent(
