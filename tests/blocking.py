@@ -26,10 +26,11 @@ _TESTS: Final = f"{_REPOSITORY / 'tests'}/"
 # Functions of asyncrpc, by file, that may make the call; each with the reason.
 _ONCE: Final = "once in a worker's life, at its start or end, on the host's own files"
 _KERNEL: Final = "answered by the kernel from memory; no disk has a part in it"
+_INSTALLED: Final = "sees what is installed, once a process"
 _PROCESS: Final = "starts a process, for which its caller waits"
 ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     "multiprocessing/launcher.py": {"_start": _PROCESS},
-    "runtime/devices/pjrt.py": {"set_up": "sees what is installed, once a process"},
+    "runtime/devices/pjrt.py": {"has_tpu": _INSTALLED, "set_up": _INSTALLED},
     "runtime/links/heartbeat.py": {"__init__": _KERNEL},
     "runtime/links/routes.py": {"default_addresses": _KERNEL},
     "runtime/links/sidecar_process.py": {"_spawn": _PROCESS},

@@ -77,7 +77,10 @@ class StepTaken(NamedTuple):
 
 @message(SERVICE, "step")
 class TakeStep(Request[StepTaken]):
-    """Prepare and commit in one: the receiver is the only owner."""
+    """Prepare and commit in one.
+
+    The receiver is the only owner, or the sender owns the rest and has voted.
+    """
 
     serial: Count
     context_id: ContextId

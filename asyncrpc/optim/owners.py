@@ -54,6 +54,18 @@ class Owners:
         self.serial = self._service.next_serial()
         self.listed = list(listed)
 
+    @property
+    def me(self) -> WorkerId:
+        """Return the worker that has made the optimizer."""
+        return self._service.me
+
+    @property
+    def only_other(self) -> WorkerId | None:
+        """Return the other owner, if there are two and this worker is one of them."""
+        if len(self.listed) != 2 or self.me not in self.listed:  # noqa: PLR2004
+            return None
+        return next(one for one in self.listed if one != self.me)
+
     def add(self, owners: Sequence[WorkerId]) -> list[WorkerId]:
         """Add owners; return those that are new."""
         fresh = [owner for owner in owners if owner not in self.listed]

@@ -62,6 +62,24 @@ async def test_an_owner_that_refuses_keeps_all_from_stepping() -> None:
         assert all(bool((one == 1).all()) for one in await group.weights())
 
 
+async def test_the_other_owner_takes_the_step_first_where_the_maker_is_sure() -> None:
+    """It does not vote; what it refuses leaves the maker's parameters as they were."""
+    async with group_of("ac") as group:
+        optimizer = await DistributedOptimizer(
+            torch.optim.SGD, group.parameters, lr=0.1
+        )
+        result = await step_on_ones(group, optimizer)
+        assert (result.is_applied, result.gradients) == (True, len(group.parameters))
+        stepped = [one.tolist() for one in await group.weights()]
+        assert all(1.0 not in one for one in stepped)
+        optimizers_of(group.workers[2]).on_peer_lost(group.workers[0].id, "a test")
+        with pytest.raises(
+            OptimizerError, match=r"worker 'c', and nothing was applied anywhere.*no"
+        ):
+            await step_on_ones(group, optimizer)
+        assert [one.tolist() for one in await group.weights()] == stepped
+
+
 async def test_an_owner_that_is_gone_keeps_all_from_stepping() -> None:
     async with group_of("bc") as group:
         optimizer = await DistributedOptimizer(
@@ -77,7 +95,7 @@ async def test_an_owner_that_is_gone_keeps_all_from_stepping() -> None:
         assert left[0].tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize("on", ["b", "bc", "bca"])
+@pytest.mark.parametrize("on", ["b", "bc", "ba", "bca"])
 @pytest.mark.parametrize("at", [0, 2])
 async def test_a_step_that_fails_on_one_owner_is_applied_nowhere(
     on: str, at: int

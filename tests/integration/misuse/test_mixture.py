@@ -407,8 +407,11 @@ class Mixture(RuleBasedStateMachine):
             assert not [link for link in self.links if link.is_lost]
 
     def teardown(self) -> None:
+        self.left: dict[str, int] = {}
         try:
             self.run(self._let_go())
+        except TimeoutError:
+            raise AssertionError(f"kept for {HANGS_AFTER_S} s: {self.left}") from None
         finally:
             self.run(self.cluster.__aexit__(None, None, None))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
