@@ -91,8 +91,11 @@ who waits comes to no other round:
         Guard(
             "a-result-without-this-branch-counts",
             "            if len(self._reports) < len(self._below):\n"
-            '                raise MalformedError(f"a result',
-            '            if False:\n                raise MalformedError(f"a result',
+            "                raise MalformedError(\n"
+            '                    f"the result',
+            "            if False:\n"
+            "                raise MalformedError(\n"
+            '                    f"the result',
         ),
         Guard(
             "a-neighbour-that-is-gone-is-waited-for",
