@@ -42,11 +42,13 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "runtime/payloads/loans.py": {"_on_readable": "the loop says that it can be read"},
     "transport/interfaces.py": {"_default_sources": _KERNEL, "_ipv6": _KERNEL},
+    "transport/sockets.py": {"close_servers": _ONCE},  # asyncio's own, from 3.13 on
     "transport/tls.py": {"_first_certificate": _ONCE},
     "transport/uds.py": {
         "_private_directory": _ONCE,
         "_remove_stale": _ONCE,
         "bind_private": _ONCE,
+        "listen": _ONCE,  # likewise
         "remove_own": _ONCE,
     },
     "watch/pulse.py": {

@@ -102,7 +102,7 @@ async def test_certificates_and_a_secret(
     async with pair(with_tls(tls, SECRET), with_tls(tls, SECRET)) as (me, _):
         assert await me.peer("ps").call(remote.add, 1) == 2
     for text in await refused(with_tls(tls, "other"), with_tls(tls, SECRET), caplog):
-        assert "the two workers have different secrets, or somebody" in text
+        assert "the two workers have different secrets, or a proxy" in text
 
 
 async def test_a_secret_and_a_certificate_at_one_end(authority: Authority) -> None:
