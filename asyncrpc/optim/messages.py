@@ -77,10 +77,7 @@ class StepTaken(NamedTuple):
 
 @message(SERVICE, "step")
 class TakeStep(Request[StepTaken]):
-    """Prepare and commit in one.
-
-    The receiver is the only owner, or the sender owns the rest and has voted.
-    """
+    """Prepare and commit in one: the receiver is the only owner."""
 
     serial: Count
     context_id: ContextId
@@ -113,8 +110,8 @@ class PrepareStep(Request[StepVote]):
 
 
 @message(SERVICE, "commit")
-class CommitStep(Request[None]):
-    """Take a step.
+class CommitStep(Request[Count]):
+    """Take a step; the answer is how many parameters had a gradient.
 
     Attributes:
         serial: number of the optimizer at its maker.

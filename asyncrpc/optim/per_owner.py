@@ -5,7 +5,7 @@ Which way a step is committed depends on the votes.
 *   If at most one owner's step might raise, it goes first, alone.  If it raises it has
 undone itself, and no other owner has begun.  The others follow, at once.
 *   Where the maker owns parameters and one other worker the rest, that worker does not
-vote: it goes first, at once, if the step here cannot raise.  A round trip less.
+vote, but counts as one whose step might raise.  A round trip less.
 *   If more might, all owners go one after the other, and keep what undoes the step
 until the last has applied it.  Their order is that of their ids, as for all trainers,
 so two steps never wait for each other in a circle.
@@ -109,8 +109,6 @@ class PerOwnerOptimizer:
         await self._tell(lambda differing: not is_harmless(differing), now)
         if len(self._owners.listed) == 1:
             result = await self._step_one(context_id, how, now)
-        elif (other := self._owners.only_other) is not None and not how.needs_norm:
-            result = await self._step_two(other, context_id, how, now)
         else:
             result = await self._step_many(context_id, how, now)
         if result.is_applied:
@@ -123,7 +121,16 @@ class PerOwnerOptimizer:
         """Prepare and commit by one message: a round trip less."""
         (owner,) = self._owners.listed
         try:
-            taken = await self._take(owner, context_id, how, now)
+            taken = await self._owners.ask(
+                owner,
+                m.TakeStep(
+                    self._owners.serial,
+                    context_id,
+                    how.clip_norm,
+                    how.skip_nonfinite,
+                    self._applying(owner, how, now),
+                ),
+            )
         except Exception as error:  # any optimizer's code runs there
             # An OptimizerError says itself what is left.
             is_undone = _has_answered(error) and not _is_a(error, OptimizerError)
@@ -136,73 +143,16 @@ class PerOwnerOptimizer:
             self._known[owner] = now
         return StepResult(taken.is_applied, taken.gradients, taken.norm)
 
-    async def _take(
-        self,
-        owner: WorkerId,
-        context_id: ContextId,
-        how: StepOptions,
-        now: list[Options],
-    ) -> m.StepTaken:
-        """Have an owner prepare and commit."""
-        applying = self._applying(owner, how, now)
-        step = m.TakeStep(
-            self._owners.serial,
-            context_id,
-            how.clip_norm,
-            how.skip_nonfinite,
-            applying,
-        )
-        return await self._owners.ask(owner, step)
-
-    async def _step_two(
-        self,
-        other: WorkerId,
-        context_id: ContextId,
-        how: StepOptions,
-        now: list[Options],
-    ) -> StepResult:
-        """Vote here; the other owner then takes the step at once, which is its vote.
-
-        One message instead of two, where the maker owns the rest of the parameters.
-        """
-        me = self._owners.me
-        votes = await self._owners.gather(
-            [me],
-            lambda one: self._owners.ask(
-                one, m.PrepareStep(self._owners.serial, context_id, needs_norm=False)
-            ),
-            problem="the step was refused, and nothing was applied anywhere",
-        )
-        if not votes[me].is_sure:
-            return await self._step_many(context_id, how, now)
-        task = self._owners.start(self._take_two(other, context_id, how, now))
-        taken = await asyncio.shield(task)
-        count = votes[me].gradients + taken.gradients
-        return StepResult(is_applied=True, gradients=count, grad_norm=None)
-
-    async def _take_two(
-        self,
-        other: WorkerId,
-        context_id: ContextId,
-        how: StepOptions,
-        now: list[Options],
-    ) -> m.StepTaken:
-        deadline_var.set(None)  # of this task: what has begun is completed
-        try:
-            taken = await self._take(other, context_id, how, now)
-        except Exception as error:
-            raise _refused(other, error) from error
-        me = self._owners.me
-        step = _Commit(self._owners, context_id, 1.0)
-        await step.at_once({me: self._applying(me, how, now)}, [], [other])
-        self._known.update(dict.fromkeys((me, other), now))
-        return taken
-
     async def _step_many(
         self, context_id: ContextId, how: StepOptions, now: list[Options]
     ) -> StepResult:
-        votes = await self._owners.each(
-            m.PrepareStep(self._owners.serial, context_id, how.needs_norm),
+        owners = self._owners.listed
+        # One message less: it goes first, alone, so its answer is its vote.
+        silent = None if how.needs_norm else self._owners.only_other
+        prepare = m.PrepareStep(self._owners.serial, context_id, how.needs_norm)
+        votes = await self._owners.gather(
+            [one for one in owners if one != silent],
+            lambda one: self._owners.ask(one, prepare),
             problem="the step was refused, and nothing was applied anywhere",
         )
         count = sum(vote.gradients for vote in votes.values())
@@ -212,12 +162,14 @@ class PerOwnerOptimizer:
         scale = scale_for(norm, how.clip_norm, skip_nonfinite=how.skip_nonfinite)
         if scale is not None:
             step = _Commit(self._owners, context_id, scale)
-            parts = {one: self._applying(one, how, now) for one in votes}
-            unsure = [one for one, vote in votes.items() if not vote.is_sure]
+            parts = {one: self._applying(one, how, now) for one in owners}
+            unsure = [
+                one for one in owners if one not in votes or not votes[one].is_sure
+            ]
             # Once one owner is told, all must be: in a task that our cancellation does
             # not reach.
             task = self._owners.start(self._commit(step, parts, unsure, now))
-            await asyncio.shield(task)
+            count = await asyncio.shield(task)
         return StepResult(scale is not None, count, norm)
 
     async def _commit(
@@ -226,13 +178,15 @@ class PerOwnerOptimizer:
         parts: Mapping[WorkerId, m.Applying],
         unsure: Sequence[WorkerId],
         now: list[Options],
-    ) -> None:
+    ) -> int:
+        """Apply the step everywhere; return how many parameters had a gradient."""
         deadline_var.set(None)  # of this task: what has begun is completed
         if len(unsure) > 1:
-            await step.one_by_one(parts)
+            count = await step.one_by_one(parts)
         else:
-            await step.at_once(parts, unsure)
+            count = await step.at_once(parts, unsure)
         self._known.update(dict.fromkeys(parts, now))
+        return count
 
     def _applying(
         self, owner: WorkerId, how: StepOptions, now: list[Options]
@@ -328,21 +282,13 @@ class _Commit:
         self._given = (context_id, scale)
 
     async def at_once(
-        self,
-        parts: Mapping[WorkerId, m.Applying],
-        unsure: Sequence[WorkerId],
-        done: Sequence[WorkerId] = (),
-    ) -> None:
-        """Tell the owner whose step might raise, then all others.
-
-        Args:
-            parts: what each needs to know.
-            unsure: the owner whose step might raise, if there is one.
-            done: owners that have applied the step already.
-        """
+        self, parts: Mapping[WorkerId, m.Applying], unsure: Sequence[WorkerId]
+    ) -> int:
+        """Tell the owner whose step might raise, then all others."""
+        count = 0
         for owner in unsure:
             try:
-                await self._ask(owner, parts[owner], is_kept=False)
+                count += await self._ask(owner, parts[owner], is_kept=False)
             except Exception as error:
                 raise _refused(owner, error) from error
         others = [one for one in parts if one not in unsure]
@@ -350,20 +296,21 @@ class _Commit:
             others, lambda one: self._ask(one, parts[one], is_kept=False)
         )
         if failed:
-            names = ", ".join(repr(one.name) for one in [*done, *unsure, *applied])
+            names = ", ".join(repr(one.name) for one in [*unsure, *applied])
             names = names or "no worker"
             raise OptimizerError(
                 f"the step was applied on {names}, and failed on {named(failed)}; "
                 "load the last checkpoint on all of them"
             ) from next(iter(failed.values()))
+        return count + sum(applied.values())
 
-    async def one_by_one(self, parts: Mapping[WorkerId, m.Applying]) -> None:
+    async def one_by_one(self, parts: Mapping[WorkerId, m.Applying]) -> int:
         """Tell the owners in turn; at the first that fails, undo what was done."""
-        begun: list[WorkerId] = []
+        count, begun = 0, list[WorkerId]()
         for owner in sorted(parts):
             begun.append(owner)
             try:
-                await self._ask(owner, parts[owner], is_kept=True)
+                count += await self._ask(owner, parts[owner], is_kept=True)
             except Exception as error:
                 await self._owners.settle(begun, is_applied=False)
                 raise _refused(owner, error) from error
@@ -373,10 +320,11 @@ class _Commit:
                 f"the step was applied, but perhaps undone on {named(failed)}; "
                 "load the last checkpoint on all owners"
             ) from next(iter(failed.values()))
+        return count
 
-    async def _ask(self, owner: WorkerId, part: m.Applying, *, is_kept: bool) -> None:
+    async def _ask(self, owner: WorkerId, part: m.Applying, *, is_kept: bool) -> int:
         commit = m.CommitStep(self._owners.serial, *self._given, is_kept, part)
-        await self._owners.ask(owner, commit)
+        return await self._owners.ask(owner, commit)
 
 
 def _named_as_given(error: EncodeError) -> EncodeError:

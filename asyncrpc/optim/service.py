@@ -229,7 +229,7 @@ class OptimizerService:
             parts = await self._threads.run_in_thread(partial(squares, gradients))
         return m.StepVote(_count(gradients), parts, local.is_sure(gradients))
 
-    async def _commit(self, key: Key, commit: m.CommitStep) -> None:
+    async def _commit(self, key: Key, commit: m.CommitStep) -> int:
         """Step; if it raises, everything here is as before."""
         local = self._find_optimizer(key)
         allow_stale, differing = commit.how
@@ -242,6 +242,7 @@ class OptimizerService:
         else:
             job = partial(local.step, *given, allow_stale=allow_stale)
             await self._run_in_turn(local, gradients, job)
+        return _count(gradients)
 
     async def _settle(self, key: Key, asked: m.SettleStep) -> None:
         """End what is kept, if anything is."""
