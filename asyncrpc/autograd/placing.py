@@ -1,7 +1,7 @@
 """Gradients of tensors on devices: where they go, and in which thread.
 
 Gradients travel by the host's memory, and are put where the tensor is that they are
-for.  A device that takes turns is not touched by the event loop.
+for.  An exclusive device is not touched by the event loop.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def at_their_devices(
 async def on_devices_of(
     threads: Threads, tensors: Sequence[torch.Tensor], job: Callable[[], T]
 ) -> T:
-    """Do what may compute with tensors: at once, unless their device takes turns."""
+    """Do what may compute with tensors: at once, unless a device is exclusive."""
     if not threads.pool.is_exclusive or all(one.is_cpu for one in tensors):
         return job()
     return await threads.run_in_thread(job)

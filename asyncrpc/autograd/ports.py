@@ -23,7 +23,7 @@ class Pool(Protocol):
 
     @property
     def is_exclusive(self) -> bool:
-        """Return whether a device takes turns, so that the loop must not touch it."""
+        """Return whether a device is exclusive, so that the loop must not touch it."""
 
 
 class Threads(Protocol):

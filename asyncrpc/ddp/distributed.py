@@ -212,8 +212,8 @@ class DistributedDataParallel(nn.Module):
         Args:
             loss: what to begin at: a scalar, or with `gradient` any shape; or several.
                 Or a function that computes it, which is called in that thread first: so
-                forward and backward pass are one turn at a device that takes turns, and
-                on XLA devices one graph.
+                forward and backward pass run under one lock of an exclusive device, and
+                are one graph on XLA devices.
             gradient: of each, in its shape; None: 1.
             retain_graph: keep the graph for another pass.
 

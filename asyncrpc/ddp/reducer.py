@@ -151,8 +151,8 @@ class Reducer:
         refuse_on_loop("loss.backward()", "`await module.backward(loss)`", self._loop)
         if self.exchange.group.parts.pool.is_exclusive:
             raise UsageError(
-                "loss.backward() of a module on a device that takes turns would keep "
-                "its turn while it waits: use `await module.backward(loss)`"
+                "loss.backward() of a module on an exclusive device would keep the "
+                "lock while it waits: use `await module.backward(loss)`"
             )
         terms = self.exchange.terms
         if terms is None:

@@ -88,8 +88,8 @@ def device() -> str:
     """Return the XLA device of this replica, such as `"xla:0"`.
 
     Where replicas are threads of a process, each has one; a worker is told of it by
-    `DeviceOptions(names=(xla.device(),))`, and then takes turns with no other
-    replica's.
+    `DeviceOptions(names=(xla.device(),))`, and then shares its lock with no
+    other replica.
 
     Source: torch_xla.device.
     """

@@ -165,7 +165,7 @@ class Devices:
         """Return the threads of a device."""
         host = self._host
         if backend.is_exclusive or host.pool.is_exclusive:
-            return host.pool  # whatever uses the device takes turns there
+            return host.pool  # whatever uses the device has its lock there
         name = f"{backend.type}:{index}"
         pool = self._pools.get(name)
         if pool is None:

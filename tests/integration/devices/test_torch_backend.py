@@ -19,7 +19,7 @@ from tests.integration.collectives.torch_backend.processes import Outcome, run_r
 from tests.integration.devices import torch_ranks, torch_training
 from tests.integration.devices.accelerators import IS_FAKE, TYPE
 
-# As each device needs it, and where all of them take turns.
+# As each device needs it, and where all of them are exclusive.
 OPTIONS = [None, Options(devices=DeviceOptions(exclusive=True))] if IS_FAKE else [None]
 
 with_options = pytest.mark.parametrize(

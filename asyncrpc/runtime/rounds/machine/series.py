@@ -246,7 +246,7 @@ class Series:
 
     def on_lost(self, rank: int, failure: Failure) -> None:
         """Fail the round that needs a lost worker, if there is one."""
-        self._forgive(rank)
+        self._stop_owing(rank)
         if self.is_waiting:
             if self.is_neighbour(rank):
                 self.fail(failure)
@@ -278,7 +278,7 @@ class Series:
                 self._hear_failure(rank, word)
 
     def _hear_here(self, rank: int, word: Here) -> None:
-        self._heed(word.passed)
+        self._learn_passed(word.passed)
         self._give_up_before(max(word.number, word.latest), rank)
         self._turn_to(word.latest)
         if word.latest == self.latest:
@@ -286,21 +286,21 @@ class Series:
         if word.is_waiting:
             if word.number == self.latest:
                 self._speakers[rank] = None
-            self._attend(rank, word.number, lacks=not word.known & self._me)
+            self._answer_waiting(rank, word.number, lacks=not word.known & self._me)
         self._relay()
 
     def _hear_report(self, rank: int, word: Report) -> None:
         branch = self._below.get(rank)
         if branch is None or len(word.payloads) != len(branch):
             raise MalformedError(f"the report of rank {rank} is not of its branch")
-        self._heed(word.passed)
+        self._learn_passed(word.passed)
         self._give_up_before(word.number, rank)
         self._turn_to(word.number)
         if word.number == self.latest and not self._is_over(word.number):
             self._reports[rank] = word.payloads
             self._speakers[rank] = None
             self._learn(rank, mask_of(branch))
-        self._attend(rank, word.number, lacks=False)
+        self._answer_waiting(rank, word.number, lacks=False)
         self._look()
         self._relay()
 
@@ -317,10 +317,10 @@ class Series:
                 )
             self._pass(word.payloads)
         else:
-            self._heed(word.number)
+            self._learn_passed(word.number)
 
     def _hear_failure(self, rank: int, word: RoundFailed) -> None:
-        self._heed(word.passed)
+        self._learn_passed(word.passed)
         if self._is_over(word.number):
             return
         if self.is_waiting and word.number == self.number:
@@ -361,7 +361,7 @@ class Series:
         ]
         if rank in self._owed:  # before any word with the new `passed`
             words.insert(0, self._result)
-            self._forgive(rank)
+            self._stop_owing(rank)
         if self._must_report(rank):
             self._go(SeriesEvent.REPORT)
             words.append(Report(self.number, self.passed, self._branch_payloads()))
@@ -414,7 +414,7 @@ class Series:
             self.doubts.clear()
             self._doubts_told.clear()
 
-    def _heed(self, passed: int) -> None:
+    def _learn_passed(self, passed: int) -> None:
         self.passed = max(self.passed, passed)
         if self.is_waiting and self.passed >= self.number:
             self._catch_up()
@@ -435,7 +435,7 @@ class Series:
         self._known |= known & self._whole
         self._told[rank] = self._told.get(rank, 0) | known
 
-    def _attend(self, rank: int, number: int, *, lacks: bool) -> None:
+    def _answer_waiting(self, rank: int, number: int, *, lacks: bool) -> None:
         """Decide whether a neighbour that waits at a round must be told something.
 
         Args:
@@ -515,7 +515,7 @@ class Series:
             self._must_tell(rank)
         self._hub.ended[self] = None
 
-    def _forgive(self, rank: int) -> None:
+    def _stop_owing(self, rank: int) -> None:
         self._owed.pop(rank, None)
         if not self._owed:
             self._result = Result(-1, ())
