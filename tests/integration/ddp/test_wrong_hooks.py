@@ -21,9 +21,9 @@ from tests.integration.ddp import wrong_hooks as hooks
 from tests.integration.ddp.ranks import outcomes
 from tests.integration.ddp.wrong_hooks import LIMIT_S
 from tests.integration.runtime import misbehaving
-from tests.integration.runtime.company import company, work
+from tests.integration.runtime.company import PATIENT, company, work
 
-OPTIONS: Final = Options(drain_timeout_s=2.0)
+OPTIONS: Final = Options(drain_timeout_s=2.0, liveness=PATIENT)
 NAMES: Final = {"sys.exit": "SystemExit", "endless recursion": "RecursionError"}
 WRONG: Final = [
     *("none", "text", "number", "empty storage", "meta tensor", "nonsense sparse"),

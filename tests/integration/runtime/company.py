@@ -17,13 +17,16 @@ import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import Group, Worker
+from asyncrpc import Group, LivenessOptions, Worker
 from asyncrpc.autograd import backward, context
 from asyncrpc.nn import RemoteModule
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import acting_as
 
 LIMIT_S: Final = 60.0  # only what hangs reaches it
+# A peer that gets no processor time is suspected after some seconds, and its connection
+# resumed over another transport; here a connection that is resumed counts as damage.
+PATIENT: Final = LivenessOptions(heartbeat_s=60.0, lost_after_s=600.0)
 
 _held: dict[str, asyncio.Event] = {}
 _groups: dict[int, Group] = {}

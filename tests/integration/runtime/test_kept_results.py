@@ -28,10 +28,16 @@ from asyncrpc import (
 from asyncrpc.errors import EncodeError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import kept_results as results
-from tests.integration.runtime.company import LIMIT_S, company, tables, told_by
+from tests.integration.runtime.company import (
+    LIMIT_S,
+    PATIENT,
+    company,
+    tables,
+    told_by,
+)
 from tests.integration.runtime.groups import until
 
-OPTIONS: Final = Options(drain_timeout_s=2.0)
+OPTIONS: Final = Options(drain_timeout_s=2.0, liveness=PATIENT)
 
 
 @asynccontextmanager
@@ -213,7 +219,7 @@ async def test_a_future_of_a_call_that_was_given_up_is_cancelled(a: Worker) -> N
 async def test_futures_that_never_come_end_with_their_worker(
     kind: str, drain_timeout_s: float
 ) -> None:
-    options = Options(drain_timeout_s=drain_timeout_s)
+    options = Options(drain_timeout_s=drain_timeout_s, liveness=PATIENT)
     async with Cluster(3, network="uds", options=options) as (a, b, _):
         calls = [
             asyncio.ensure_future(a.peer("b").call(results.by_future, kind)),

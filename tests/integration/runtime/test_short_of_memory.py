@@ -26,11 +26,11 @@ from asyncrpc import (
 from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.testing import ProcessCluster
 from tests.integration.runtime import short_of_memory as short
-from tests.integration.runtime.company import LIMIT_S, company, told_by
+from tests.integration.runtime.company import LIMIT_S, PATIENT, company, told_by
 from tests.integration.runtime.short_of_memory import MIB
 
 MUCH = 512 * MIB
-OPTIONS = Options(drain_timeout_s=2.0)
+OPTIONS = Options(drain_timeout_s=2.0, liveness=PATIENT)
 
 
 @pytest.fixture(params=["uds", "tcp"])

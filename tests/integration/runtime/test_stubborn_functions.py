@@ -23,9 +23,9 @@ from asyncrpc import (
 from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import shutting, stubborn
-from tests.integration.runtime.company import LIMIT_S, company, work
+from tests.integration.runtime.company import LIMIT_S, PATIENT, company, work
 
-OPTIONS = Options(drain_timeout_s=0.5)
+OPTIONS = Options(drain_timeout_s=0.5, liveness=PATIENT)
 
 
 # --- the loop is blocked -------------------------------------------------------------
@@ -181,7 +181,7 @@ async def test_one_that_waits_for_the_end_of_its_own_worker(
     name: str, drain_timeout_s: float
 ) -> None:
     """It cannot see it: so it is given the time to drain, and then cancelled."""
-    options = Options(drain_timeout_s=drain_timeout_s)
+    options = Options(drain_timeout_s=drain_timeout_s, liveness=PATIENT)
     async with Cluster(2, network="uds", options=options) as (a, b):
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(WorkerLostError) as caught:
@@ -194,7 +194,7 @@ async def test_one_that_waits_for_the_end_of_its_own_worker(
 @pytest.mark.parametrize("name", DOES_NOT_WAIT)
 async def test_one_that_only_begins_it(name: str, drain_timeout_s: float) -> None:
     """Without time to drain the answer may be lost, and then the caller hears that."""
-    options = Options(drain_timeout_s=drain_timeout_s)
+    options = Options(drain_timeout_s=drain_timeout_s, liveness=PATIENT)
     async with Cluster(2, network="uds", options=options) as (a, b):
         async with asyncio.timeout(LIMIT_S):
             heard: Any = await asyncio.gather(

@@ -24,11 +24,17 @@ from asyncrpc import (
 from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.runtime import misbehaving, ways
-from tests.integration.runtime.company import LIMIT_S, company, told_by, work
+from tests.integration.runtime.company import (
+    LIMIT_S,
+    PATIENT,
+    company,
+    told_by,
+    work,
+)
 from tests.integration.runtime.misbehaving import BAD, FINE, RAISED
 from tests.integration.runtime.ways import CALLS, Way
 
-OPTIONS = Options(drain_timeout_s=2.0)
+OPTIONS = Options(drain_timeout_s=2.0, liveness=PATIENT)
 STRICT = Options(
     drain_timeout_s=2.0,
     policy=Policy.STRICT,

@@ -21,10 +21,10 @@ from asyncrpc.errors import BackwardFailedError
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.runtime import misbehaving
 from tests.integration.runtime import wrong_graphs as graphs
-from tests.integration.runtime.company import LIMIT_S, company, work
+from tests.integration.runtime.company import LIMIT_S, PATIENT, company, work
 from tests.integration.runtime.wrong_graphs import RAISING
 
-OPTIONS: Final = Options(drain_timeout_s=2.0)
+OPTIONS: Final = Options(drain_timeout_s=2.0, liveness=PATIENT)
 NAMES: Final = {"sys.exit": "SystemExit", "endless recursion": "RecursionError"}
 # Who runs a hook has no call, and so no worker that it could ask for.
 RAISED: Final = [one for one in misbehaving.RAISED if one != "worker inside"]

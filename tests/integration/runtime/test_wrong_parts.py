@@ -15,10 +15,10 @@ from asyncrpc import AsyncRpcError, Options, Worker
 from asyncrpc.nn import RemoteModule
 from asyncrpc.serving import Batcher
 from asyncrpc.testing import Cluster, acting_as
-from tests.integration.runtime.company import LIMIT_S, company
+from tests.integration.runtime.company import LIMIT_S, PATIENT, company
 from tests.integration.runtime.misbehaving import BAD, give
 
-OPTIONS = Options(drain_timeout_s=2.0)
+OPTIONS = Options(drain_timeout_s=2.0, liveness=PATIENT)
 RAISED = ["value", "memory", "recursion", "stop", "timeout", "remote", "protocol"]
 ENDS = ["exit", "interrupt", "generator exit", "base", "cancelled", "pretending"]
 
