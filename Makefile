@@ -19,7 +19,7 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-deep test-all check fmt lint type arch unit property \
 	cov sim sim-nightly chaos integration mutants numerics programs conformance docs kills \
-	examples soak bench fuzz test-cuda test-tpu test-xla clean
+	examples soak bench fuzz test-cuda test-tpu test-xla test-clusters clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -96,6 +96,19 @@ $(XLA)/.stamp: pyproject.toml constraints.txt
 	grep -v '^torch==' constraints.txt > $(XLA)/constraints.txt
 	$(XLA)/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c $(XLA)/constraints.txt torch==2.9.0 torch-xla==2.9.0 -e '.[dev]'
+	touch $@
+
+# What starts workers on a cluster is tested with the real thing, several nodes on this host.
+CLUSTERS := .venv-clusters
+
+test-clusters: $(CLUSTERS)/.stamp ## Test on real clusters, such as Ray, on this host
+	tests/clusters/install.sh
+	$(CLUSTERS)/bin/python -m pytest -q $(if $(ORDER),--randomly-seed=$(ORDER)) tests/clusters
+
+$(CLUSTERS)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CLUSTERS)
+	$(CLUSTERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e '.[dev,examples,ray]'
 	touch $@
 
 check: lint type arch ## Lint, types, contracts

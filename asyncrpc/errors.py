@@ -30,6 +30,9 @@ __all__ = [
     "DecodeError",
     "EncodeError",
     "FrameTooLargeError",
+    "GangError",
+    "GangLostError",
+    "GangPlacementError",
     "GroupChangedError",
     "InvalidContextError",
     "LocalProtocolError",
@@ -214,6 +217,38 @@ class ProcessFailedError(AsyncRpcError, code="process.failed"):
         self.rank = rank
         self.exit_code = exit_code
         self.remote_traceback = remote_traceback
+
+
+class GangError(AsyncRpcError, code="gang"):
+    """A gang of workers on Ray did not start.
+
+    Attributes:
+        gang: its name.
+        generation: how many times its workers had been started.
+    """
+
+    def __init__(self, problem: str, *, gang: str, generation: int) -> None:
+        super().__init__(problem)
+        self.gang = gang
+        self.generation = generation
+
+
+class GangPlacementError(GangError, TimeoutError, code="gang.placement"):
+    """Ray did not place every bundle in time.
+
+    Attributes:
+        bundles: indices of those that do not fit; empty if all would fit now.
+    """
+
+    def __init__(
+        self, problem: str, *, gang: str, generation: int, bundles: Iterable[int]
+    ) -> None:
+        super().__init__(problem, gang=gang, generation=generation)
+        self.bundles = tuple(bundles)
+
+
+class GangLostError(GangError, code="gang.lost"):
+    """Workers of a gang were lost, and its limits allow no further restart."""
 
 
 # --- one call failed -----------------------------------------------------------------

@@ -21,6 +21,7 @@ MODULES = (
     "asyncrpc.multiprocessing",
     "asyncrpc.nn",
     "asyncrpc.optim",
+    "asyncrpc.ray",
     "asyncrpc.serving",
     "asyncrpc.testing",
 )

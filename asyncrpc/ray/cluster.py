@@ -1,0 +1,165 @@
+"""Ray, as a gang uses it: the one module that imports the library `ray`.
+
+It is imported when it is first used, so that `asyncrpc.ray` can be imported, and its
+machine tested, without Ray.  Whatever may block in Ray runs in a thread; the loop
+awaits object references.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
+
+from asyncrpc.errors import UsageError
+from asyncrpc.ray.actor import WorkerActor
+from asyncrpc.ray.machine.placement import NodeResources, Resources
+
+Handle: TypeAlias = Any  # Ray's handle of an actor: it has no public class
+
+T = TypeVar("T")
+
+STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+# Shown of every node, whether or not a bundle asks for it.
+_ALWAYS_SHOWN: Final = frozenset({"CPU", "GPU"})
+
+
+def library() -> Any:
+    """Return the module `ray`, connected to a cluster.
+
+    Raises:
+        UsageError: Ray is not installed, or not initialized in this process.
+    """
+    try:
+        import ray  # noqa: PLC0415  (an extra, and a second to import)
+    except ImportError as error:
+        raise UsageError(
+            "asyncrpc.ray needs Ray: pip install 'asyncrpc-torch[ray]'"
+        ) from error
+    if not ray.is_initialized():
+        raise UsageError(
+            "Ray is not initialized in this process: call ray.init() first, with"
+            ' address="auto" for the cluster that this host belongs to'
+        )
+    if ray.util.client.ray.is_connected():
+        raise UsageError(
+            "this program is connected by Ray Client (ray://), from outside of the"
+            " cluster; run it in the cluster, for example by `ray job submit`"
+        )
+    return ray
+
+
+def node_address() -> str:
+    """Return the IP address at which Ray's nodes reach this one."""
+    address: str = library().util.get_node_ip_address()
+    return address
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Run what may block in a thread.
+
+    Cancellation:
+        It is passed on once the thread is done, as nothing can stop it.
+    """
+    call = partial(function, *args)
+    done = asyncio.get_running_loop().run_in_executor(None, call)
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait([done])
+        raise
+
+
+class Bundles:
+    """A placement group: reserved resources, one bundle for each worker."""
+
+    def __init__(self, resources: Sequence[Resources], strategy: str) -> None:
+        self.resources = [dict(one) for one in resources]
+        self.strategy = strategy
+        self._ray = library()
+        self._group: Any = None
+
+    async def reserve(self, name: str) -> None:
+        """Ask for the bundles; `placed` waits for them.
+
+        Raises:
+            UsageError: Ray refuses them.
+
+        Cancellation:
+            `remove` gives back what was asked for.
+        """
+        try:
+            await in_thread(self._reserve, name)
+        except ValueError as error:
+            raise UsageError(f"Ray refuses the bundles: {error}") from error
+
+    def _reserve(self, name: str) -> None:
+        make = self._ray.util.placement_group
+        self._group = make(self.resources, self.strategy, name)
+
+    async def placed(self) -> None:
+        """Wait until every bundle has its place; again after a node was lost."""
+        await self._group.ready()
+
+    async def remove(self) -> None:
+        """Give the resources back; ends what still runs in them."""
+        if self._group is not None:
+            group, self._group = self._group, None
+            await in_thread(self._ray.util.remove_placement_group, group)
+
+    async def start_actor(
+        self, rank: int, *, runtime_env: Mapping[str, Any] | None
+    ) -> Handle:
+        """Make the actor of one worker, with all that its bundle reserves."""
+        return await in_thread(self._start_actor, rank, runtime_env)
+
+    def _start_actor(self, rank: int, runtime_env: Mapping[str, Any] | None) -> Handle:
+        strategies = self._ray.util.scheduling_strategies
+        resources = dict(self.resources[rank])
+        options: dict[str, Any] = {
+            "num_cpus": resources.pop("CPU", 0),
+            "num_gpus": resources.pop("GPU", 0),
+            "scheduling_strategy": strategies.PlacementGroupSchedulingStrategy(
+                placement_group=self._group,
+                placement_group_bundle_index=rank,
+                placement_group_capture_child_tasks=False,
+            ),
+            "max_restarts": 0,  # the gang decides
+            "max_task_retries": 0,
+        }
+        if "memory" in resources:
+            options["memory"] = resources.pop("memory")
+        if resources:
+            options["resources"] = resources
+        if runtime_env is not None:
+            options["runtime_env"] = dict(runtime_env)
+        return self._ray.remote(WorkerActor).options(**options).remote()
+
+    async def kill(self, handle: Handle) -> None:
+        """End an actor at once; nothing happens if it has ended."""
+        await in_thread(self._ray.kill, handle)
+
+    async def nodes(self) -> list[NodeResources]:
+        """Return what the live nodes have, of the resources that matter here."""
+        return await in_thread(self._nodes)
+
+    def _nodes(self) -> list[NodeResources]:
+        free = self._ray._private.state.available_resources_per_node()  # noqa: SLF001
+        return [
+            NodeResources(
+                name=f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})",
+                total=self._relevant(node["Resources"]),
+                free=self._relevant(free.get(node["NodeID"], {})),
+            )
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+
+    def _relevant(self, resources: Resources) -> Resources:
+        asked = {name for bundle in self.resources for name in bundle}
+        return {
+            name: amount
+            for name, amount in resources.items()
+            if name in asked | _ALWAYS_SHOWN
+        }

@@ -1,0 +1,284 @@
+"""Carries out what the machine of a gang decides: starts, watches and ends workers.
+
+One task feeds the machine, in order; each life of a worker has a task of its own, which
+starts it and then waits for its end.  Whatever these tasks learn is an event for the
+machine; they decide nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from asyncrpc.errors import AsyncRpcError
+from asyncrpc.ray.actor import GangWorker, WorkerOrder
+from asyncrpc.ray.changes import Announcer, GangChange, GangChangeKind
+from asyncrpc.ray.cluster import Bundles, Handle
+from asyncrpc.ray.machine.placement import find_misfit
+from asyncrpc.ray.machine.supervisor import (
+    OVER,
+    AbandonGang,
+    AnnounceGeneration,
+    AnnounceLoss,
+    EndWorkers,
+    GangBegun,
+    GangEffect,
+    GangEnd,
+    GangEvent,
+    GangSupervisor,
+    StartWorkers,
+    TimePassed,
+    WorkerEnded,
+    WorkerReady,
+)
+from asyncrpc.ray.presence import Presence
+
+STOP_S: Final = 5.0  # for a worker to end in order before its actor is killed
+WHY_CHARACTERS_MAX: Final = 2000  # Ray's texts may hold whole tracebacks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangPlan:
+    """What does not change while a gang lives.
+
+    Attributes:
+        orders: for each worker, by rank.
+        bundles: the reserved resources.
+        runtime_env: of the actors, as Ray takes it; None: that of the driver.
+        start_timeout_s: seconds that a worker may take to start, placement included.
+        drain_timeout_s: seconds that calls in flight have when the gang ends.
+    """
+
+    orders: Sequence[WorkerOrder]
+    bundles: Bundles
+    runtime_env: Mapping[str, Any] | None
+    start_timeout_s: float
+    drain_timeout_s: float
+
+
+@dataclass(slots=True)
+class _Life:
+    """One life of a worker, as the conductor sees it."""
+
+    task: asyncio.Task[None]
+    handle: Handle = None
+    worker: GangWorker | None = None
+    step: str = "waiting for its former life to end"
+
+
+@dataclass(slots=True)
+class GangFailure:
+    """Why the gang failed, and which bundles do not fit, if that is why."""
+
+    why: str = ""
+    misfits: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class Conductor:
+    """Runs the machine of one gang.
+
+    Attributes:
+        plan: what does not change.
+        machine: decides.
+        announcer: tells the program.
+        presence: what the driver's worker knows.
+        tasks: in which everything runs.
+        failure: why the gang failed.
+        lives: the present lives, by rank.
+    """
+
+    plan: GangPlan
+    machine: GangSupervisor
+    announcer: Announcer
+    presence: Presence
+    tasks: asyncio.TaskGroup
+    failure: GangFailure = field(default_factory=GangFailure)
+    lives: dict[int, _Life] = field(default_factory=dict)
+    _events: asyncio.Queue[GangEvent] = field(default_factory=asyncio.Queue)
+    _ends: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _meeting: asyncio.Task[None] | None = None
+
+    # --- events ----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Feed the machine until the gang is over."""
+        self._events.put_nowait(GangBegun(self._now_s()))
+        while self.machine.state not in OVER:
+            event = await self._next_event()
+            for effect in self.machine.advance(event):
+                self._carry_out(effect)
+        self.announcer.end()
+
+    async def finish(self) -> None:
+        """End the gang; return once no worker runs."""
+        for effect in self.machine.advance(GangEnd(self._now_s())):
+            self._carry_out(effect)
+        self.announcer.end()
+        self._end_meeting()
+        if self._ends:
+            await asyncio.wait(self._ends.values())
+
+    def on_lost(self, name: str, incarnation: int) -> None:
+        """Take note that the driver's worker has lost a worker."""
+        for rank, life in self.lives.items():
+            worker = life.worker
+            if worker is not None and (worker.name, worker.incarnation) == (
+                name,
+                incarnation,
+            ):
+                why = "the driver's worker lost it"
+                self._tell_ended(rank, self.machine.lives[rank], why)
+
+    async def _next_event(self) -> GangEvent:
+        try:
+            async with asyncio.timeout_at(self.machine.wakes_at_s):
+                return await self._events.get()
+        except TimeoutError:
+            return TimePassed(self._now_s())
+
+    def _tell_ended(self, rank: int, life: int, why: str) -> None:
+        named = f"worker {self.plan.orders[rank].name!r}: {why}"
+        self._events.put_nowait(WorkerEnded(rank, life, named, self._now_s()))
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # --- effects ---------------------------------------------------------------------
+
+    def _carry_out(self, effect: GangEffect) -> None:
+        match effect:
+            case StartWorkers(generation, lives):
+                for rank, number in lives:
+                    self._begin(rank, number, generation)
+            case EndWorkers(lives):
+                self._end_meeting()
+                for rank, _ in lives:
+                    self._end(rank)
+            case AnnounceLoss(generation, ranks, why):
+                self._announce(GangChangeKind.LOST, generation, ranks, why)
+            case AnnounceGeneration(generation, ranks):
+                meeting = self._meet(generation, ranks)
+                self._meeting = self.tasks.create_task(meeting)
+            case AbandonGang(generation, why):
+                self.failure.why = why
+                self._announce(GangChangeKind.FAILED, generation, (), why)
+
+    def _announce(
+        self,
+        kind: GangChangeKind,
+        generation: int,
+        ranks: tuple[int, ...],
+        why: str = "",
+    ) -> None:
+        self.announcer.tell(GangChange(kind, generation, ranks, why))
+
+    def _end_meeting(self) -> None:
+        if self._meeting is not None:
+            self._meeting.cancel()
+            self._meeting = None
+
+    async def _meet(self, generation: int, ranks: tuple[int, ...]) -> None:
+        """Let all workers know each other, then announce the generation."""
+        names = [one.name for one in self.plan.orders]
+        lives = tuple(self.machine.lives)
+
+        async def meet(rank: int) -> None:
+            try:
+                await self.lives[rank].handle.meet.remote(names)
+            except Exception as error:
+                self._tell_ended(rank, lives[rank], _why(error))
+                raise
+
+        met = await asyncio.gather(
+            *(meet(rank) for rank in range(len(names))), return_exceptions=True
+        )
+        if not any(isinstance(one, BaseException) for one in met):
+            self._announce(GangChangeKind.RUNNING, generation, ranks)
+
+    # --- one life --------------------------------------------------------------------
+
+    def _begin(self, rank: int, number: int, generation: int) -> None:
+        former = self.lives.get(rank)
+        former_worker = None if former is None else former.worker
+        work = self._live(rank, number, generation, former_worker)
+        self.lives[rank] = _Life(self.tasks.create_task(work))
+
+    async def _live(
+        self, rank: int, number: int, generation: int, former: GangWorker | None
+    ) -> None:
+        life = self.lives[rank]
+        try:
+            async with asyncio.timeout(self.plan.start_timeout_s):
+                life.worker = await self._start(rank, life, generation, former)
+        except TimeoutError:
+            why = await self._why_late(life)
+            self._tell_ended(rank, number, why)
+            return
+        except Exception as error:  # noqa: BLE001  (the machine hears of it)
+            self._tell_ended(rank, number, f"{life.step} failed: {_why(error)}")
+            return
+        self._events.put_nowait(WorkerReady(rank, number, self._now_s()))
+        why = "its worker was stopped"
+        try:
+            await life.handle.ended.remote()
+        except Exception as error:  # noqa: BLE001  (likewise)
+            why = _why(error)
+        self._tell_ended(rank, number, why)
+
+    async def _start(
+        self, rank: int, life: _Life, generation: int, former: GangWorker | None
+    ) -> GangWorker:
+        ending = self._ends.get(rank)
+        if ending is not None:
+            await asyncio.wait([ending])
+        if former is not None:
+            await self.presence.until_gone(former.name, former.incarnation)
+        bundles = self.plan.bundles
+        life.step = "placing its bundle"
+        await bundles.placed()
+        life.step = "starting its actor"
+        life.handle = await bundles.start_actor(rank, runtime_env=self.plan.runtime_env)
+        order = self.plan.orders[rank]
+        worker: GangWorker = await life.handle.start.remote(order, generation)
+        return worker
+
+    async def _why_late(self, life: _Life) -> str:
+        """Return why a life did not start in time."""
+        limit = f"not ready within {self.plan.start_timeout_s:g} s"
+        if life.step != "placing its bundle":
+            return f"{limit}: still {life.step}"
+        bundles = self.plan.bundles
+        nodes = await bundles.nodes()
+        misfit = find_misfit(bundles.resources, bundles.strategy, nodes)
+        self.failure.misfits = misfit.bundles
+        return f"{limit}, as Ray did not place its bundle: {misfit.why}"
+
+    def _end(self, rank: int) -> None:
+        life = self.lives[rank]
+        life.task.cancel()
+        self._ends[rank] = self.tasks.create_task(self._stop(life))
+
+    async def _stop(self, life: _Life) -> None:
+        """End a life: in order if it can, by force in any case."""
+        await asyncio.wait([life.task])
+        if life.handle is None:
+            return
+        try:
+            if life.worker is not None:
+                async with asyncio.timeout(self.plan.drain_timeout_s + STOP_S):
+                    await life.handle.stop.remote(self.plan.drain_timeout_s)
+        except Exception:  # noqa: BLE001, S110  (dead, or too slow)
+            pass
+        finally:
+            await self.plan.bundles.kill(life.handle)
+
+
+def _why(error: BaseException) -> str:
+    """Return what an error of Ray says, in few words."""
+    cause = getattr(error, "cause", None)  # what the actor's method raised
+    shown = cause if isinstance(cause, AsyncRpcError) else error
+    text = " ".join(str(shown).split()) or type(shown).__name__
+    return text[:WHY_CHARACTERS_MAX]

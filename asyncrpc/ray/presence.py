@@ -1,0 +1,55 @@
+"""Which lives of the gang's workers the driver's worker takes to be there.
+
+Ray says that an actor is dead a moment before its process has ended, and a worker that
+joins under the name of one that still answers is refused.  So a new life begins when
+the driver's worker, too, has seen the former one go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
+from asyncrpc.runtime.membership.machine.membership import ChangeKind
+
+_ARRIVALS = frozenset({ChangeKind.JOINED, ChangeKind.RESTARTED, ChangeKind.BACK})
+
+
+class Presence:
+    """Follows the membership of the driver's worker."""
+
+    def __init__(
+        self, changes: MemberChanges, on_lost: Callable[[str, int], None]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            changes: of the membership, from before any worker was started.
+            on_lost: called with the name and the incarnation of a worker that was lost.
+        """
+        self._changes = changes
+        self._on_lost = on_lost
+        self._present: dict[str, int] = {}
+        self._changed = asyncio.Condition()
+
+    async def follow(self) -> None:
+        """Follow the changes until the driver's worker ends."""
+        async for change in self._changes:
+            async with self._changed:
+                self._note(change)
+                self._changed.notify_all()
+
+    def _note(self, change: MemberChange) -> None:
+        name = change.member.name
+        if change.kind in _ARRIVALS:
+            self._present[name] = change.incarnation
+        elif self._present.get(name) == change.incarnation:
+            del self._present[name]
+            if change.kind is ChangeKind.LOST:
+                self._on_lost(name, change.incarnation)
+
+    async def until_gone(self, name: str, incarnation: int) -> None:
+        """Wait until a life of a worker is no longer there."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._present.get(name) != incarnation)

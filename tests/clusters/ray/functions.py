@@ -1,0 +1,36 @@
+"""What workers of the tests run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import torch
+
+import asyncrpc
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def ones() -> torch.Tensor:
+    return torch.ones(3)
+
+
+def last_words() -> None:
+    os._exit(7)
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def members_after_barrier() -> list[str]:
+    worker = asyncrpc.current_worker()
+    await worker.barrier()
+    return sorted(one.name for one in worker.known_members)
+
+
+async def pid_of(name: str) -> int:
+    return await asyncrpc.current_worker().peer(name).call(pid)
