@@ -7,7 +7,7 @@ import asyncio
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ import torch
 
 from asyncrpc import __version__
 from asyncrpc.cli.launch import Command, run_command
+from asyncrpc.cli.manifest.targets import add_manifest
 from asyncrpc.errors import UsageError
 
 DISTRIBUTION: Final = "asyncrpc-torch"
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     try:
-        return _run(arguments)
+        act: Callable[[argparse.Namespace], int] = arguments.act
+        return act(arguments)
     except UsageError as error:
         print(f"asyncrpc {arguments.command}: {error}", file=sys.stderr)
         return _EXIT_USAGE
@@ -61,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="start N processes of a script"))
+    add_manifest(commands.add_parser("manifest", help="write a scheduler's file"))
     return parser
 
 
@@ -70,6 +73,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "MASTER_ADDR and the rest as under torchrun, and one secret for all.  The "
         "first failure stops the others, and its exit code is ours."
     )
+    parser.set_defaults(act=_run)
     parser.add_argument("--nproc", type=int, default=1, metavar="N", help="how many")
     parser.add_argument(
         "--threads",
