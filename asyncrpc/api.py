@@ -141,7 +141,7 @@ class _Starting:
 
 
 def init_rpc(
-    name: str,
+    name: str | None = None,
     backend: None = None,
     rank: int | None = None,
     world_size: int | None = None,
@@ -154,7 +154,7 @@ def init_rpc(
     `await` it, or use it as `async with`.
 
     Args:
-        name: unique in the group.
+        name: unique in the group; None: `worker` and the rank.
         backend: has no meaning here and must be None; it keeps torch's order.
         rank: from 0; None takes it from `rendezvous`.
         world_size: number of workers; None likewise.

@@ -14,6 +14,7 @@ import secrets
 from typing import Final
 
 from asyncrpc.arguments import check_count
+from asyncrpc.environment.torchrun import LAUNCHER_VARIABLE
 
 SECRET_VARIABLE: Final = "ASYNCRPC_SECRET"  # noqa: S105  the name, not the secret
 THREADS_MAX: Final = 4096  # of torch in a process: more than any host has cores
@@ -39,6 +40,7 @@ def process_environment(
     """
     variables = {
         SECRET_VARIABLE: secret,
+        LAUNCHER_VARIABLE: "asyncrpc",
         "RANK": str(rank),
         "WORLD_SIZE": str(nprocs),
         "LOCAL_RANK": str(rank),

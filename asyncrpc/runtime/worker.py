@@ -58,6 +58,20 @@ def current_worker() -> Worker:
     return worker
 
 
+def _name_of(rank: int) -> str:
+    """Return the name of a worker that is given none.
+
+    Raises:
+        UsageError: it has no rank either.
+    """
+    if rank < 0:
+        raise UsageError(
+            "name is missing: a worker without a rank needs one; pass name=... or "
+            "rank=..."
+        )
+    return f"worker{rank}"
+
+
 def current_parts() -> Parts:
     """Return the parts of the worker of this task or thread.
 
@@ -77,7 +91,7 @@ class Worker:
 
     def __init__(
         self,
-        name: str,
+        name: str | None = None,
         *,
         rank: int | None = None,
         world_size: int | None = None,
@@ -88,14 +102,14 @@ class Worker:
         """Describe a worker; `async with` starts it.
 
         Args:
-            name: the worker's name, a non-empty string.
+            name: the worker's name; None: by its rank, as in `worker3`.
             rank: the worker's index, from 0; None takes it from `rendezvous`.
             world_size: the number of workers; None takes it from `rendezvous`.
-            rendezvous: how the workers find each other: `env://` (as torchrun sets it),
-                `tcp://host:port`, `file:///path`, `join://host:port` of any member of a
-                running group, a mapping from names to addresses such as `{"ps":
-                "tcp://10.0.0.2:7000"}`, or a `LocalRendezvous` shared by the workers of
-                one process.
+            rendezvous: how the workers find each other: `env://` (as torchrun, Slurm,
+                mpirun and others say), `tcp://host:port`, `file:///path`,
+                `join://host:port` of any member of a running group, a mapping from
+                names to addresses such as `{"ps": "tcp://10.0.0.2:7000"}`, or a
+                `LocalRendezvous` shared by the workers of one process.
             options: limits, times, secret, policy.
             network: an in-process network to use instead of sockets.
 
@@ -103,7 +117,7 @@ class Worker:
             UsageError: the name is empty or longer than 255 characters, `rendezvous` is
                 incomplete, or an argument is of another kind.
         """
-        check_text("name", name, at_most=NAME_CHARACTERS_MAX)
+        check_text("name", "-" if name is None else name, at_most=NAME_CHARACTERS_MAX)
         if options is not None:
             check_kind("options", options, Options, "an Options or None")
         if network is not None:
@@ -112,9 +126,8 @@ class Worker:
         found, rank, world_size = open_rendezvous(
             rendezvous, rank=rank, world_size=world_size
         )
-        identity = WorkerIdentity(
-            name, rank, world_size, is_strict=given.policy is Policy.STRICT
-        )
+        name, is_strict = name or _name_of(rank), given.policy is Policy.STRICT
+        identity = WorkerIdentity(name, rank, world_size, is_strict=is_strict)
         self.parts = Parts(identity, given, found, network)
 
     # --- life ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ worker to notice tells which; all fail alike.
 A worker that comes later, or again under its name, is taken in by any member: it is
 given the address of one (`JoinRendezvous`), or finds them all at the store.
 
-Source: `env://` is the contract of torchrun (torch.distributed.run).
+What `env://` finds, under each launcher, is decided in `asyncrpc.environment`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from asyncrpc.arguments import check_count, check_texts, wrong
+from asyncrpc.environment import GivenPlace, LaunchPlacement, resolve
+from asyncrpc.environment.values import Field
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices import pjrt
+from asyncrpc.runtime.host import LAUNCHER_PID
 from asyncrpc.runtime.members import (
     UNKNOWN_INCARNATION,
     Member,
@@ -260,11 +263,15 @@ def open_rendezvous(
         where = "env://" if is_env else f"tcp://{found_at.host}:{found_at.port}"
     url = urlsplit(where)
     query = {key: values[0] for key, values in parse_qs(url.query).items()}
-    is_env = url.scheme == "env"
-    rank = _number("rank", rank, query, environ if is_env else {}, "RANK")
-    world_size = _number(
-        "world_size", world_size, query, environ if is_env else {}, "WORLD_SIZE"
+    given = GivenPlace(
+        _number("rank", rank, query), _number("world_size", world_size, query)
     )
+    placement = LaunchPlacement()
+    if url.scheme == "env":
+        placement = resolve(environ, given, launcher_pid=LAUNCHER_PID)
+        given = GivenPlace(placement.rank, placement.world_size)
+    rank = _known(placement, given.rank, Field.RANK, "RANK")
+    world_size = _known(placement, given.world_size, Field.WORLD_SIZE, "WORLD_SIZE")
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} is not in a world of {world_size} workers")
     if url.scheme == "file":
@@ -272,11 +279,11 @@ def open_rendezvous(
             raise UsageError(f"{where!r} names no file; use file:///path")
         opener = file_opener(url.path)
         return StoreRendezvous(opener, rank, world_size), rank, world_size
-    host, port, is_master = _store_address(where, rank, environ)
-    # torchrun starts all anew if one fails, and its store lives on.
-    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_env else "0"
+    host, port = _store_address(where, placement)
+    is_master = rank == 0 and not placement.is_served
     store = StoreRendezvous(
-        tcp_opener(host, port, is_master=is_master, attempt=attempt),
+        # A launcher may start all anew if one fails, and its store lives on.
+        tcp_opener(host, port, is_master=is_master, attempt=str(placement.restart)),
         rank,
         world_size,
         address=None if is_master else (host, port),
@@ -304,43 +311,29 @@ def _size_of(where: Rendezvous) -> int:
     return size
 
 
-def _number(
-    what: str,
-    given: int | None,
-    query: Mapping[str, str],
-    environ: Mapping[str, str],
-    variable: str,
-) -> int:
-    if given is not None:
+def _number(what: str, given: int | None, query: Mapping[str, str]) -> int | None:
+    """Return what is given in code, or in the URL."""
+    if given is not None or what not in query:
         return given
-    text = query.get(what, environ.get(variable))
-    if text is None:
-        raise UsageError(
-            f"{what} is missing: pass {what}=..., or set {variable} and use the"
-            " rendezvous env:// (torchrun and `asyncrpc run` do)"
-        )
     try:
-        return int(text)
+        return int(query[what])
     except ValueError:
-        raise wrong(what, "a number", text) from None
+        raise wrong(what, "a number", query[what]) from None
 
 
-def _store_address(
-    where: str, rank: int, environ: Mapping[str, str]
-) -> tuple[str, int, bool]:
-    """Return host and port of a store, and whether this worker is to host it."""
+def _known(
+    placement: LaunchPlacement, found: int | None, wanted: Field, variable: str
+) -> int:
+    return placement.require_number(wanted, variable) if found is None else found
+
+
+def _store_address(where: str, placement: LaunchPlacement) -> tuple[str, int]:
+    """Return host and port of the store that a URL names."""
     url = urlsplit(where)
     if url.scheme == "env":
-        host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-        if not host or not port:
-            raise UsageError(
-                "env:// needs MASTER_ADDR and MASTER_PORT; torchrun and `asyncrpc run` "
-                "set them"
-            )
-        hosted = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return host, int(port), rank == 0 and not hosted
+        return placement.require_address()
     if url.scheme == "tcp" and url.hostname and url.port:
-        return url.hostname, url.port, rank == 0
+        return url.hostname, url.port
     raise wrong(
         "rendezvous",
         "env://, tcp://host:port, file:///path, join://host:port, xla://, or a mapping"
