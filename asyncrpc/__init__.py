@@ -24,7 +24,7 @@ from asyncrpc.api import (
     rpc_sync,
     shutdown,
 )
-from asyncrpc.collectives import Group
+from asyncrpc.collectives import ElasticGroup, Group, join_group
 from asyncrpc.errors import (
     AsyncRpcError,
     CallError,
@@ -111,6 +111,8 @@ __all__ = [  # noqa: RUF022
     "RRefRecord",
     # Collectives
     "Group",
+    "ElasticGroup",
+    "join_group",
     # Errors that programs catch; all are in `asyncrpc.errors`
     "AsyncRpcError",
     "UsageError",

@@ -45,6 +45,7 @@ __all__ = [
     "OwnerLostError",
     "ProcessFailedError",
     "ProtocolError",
+    "QuorumLostError",
     "RRefDeletedError",
     "RRefError",
     "RankLostError",
@@ -449,6 +450,14 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError, code="collective.tim
 
 class RankLostError(CollectiveError, code="collective.rank_lost"):
     """A worker of the group is gone, and so is the group.  Make one of the others."""
+
+
+class QuorumLostError(CollectiveError, code="collective.quorum"):
+    """Too few members of an elastic group are left, so it must not go on here.
+
+    The others may go on elsewhere, behind a network that is cut.  `ranks` are the
+    members that are missing.
+    """
 
 
 class GroupChangedError(CollectiveError, code="collective.group_changed"):

@@ -3,6 +3,7 @@
 Source: torch.distributed; MPI.
 """
 
+from asyncrpc.collectives.elastic_group import ElasticGroup, join_group
 from asyncrpc.collectives.group import Group
 
-__all__ = ["Group"]
+__all__ = ["ElasticGroup", "Group", "join_group"]

@@ -15,7 +15,7 @@ from asyncrpc.arguments import check_kind
 from asyncrpc.collectives import given
 from asyncrpc.collectives import tensors as shapes
 from asyncrpc.collectives.machine.operations import CollectiveFailure, Descriptor
-from asyncrpc.collectives.matching import CollectiveRun
+from asyncrpc.collectives.matching import CollectiveRun, Matching
 from asyncrpc.collectives.messages import SERVICE
 from asyncrpc.collectives.path import Path, open_path
 from asyncrpc.collectives.reductions import reduction_for
@@ -29,6 +29,22 @@ TIMEOUT_S: Final = 1800.0  # as torch.distributed's
 # Collectives of one group that run at a time here; more wait their turn.  So what a
 # rank that is behind has to keep for those ahead is bounded.
 RUNNING_MAX: Final = 32
+
+
+def service_of(worker: Worker) -> CollectivesService:
+    """Return the part of a worker that takes part in collectives."""
+    service = worker.parts.service(SERVICE)
+    assert isinstance(service, CollectivesService)
+    return service
+
+
+def group_over(
+    worker: Worker, name: str, timeout_s: float | None, matching: Matching
+) -> Group:
+    """Return the group whose collectives `matching` has."""
+    group = Group.__new__(Group)
+    group._begin(worker, name, timeout_s, matching)  # noqa: SLF001
+    return group
 
 
 class Group:
@@ -88,16 +104,20 @@ class Group:
             NotStartedError: `worker` does not run.
         """
         given.check_group(worker, name, timeout_s)
+        names = given.names_of(worker.parts, members)
+        self._begin(worker, name, timeout_s, service_of(worker).open(name, names))
+
+    def _begin(
+        self, worker: Worker, name: str, timeout_s: float | None, matching: Matching
+    ) -> None:
         self.worker = worker
         self.parts = worker.parts
         self.name = name
-        self.members = given.names_of(worker.parts, members)
         self.timeout_s = timeout_s
-        service = worker.parts.service(SERVICE)
-        assert isinstance(service, CollectivesService)
-        self._service = service
-        self._matching = service.open(name, self.members)
-        self.rank = self._matching.rank
+        self._service = service_of(worker)
+        self._matching = matching
+        self.members = tuple(matching.members)
+        self.rank = matching.rank
         self.size = len(self.members)
         self._opening: asyncio.Task[Path] | None = None
         self._turn = asyncio.Semaphore(RUNNING_MAX)
@@ -118,7 +138,7 @@ class Group:
         """
         check_kind("name", name, str, "a string")
         given.check_ranks(ranks, self.rank, self.size)
-        path = f"{self.name}/{name}" if name else f"{self.name}/"
+        path = f"{self._matching.path}/{name}"
         members = [self.members[rank] for rank in ranks]
         return Group(self.worker, members, name=path, timeout_s=self.timeout_s)
 

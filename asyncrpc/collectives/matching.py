@@ -41,6 +41,7 @@ from asyncrpc.runtime.ports import PeerLink, ask
 # After this wait a rank tells the others which collective it waits in.  So ranks that
 # wait in another collective notice the mismatch, and no rank waits for ever.
 ASK_AFTER_S: Final = 1.0
+CLOSED: Final = "has closed"
 ANSWER_S: Final = 2.0  # at a timeout, for the others to answer how far they are
 
 
@@ -60,6 +61,7 @@ class Matching:
         label: the description of the group in errors.
         members: names of the workers, by rank; empty before the group is made here.
         rank: the rank of this worker.
+        path: the name of the group, with those of the groups that it is part of.
         lives: the incarnations of the members, as known when the group was made.
     """
 
@@ -72,6 +74,7 @@ class Matching:
         self.label = self.machine.label
         self.members = self.machine.members
         self.rank = self.machine.rank
+        self.path = ""
         self.lives: Mapping[str, Incarnation | None] = {}
         self.runs: dict[int, CollectiveRun] = {}
         self.points = Points(self)
@@ -213,10 +216,14 @@ class Matching:
         if is_news and tell:
             self.tell(m.RankGone(self.id, failure))
 
-    def leave(self) -> None:
-        """Leave the group: tell the others which collectives this rank has ended."""
+    def leave(self, deed: str = CLOSED) -> None:
+        """Leave the group: tell the others which collectives this rank has ended.
+
+        Args:
+            deed: what this rank does, as in "rank 1 ('b') `deed` a group of 3".
+        """
         was_whole = self.machine.lost is None
-        ended, failure = self.machine.leave()
+        ended, failure = self.machine.leave(deed)
         if was_whole:
             self.points.fail(failure)
         self._carry_out()

@@ -7,15 +7,28 @@ from typing import Annotated, Any, Final, TypeAlias
 import torch
 
 from asyncrpc.collectives.machine.operations import CollectiveFailure, Descriptor
+from asyncrpc.collectives.machine.reconfiguration import Standing
+from asyncrpc.collectives.machine.views import (
+    Accusation,
+    Applicant,
+    Departure,
+    Proposal,
+    View,
+)
+from asyncrpc.errors import MalformedError
+from asyncrpc.ids import WorkerId
 from asyncrpc.runtime.messages import Notice, Request, message
 from asyncrpc.runtime.schema import (
     Count,
+    Number,
     RecordSchema,
     Signed,
     integer,
 )
 
 SERVICE: Final = "collectives"
+# Of an elastic group.  Each accusation and each standing costs about 50 bytes for each.
+WORKERS_MAX: Final = 4096
 
 Rank: TypeAlias = Annotated[int, integer(0, 1 << 31, "a rank")]
 
@@ -101,6 +114,70 @@ class RankGone(Notice):
 
     group: Count
     failure: CollectiveFailure
+
+
+@message(SERVICE, "standing")
+class MemberStanding(Notice):
+    """What the sender knows of an elastic group, and of its next view.
+
+    Attributes:
+        group_name: of the group.
+        generation: of the last view that it knows.
+        members: of that view, by rank.
+        steps: of their programs.
+        is_here: whether it waits for the next view.
+        applicants: workers that want to be in it.
+        accusations: workers that others have lost.
+        departures: workers that have left, each with the last turn in which it came.
+    """
+
+    group_name: str
+    generation: Count
+    members: list[WorkerId]
+    steps: list[Number]
+    is_here: bool
+    applicants: list[Applicant]
+    accusations: list[Accusation]
+    departures: list[Departure]
+
+
+def standing_of(told: MemberStanding) -> Standing:
+    """Return what a message says.
+
+    Raises:
+        MalformedError: it contradicts itself, or lists too many workers.
+    """
+    lists = told.members, told.applicants, told.accusations, told.departures
+    if any(len(one) > WORKERS_MAX for one in lists):
+        raise MalformedError(f"a standing must list at most {WORKERS_MAX} workers")
+    members = tuple(told.members)
+    if len(told.steps) != len(members) or len(set(members)) != len(members):
+        raise MalformedError("a view must have distinct members, each with a step")
+    if (told.generation == 0) != (not members):
+        raise MalformedError("only generation 0 must have no members")
+    proposal = Proposal(
+        {one.id: one for one in told.applicants},
+        frozenset(told.accusations),
+        {one.id: one.turn for one in told.departures},
+    )
+    view = View(told.generation, members, tuple(told.steps))
+    return Standing(view, told.is_here, proposal)
+
+
+def notice_of(name: str, standing: Standing) -> MemberStanding:
+    """Return the message that tells a standing."""
+    view, proposal = standing.view, standing.proposal
+    departures = [Departure(one, turn) for one, turn in proposal.departures.items()]
+    return MemberStanding(
+        name,
+        view.generation,
+        list(view.members),
+        list(view.steps),
+        standing.is_here,
+        list(proposal.applicants.values()),
+        sorted(proposal.accusations),
+        departures,
+    )
 
 
 def read_descriptor(value: Any) -> Descriptor:

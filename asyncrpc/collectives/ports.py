@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from asyncrpc.ids import Incarnation
+from asyncrpc.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.ports import PeerLink, Scheduler
 
@@ -23,6 +23,17 @@ class Directory(Protocol):
         """Return the life of a worker that is known; None if no worker has the name."""
 
 
+class Members(Protocol):
+    """The members of the worker's own group, as far as they are known."""
+
+    @property
+    def known(self) -> list[WorkerInfo]:
+        """Every member that is there; this worker included."""
+
+    def find(self, name: str, timeout_s: float, /) -> Awaitable[None]:
+        """Ask others about a worker that this one does not know."""
+
+
 class GroupWorker(Scheduler, Protocol):
     """A worker, as far as its groups need it."""
 
@@ -31,6 +42,18 @@ class GroupWorker(Scheduler, Protocol):
     @property
     def name(self) -> str:
         """Its name."""
+
+    @property
+    def id(self) -> WorkerId:
+        """Its name and incarnation."""
+
+    @property
+    def rank(self) -> int:
+        """Its rank among all workers; -1: it has none."""
+
+    @property
+    def membership(self) -> Members:
+        """The members that this worker knows."""
 
     @property
     def is_draining(self) -> bool:

@@ -7,14 +7,17 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from asyncrpc.collectives.elastic import ElasticGroups
 from asyncrpc.collectives.machine.operations import CollectiveFailure
-from asyncrpc.collectives.matching import Matching
+from asyncrpc.collectives.machine.views import View
+from asyncrpc.collectives.matching import CLOSED, Matching
 from asyncrpc.collectives.messages import (
     SERVICE,
     CollectiveBegun,
     CollectiveFailed,
     CountBegun,
     GroupLeft,
+    MemberStanding,
     RankGone,
     SentTensor,
     TensorBlock,
@@ -39,7 +42,12 @@ N = TypeVar("N", CollectiveBegun, WakeUp, CollectiveFailed, GroupLeft, RankGone)
 
 
 class CollectivesService:
-    """The groups of one worker; a `runtime.extensions.Service`."""
+    """The groups of one worker; a `runtime.extensions.Service`.
+
+    Attributes:
+        worker: this worker.
+        elastic: the elastic groups that it is in, or asks to be in.
+    """
 
     name = SERVICE
 
@@ -49,6 +57,7 @@ class CollectivesService:
         self._closed: OrderedDict[int, str] = OrderedDict()
         self._made: defaultdict[int, int] = defaultdict(int)
         self._lost: dict[str, tuple[WorkerId, str]] = {}
+        self.elastic = ElasticGroups(worker)
         self.routes = [
             answers(CountBegun, self._on_count),
             answers(TensorBlock, self._on_block),
@@ -58,6 +67,7 @@ class CollectivesService:
             takes(CollectiveFailed, self._unless_closed(self._on_failed)),
             takes(GroupLeft, self._unless_closed(self._on_left)),
             takes(RankGone, self._unless_closed(self._on_told_lost)),
+            takes(MemberStanding, self.elastic.on_standing),
         ]
 
     # --- groups ----------------------------------------------------------------------
@@ -84,27 +94,58 @@ class CollectivesService:
                 "one another name"
             )
         self._made[base] += 1
-        number = group_id(name, members, self._made[base])
-        matching = self._find(number)
+        matching = self._find(group_id(name, members, self._made[base]))
         label = f"group {name!r}" if name else "a group"
+        known = self.worker.directory.known_incarnation
+        matching.lives = {member: known(member) for member in members}
+        self._join(matching, label, name, members)
+        return matching
+
+    def open_view(self, name: str, view: View) -> Matching:
+        """Make the group of a view of an elastic group."""
+        members = [one.name for one in view.members]
+        path = path_of(name, view.generation)
+        lives = ",".join(str(one.incarnation) for one in view.members)
+        matching = self._find(group_id(f"{path}\0{lives}", members, view.generation))
+        label = f"group {name!r} (generation {view.generation})"
+        matching.lives = dict(view.members)
+        self._join(matching, label, path, members)
+        return matching
+
+    def _join(
+        self, matching: Matching, label: str, path: str, members: Sequence[str]
+    ) -> None:
+        matching.path = path
         matching.join(
             f"{label} of {len(members)}", members, members.index(self.worker.name)
         )
-        known = self.worker.directory.known_incarnation
-        matching.lives = {member: known(member) for member in members}
         for lost, reason in self._lost.values():
             if matching.has(lost):
                 matching.on_lost(lost.name, reason)
-        return matching
 
-    def close_group(self, matching: Matching) -> None:
-        """Leave a group: what is under way fails, and what comes for it is refused."""
+    def close_group(self, matching: Matching, deed: str = CLOSED) -> None:
+        """Leave a group: what is under way fails, and what comes for it is refused.
+
+        Args:
+            matching: the group.
+            deed: what this rank does, as in "rank 1 ('b') `deed` a group of 3".
+        """
         if self._groups.pop(matching.id, None) is None:
             return
         self._closed[matching.id] = matching.label
         if len(self._closed) > CLOSED_KEPT:
             self._closed.popitem(last=False)
-        matching.leave()
+        matching.leave(deed)
+
+    def close_whole(self, matching: Matching, deed: str) -> None:
+        """Leave a group, and all groups that were made of some of its ranks."""
+        parts = [
+            one
+            for one in self._groups.values()
+            if one.path.startswith(f"{matching.path}/")
+        ]
+        for one in (matching, *parts):
+            self.close_group(one, deed)
 
     def _find(self, number: int) -> Matching:
         found = self._groups.get(number)
@@ -201,10 +242,12 @@ class CollectivesService:
                 matching.on_lost(peer.name, reason)
             if matching.machine.is_hearsay_of(peer.name):
                 del self._groups[matching.id]
+        self.elastic.on_peer_lost(peer)
 
     def on_peer_back(self, peer: WorkerId) -> None:
-        """Do nothing: new groups may include the worker; failed ones stay failed."""
+        """New groups may include the worker; failed ones stay failed."""
         self._lost.pop(peer.name, None)
+        self.elastic.on_peer_back(peer)
 
     async def close(self) -> None:
         """Leave every group.
@@ -215,6 +258,12 @@ class CollectivesService:
         for matching in list(self._groups.values()):
             if matching.members:
                 self.close_group(matching)
+        self.elastic.close()
+
+
+def path_of(name: str, generation: int) -> str:
+    """Return the name of one generation of an elastic group."""
+    return f"{name}@{generation}"
 
 
 def group_id(name: str, members: Sequence[str], made: int) -> int:

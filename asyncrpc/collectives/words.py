@@ -9,6 +9,7 @@ from asyncrpc.errors import (
     CollectiveError,
     CollectiveTimeoutError,
     GroupChangedError,
+    QuorumLostError,
     RankLostError,
 )
 
@@ -18,6 +19,7 @@ _ERRORS: Final[dict[str, type[CollectiveError]]] = {
         CollectiveError,
         CollectiveTimeoutError,
         GroupChangedError,
+        QuorumLostError,
         RankLostError,
     )
 }

@@ -240,7 +240,7 @@ class Gang:
         await tasks.__aenter__()
         # An error of the block is no error of these tasks: it must not be wrapped.
         self._stack.push_async_callback(tasks.__aexit__, None, None, None)
-        presence = Presence(driver.members(), self._on_lost)
+        presence = Presence(driver.members_changed(), self._on_lost)
         self._conductor = conductor = Conductor(
             GangPlan(
                 orders=self._orders(driver, secret),

@@ -347,18 +347,19 @@ class Worker:
         await self.parts.membership.find(name, timeout_s)
         return self.peer(name)
 
-    def members(self) -> MemberChanges:
+    def members_changed(self) -> MemberChanges:
         """Return an iterator over the changes of the membership from now on.
 
         `known_members` lists the present members: read it after this call, and no
         change is missed in between.  The iteration ends when the worker ends.  Each
-        call returns a separate iterator.
+        call returns a separate iterator.  A program that is slow to take changes gets
+        those of each worker as one.
 
         Raises:
             NotStartedError: this worker does not run.
 
         Example:
-            >>> async for change in worker.members():
+            >>> async for change in worker.members_changed():
             ...     print(change.kind, change.member.name)
         """
         self.parts.lifecycle.check_running()

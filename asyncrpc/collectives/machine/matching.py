@@ -317,14 +317,17 @@ class MatchedCollectives(Generic[M]):
         self._gone.append((ended, failure))
         return True
 
-    def leave(self) -> tuple[int, CollectiveFailure]:
+    def leave(self, deed: str) -> tuple[int, CollectiveFailure]:
         """Leave the group: fail all collectives that have not ended here.
+
+        Args:
+            deed: what this rank does, as in "rank 1 ('b') `deed` a group of 3".
 
         Returns:
             How many collectives this rank has ended, and the failure for the others.
         """
         who = self.name_of(self.rank)
-        problem = f"{who} has closed {self.label}"
+        problem = f"{who} {deed} {self.label}"
         names = (self.members[self.rank],)
         failure = CollectiveFailure(GroupChangedError.code, problem, names)
         ended = min(self.operations.running, default=self.operations.begun)

@@ -1,11 +1,16 @@
-"""Changes of the membership, as a program sees them: an asynchronous iterator."""
+"""Changes of the membership, as a program sees them: an asynchronous iterator.
+
+A program that is slow gets fewer changes, not more: at `CHANGES_MAX` those of each
+worker are combined into one, or dropped if they undo each other.  If that does not
+halve them, all are dropped, and the program is told to look at the whole list.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from asyncrpc.errors import UsageError
@@ -13,9 +18,8 @@ from asyncrpc.ids import WorkerInfo
 from asyncrpc.runtime.loops import check_loop
 from asyncrpc.runtime.membership.machine.membership import ChangeKind
 
-# Changes that a program has not taken.  More would not help one that is so far behind:
-# it has to look at the whole list again.
-CHANGES_MAX: Final = 1024
+CHANGES_MAX: Final = 1024  # that a program has not taken
+COMBINED_MAX: Final = CHANGES_MAX // 2  # or they would be combined at every new one
 NOBODY: Final = WorkerInfo("", -1)
 
 
@@ -30,18 +34,70 @@ class MemberChange:
             `Worker.known_members`.
         member: its name and rank; of `"resync"`, an empty name.
         incarnation: which life of the name it is; 0 if that is not known.
+        previous: of `"restarted"`, the life that is over; else 0.
     """
 
     kind: ChangeKind
     member: WorkerInfo
     incarnation: int
+    previous: int = 0
+
+
+RESYNC: Final = MemberChange(ChangeKind.RESYNC, NOBODY, 0)
+_ENDS: Final = (ChangeKind.LEFT, ChangeKind.LOST)
+
+
+def combined(changes: Iterable[MemberChange]) -> list[MemberChange]:
+    """Return at most one change of each worker, and what asks to look at all.
+
+    Who was not there before and is not now is left out, as is a life that was there
+    before and is now.
+    """
+    found: dict[str, MemberChange | None] = {}
+    before: dict[str, tuple[bool, int]] = {}  # was it there, and as which life
+    for change in changes:
+        name = change.member.name
+        if change.kind is ChangeKind.RESYNC:
+            # What the program will look at includes all of these changes.
+            found, before = {name: change}, {}
+            continue
+        before.setdefault(name, _before(change))
+        found[name] = _as_one(before[name], change)
+    return [one for one in found.values() if one is not None]
+
+
+def _before(change: MemberChange) -> tuple[bool, int]:
+    """Return whether a worker was there before a change, and as which life."""
+    match change.kind:
+        case ChangeKind.LEFT | ChangeKind.LOST:
+            return True, change.incarnation
+        case ChangeKind.RESTARTED:
+            return True, change.previous
+        case ChangeKind.BACK:
+            return False, change.incarnation
+        case _:
+            return False, 0
+
+
+def _as_one(before: tuple[bool, int], last: MemberChange) -> MemberChange | None:
+    """Return the change from what was before to what the last change made of it."""
+    was_there, life = before
+    if last.kind in _ENDS:
+        return (
+            replace(last, incarnation=life or last.incarnation) if was_there else None
+        )
+    if last.incarnation == life:
+        return None if was_there else replace(last, kind=ChangeKind.BACK, previous=0)
+    kind = ChangeKind.RESTARTED if was_there else ChangeKind.JOINED
+    return replace(last, kind=kind, previous=life if was_there else 0)
 
 
 class MemberChanges(AsyncIterator[MemberChange]):
-    """The changes from now on, one after the other; from `Worker.members`.
+    """The changes from now on, one after the other; from `Worker.members_changed`.
 
     It ends when the worker does.  At most 1,024 changes are kept for a program that
-    does not take them; then they are dropped, and one `"resync"` stands for them all.
+    does not take them; then those of each worker are combined into one.  If they are of
+    more than 512 workers, one `"resync"` stands for them all.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -61,7 +117,7 @@ class MemberChanges(AsyncIterator[MemberChange]):
             UsageError: another task waits for it, or this is not the worker's event
                 loop.
         """
-        check_loop("Worker.members", self._loop, "the worker")
+        check_loop("Worker.members_changed", self._loop, "the worker")
         if self._is_awaited:
             raise UsageError("two tasks wait for one iterator of members; make two")
         self._is_awaited = True
@@ -77,10 +133,11 @@ class MemberChanges(AsyncIterator[MemberChange]):
 
     def put(self, change: MemberChange) -> None:
         """Internal: add a change."""
-        if len(self._waiting) >= CHANGES_MAX:
-            self._waiting.clear()
-            change = MemberChange(ChangeKind.RESYNC, NOBODY, 0)
         self._waiting.append(change)
+        if len(self._waiting) > CHANGES_MAX:
+            self._waiting = deque(combined(self._waiting))
+            if len(self._waiting) > COMBINED_MAX:
+                self._waiting = deque([RESYNC])
         self._news.set()
 
     def end(self) -> None:

@@ -415,8 +415,10 @@ class MembershipService:
                 link.connection.end(ConnectionLostError("it has left"))
         if kind is not None:
             info = WorkerInfo(name, record.member.rank)
+            is_restart = kind is ChangeKind.RESTARTED
+            previous = change.previous if is_restart else UNKNOWN_INCARNATION
             for changes in self._iterators():
-                changes.put(MemberChange(kind, info, record.incarnation))
+                changes.put(MemberChange(kind, info, record.incarnation, previous))
 
     def _end_former(self, name: str, former: WorkerId) -> None:
         """A worker has been restarted: whatever concerned its former life is over."""

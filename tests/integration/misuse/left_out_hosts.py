@@ -14,7 +14,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "GroupCall": "made by PeerGroup.call",
     "GroupReply": _RECORD,
     "MemberChange": _RECORD,
-    "MemberChanges": "made by Worker.members",
+    "MemberChanges": "made by Worker.members_changed",
     "MemberChanges.end": "called by the worker whose members they are",
     "MemberChanges.put": "called by the worker whose members they are",
     "RRefRecord": _RECORD,

@@ -198,7 +198,7 @@ USES: Final[Mapping[str, Use]] = {
         fits={"timeout_s": ANY_SECONDS},
         says={"name": UNKNOWN},
     ),
-    "Worker.members": _method("members", finish=nothing),
+    "Worker.members_changed": _method("members_changed", finish=nothing),
     "Worker.rrefs": _method("rrefs"),
     "Worker.group": _method(
         "group",

@@ -66,7 +66,7 @@ async def _shutdown(*args: Any, **kwargs: Any) -> None:
 
 
 async def _next_change(world: World) -> MemberChange:
-    changes = world.a.members()
+    changes = world.a.members_changed()
     changes.put(MemberChange(ChangeKind.JOINED, WorkerInfo("new", 2), 1))
     return await anext(changes)
 
@@ -266,7 +266,7 @@ USES: Final[Mapping[str, Use]] = {
         },
     ),
     "MemberChanges.__anext__": Use(
-        lambda world: world.a.members().__anext__,
+        lambda world: world.a.members_changed().__anext__,
         rightly=_next_change,
         finish=_unless_over,
         needs_worker=False,

@@ -131,6 +131,22 @@ async def closed(group: Any) -> None:
     group.close()
 
 
+SOON_S: Final = 0.2  # for a group that nobody else comes to
+_OF_ELASTIC: Final = (asyncrpc.UsageError, asyncrpc.errors.CollectiveError)
+
+
+async def _elastic(world: World) -> None:
+    """Let `a` be in an elastic group, alone."""
+    if "elastic" in world.kept:
+        world.kept["elastic"].close()
+    join = asyncrpc.join_group
+    world.kept["elastic"] = await join(world.a, "elastic", timeout_s=60.0)
+
+
+async def _joined(joining: Any) -> None:
+    (await joining).close()
+
+
 COLLECTIVES: Final[Mapping[str, Use]] = {
     "Group": Use(
         lambda _: Group,
@@ -171,6 +187,40 @@ COLLECTIVES: Final[Mapping[str, Use]] = {
         right={"shape": lambda _: (3,)},
         fits={"shape": {"an integer", "an empty list"}},
         rightly=_empty,
+    ),
+    "ElasticGroup.reconfigure": Use(
+        lambda world: world.kept["elastic"].reconfigure,
+        right={"timeout_s": lambda _: SOON_S},
+        fits={
+            "step": {"an integer"},
+            "min_size": {"an integer"},
+            "timeout_s": SECONDS | {"infinite"},
+        },
+        refusals=_OF_ELASTIC,
+        ready=_elastic,
+    ),
+    "ElasticGroup.close": Use(
+        lambda world: world.kept["elastic"].close, ready=_elastic, needs_worker=False
+    ),
+    "ElasticGroup.__aenter__": Use(
+        lambda world: world.kept["elastic"].__aenter__, ready=_elastic
+    ),
+    "join_group": Use(
+        lambda _: asyncrpc.join_group,
+        right={
+            "worker": lambda world: world.a,
+            "name": lambda _: "joined",
+            "timeout_s": lambda _: SOON_S,
+        },
+        fits={
+            "worker": {"another worker"},
+            "name": {"text", "text with a surrogate"},
+            "step": {"an integer", "a negative integer"},
+            "min_size": {"an integer"},
+            "timeout_s": SECONDS | {"infinite"},
+        },
+        refusals=_OF_ELASTIC,
+        finish=_joined,
     ),
     "Group.barrier": _of_group("barrier", {}, {}),
     "Group.all_reduce": _of_group("all_reduce", TENSOR, {"tensor": TENSORS}),

@@ -91,7 +91,7 @@ async def killed(worker: Worker) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("wires", ["uds", "tcp"], indirect=True)
 async def test_a_late_worker_is_one_of_the_group(wired: Trio) -> None:
-    changes = [worker.members() for worker in wired]
+    changes = [worker.members_changed() for worker in wired]
     async with joining("late", wired[1]) as late:
         for one in changes:
             assert await next_of(one) == ("joined", "late")
@@ -108,7 +108,7 @@ async def test_a_late_worker_is_one_of_the_group(wired: Trio) -> None:
 
 async def test_who_joined_takes_others_in(quick: Trio) -> None:
     a, _, _ = quick
-    changes = a.members()
+    changes = a.members_changed()
     async with joining("d", a) as d, joining("e", d) as e, joining("f", e):
         for name in "def":
             assert await next_of(changes) == ("joined", name)
@@ -120,7 +120,7 @@ async def test_many_join_at_once(quick: Trio) -> None:
         joining(f"late{number}", quick[number % 3], rank=3 + number)
         for number in range(9)
     ]
-    changes = [worker.members() for worker in quick]
+    changes = [worker.members_changed() for worker in quick]
     async with started(*late):
         for one in changes:
             found = {await next_of(one) for _ in late}
@@ -201,7 +201,7 @@ async def test_a_dead_worker_comes_back_under_its_name_and_rank(quick: Trio) -> 
     a, b, c = quick
     rref = a.peer("c").remote(remote.add, 1)
     assert await rref.to_here() == 2
-    changes = b.members()
+    changes = b.members_changed()
     async with killed(c):
         async with joining("c", a) as again:
             found = [await next_of(changes)]
@@ -229,7 +229,7 @@ async def test_a_worker_comes_back_by_the_place_where_they_met(
 
     a, b, c = (seat(name, rank) for rank, name in enumerate("abc"))
     async with started(a, b, c):
-        changes = b.members()
+        changes = b.members_changed()
         for _ in range(2):  # its record there is that of its last life
             await c.peer("b").call(remote.add, 1)
             await c.shutdown()
@@ -266,7 +266,7 @@ async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
         )
 
     async with seat("a") as a:
-        changes = a.members()
+        changes = a.members_changed()
         assert [one.name for one in a.known_members] == ["a", "b"]
         async with seat("b") as b:
             assert await b.peer("a").call(remote.add, 1) == 2
@@ -310,7 +310,7 @@ async def test_of_two_that_have_one_name_one_is_told(
 
 async def test_a_death_is_noticed_though_nobody_spoke_to_the_dead(quick: Trio) -> None:
     a, b, c = quick
-    changes = [a.members(), b.members()]
+    changes = [a.members_changed(), b.members_changed()]
     # Until its neighbour on the ring has connected.
     while not c.parts.directory.links:  # noqa: ASYNC110  (nothing tells of a link)
         await asyncio.sleep(0.01)
@@ -323,7 +323,7 @@ async def test_a_death_is_noticed_though_nobody_spoke_to_the_dead(quick: Trio) -
 async def test_a_false_verdict_is_taken_back(quick: Trio) -> None:
     """One worker gives up another that lives; those who know better tell that one."""
     a, b, c = quick
-    changes = [a.members(), b.members()]
+    changes = [a.members_changed(), b.members_changed()]
     await b.peer("c").call(remote.add, 1)
     a.parts.membership.on_peer_lost(c.id, "the network was cut here")
     for one in changes[:1]:
@@ -339,7 +339,7 @@ async def test_what_news_did_not_bring_comparing_does(
     quick: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, c = quick
-    changes = [a.members(), b.members(), c.members()]
+    changes = [a.members_changed(), b.members_changed(), c.members_changed()]
     for worker in quick:
         # Whatever is to be told gets lost.
         monkeypatch.setattr(worker.parts.membership.gossip, "announce", id)
@@ -394,7 +394,7 @@ async def test_a_static_group_takes_nobody_in(tmp_path: Path) -> None:
         async with Worker("x", rendezvous=where, options=OPTIONS) as x:
             with pytest.raises(WorkerLostError, match="static and has no worker 'x'"):
                 await x.peer("b").call(remote.add, 1)
-        changes = a.members()
+        changes = a.members_changed()
         assert await a.peer("b").call(remote.add, 1) == 2
         await b.shutdown()
         assert await next_of(changes) == ("left", "b")
@@ -423,15 +423,15 @@ def change(name: str) -> MemberChange:
 
 async def test_the_iteration_ends_with_the_worker(quick: Trio) -> None:
     a, b, _ = quick
-    changes = b.members()
+    changes = b.members_changed()
     await a.peer("c").call(remote.add, 1)
-    waiting = asyncio.create_task(anext(a.members()))
+    waiting = asyncio.create_task(anext(a.members_changed()))
     await asyncio.sleep(0)
     await a.shutdown()
     with pytest.raises(StopAsyncIteration):
         await waiting
     with pytest.raises(NotStartedError):
-        a.members()
+        a.members_changed()
     assert await next_of(changes) == ("left", "a")
 
 
@@ -458,10 +458,21 @@ async def test_a_program_that_is_far_behind_is_told_to_look_again() -> None:
     assert found[1] == change(f"w{CHANGES_MAX + 1}")
 
 
+async def test_a_program_that_is_behind_gets_one_change_of_each_worker() -> None:
+    changes = MemberChanges(asyncio.get_running_loop())
+    lost = MemberChange(ChangeKind.LOST, WorkerInfo("a", 0), 7)
+    changes.put(lost)
+    for life in range(CHANGES_MAX):
+        kind = ChangeKind.LEFT if life % 2 else ChangeKind.JOINED
+        changes.put(MemberChange(kind, WorkerInfo("b", -1), 1 + life // 2))
+    changes.end()
+    assert [one async for one in changes] == [lost]
+
+
 async def test_an_iterator_that_nobody_has_costs_nothing(quick: Trio) -> None:
     worker = quick[0]
     for _ in range(10):
-        worker.members()
+        worker.members_changed()
     gc.collect()
-    kept = worker.members()
+    kept = worker.members_changed()
     assert worker.parts.membership._iterators() == [kept]  # noqa: SLF001

@@ -73,7 +73,7 @@ async def one_joins_and_leaves(network: Network) -> None:
         await asyncio.sleep(30.0)  # they compare with their neighbours, and agree
         assert messages(workers) == [0] * size
         assert max(len(worker.parts.directory.links) for worker in workers) <= 2
-        changes = [worker.members() for worker in workers]
+        changes = [worker.members_changed() for worker in workers]
         losses = [Losses(worker) for worker in workers]
         async with newcomer(network, "late", "w7") as late:
             assert await heard(changes) == {("joined", "late"): size}
@@ -212,7 +212,7 @@ async def cut_in_two(network: Network) -> None:
         await all_know(6, workers)
         with pytest.raises(WorkerLostError):
             await by_name["w0"].peer("w11").call(remote.add, 1)
-        changes = by_name["w0"].members()
+        changes = by_name["w0"].members_changed()
         for one in left:
             for other in right:
                 network.between(one, other).heal()

@@ -100,7 +100,7 @@ async def test_the_host_of_the_store_is_killed_and_comes_back() -> None:
             "driver", rank=3, world_size=4, rendezvous=where, options=OPTIONS
         )
         async with driver:
-            changes = driver.members()
+            changes = driver.members_changed()
             pids = {name: one.pid for name, one in group.processes.items()}
             contact = [await group.address(f"w{rank}") for rank in range(3)][2]
             assert await pid_by_way_of(driver, "w1", "w2") == pids["w2"]
@@ -136,7 +136,7 @@ async def test_a_killed_worker_comes_back_by_the_same_store() -> None:
         for rank in (1, 2):
             group.start(f"w{rank}", rank)
         async with host:
-            changes = host.members()
+            changes = host.members_changed()
             assert await pid_by_way_of(host, "w1", "w2") > 0
             for _ in range(2):
                 group.kill("w2")

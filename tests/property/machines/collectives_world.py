@@ -138,7 +138,7 @@ class CollectivesWorld:
 
     def _leave(self, rank: int, one: _Rank) -> None:
         one.has_left = True
-        self._send(rank, "left", *one.machine.leave())
+        self._send(rank, "left", *one.machine.leave("has closed"))
 
     # --- what comes ------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ def _a_rank_that_has_left_is_missed_by_what_it_has_not_ended(build: ModuleType) 
     assert one.begin(operations.Descriptor("barrier")) == failures[0]
     assert one.refuse("gives up") == failures[0]
     assert one.operations.begun == 3
-    assert one.leave()[0] == 0
+    assert one.leave("has closed")[0] == 0
 
 
 def _what_comes_for_what_is_over_or_lost_is_refused(build: ModuleType) -> None:

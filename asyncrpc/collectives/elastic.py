@@ -1,0 +1,268 @@
+"""The elastic groups of one worker: tells others its standing, and waits for theirs.
+
+`machine.reconfiguration` decides.  A message is made when it is written, so that one
+that waits for a connection is never out of date.  A worker that waits tells those that
+it waits for again each second: so a message that a failed dial has lost does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from asyncrpc.collectives.machine.operations import CollectiveFailure
+from asyncrpc.collectives.machine.reconfiguration import (
+    EXCLUDED,
+    MEMBER,
+    Application,
+    ElasticMember,
+)
+from asyncrpc.collectives.machine.views import View
+from asyncrpc.collectives.matching import Matching
+from asyncrpc.collectives.messages import MemberStanding, notice_of, standing_of
+from asyncrpc.collectives.ports import GroupWorker
+from asyncrpc.errors import (
+    AsyncRpcError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    GroupChangedError,
+    QuorumLostError,
+    UnknownWorkerError,
+    UsageError,
+)
+from asyncrpc.ids import WorkerId
+from asyncrpc.runtime.ports import PeerLink
+
+REPEAT_S: Final = 1.0
+FIND_S: Final = 5.0  # for others to say where a applicant is that is not known here
+
+
+class ElasticGroups:
+    """All elastic groups of one worker, by name."""
+
+    def __init__(self, worker: GroupWorker) -> None:
+        self._worker = worker
+        self._all: dict[str, ElasticSeries] = {}
+
+    def series(self, name: str) -> ElasticSeries:
+        """Return the worker's part in the group of a name; make it if need be."""
+        found = self._all.get(name)
+        if found is None:
+            found = self._all[name] = ElasticSeries(self._worker, name)
+        return found
+
+    def drop(self, series: ElasticSeries) -> None:
+        """Forget a group that this worker has left."""
+        if self._all.get(series.name) is series:
+            del self._all[series.name]
+
+    def on_standing(self, link: PeerLink, told: MemberStanding) -> None:
+        """Take what another worker says of a group.
+
+        Raises:
+            MalformedError: it contradicts itself.
+        """
+        standing = standing_of(told)
+        series = self._all.get(told.group_name)
+        if series is None:  # a newcomer waits until everybody has answered
+            series = ElasticSeries(self._worker, told.group_name)
+        series.machine.hear(link.peer, standing)
+        series.carry_out()
+
+    def on_peer_lost(self, peer: WorkerId) -> None:
+        """Let every group go on without the worker."""
+        for series in list(self._all.values()):
+            series.machine.lose(peer)
+            series.carry_out()
+
+    def on_peer_back(self, peer: WorkerId) -> None:
+        """Let every group talk to the worker again."""
+        for series in self._all.values():
+            series.machine.back(peer)
+
+    def close(self) -> None:
+        """Leave all groups."""
+        for series in list(self._all.values()):
+            series.leave()
+        self._all.clear()
+
+
+class ElasticSeries:
+    """One elastic group at one worker, generation after generation.
+
+    Attributes:
+        name: of the group.
+        machine: decides; its callers call `carry_out` afterwards.
+        current: the collectives of the present generation.
+    """
+
+    def __init__(self, worker: GroupWorker, name: str) -> None:
+        self.name = name
+        self.machine = ElasticMember(worker.id, worker.rank)
+        self.current: Matching | None = None
+        self._worker = worker
+        self._ended: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._dials: set[str] = set()
+
+    async def come(self, application: Application, timeout_s: float | None) -> View:
+        """Ask for the next view; return it.
+
+        Args:
+            application: what the program asks for.
+            timeout_s: seconds to wait; None: no limit.
+
+        Raises:
+            UsageError: this worker waits for it already.
+            CollectiveTimeoutError: some did not come in time.
+            QuorumLostError: too few are left, or came.
+            GroupChangedError: the others have gone on without this worker.
+
+        Cancellation:
+            The others are told, and do not count this worker as there.
+        """
+        machine, before = self.machine, self.machine.view.generation
+        if machine.is_here:
+            raise UsageError(
+                f"this worker waits for the next members of group {self.name!r} "
+                "already: reconfigure a group once at a time"
+            )
+        machine.come(application, self._others())
+        self._repeat_later()
+        self.carry_out()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while machine.is_here:
+                    self._ended = self._worker.loop.create_future()
+                    await self._ended
+        except TimeoutError:
+            if machine.is_here:
+                raise self._late(timeout_s or 0.0) from None
+        finally:
+            self._ended = None
+            if machine.is_here:
+                machine.give_up()
+                self.carry_out()
+        return self._outcome(before)
+
+    def leave(self) -> None:
+        """Leave the group for good; others do not wait for this worker."""
+        self.machine.leave()
+        self.carry_out()
+
+    # --- outcome ---------------------------------------------------------------------
+
+    def _outcome(self, before: int) -> View:
+        machine = self.machine
+        view = machine.view
+        if machine.state is MEMBER and view.generation > before:
+            return view
+        if machine.state is EXCLUDED:
+            raise self.excluded()
+        if not machine.has_quorum:
+            raise self._too_few()
+        raise GroupChangedError(
+            f"worker {self._worker.name!r} has left group {self.name!r} meanwhile"
+        )
+
+    def _late(self, timeout_s: float) -> CollectiveError:
+        missing, machine = self.machine.missing, self.machine
+        what = f"group {self.name!r} has no next members after {timeout_s:g} s"
+        if missing:
+            who = ", ".join(map(repr, missing))
+            return CollectiveTimeoutError(
+                f"{what}: these workers did not come: {who}", ranks=missing
+            )
+        size, least = machine.size, machine.least
+        return QuorumLostError(
+            f"{what}: {size} of at least {least} have come; start more workers, or ask "
+            "for a smaller min_size"
+        )
+
+    def _too_few(self) -> CollectiveError:
+        lost = self.machine.absent
+        who, view = ", ".join(map(repr, lost)), self.machine.view
+        return QuorumLostError(
+            f"group {self.name!r} (generation {view.generation} of "
+            f"{len(view.members)}) has lost {who}: those that are left are no "
+            "majority, and others may go on behind a network that is cut; if that "
+            "cannot be, "
+            'reconfigure with quorum="any"',
+            ranks=lost,
+        )
+
+    def excluded(self) -> CollectiveError:
+        """Return the error for a worker that the others have gone on without."""
+        view = self.machine.excluded_from
+        names = tuple(one.name for one in view.members)
+        return GroupChangedError(
+            f"group {self.name!r} has gone on without worker {self._worker.name!r}, "
+            f"which its members took to be lost: generation {view.generation} is "
+            f"{', '.join(map(repr, names))}; join it anew by `join_group`",
+            ranks=(self._worker.name,),
+        )
+
+    # --- carrying out ----------------------------------------------------------------
+
+    def carry_out(self) -> None:
+        """Tell others what the machine wants them to know; wake who waits."""
+        machine = self.machine
+        if machine.farewell is not None:
+            (standing, names), machine.farewell = machine.farewell, None
+            for name in names:
+                link = self._worker.directory.link_to(name)
+                if link is not None:
+                    link.tell(notice_of(self.name, standing), at_once=True)
+        while machine.outbox:
+            name, _ = machine.outbox.popitem()
+            self._tell(name)
+        if machine.state is EXCLUDED and self.current is not None:
+            error, current, self.current = self.excluded(), self.current, None
+            failure = CollectiveFailure(error.code, str(error), error.ranks)
+            current.lose(failure, tell=False)
+        if not machine.is_here:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _tell(self, name: str) -> None:
+        worker = self._worker
+        link = worker.directory.link_to(name)
+        if link is not None:
+            link.tell(notice_of(self.name, self.machine.standing), at_once=True)
+        elif name not in self._dials and not worker.is_draining:
+            self._dials.add(name)
+            dial = worker.start_task(self._dial_and_tell(name))
+            dial.add_done_callback(lambda _: self._dials.discard(name))
+
+    async def _dial_and_tell(self, name: str) -> None:
+        worker = self._worker
+        try:
+            try:
+                link = await worker.link_to(name)
+            except UnknownWorkerError:
+                await worker.membership.find(name, FIND_S)
+                link = await worker.link_to(name)
+        except AsyncRpcError:
+            self.machine.cannot_reach(name)
+            self.carry_out()
+            return
+        link.tell(notice_of(self.name, self.machine.standing), at_once=True)
+
+    def _repeat_later(self) -> None:
+        self._timer = self._worker.loop.call_later(REPEAT_S, self._repeat)
+
+    def _repeat(self) -> None:
+        self.machine.meet(self._others())
+        self.machine.repeat()
+        self._repeat_later()
+        self.carry_out()
+
+    def _others(self) -> list[str]:
+        known = self._worker.membership.known
+        return [one.name for one in known if one.name != self._worker.name]

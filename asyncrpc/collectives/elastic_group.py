@@ -1,0 +1,303 @@
+"""`ElasticGroup`: a group whose members come and go, one generation after the other.
+
+Source: torch.distributed.elastic; torchft's quorum for each step.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final, Literal, Self, TypeAlias
+
+from asyncrpc.arguments import check_kind, check_seconds, check_text, wrong
+from asyncrpc.collectives import given
+from asyncrpc.collectives.elastic import ElasticSeries
+from asyncrpc.collectives.group import TIMEOUT_S, Group, group_over, service_of
+from asyncrpc.collectives.machine.reconfiguration import (
+    EXCLUDED,
+    NEWCOMER_STEP,
+    OUTSIDE,
+    Application,
+)
+from asyncrpc.collectives.machine.views import View
+from asyncrpc.errors import UsageError
+from asyncrpc.runtime.worker import Worker
+
+Quorum: TypeAlias = Literal["majority", "any"]
+QUORUMS: Final = ("majority", "any")
+NAME_CHARACTERS_MAX: Final = 255
+STEP_MAX: Final = 1 << 62
+
+
+class ElasticGroup:
+    """Workers that come and go while they take part in collectives; from `join_group`.
+
+    `current` is the `Group` of the present generation, whose members and ranks do not
+    change.  When a member is lost, or a worker wants to come in, the members make the
+    next generation by `reconfigure`, between two steps of their programs.  A collective
+    that runs when a member is lost, or reconfigures, fails at all others within a
+    moment; so they come to `reconfigure`, too.
+
+    Attributes:
+        worker: as given.
+        name: as given.
+        current: the collectives of the present generation.
+        generation: counts the generations of the group, from 1.
+        steps: for each rank, how far its program was when the generation began; -1: it
+            has come just then.
+
+    Example:
+        >>> group = await asyncrpc.join_group(worker, "training", min_size=2)
+        >>> while step < 1000:
+        ...     try:
+        ...         if group.has_changed:
+        ...             await group.reconfigure(step=step)
+        ...         await group.current.all_reduce(gradient, "avg")
+        ...         step += 1
+        ...     except (RankLostError, GroupChangedError):
+        ...         await group.reconfigure(step=step)
+
+    Source: torch.distributed.elastic, whose agents start all workers anew; torchft,
+    whose quorum is made by a server.
+    """
+
+    current: Group
+    generation: int
+    steps: tuple[int, ...]
+
+    def __init__(
+        self,
+        worker: Worker,
+        series: ElasticSeries,
+        view: View,
+        timeout_s: float | None,
+    ) -> None:
+        """Internal: `join_group` makes it."""
+        self.worker = worker
+        self.name = series.name
+        self._series = series
+        self._timeout_s = timeout_s
+        self._service = service_of(worker)
+        self._is_closed = False
+        self._begin(view)
+
+    def _begin(self, view: View) -> None:
+        matching = self._series.current = self._service.open_view(self.name, view)
+        self._matching = matching
+        self.current = group_over(self.worker, self.name, self._timeout_s, matching)
+        self.generation = view.generation
+        self.steps = view.steps
+
+    @property
+    def source(self) -> int | None:
+        """The rank whose state all others take; None: all are equally far.
+
+        It is the first of those that are the farthest.
+        """
+        farthest = max(self.steps)
+        if farthest == min(self.steps):
+            return None
+        return self.steps.index(farthest)
+
+    @property
+    def newcomers(self) -> tuple[str, ...]:
+        """Names of the workers that wait to be let in, as far as is known here."""
+        return self._series.machine.newcomers
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether a newcomer waits, or a member is lost, has left or reconfigures.
+
+        Other members may not know it yet.  It costs nothing to ask at each step.
+        """
+        return self._matching.lost is not None or bool(self.newcomers)
+
+    async def reconfigure(
+        self,
+        *,
+        step: int = 0,
+        min_size: int = 1,
+        quorum: Quorum = "majority",
+        timeout_s: float | None = None,
+    ) -> Group:
+        """Agree with the other members on the next generation; return its group.
+
+        Every member that is left calls it, between two steps.  All of them get the same
+        members in the same order: first those of this generation, in their order, then
+        the newcomers that wait.  No member leads, so any may die meanwhile; it is left
+        out.  The present group is closed by the call, with all groups that were made of
+        its ranks: what other members still wait for in them fails, with a
+        `GroupChangedError` that names this one.
+
+        Args:
+            step: how far the program is, in any unit; others get it as `steps`.
+            min_size: wait until there are so many members, for newcomers if need be.
+            quorum: `"majority"`: go on only with more than half of this generation's
+                members, or half of them and its rank 0; those that have left do not
+                count.  So of a group that a cut of the network divides, one side goes
+                on at most.  `"any"`: go on with whoever is left.  It is as strict as
+                the strictest member asks for.
+            timeout_s: seconds to wait for the others; None: as for collectives.
+
+        Returns:
+            The group, which is `current` from now on.
+
+        Raises:
+            CollectiveTimeoutError: members did not come in time; it names them.  It may
+                be called again.
+            QuorumLostError: too few members are left.  It may be called again, with
+                another `quorum`, or `min_size`.
+            GroupChangedError: the others have gone on without this worker, which they
+                took to be lost: join anew.
+            UsageError: a call runs already, the group is closed, an argument is wrong,
+                or this is not the worker's event loop.
+
+        Cancellation:
+            This worker does not count as there until it calls again; the present group
+            stays closed.
+
+        Source: c10d's `reconfigure`; the view changes of virtual synchrony.
+        """
+        self.worker.parts.check_on_loop("ElasticGroup.reconfigure")
+        application = application_of(step, min_size, quorum, at_least=0)
+        if timeout_s is None:
+            timeout_s = self._timeout_s
+        else:
+            check_seconds("timeout_s", timeout_s, at_least=0)
+        series, machine = self._series, self._series.machine
+        if machine.state is EXCLUDED:
+            raise series.excluded()
+        if self._is_closed or machine.state is OUTSIDE:
+            raise UsageError(
+                f"group {self.name!r} is closed at worker {self.worker.name!r}: join "
+                "anew by `join_group`"
+            )
+        self._service.close_whole(self._matching, "reconfigures")
+        self.current.close()
+        if machine.view.generation == self.generation:
+            view = await series.come(application, timeout_s)
+        else:
+            view = machine.view  # others went on with this worker after it gave up
+        self._begin(view)
+        return self.current
+
+    def close(self) -> None:
+        """Leave the group for good: the others go on without this worker.  Idempotent.
+
+        Raises:
+            UsageError: the worker runs, and this is not its event loop.
+        """
+        if not self._is_closed and not self.worker.is_closed:
+            self.worker.parts.check_on_loop("ElasticGroup.close")
+            self._service.close_whole(self._matching, "has left")
+            self._series.leave()
+            self._service.elastic.drop(self._series)
+        self._is_closed = True
+        self.current.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the group.
+
+        Raises:
+            UsageError: the worker has ended, or this is not its event loop.
+
+        Cancellation:
+            It never waits.
+        """
+        self.worker.parts.check_on_loop("ElasticGroup")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the group.
+
+        Raises:
+            UsageError: this is not the worker's event loop.
+
+        Cancellation:
+            It never waits.
+        """
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<ElasticGroup {self.name!r}, generation {self.generation}, rank "
+            f"{self.current.rank} of {self.current.size}>"
+        )
+
+
+async def join_group(
+    worker: Worker,
+    name: str,
+    *,
+    step: int = NEWCOMER_STEP,
+    min_size: int = 1,
+    timeout_s: float | None = TIMEOUT_S,
+) -> ElasticGroup:
+    """Become a member of the elastic group of a name; return it.
+
+    If there is a group of the name, this waits until its members let this worker in:
+    at their next `ElasticGroup.reconfigure`.  Else the workers that call this begin
+    one, as soon as there are `min_size` of them; their order is that of their ranks.
+
+    Args:
+        worker: this process's; it must be running.
+        name: of the group, a non-empty string.
+        step: how far the program is, from a checkpoint for example; -1: it begins.
+        min_size: wait until the group has so many members.
+        timeout_s: seconds to wait, and those that a collective of the group may take;
+            None: no limit.
+
+    Raises:
+        CollectiveTimeoutError: it was not let in in time; the error names the workers
+            that it waited for.
+        QuorumLostError: there were fewer than `min_size` workers.
+        UsageError: this worker is in the group, or an argument is wrong.
+        NotStartedError: `worker` does not run.
+
+    Cancellation:
+        The others do not wait for this worker any more.
+
+    Example:
+        >>> group = await asyncrpc.join_group(worker, "training", min_size=4)
+
+    Source: torch.distributed.elastic's rendezvous.
+    """
+    check_text("name", name, at_most=NAME_CHARACTERS_MAX)
+    given.check_group(worker, name, timeout_s)
+    application = application_of(step, min_size, "majority", at_least=NEWCOMER_STEP)
+    service = service_of(worker)
+    series = service.elastic.series(name)
+    if series.machine.state not in (OUTSIDE, EXCLUDED):
+        raise UsageError(
+            f"worker {worker.name!r} is in group {name!r} already: use its "
+            "`reconfigure`, or close it first"
+        )
+    try:
+        view = await series.come(application, timeout_s)
+    except BaseException:
+        if series.machine.state is OUTSIDE:
+            service.elastic.drop(series)
+        raise
+    return ElasticGroup(worker, series, view, timeout_s)
+
+
+def application_of(
+    step: int, min_size: int, quorum: str, *, at_least: int
+) -> Application:
+    """Return what a program asks for.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+    if type(step) is not int or not at_least <= step < STEP_MAX:
+        raise wrong("step", f"an integer of at least {at_least}", step)
+    if type(min_size) is not int or not 1 <= min_size < STEP_MAX:
+        raise wrong("min_size", "an integer of at least 1", min_size)
+    check_kind("quorum", quorum, str, "'majority' or 'any'")
+    if quorum not in QUORUMS:
+        raise wrong("quorum", "'majority' or 'any'", quorum)
+    return Application(step, min_size, quorum == "majority")

@@ -1,0 +1,416 @@
+"""How the members of an elastic group agree on who is in it: one worker's part.
+
+    state            the worker
+    OUTSIDE          is in no view of the group, and does not ask to be
+    JOINING          asks to be in the next view
+    MEMBER           is in the view, and in the middle of its program
+    RECONFIGURING    is in the view, has come to a border, and asks for the next view
+    EXCLUDED         was in a view; the others have gone on without it
+
+No member leads.  A worker that has come tells all others its *standing*: its view and
+its proposal for the next one (`views`), and again each time the proposal has grown.  It
+installs the next view once every member of that view has told it the same proposal.
+
+A worker that hears of a later view that it is in installs that one: a member of it had
+heard the same proposal of all, this worker included.  A worker that hears of a later
+view that it is not in is excluded, or asks to be in the view after it.  Who hears of an
+earlier view answers with its own.
+
+Why there is one group: a view of the same generation needs all of its members, since
+every collective does.  Two views with quorums of the view before have a member in
+common, which installs one of them.  So at most one of them is ever used.
+
+Sans-IO: `outbox` has the workers that must be told the standing now.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from asyncrpc.collectives.machine.views import (
+    NO_VIEW,
+    Applicant,
+    Proposal,
+    View,
+    awaited,
+    can_have_quorum,
+    excluded_by,
+    least_size,
+    next_view,
+)
+from asyncrpc.errors import LocalProtocolError
+from asyncrpc.ids import WorkerId
+
+NEWCOMER_STEP: Final = -1
+
+
+class MemberState(enum.Enum):
+    """What a worker is in an elastic group."""
+
+    OUTSIDE = enum.auto()
+    JOINING = enum.auto()
+    MEMBER = enum.auto()
+    RECONFIGURING = enum.auto()
+    EXCLUDED = enum.auto()
+
+
+OUTSIDE, JOINING, MEMBER, RECONFIGURING, EXCLUDED = MemberState
+
+
+class MemberEvent(enum.Enum):
+    """What happens to a worker in an elastic group."""
+
+    COME = enum.auto()  # its program asks for the next view
+    INSTALL = enum.auto()  # it has the next view
+    GIVE_UP = enum.auto()  # its program does not wait any longer
+    EXCLUDE = enum.auto()  # the others have gone on without it
+    LEAVE = enum.auto()  # its program leaves the group
+
+
+COME, INSTALL, GIVE_UP, EXCLUDE, LEAVE = MemberEvent
+
+TRANSITIONS: Final[Mapping[MemberState, Mapping[MemberEvent, MemberState]]] = {
+    OUTSIDE: {COME: JOINING, LEAVE: OUTSIDE},
+    JOINING: {INSTALL: MEMBER, GIVE_UP: OUTSIDE, LEAVE: OUTSIDE},
+    MEMBER: {COME: RECONFIGURING, INSTALL: MEMBER, EXCLUDE: EXCLUDED, LEAVE: OUTSIDE},
+    RECONFIGURING: {
+        INSTALL: MEMBER,
+        GIVE_UP: MEMBER,
+        EXCLUDE: EXCLUDED,
+        LEAVE: OUTSIDE,
+    },
+    EXCLUDED: {COME: JOINING, LEAVE: OUTSIDE},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a worker tells others.
+
+    Attributes:
+        view: the last one that it knows.
+        is_here: whether it has come, and waits for the next one.
+        proposal: for the next one.
+    """
+
+    view: View
+    is_here: bool
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What a program asks for.
+
+    Attributes:
+        step: how far it is.
+        min_size: members that the view must have at least.
+        needs_majority: whether the view needs a quorum of the one before.
+    """
+
+    step: int = NEWCOMER_STEP
+    min_size: int = 1
+    needs_majority: bool = True
+
+
+class ElasticMember:
+    """One worker in one elastic group.
+
+    Attributes:
+        me: this worker.
+        state: what it is.
+        view: the last view that it knows; it is in it unless it is JOINING, OUTSIDE or
+            EXCLUDED.
+        proposal: for the next view.
+        outbox: names of workers that must be told its standing.
+        has_quorum: False: the view can have no quorum any more.
+        excluded_from: the view that it is not in, if it is EXCLUDED.
+        farewell: what to tell whom if it has just left; None: it has not.
+    """
+
+    def __init__(self, me: WorkerId, rank: int) -> None:
+        """Begin outside.
+
+        Args:
+            me: this worker.
+            rank: its rank among all workers; -1: none.
+        """
+        self.me = me
+        self.state = OUTSIDE
+        self.view = NO_VIEW
+        self.proposal = Proposal()
+        self.outbox: dict[str, None] = {}
+        self.has_quorum = True
+        self.excluded_from = NO_VIEW
+        self.farewell: tuple[Standing, tuple[str, ...]] | None = None
+        self._rank = rank
+        self._turn = 0
+        self._heard: dict[WorkerId, Proposal] = {}  # of those that are here
+        self._roster: dict[str, bool] = {}  # all workers, and whether each has answered
+        self._lost: dict[str, WorkerId] = {}  # by name: the last life that was lost
+
+    # --- what programs ask -----------------------------------------------------------
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether it waits for the next view."""
+        return self.state in (JOINING, RECONFIGURING)
+
+    @property
+    def standing(self) -> Standing:
+        """Return what to tell the workers in the outbox."""
+        return Standing(self.view, self.is_here, self.proposal)
+
+    @property
+    def newcomers(self) -> tuple[str, ...]:
+        """Return the names of workers that ask to be in the next view."""
+        found = next_view(self.view, self.proposal).members
+        return tuple(one.name for one in found if one not in self.view.members)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Return the names of workers that the next view waits for."""
+        late = {one.name: None for one in awaited(self.view, self.proposal)}
+        found = next_view(self.view, self.proposal).members
+        late |= {
+            one.name: None
+            for one in found
+            if one != self.me and self._heard.get(one) != self.proposal
+        }
+        if self.view == NO_VIEW:
+            late |= {name: None for name, said in self._roster.items() if not said}
+        return tuple(late)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Return the names of the members that cannot be in the next view."""
+        out = excluded_by(self.view, self.proposal)
+        return tuple(one.name for one in self.view.members if one in out)
+
+    @property
+    def size(self) -> int:
+        """Return how many members the next view would have now."""
+        return len(next_view(self.view, self.proposal).members)
+
+    @property
+    def least(self) -> int:
+        """Return how many members the next view must have."""
+        return least_size(self.view, self.proposal)
+
+    def come(self, application: Application, roster: Iterable[str] = ()) -> None:
+        """Ask for the next view.
+
+        Args:
+            application: what the program asks for.
+            roster: names of all other workers, which a newcomer asks.
+
+        Raises:
+            LocalProtocolError: it has come already.
+        """
+        self._advance(COME)
+        if self.state is JOINING:
+            self._rebase(NO_VIEW)
+            self._roster = dict.fromkeys(roster, False)
+        self.has_quorum = True
+        self._turn += 1
+        mine = Applicant(
+            self.me,
+            self._turn,
+            self._rank,
+            application.step,
+            application.min_size,
+            application.needs_majority,
+        )
+        self.proposal = self.proposal.having(mine)
+        self._accuse()
+        self._tell_all()
+        self._decide()
+
+    def give_up(self) -> None:
+        """Wait no longer.
+
+        Raises:
+            LocalProtocolError: it did not wait.
+        """
+        was_joining = self.state is JOINING
+        self._advance(GIVE_UP)
+        if was_joining:
+            self._say_goodbye()
+        else:
+            self._tell_all()
+
+    def leave(self) -> None:
+        """Leave the group for good."""
+        was_outside = self.state in (OUTSIDE, EXCLUDED)
+        self._advance(LEAVE)
+        if not was_outside:
+            self._say_goodbye()
+
+    def meet(self, roster: Iterable[str]) -> None:
+        """Take the names of all other workers; a newcomer asks those that are new."""
+        if self.state is JOINING and self.view == NO_VIEW:
+            for name in roster:
+                if name not in self._roster:
+                    self._roster[name] = False
+                    self.outbox[name] = None
+
+    def repeat(self) -> None:
+        """Tell the workers that are waited for once more."""
+        if self.is_here:
+            self.outbox |= dict.fromkeys(self.missing)
+            if self.view != NO_VIEW:
+                self.outbox |= {
+                    one.name: None for one in awaited(self.view, Proposal())
+                }
+            self.outbox.pop(self.me.name, None)
+
+    # --- what others say -------------------------------------------------------------
+
+    def hear(self, sender: WorkerId, standing: Standing) -> None:
+        """Take the standing of another worker."""
+        self.back(sender)
+        if self.state in (OUTSIDE, EXCLUDED):
+            if standing.is_here:
+                self.outbox[sender.name] = None
+            return
+        self._roster[sender.name] = True
+        ours, theirs = self.view.key, standing.view.key
+        if theirs > ours:
+            self._hear_of_later(sender, standing)
+        elif theirs == ours:
+            self._hear_of_same(sender, standing)
+        else:
+            self._hear_of_earlier(sender, standing)
+
+    def lose(self, lost: WorkerId) -> None:
+        """Take the loss of a worker."""
+        self._lost[lost.name] = lost
+        self._heard.pop(lost, None)
+        if lost.name in self._roster:
+            self._roster[lost.name] = True
+        if self.state in (OUTSIDE, EXCLUDED):
+            return
+        before = self.proposal
+        self._accuse()
+        self._after(before)
+
+    def back(self, one: WorkerId) -> None:
+        """Take the news that a worker was not lost."""
+        if self._lost.get(one.name) == one:
+            del self._lost[one.name]
+
+    def cannot_reach(self, name: str) -> None:
+        """Take the news that no worker of a name can be reached."""
+        if name in self._roster:
+            self._roster[name] = True
+        concerned = {*self.view.members, *self.proposal.applicants}
+        for one in sorted(one for one in concerned if one.name == name):
+            self.lose(one)
+        if self.is_here:
+            self._decide()
+
+    # --- parts -----------------------------------------------------------------------
+
+    def _hear_of_later(self, sender: WorkerId, standing: Standing) -> None:
+        view = standing.view
+        if self.me in view.members:
+            if sender in excluded_by(self.view, self.proposal):
+                return  # its view has no future: this worker is not in it for long
+            self._install(view)
+            self._hear_of_same(sender, standing)
+        elif self.state is JOINING:
+            mine = self.proposal.applicants[self.me]
+            self._rebase(view)
+            self.proposal = self.proposal.having(mine)
+            self._tell_all()
+            self._hear_of_same(sender, standing)
+        else:
+            self._advance(EXCLUDE)
+            self.excluded_from = view
+            self._rebase(NO_VIEW)
+
+    def _hear_of_same(self, sender: WorkerId, standing: Standing) -> None:
+        before = self.proposal
+        self.proposal = before.joined(standing.proposal)
+        if standing.is_here:
+            self._heard[sender] = standing.proposal
+        else:
+            self._heard.pop(sender, None)
+        self._accuse()
+        self._after(before)
+
+    def _hear_of_earlier(self, sender: WorkerId, standing: Standing) -> None:
+        if not standing.is_here:
+            return
+        self.outbox[sender.name] = None
+        applicant = standing.proposal.applicants.get(sender)
+        if standing.view == NO_VIEW and applicant is not None:
+            before = self.proposal
+            self.proposal = before.having(applicant)
+            self._accuse()
+            self._after(before)
+
+    def _after(self, before: Proposal) -> None:
+        if self.is_here:
+            if self.proposal != before:
+                self._tell_all()
+            self._decide()
+
+    def _accuse(self) -> None:
+        """Accuse the workers that this one has lost, where it makes a difference."""
+        concerned = set(self.view.members) | set(self.proposal.applicants)
+        if self.me not in self.view.members:
+            # Who cannot reach a member of the view stays out, not that member.
+            concerned -= set(self.view.members)
+        for lost in sorted(concerned & set(self._lost.values())):
+            if lost not in excluded_by(self.view, self.proposal):
+                self.proposal = self.proposal.accusing(self.me, lost)
+
+    def _decide(self) -> None:
+        view, proposal = self.view, self.proposal
+        if not can_have_quorum(view, proposal):
+            if self.state is RECONFIGURING:  # a newcomer waits for what they do now
+                self.has_quorum = False
+                self.give_up()
+            return
+        following = next_view(view, proposal)
+        is_in = self.me in following.members
+        if is_in and self.size >= self.least and not self.missing:
+            self._install(following)
+
+    def _install(self, view: View) -> None:
+        self._advance(INSTALL)
+        self._rebase(view)
+
+    def _rebase(self, view: View) -> None:
+        self.view = view
+        self.proposal = Proposal()
+        self._heard.clear()
+
+    def _say_goodbye(self) -> None:
+        left = Proposal(departures={self.me: self._turn})
+        self.proposal = self.proposal.joined(left)
+        self._tell_all()
+        self.farewell = self.standing, tuple(self.outbox)
+        self.outbox.clear()
+        self._rebase(NO_VIEW)
+
+    def _tell_all(self) -> None:
+        told = set(self.view.members) | set(self.proposal.applicants)
+        told -= excluded_by(self.view, self.proposal)
+        self.outbox |= {one.name: None for one in sorted(told)}
+        if self.view == NO_VIEW:
+            self.outbox |= dict.fromkeys(self._roster)
+        self.outbox.pop(self.me.name, None)
+
+    def _advance(self, event: MemberEvent) -> None:
+        following = TRANSITIONS[self.state].get(event)
+        if following is None:
+            raise LocalProtocolError(
+                f"a worker that is {self.state.name} in an elastic group cannot "
+                f"{event.name}"
+            )
+        self.state = following
