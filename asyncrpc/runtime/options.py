@@ -30,6 +30,7 @@ from asyncrpc.wire.limits import MessageLimits
 LANES_MAX: Final = 16  # of one link, whatever a peer asks for
 
 SECRET_VARIABLE = "ASYNCRPC_SECRET"  # noqa: S105  (a variable's name, not a secret)
+INTERFACE_VARIABLE = "ASYNCRPC_INTERFACE"
 
 
 SPIN_MAX_S: Final = 0.1
@@ -108,7 +109,10 @@ class NetworkOptions:
     Attributes:
         listen: addresses to listen at.  None: a private Unix socket, and with a secret
             also TCP on every interface.
-        interface: the network interface whose addresses are published; None: all.
+        interface: the addresses to listen at and to publish, if the worker listens at
+            every interface: names of interfaces, which may hold `*` and `?`, and
+            networks such as `"10.0.0.0/8"`, separated by commas, best first.  None: the
+            environment variable `ASYNCRPC_INTERFACE`; if that is unset, all.
         advertise: addresses that are published instead of the listening addresses, for
             a worker behind a NAT, a container's port mapping or a proxy.  None: the
             listening addresses.
@@ -380,9 +384,13 @@ class Options:
 
     def with_environment(self, environ: Mapping[str, str] = os.environ) -> Options:
         """Internal: return options completed from the environment."""
-        if self.secret is None and environ.get(SECRET_VARIABLE):
-            return replace(self, secret=environ[SECRET_VARIABLE])
-        return self
+        given = self
+        if given.secret is None and environ.get(SECRET_VARIABLE):
+            given = replace(given, secret=environ[SECRET_VARIABLE])
+        if given.network.interface is None and environ.get(INTERFACE_VARIABLE):
+            network = replace(given.network, interface=environ[INTERFACE_VARIABLE])
+            given = replace(given, network=network)
+        return given
 
 
 # Fields of `LimitOptions` that may be 0, which turns the feature off.

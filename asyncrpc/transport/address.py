@@ -48,6 +48,20 @@ class Address:
         except ValueError:
             return False
 
+    @property
+    def network(self) -> str:
+        """Return the network that an IP address is in, by habit; empty of others.
+
+        The real length of the prefix only its host knows: /24 of IPv4 and /64 of IPv6
+        are what is usual.
+        """
+        try:
+            found = ipaddress.ip_address(self.host.partition("%")[0])
+        except ValueError:
+            return ""
+        bits = 24 if found.version == 4 else 64  # noqa: PLR2004
+        return str(ipaddress.ip_network((found, bits), strict=False))
+
     @classmethod
     def parse(cls, text: str, what: str = "an address") -> Address:
         """Read an address.

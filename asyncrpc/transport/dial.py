@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from asyncrpc.errors import (
     AuthenticationError,
@@ -23,8 +23,7 @@ from asyncrpc.errors import (
 )
 from asyncrpc.transport.abc import Connector, StreamHandler, Transport
 from asyncrpc.transport.address import Address
-
-STAGGER_S: Final = 0.25  # RFC 8305, section 8: "Connection Attempt Delay"
+from asyncrpc.transport.endpoints import STAGGER_S
 
 HandlerT = TypeVar("HandlerT", bound=StreamHandler)
 
@@ -44,6 +43,7 @@ async def connect_any(
     connectors: Mapping[str, Connector],
     *,
     stagger_s: float = STAGGER_S,
+    limit_s: float | None = None,
 ) -> Dialled[HandlerT]:
     """Connect to the first of `addresses` that answers.
 
@@ -53,6 +53,7 @@ async def connect_any(
             lose may see `connection_made` and then `connection_lost`.
         connectors: by scheme; addresses of other schemes are skipped.
         stagger_s: seconds after which the next attempt joins one that still runs.
+        limit_s: seconds for all of it; None: no limit but those of the transports.
 
     Raises:
         RefusedError: no process listens at any of the addresses.
@@ -65,8 +66,9 @@ async def connect_any(
     """
     race = _Race(handler_factory, connectors, stagger_s)
     try:
-        async with asyncio.TaskGroup() as tasks:
-            race.run(addresses, tasks)
+        with contextlib.suppress(TimeoutError):  # then some have not answered
+            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
+                race.run(addresses, tasks)
     except BaseException as error:
         if race.winner is not None:
             race.winner.transport.abort()
@@ -74,7 +76,7 @@ async def connect_any(
             raise error.exceptions[0] from error
         raise
     if race.winner is None:
-        raise race.lost(addresses)
+        raise race.lost(addresses, limit_s)
     return race.winner
 
 
@@ -113,10 +115,13 @@ class _Race(Generic[HandlerT]):
             )
             before = lane
 
-    def lost(self, addresses: Sequence[Address]) -> ConnectError:
+    def lost(self, addresses: Sequence[Address], limit_s: float | None) -> ConnectError:
         if not addresses:
             return ConnectError("cannot connect: the peer has published no address")
-        reasons = "; ".join(f"{lane.address}: {lane.error}" for lane in self._lanes)
+        for lane in self._lanes:
+            if lane.error is None:
+                lane.error = ConnectError(f"silent: no answer in {limit_s or 0.0:g} s")
+        reasons = "; ".join(f"{lane.address}: {_reason(lane)}" for lane in self._lanes)
         refused = all(isinstance(lane.error, RefusedError) for lane in self._lanes)
         kind: type[ConnectError] = RefusedError if refused else ConnectError
         if any(isinstance(lane.error, AuthenticationError) for lane in self._lanes):
@@ -156,3 +161,8 @@ class _Race(Generic[HandlerT]):
         for task in self._tasks:
             if task is not me:
                 task.cancel()
+
+
+def _reason(attempt: _Attempt) -> str:
+    """Return why an attempt failed; its address is said beside it."""
+    return str(attempt.error).removeprefix(f"cannot connect to {attempt.address}: ")

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import fnmatch
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -32,6 +33,11 @@ _NAME_BYTES: Final = 16
 # Tentative, deprecated, or failed duplicate detection: not to be used for new peers.
 _IPV6_UNUSABLE: Final = 0x40 | 0x20 | 0x08
 _IPV6_TABLE: Final = Path("/proc/net/if_inet6")
+# Bridges between containers or virtual machines of one host.
+_BRIDGES: Final = (
+    *("docker*", "br-*", "virbr*", "cni*", "podman*", "lxcbr*", "lxdbr*", "flannel*"),
+    *("cali*", "kube-*", "veth*", "nerdctl*"),
+)
 # Documentation addresses (RFC 5737, RFC 3849): a route to them is the default route.
 _ELSEWHERE: Final = (
     (socket.AF_INET, "198.51.100.1"),
@@ -51,34 +57,64 @@ def host_addresses(interface: str | None = None) -> list[IPAddress]:
     """List the addresses at which peers may reach this host, best first.
 
     The address that the default route uses comes first, then those routed everywhere,
-    then private ones, and loopback last.
+    then private ones.  Last are those of bridges that containers or virtual machines of
+    this host hang on, link-local ones, and loopback.
 
     Args:
-        interface: name of the one interface to list; None for all.
+        interface: which to list, best first: names of interfaces, which may hold `*`
+            and `?`, and networks such as `10.0.0.0/8`, separated by commas; None for
+            all.
 
     Raises:
-        UsageError: there is no interface of that name, or it has no address.
+        UsageError: nothing matches, or a network is not written as one.
     """
     found = list(_usable())
-    if interface is None:
-        chosen = {one.address for one in found}
-    else:
-        chosen = {one.address for one in found if one.interface == interface}
+    preferred = set(_default_sources())
+    ranked = sorted(found, key=lambda one: _rank(one, preferred))
+    if interface is not None:
+        patterns = _patterns(interface)
+        chosen = [one for match in patterns for one in ranked if match(one)]
         if not chosen:
-            known = ", ".join(sorted({one.interface for one in found})) or "none"
+            known = sorted({f"{one.interface} ({one.address})" for one in found})
             raise UsageError(
                 f"interface {interface!r} has no usable address; "
-                f"those that have one: {known}"
+                f"those that have one: {', '.join(known) or 'none'}; see "
+                "NetworkOptions.interface and ASYNCRPC_INTERFACE"
             )
-    preferred = set(_default_sources())
-    return sorted(chosen, key=lambda address: _rank(address, preferred))
+        ranked = chosen
+    return list(dict.fromkeys(one.address for one in ranked))
+
+
+def _patterns(text: str) -> list[Callable[[HostAddress], bool]]:
+    """Read what chooses addresses.
+
+    Raises:
+        UsageError: a network is not written as one.
+    """
+    return [_pattern(one.strip()) for one in text.split(",") if one.strip()]
+
+
+def _pattern(text: str) -> Callable[[HostAddress], bool]:
+    if "/" not in text:
+        return lambda one: fnmatch.fnmatchcase(one.interface, text)
+    try:
+        network = ipaddress.ip_network(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{text!r} is no network, such as 10.0.0.0/8: {error}"
+        ) from None
+    return lambda one: one.address in network
 
 
 def _rank(
-    address: IPAddress, preferred: set[IPAddress]
-) -> tuple[bool, bool, bool, int, IPAddress | int]:
+    one: HostAddress, preferred: set[IPAddress]
+) -> tuple[bool, bool, bool, bool, bool, int, int]:
+    address = one.address
     return (
         address.is_loopback,
+        address.is_link_local,
+        # Every host has the same: it leads others to themselves.
+        any(fnmatch.fnmatchcase(one.interface, bridge) for bridge in _BRIDGES),
         address not in preferred,
         not address.is_global,
         address.version,

@@ -20,6 +20,7 @@ from typing import Final
 from asyncrpc.errors import ConnectError, RefusedError, TransportError
 from asyncrpc.transport.abc import Connector, Listener, StreamHandler, Transport
 from asyncrpc.transport.address import Address
+from asyncrpc.transport.endpoints import Resolver, connected_socket, reason_of
 from asyncrpc.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.transport.interfaces import IPAddress, host_addresses
 from asyncrpc.transport.secured import TlsTransport
@@ -43,6 +44,7 @@ class TcpConnector(Connector):
         linger_s: seconds that `close` waits for the peer to read what is queued.
         marks: when `send` makes the handler hold back.
         tls: certificates, if connections are encrypted; None if not.
+        resolver: looks names up.
     """
 
     scheme = "tcp"
@@ -50,6 +52,7 @@ class TcpConnector(Connector):
     linger_s: float = LINGER_S
     marks: WaterMarks = field(default_factory=WaterMarks)
     tls: TlsContexts | None = None
+    resolver: Resolver = field(default_factory=Resolver, compare=False)
 
     async def listen(
         self, address: Address, accept: Callable[[], StreamHandler]
@@ -82,7 +85,8 @@ class TcpConnector(Connector):
         """Connect to `address`; see `Connector.connect`.
 
         Raises:
-            ConnectError: refused, unreachable, or the name does not resolve.
+            ConnectError: refused, unreachable, or the name does not resolve; it says
+                which.
             AuthenticationError: one end refuses the other's certificate, or only one
                 speaks TLS.
         """
@@ -92,15 +96,22 @@ class TcpConnector(Connector):
         protocol = self._protocol(secured or handler)
         loop = asyncio.get_running_loop()
         try:
-            await loop.create_connection(lambda: protocol, address.host, address.port)
+            found = await self.resolver.resolve(address.host, address.port)
+            if len(found) == 1:
+                host, port = found[0].host, found[0].port
+                await loop.create_connection(lambda: protocol, host, port)
+            else:
+                sock = await connected_socket(found)
+                await _hand_over(sock, lambda: protocol)
             if secured is not None:
                 await secured.established  # who dials has a limit; its end fails it
         except ConnectError:
             raise
-        except ConnectionRefusedError as error:
-            raise RefusedError(f"cannot connect to {address}: {error}") from error
         except OSError as error:
-            raise ConnectError(f"cannot connect to {address}: {error}") from error
+            is_refused = isinstance(error, ConnectionRefusedError)
+            kind = RefusedError if is_refused else ConnectError
+            why = reason_of(error)
+            raise kind(f"cannot connect to {address}: {why}") from error
         except asyncio.CancelledError:
             protocol.forsake()  # it may have been made in this very turn of the loop
             raise
@@ -115,6 +126,15 @@ class TcpConnector(Connector):
         return SocketTransport(
             handler, scheme="tcp", marks=self.marks, linger_s=self.linger_s
         )
+
+
+async def _hand_over(sock: socket.socket, make: Callable[[], SocketTransport]) -> None:
+    """Give a connected socket to the loop."""
+    try:
+        await asyncio.get_running_loop().create_connection(make, sock=sock)
+    except BaseException:
+        sock.close()
+        raise
 
 
 class TcpListener(Listener):

@@ -29,6 +29,8 @@ from asyncrpc.runtime.links.ports import (
 )
 from asyncrpc.runtime.links.routes import Routes
 from asyncrpc.runtime.ports import Identity
+from asyncrpc.transport.address import Address
+from asyncrpc.transport.dial import Dialled
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
 
@@ -86,7 +88,7 @@ class Dialer(Generic[LinkT]):
         Cancellation:
             A connection that is not open yet is given up.
         """
-        return await _Dial(entry, group, self._dial_once, self._routes.timeout_s).run()
+        return await _Dial(entry, group, self._dial_once, self._routes).run()
 
     async def _dial_once(self, entry: PeerEntry[LinkT], attempt: int) -> bool:
         """Dial; return whether the connection is open.
@@ -102,20 +104,72 @@ class Dialer(Generic[LinkT]):
             raise
 
     async def _connect(self, entry: PeerEntry[LinkT], attempt: int) -> bool:
+        """Dial one address after the other, until the peer itself answers.
+
+        An address may lead to somebody else: every host has the same docker0.
+        """
+        addresses = self._routes.to(entry.member)
+        failed: dict[Address, TransportError] = {}
         async with asyncio.timeout(self._routes.timeout_s):
-            dialled = await self._routes.connect(
-                self._routes.to(entry.member),
-                lambda: self._new_connection(entry, attempt),
-            )
-            connection = dialled.handler
-            connection.address = dialled.address
-            hello = await connection.until_open()
+            while True:
+                left = [one for one in addresses if one not in failed]
+                dialled = await self._race(entry, attempt, left, failed)
+                hello = await self._answer_of(entry, dialled, failed)
+                if hello is not None:
+                    break
+        self._routes.worked(dialled.address)
         if not hello.verdict:
             return True
-        connection.close()
+        dialled.handler.close()
         if hello.verdict != DUPLICATE:
             raise ConnectError(f"{entry.member.name!r} refused: {hello.verdict}")
         return False
+
+    async def _race(
+        self,
+        entry: PeerEntry[LinkT],
+        attempt: int,
+        left: list[Address],
+        failed: dict[Address, TransportError],
+    ) -> Dialled[LinkConnection]:
+        """Connect to one of the addresses that are left.
+
+        Raises:
+            TransportError: to none of them; or none is left.
+        """
+        if failed and not left:
+            raise _listed(failed)
+        try:
+            dialled = await self._routes.connect(
+                left, lambda: self._new_connection(entry, attempt)
+            )
+        except AuthenticationError:
+            raise
+        except ConnectError as error:
+            if failed:
+                raise _listed(failed, str(error)) from error
+            raise
+        dialled.handler.address = dialled.address
+        return dialled
+
+    async def _answer_of(
+        self,
+        entry: PeerEntry[LinkT],
+        dialled: Dialled[LinkConnection],
+        failed: dict[Address, TransportError],
+    ) -> Hello | None:
+        """Return the peer's HELLO; None if what answers there is not the peer."""
+        try:
+            hello = await dialled.handler.until_open()
+        except ConnectionLostError as error:
+            failed[dialled.address] = error
+            return None
+        if hello.verdict and hello.name != entry.member.name:
+            dialled.handler.close()
+            name = entry.member.name
+            failed[dialled.address] = ConnectError(f"{name!r} refused: {hello.verdict}")
+            return None
+        return hello
 
     def _new_connection(self, entry: PeerEntry[LinkT], attempt: int) -> LinkConnection:
         def on_proved(connection: LinkConnection) -> None:
@@ -130,6 +184,17 @@ class Dialer(Generic[LinkT]):
         return self._handshakes.make(Role.DIALER, on_proved, on_hello)
 
 
+def _listed(failed: dict[Address, TransportError], more: str = "") -> TransportError:
+    """Return one error for all addresses that have failed."""
+    first = next(iter(failed.values()))
+    if len(failed) == 1 and not more:
+        return first
+    reasons = "; ".join(f"{address}: {why}" for address, why in failed.items())
+    is_broken = isinstance(first, ConnectionLostError)
+    kind = ConnectionLostError if is_broken else ConnectError
+    return kind(f"{reasons}; {more}" if more else reasons)
+
+
 class _Dial(Generic[LinkT]):
     """One dial: all attempts for the tasks that wait for a link to one peer."""
 
@@ -138,12 +203,12 @@ class _Dial(Generic[LinkT]):
         entry: PeerEntry[LinkT],
         group: GroupRecords | None,
         dial_once: Callable[[PeerEntry[LinkT], int], Awaitable[bool]],
-        timeout_s: float,
+        routes: Routes,
     ) -> None:
         self._entry = entry
         self._group = group
         self._dial_once = dial_once
-        self._timeout_s = timeout_s
+        self._routes = routes
         self._attempts = DialAttempts()
         self._dialled = entry.member  # what the last attempt was made to
         self._error: BaseException | None = None  # of the last attempt
@@ -202,7 +267,7 @@ class _Dial(Generic[LinkT]):
         """Wait until a connection that was taken is open at the peer too, or ends."""
         connection = self._entry.machine.connection
         assert connection is not None  # no other task dials
-        is_settled = await self._settles_in(self._timeout_s)
+        is_settled = await self._settles_in(self._routes.timeout_s)
         if not is_settled and not connection.is_broken:  # else others decide its end
             connection.end(ConnectionLostError("its dialer does not use it"))
         return DialEvent.SETTLED
@@ -238,7 +303,9 @@ class _Dial(Generic[LinkT]):
 
     def _unreachable(self, error: BaseException | None) -> WorkerLostError:
         why = "both sides kept dialing" if error is None else str(error)
-        why = why or f"no connection in {self._timeout_s:g} s"
+        why = why or f"no connection in {self._routes.timeout_s:g} s"
+        if passed_over := self._routes.passed_over(self._entry.member):
+            why = f"{why}; not tried: {passed_over}"
         return WorkerLostError(
             f"it cannot be reached: {why}",
             to=self._entry.member.name,

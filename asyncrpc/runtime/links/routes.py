@@ -18,6 +18,8 @@ from asyncrpc.transport.uds import UdsConnector
 
 HandlerT = TypeVar("HandlerT", bound=StreamHandler)
 
+RACE_SHARE: Final = 0.8  # of the time of a dial: for connecting
+NETWORKS_MAX: Final = 64  # that are remembered because they led to a worker
 _PREFERENCE: Final = {"mem": 0, "uds": 1, "tcp": 2}
 
 
@@ -60,6 +62,10 @@ def default_addresses(sockets: Path, *, is_guarded: bool) -> list[str]:
 class Routes:
     """The ways of one worker to the others.
 
+    A host with two networks publishes an address of each, and one of them may be dead.
+    The first dial finds that out, by a race; the network that worked is tried first
+    from then on, for every peer that has an address in it.
+
     Attributes:
         timeout_s: seconds that a dial and its handshake may take.
     """
@@ -74,23 +80,55 @@ class Routes:
             timeout_s: seconds that a dial and its handshake may take.
         """
         self._connectors = connectors
+        self._worked: dict[str, int] = {}  # networks, and when: the latest last
+        self._wins = 0
         self.timeout_s = timeout_s
 
     def to(self, member: Member) -> list[Address]:
         """Return the addresses of a worker that this one can use, best first."""
-        found = []
+        found = [
+            address
+            for address in map(Address.parse, member.addresses)
+            if not self._why_not(address, member)
+        ]
+        return sorted(found, key=self._rank)
+
+    def _rank(self, address: Address) -> tuple[int, int]:
+        worked = self._worked.get(address.network, 0)
+        return _PREFERENCE[address.scheme], -worked
+
+    def _why_not(self, address: Address, member: Member) -> str:
+        """Return why an address of a worker is of no use here; empty if it is."""
+        if address.scheme not in self._connectors:
+            return "this worker has no transport for it"
         is_here = member.host_id in ("", HOST_ID)
-        for text in member.addresses:
-            address = Address.parse(text)
-            if address.scheme not in self._connectors:
-                continue
-            if not is_here and (address.scheme == "uds" or address.is_loopback):
-                continue
-            found.append(address)
-        return sorted(found, key=lambda address: _PREFERENCE[address.scheme])
+        if is_here:
+            return ""
+        if address.scheme == "uds":
+            return "a socket in the file system of another host"
+        return "the loopback of another host" if address.is_loopback else ""
+
+    def passed_over(self, member: Member) -> str:
+        """Return which addresses of a worker are not tried, each with its reason."""
+        parsed = map(Address.parse, member.addresses)
+        reasons = {one: self._why_not(one, member) for one in parsed}
+        return "; ".join(f"{one}: {why}" for one, why in reasons.items() if why)
 
     async def connect(
         self, addresses: Sequence[Address], make: Callable[[], HandlerT]
     ) -> Dialled[HandlerT]:
         """Connect to the first address that answers; see `transport.dial`."""
-        return await connect_any(addresses, make, self._connectors)
+        # The rest of the time is left to the handshake.
+        limit_s = RACE_SHARE * self.timeout_s
+        return await connect_any(addresses, make, self._connectors, limit_s=limit_s)
+
+    def worked(self, address: Address) -> None:
+        """Take note that a worker has been found at an address."""
+        network = address.network
+        if not network:
+            return
+        self._wins += 1
+        self._worked.pop(network, None)
+        self._worked[network] = self._wins
+        if len(self._worked) > NETWORKS_MAX:
+            del self._worked[next(iter(self._worked))]

@@ -34,8 +34,14 @@ from asyncrpc.runtime.members import (
     RunningGroup,
     missing_error,
 )
-from asyncrpc.runtime.membership.stores import StoreRendezvous, file_opener, tcp_opener
+from asyncrpc.runtime.membership.stores import (
+    Hosting,
+    StoreRendezvous,
+    TcpPlace,
+    file_opener,
+)
 from asyncrpc.transport.address import Address
+from asyncrpc.transport.meeting import MeetingAddress
 
 __all__ = [
     "UNKNOWN_INCARNATION",
@@ -280,15 +286,13 @@ def open_rendezvous(
         opener = file_opener(url.path)
         return StoreRendezvous(opener, rank, world_size), rank, world_size
     host, port = _store_address(where, placement)
-    is_master = rank == 0 and not placement.is_served
-    store = StoreRendezvous(
-        # A launcher may start all anew if one fails, and its store lives on.
-        tcp_opener(host, port, is_master=is_master, attempt=str(placement.restart)),
-        rank,
-        world_size,
-        address=None if is_master else (host, port),
+    # A launcher may start all anew if one fails, and its store lives on.
+    place = TcpPlace(
+        MeetingAddress(host, port),
+        _hosting_of(rank, placement),
+        attempt=str(placement.restart),
     )
-    return store, rank, world_size
+    return StoreRendezvous(None, rank, world_size, place=place), rank, world_size
 
 
 def _check_place(rank: int | None, world_size: int | None) -> None:
@@ -319,6 +323,17 @@ def _number(what: str, given: int | None, query: Mapping[str, str]) -> int | Non
         return int(query[what])
     except ValueError:
         raise wrong(what, "a number", query[what]) from None
+
+
+def _hosting_of(rank: int, placement: LaunchPlacement) -> Hosting:
+    """Return whether the worker of a rank may host the store of its group."""
+    if placement.is_served:
+        return Hosting.NEVER
+    if rank == 0:
+        return Hosting.AT_ONCE
+    # The first of the ranks of this host is rank 0: it hosts, if any here does.
+    is_beside_0 = placement.local_rank == rank
+    return Hosting.NEVER if is_beside_0 else Hosting.LATE
 
 
 def _known(

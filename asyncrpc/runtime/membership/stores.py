@@ -2,17 +2,19 @@
 
 The work at the store is linear in the number of workers: each adds its record once, and
 reads all once.  Store calls block, so they run in a thread of their own, never on the
-loop; none lasts long, so that a worker that is ended while it waits is gone at once.
+loop; none lasts long, so that a worker that is ended while it waits is gone soon.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch.distributed import (  # type: ignore[attr-defined]
@@ -25,6 +27,8 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from asyncrpc.clock import Clock
 from asyncrpc.errors import RendezvousTimeoutError, UsageError
 from asyncrpc.runtime.members import Member, RunningGroup, missing_error
+from asyncrpc.transport.endpoints import reason_of
+from asyncrpc.transport.meeting import Found, MeetingAddress
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -35,11 +39,131 @@ _WORD: Final = f"{PREFIX}/word"
 _ALL: Final = "all"
 _POLL_S: Final = 0.02
 _KNOCK_S: Final = 0.1  # between attempts to find the host of a store
+# So long rank 0 may come later than another process at the address, and host the store.
+GRACE_S: Final = 2.0
+_OPEN_S: Final = 5.0  # for torch to connect: its thread cannot be called off
 _POLL_MAX_S: Final = 0.1  # ten questions a second from each worker that waits long
 # Workers that came may take so long to learn that others did not.
 _LAST_WORD_S: Final = 1.0
 
 _now_s: Final = Clock().now_s
+
+
+class Hosting(enum.Enum):
+    """Whether a process hosts the store of its group."""
+
+    NEVER = "another process is known to: the launcher, or rank 0 beside this one"
+    AT_ONCE = "if the address is one of this host's; this is rank 0"
+    LATE = "likewise, if nobody listens there for a while"
+
+
+class TcpPlace:
+    """A store at a TCP address; whoever is there and gets the port hosts it.
+
+    Rank 0 need not be at the address: srun and mpirun may have put it elsewhere.  But
+    where it is there, it is the host: torch's own process group expects that.
+
+    Attributes:
+        is_host: whether this process hosts the store.
+    """
+
+    def __init__(
+        self, address: MeetingAddress, hosting: Hosting, *, attempt: str = "0"
+    ) -> None:
+        """Describe the place.
+
+        Args:
+            address: where it is.
+            hosting: whether this process may host it.
+            attempt: which of several groups that meet there, one after the other, this
+                is; the first one is "0".
+        """
+        self.address = address
+        self.is_host = False
+        self._hosting = hosting
+        self._attempt = attempt
+        self._offered: Store | None = None
+
+    async def find(self, end_s: float, timeout_s: float) -> Callable[[float], Store]:
+        """Wait until somebody listens; return what opens the store.
+
+        torch waits for that too, but in a thread that cannot be called off.
+
+        Raises:
+            RendezvousTimeoutError: nobody does; it says why.
+
+        Cancellation:
+            Nothing is left of it.
+        """
+        begun_s, problem = _now_s(), ""
+        while (left_s := end_s - _now_s()) > 0:
+            try:
+                async with asyncio.timeout(left_s):
+                    found = await self.address.look()
+                if self._may_host(found, _now_s() - begun_s) and self._host(found):
+                    return self._open_own
+                listening = await self.address.knock(found.endpoints, left_s)
+            except OSError as error:  # TimeoutError is one
+                problem = reason_of(error)
+                await asyncio.sleep(max(0.0, min(_KNOCK_S, end_s - _now_s())))
+            else:
+                return partial(self._open, listening.host)
+        raise _no_store(self.address, timeout_s, problem)
+
+    def _may_host(self, found: Found, waited_s: float) -> bool:
+        if self._hosting is Hosting.NEVER or self._offered is not None:
+            return False
+        if self._hosting is Hosting.AT_ONCE:
+            # Nobody can be told from a name that leads here through another address,
+            # such as that of a service of Kubernetes; so the port is offered here, too.
+            return bool(found.local) or waited_s >= GRACE_S
+        return found.is_here and waited_s >= GRACE_S
+
+    def _host(self, found: Found) -> bool:
+        """Try to host the store; return whether the address leads to it."""
+        descriptor = self.address.bind()
+        if descriptor is None:  # another process of this host does
+            return False
+        host = found.local[0].host if found.local else "127.0.0.1"
+        self._offered = TCPStore(
+            host,
+            self.address.port,
+            is_master=True,
+            timeout=timedelta(seconds=_OPEN_S),
+            wait_for_workers=False,
+            multi_tenant=True,  # torch's process group of this process may share it
+            master_listen_fd=descriptor,  # from here on the store's to close
+        )
+        self.is_host = True
+        return bool(found.local)
+
+    def _open_own(self, _timeout_s: float) -> Store:
+        assert self._offered is not None
+        return self._apart(self._offered)
+
+    def _open(self, host: str, timeout_s: float) -> Store:
+        store = TCPStore(
+            host,
+            self.address.port,
+            is_master=False,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        return self._apart(store)
+
+    def _apart(self, store: Store) -> Store:
+        if self._attempt == "0":
+            return store
+        return PrefixStore(f"attempt{self._attempt}", store)
+
+    def close(self) -> None:
+        """Let go of the store that is hosted here."""
+        self._offered = None
+
+
+class _StoreLostError(Exception):
+    """The store could not be opened, or was closed."""
 
 
 class StoreRendezvous:
@@ -51,22 +175,23 @@ class StoreRendezvous:
 
     def __init__(
         self,
-        open_store: Callable[[float], Store],
+        open_store: Callable[[float], Store] | None,
         rank: int,
         world_size: int,
         *,
-        address: tuple[str, int] | None = None,
+        place: TcpPlace | None = None,
     ) -> None:
         """Prepare to meet.
 
         Args:
-            open_store: opens the store within so many seconds; runs in a thread.
+            open_store: opens the store within so many seconds; runs in a thread.  None:
+                it is at `place`.
             rank: of this worker.
             world_size: how many workers there are.
-            address: where another process hosts the store, if one does.
+            place: the address of the store, if it is at one.
         """
         self._open_store = open_store
-        self._address = address
+        self._place = place
         self.rank = rank
         self.world_size = world_size
         self._store: Store | None = None
@@ -77,7 +202,8 @@ class StoreRendezvous:
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
         """Publish the record and wait for the word.
 
-        If the word was given before, return a `RunningGroup`.
+        If the word was given before, return a `RunningGroup`.  A store at an address
+        that is lost meanwhile is looked for again.
 
         Raises:
             RendezvousTimeoutError: some are missing, or the store is; it says which.
@@ -89,11 +215,26 @@ class StoreRendezvous:
         """
         end_s = _now_s() + timeout_s
         try:
-            await self._await_host(end_s, timeout_s)
-            return await self._in_thread(self._join, member, end_s, timeout_s)
+            while True:
+                try:
+                    return await self._join_once(member, end_s, timeout_s)
+                except _StoreLostError as error:
+                    if self._place is None or _now_s() >= end_s:
+                        raise _lost_store(self._place, timeout_s, error) from error
+                    await asyncio.sleep(_KNOCK_S)
         except asyncio.CancelledError:
             self._given_up.set()
             raise
+
+    async def _join_once(
+        self, member: Member, end_s: float, timeout_s: float
+    ) -> Sequence[Member]:
+        open_store = self._open_store
+        if self._place is not None:
+            open_store = await self._place.find(end_s, timeout_s)
+        assert open_store is not None  # one of the two is given
+        opener = partial(open_store, max(0.0, min(_OPEN_S, end_s - _now_s())))
+        return await self._in_thread(self._join, opener, member, end_s, timeout_s)
 
     async def leave(self, timeout_s: float) -> None:
         """Wait until everyone has read, then let go of the store."""
@@ -101,56 +242,36 @@ class StoreRendezvous:
             await self._in_thread(self._await_readers, timeout_s)
         finally:
             self._store = None
+            if self._place is not None:
+                self._place.close()
             self._thread.shutdown(wait=False)
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, function, *args)
 
-    def _join(self, member: Member, end_s: float, timeout_s: float) -> Sequence[Member]:
-        try:
-            store = self._store = self._open_store(timeout_s)
-        except (RuntimeError, OSError) as error:
-            raise _no_store(timeout_s, error) from error
+    def _join(
+        self,
+        open_store: Callable[[], Store],
+        member: Member,
+        end_s: float,
+        timeout_s: float,
+    ) -> Sequence[Member]:
         keys = [f"{PREFIX}/member/{rank}" for rank in range(self.world_size)]
         try:
+            store = self._store = open_store()
             if self._is_running(store, member):
                 return RunningGroup(map(Member.decode, _get_all(store, keys)))
-            self._publish(store, member)
+            self._publish(store, member, keys)
             missing = self._await_word(store, end_s)
             members = [] if missing else _get_all(store, keys)
             store.add(f"{PREFIX}/read", 1)
-        except DistNetworkError as error:
-            raise RendezvousTimeoutError(
-                "the store for the rendezvous was closed while this worker waited "
-                f"({_first_line(error)}); the worker of rank 0, or the launcher, ended",
-                missing=(0,),
-            ) from error
+        except (RuntimeError, OSError) as error:  # what torch raises of a lost store
+            raise _StoreLostError(_first_line(error)) from error
         self._readers = self.world_size - len(missing)
         if missing:
             raise missing_error(missing, self.world_size, timeout_s)
         return [Member.decode(packed) for packed in members]
-
-    async def _await_host(self, end_s: float, timeout_s: float) -> None:
-        """Wait until the store's host listens.
-
-        torch waits for that too, but in a thread that cannot be called off.
-        """
-        loop = asyncio.get_running_loop()
-        while self._address is not None:
-            try:
-                async with asyncio.timeout(max(0.0, end_s - _now_s())):
-                    await asyncio.sleep(0)  # a time that is up counts before success
-                    knock, _ = await loop.create_connection(
-                        asyncio.Protocol, *self._address
-                    )
-            except OSError as error:  # TimeoutError is one
-                if _now_s() >= end_s:
-                    raise _no_store(timeout_s, error) from error
-                await asyncio.sleep(_KNOCK_S)
-            else:
-                knock.abort()
-                return
 
     async def publish(self, member: Member) -> None:
         """Publish the record in place of that of the name's former life.
@@ -185,16 +306,19 @@ class StoreRendezvous:
             'rendezvous="join://host:port" of any member'
         )
 
-    def _publish(self, store: Store, member: Member) -> None:
-        if store.add(f"{PREFIX}/name/{member.name}", 1) > 1:
+    def _publish(self, store: Store, member: Member, keys: list[str]) -> None:
+        """Leave the record; it may be there already, if the store was lost since."""
+        own = str(member.incarnation)
+        if store.compare_set(f"{PREFIX}/name/{member.name}", "", own) != own.encode():
             raise UsageError(
                 f"the name {member.name!r} is not unique: another worker of this group "
                 "has it"
             )
-        if store.add(f"{PREFIX}/rank/{self.rank}", 1) > 1:
+        if store.compare_set(f"{PREFIX}/rank/{self.rank}", "", own) != own.encode():
             raise UsageError(f"two workers of this group have rank {self.rank}")
         store.set(f"{PREFIX}/member/{self.rank}", member.encode())  # type: ignore[arg-type]
-        if store.add(f"{PREFIX}/joined", 1) == self.world_size:
+        # Who published twice has counted twice; so the last ones look, too.
+        if store.add(f"{PREFIX}/joined", 1) >= self.world_size and store.check(keys):
             store.compare_set(_WORD, "", _ALL)
 
     def _await_word(self, store: Store, end_s: float) -> list[int]:
@@ -223,7 +347,8 @@ class StoreRendezvous:
     def _await_readers(self, timeout_s: float) -> None:
         """Keep a store alive that this worker hosts until all have read it."""
         store = self._store
-        if store is None or self.rank != 0:
+        is_host = self.rank == 0 if self._place is None else self._place.is_host
+        if store is None or not is_host:
             return
         if self._readers < self.world_size:  # it failed, and all were told at once
             timeout_s = min(timeout_s, _LAST_WORD_S)
@@ -238,11 +363,26 @@ def _missing_in(word: bytes) -> list[int]:
     return [] if text == _ALL else [int(rank) for rank in text.split(",")]
 
 
-def _no_store(timeout_s: float, error: Exception) -> RendezvousTimeoutError:
+def _no_store(
+    address: MeetingAddress, timeout_s: float, why: str
+) -> RendezvousTimeoutError:
     return RendezvousTimeoutError(
-        f"the store for the rendezvous cannot be reached in {timeout_s:g} s "
-        f"({_first_line(error)}); is the worker of rank 0, or the launcher, running?",
-        missing=(0,),
+        f"the meeting place {address} cannot be reached in {timeout_s:g} s: "
+        f"{why or 'no time was left'}; missing: a worker at this address, such as rank "
+        "0, or the launcher that serves the store there",
+        missing=(str(address),),
+    )
+
+
+def _lost_store(
+    place: TcpPlace | None, timeout_s: float, error: Exception
+) -> RendezvousTimeoutError:
+    if place is not None:
+        return _no_store(place.address, timeout_s, str(error))
+    return RendezvousTimeoutError(
+        f"the store for the rendezvous was lost ({error}); the process that serves it "
+        "has ended",
+        missing=(),
     )
 
 
@@ -262,30 +402,3 @@ def _get_all(store: Store, keys: list[str]) -> list[bytes]:
 def file_opener(path: str) -> Callable[[float], Store]:
     """Return what opens the store in a file, within so many seconds."""
     return lambda _timeout_s: FileStore(path)
-
-
-def tcp_opener(
-    host: str, port: int, *, is_master: bool, attempt: str = "0"
-) -> Callable[[float], Store]:
-    """Return what opens the store at a port, or hosts it, within so many seconds.
-
-    Args:
-        host: where the store is.
-        port: of it.
-        is_master: whether this process is to host it.
-        attempt: which of several groups that meet there, one after the other, this is;
-            the first one is "0".
-    """
-
-    def open_store(timeout_s: float) -> Store:
-        store = TCPStore(
-            host,
-            port,
-            is_master=is_master,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-        return store if attempt == "0" else PrefixStore(f"attempt{attempt}", store)
-
-    return open_store

@@ -168,8 +168,9 @@ async def test_a_store_that_nobody_hosts_is_said_to_be_missing() -> None:
     b = Worker("b", rank=1, world_size=2, rendezvous=where, options=QUICK)
     (error,) = await outcomes(b)
     assert isinstance(error, RendezvousTimeoutError)
-    assert "cannot be reached in 0.2 s" in str(error)
-    assert "rank 0" in str(error)
+    assert "cannot be reached in 0.2 s: refused: no process listens there" in str(error)
+    assert "missing: a worker at this address, such as rank 0" in str(error)
+    assert error.missing == (where.removeprefix("tcp://"),)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from asyncrpc.testing.conformance import Acceptor, Recorder
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 from asyncrpc.transport.address import Address
-from asyncrpc.transport.dial import STAGGER_S, Dialled, connect_any
+from asyncrpc.transport.dial import Dialled, connect_any
+from asyncrpc.transport.endpoints import STAGGER_S
 
 PS = tuple(Address("mem", f"ps-{index}") for index in range(3))
 

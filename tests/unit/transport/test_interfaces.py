@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from asyncrpc.errors import UsageError
-from asyncrpc.transport.interfaces import host_addresses
+from asyncrpc.transport import interfaces
+from asyncrpc.transport.interfaces import HostAddress, host_addresses
 
 
 def test_loopback_comes_last_and_link_local_not_at_all() -> None:
@@ -50,3 +51,43 @@ def test_an_interface_can_be_chosen() -> None:
 def test_an_unknown_interface_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(UsageError, match=r"'eth77' has no usable address.*lo"):
         host_addresses("eth77")
+
+
+def made(interface: str, address: str) -> HostAddress:
+    return HostAddress(ipaddress.ip_address(address), interface)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with two networks, containers, and no default route."""
+    found = [
+        made("lo", "127.0.0.1"),
+        made("docker0", "172.17.0.1"),
+        made("eth0", "169.254.3.4"),
+        made("eth1", "192.168.1.5"),
+        made("ib0", "10.20.0.7"),
+    ]
+    monkeypatch.setattr(interfaces, "_usable", lambda: iter(found))
+    monkeypatch.setattr(interfaces, "_default_sources", lambda: iter(()))
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize(
+    ("chosen", "addresses"),
+    [
+        (None, "10.20.0.7 192.168.1.5 172.17.0.1 169.254.3.4 127.0.0.1"),
+        ("eth*", "192.168.1.5 169.254.3.4"),
+        ("192.168.0.0/16,ib?", "192.168.1.5 10.20.0.7"),
+        ("ib0, 10.0.0.0/8", "10.20.0.7"),
+    ],
+)
+def test_addresses_are_ordered_and_chosen(chosen: str | None, addresses: str) -> None:
+    assert [str(one) for one in host_addresses(chosen)] == addresses.split()
+
+
+@pytest.mark.usefixtures("host")
+def test_a_network_must_be_written_as_one() -> None:
+    with pytest.raises(UsageError, match=r"'10.0.0.1/8' is no network"):
+        host_addresses("10.0.0.1/8")
+    with pytest.raises(UsageError, match=r"ib0 \(10.20.0.7\)"):
+        host_addresses("10.30.0.0/16")
