@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from asyncrpc import __version__
+from asyncrpc.cli.doctor import add_doctor
 from asyncrpc.cli.launch import Command, run_command
 from asyncrpc.cli.manifest.targets import add_manifest
 from asyncrpc.errors import UsageError
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="start N processes of a script"))
+    add_doctor(commands.add_parser("doctor", help="show what env:// finds here"))
     add_manifest(commands.add_parser("manifest", help="write a scheduler's file"))
     return parser
 

@@ -3,7 +3,7 @@
 # root can; anybody else is told what to install.
 set -eu
 
-packages=""
+packages="openmpi-bin mpich"
 
 missing=""
 for package in $packages; do

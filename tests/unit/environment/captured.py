@@ -162,3 +162,9 @@ INDEXED_JOB: Final = {
     "WORLD_SIZE": "3",
     "MASTER_ADDR": "train-0.train",
 }
+
+
+def every_name() -> set[str]:
+    """Return the names of all variables here."""
+    sets = (one for name, one in globals().items() if name.isupper())
+    return {name for one in sets for name in one}

@@ -1,0 +1,65 @@
+"""Both launchers of MPI, as Debian has them side by side."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+LIMIT_S: Final = 280.0  # that only a hang reaches
+LAUNCHERS: Final = ("mpirun.openmpi", "mpirun.mpich")
+# Our containers are run by root, and have fewer cores than the tests have processes.
+_FOR_OPEN_MPI: Final = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+_OF_LAUNCHERS: Final = (
+    "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "SLURM_", "PMI",
+    "OMPI_COMM_", "MPI_", "ASYNCRPC_",
+)  # fmt: skip
+
+
+def started(
+    launcher: str, *command: str, environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a launcher with its own arguments, as no other has been there before."""
+    bare = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(_OF_LAUNCHERS)
+    }
+    return subprocess.Popen(
+        [launcher, *command],
+        env={
+            **bare,
+            **_FOR_OPEN_MPI,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            **(environ or {}),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for the end; return exit code, output and errors."""
+    try:
+        output, errors = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate()
+        raise AssertionError(f"it hangs: {output}{errors}") from None
+    return process.returncode, output, errors
+
+
+def python(*arguments: str) -> tuple[str, ...]:
+    """Return the command that runs this interpreter."""
+    return (sys.executable, *arguments)

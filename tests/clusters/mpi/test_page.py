@@ -1,0 +1,69 @@
+"""What docs/how-to/run-on-mpi.md shows runs under both launchers, as shown."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.mpi.launchers import LAUNCHERS, ROOT, ended, started
+
+PAGE = (ROOT / "docs/how-to/run-on-mpi.md").read_text("utf-8")
+PROGRAM = re.compile(r"^```python no-run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(
+    r"^\$ (mpirun -n 4 python squares.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (source,) = PROGRAM.findall(PAGE)
+    written = tmp_path / "squares.py"
+    written.write_text(source)
+    return written
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_program_runs_by_the_command_that_is_shown(
+    launcher: str, script: Path
+) -> None:
+    command, output = SHOWN.findall(PAGE)[0]
+    words = command.replace("python", sys.executable).split()
+    words[words.index("squares.py")] = str(script)
+    code, said, errors = ended(started(launcher, *words[1:]))
+    assert (code, said) == (0, output), errors
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_meeting_point_is_given_as_shown(launcher: str, script: Path) -> None:
+    """The hosts are one here; the variables are taken all the same."""
+    kind = "# Open MPI" if "openmpi" in launcher else "# MPICH"
+    (line,) = (one for one in PAGE.splitlines() if one.endswith(kind))
+    command = line.removeprefix("$ mpirun ").partition("  #")[0]
+    for shown, here in (
+        ("node1", "127.0.0.1"),
+        ("29500", str(_free_port())),
+        ("python", sys.executable),
+        ("squares.py", str(script)),
+    ):
+        command = command.replace(shown, here)
+    secret = {"ASYNCRPC_SECRET": "of the test, which is long enough"}
+    code, said, errors = ended(started(launcher, *command.split(), environ=secret))
+    assert code == 0, errors
+    assert said.splitlines()[-1] == "worker3 of 4: 9"
+
+
+def _free_port() -> int:
+    import socket  # noqa: PLC0415
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def test_both_launchers_are_there() -> None:
+    """Else `tests/clusters/install.sh` has not been run."""
+    assert all(shutil.which(launcher) for launcher in LAUNCHERS)
