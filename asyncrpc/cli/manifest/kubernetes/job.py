@@ -32,47 +32,60 @@ def indexed_job(workload: Workload) -> list[Object]:
     """
     workload.check_pod_names()
     # The name of pod 0 is found by the resolver's search list: it needs no namespace.
-    spec = job_spec(workload, f"{workload.name}-0.{workload.name}")
-    spec["template"]["spec"]["subdomain"] = workload.name
-    spec["backoffLimitPerIndex"] = workload.restarts
+    variables = meeting_variables(workload, f"{workload.name}-0.{workload.name}")
+    template = pod_template(workload, variables, restart_policy="Never")
+    template["spec"]["subdomain"] = workload.name
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": metadata(workload),
-        "spec": spec,
+        "spec": {
+            **indexed(workload),
+            "backoffLimitPerIndex": workload.restarts,
+            "podReplacementPolicy": "Failed",
+            # What is ignored does not count, and the pod is replaced.
+            "podFailurePolicy": disruptions("Ignore", CONTAINER),
+            "template": template,
+        },
     }
     return [headless_service(workload), network_policy(workload), job]
 
 
-def job_spec(workload: Workload, meeting_point: str, *further: Object) -> Object:
-    """Return the specification of an indexed Job.
-
-    Args:
-        workload: the program.
-        meeting_point: name of pod 0 in the DNS.
-        *further: variables.
-    """
-    variables = [
-        variable("WORLD_SIZE", str(workload.workers)),
-        variable("MASTER_ADDR", meeting_point),
-        variable("MASTER_PORT", str(workload.port)),
-        *further,
-    ]
+def indexed(workload: Workload) -> Object:
+    """Return what makes the pods of a Job have indices, and run at the same time."""
     return {
         "completionMode": "Indexed",
         "completions": workload.workers,
         "parallelism": workload.workers,
-        "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {"rules": _failure_rules()},
-        "template": pod_template(workload, variables, restart_policy="Never"),
     }
 
 
-def _failure_rules() -> list[Object]:
-    """Return what is no failure: a pod that was moved, or ended itself in order."""
-    moved = {"type": "DisruptionTarget", "status": "True"}
-    ended = {"containerName": CONTAINER, "operator": "In", "values": [PREEMPTED]}
+def meeting_variables(workload: Workload, host: str) -> list[Object]:
+    """Return what the resolver of `env://` needs beside the index.
+
+    Args:
+        workload: the program.
+        host: name of pod 0 in the DNS.
+    """
     return [
-        {"action": "Ignore", "onPodConditions": [moved]},
-        {"action": "Ignore", "onExitCodes": ended},
+        variable("WORLD_SIZE", str(workload.workers)),
+        variable("MASTER_ADDR", host),
+        variable("MASTER_PORT", str(workload.port)),
     ]
+
+
+def disruptions(action: str, container: str) -> Object:
+    """Return a policy for pods that were moved, or ended in order and may go on.
+
+    Args:
+        action: what their end means for the Job.
+        container: whose exit code counts.
+    """
+    moved = {"type": "DisruptionTarget", "status": "True"}
+    ended = {"containerName": container, "operator": "In", "values": [PREEMPTED]}
+    return {
+        "rules": [
+            {"action": action, "onPodConditions": [moved]},
+            {"action": action, "onExitCodes": ended},
+        ]
+    }

@@ -6,9 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from asyncrpc.cli.manifest.kubernetes.job import indexed_job
+from asyncrpc.cli.manifest.kubernetes.jobset import job_set
+from asyncrpc.cli.manifest.kubernetes.leader_worker_set import leader_worker_set
 from asyncrpc.cli.manifest.kubernetes.pod import Object
+from asyncrpc.cli.manifest.kubernetes.ray_job import ray_job
+from asyncrpc.cli.manifest.kubernetes.train_job import train_job
 from asyncrpc.cli.manifest.kubernetes.workload import Workload
 
 KINDS: Final[Mapping[str, Callable[[Workload], list[Object]]]] = {
     "job": indexed_job,
+    "jobset": job_set,
+    "lws": leader_worker_set,
+    "trainjob": train_job,
+    "ray": ray_job,
 }

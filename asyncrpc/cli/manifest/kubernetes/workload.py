@@ -174,16 +174,17 @@ class Workload:
         frozen = MappingProxyType(dict(self.environment))
         object.__setattr__(self, "environment", frozen)
 
-    def check_pod_names(self, middle: str = "") -> None:
+    def check_pod_names(self, middle: str = "", end: str = "") -> None:
         """Raise unless the names of all pods are labels of the DNS.
 
         Args:
             middle: what the controller puts between the name and the index.
+            end: what it puts after the index.
 
         Raises:
             UsageError: the name is too long.
         """
-        check_label("NAME", self.name, f"{middle}-{self.workers - 1}")
+        check_label("NAME", self.name, f"{middle}-{self.workers - 1}{end}")
 
 
 def _check_number(what: str, number: int, least: int, most: int | None = None) -> None:
