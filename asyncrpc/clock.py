@@ -35,7 +35,7 @@ class Deadline:
     def after(cls, timeout_s: float, now_s: float) -> Deadline:
         """Make the deadline that is `timeout_s` seconds from `now_s`."""
         if math.isnan(timeout_s):
-            raise ValueError("a timeout is a number of seconds, not nan")
+            raise ValueError("timeout must be a number of seconds, not nan")
         return cls(now_s + timeout_s, timeout_s)
 
     def remaining_s(self, now_s: float) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple, NewType
 
 Incarnation = NewType("Incarnation", int)  # 64 random bits, one life of one worker
-CallId = NewType("CallId", int)  # counts the calls sent on one connection
 
 
 class WorkerId(NamedTuple):

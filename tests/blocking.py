@@ -45,9 +45,9 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     "transport/sockets.py": {"close_servers": _ONCE},  # asyncio's own, from 3.13 on
     "transport/tls.py": {"_first_certificate": _ONCE},
     "transport/uds.py": {
-        "_private_directory": _ONCE,
+        "_bind": _ONCE,
+        "_open_private": _ONCE,
         "_remove_stale": _ONCE,
-        "bind_private": _ONCE,
         "listen": _ONCE,  # likewise
         "remove_own": _ONCE,
     },

@@ -27,6 +27,9 @@ MODULES: Final = (
     "tests.integration.multiprocessing.targets",
     "tests.integration.runtime.remote",
     "tests.numerics.ddp.hooks_beside_torch",
+    "tests.numerics.optimizers",
+    "tests.numerics.remote",
+    "tests.numerics.stages",
 )
 
 

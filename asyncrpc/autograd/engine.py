@@ -152,7 +152,10 @@ def root_gradients(
     if not roots:
         raise UsageError("roots must have at least one root")
     if gradients is not None and len(gradients) != len(roots):
-        raise UsageError(f"{len(gradients)} gradients for {len(roots)} roots")
+        raise UsageError(
+            f"gradients must have one for each of the {len(roots)} roots, not "
+            f"{len(gradients)}"
+        )
     found: list[torch.Tensor] = []
     for index, root in enumerate(roots):
         if not isinstance(root, torch.Tensor):

@@ -72,7 +72,7 @@ class Advance(Request[list[PassReport]]):
         if history is None:
             return
         if not history:
-            raise MalformedError("it has a history without a message")
+            raise MalformedError("its history names no message")
         for index in history[1:]:
             if index >= len(gradients) or gradients[index] is None:
                 raise MalformedError(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from asyncrpc.collectives.tensors import check
-from asyncrpc.ddp.buckets import view_as
+from asyncrpc.ddp.flat import cut_like
 from asyncrpc.errors import UsageError
 
 
@@ -23,7 +23,7 @@ class GradBucket:
     Source: torch.distributed.GradBucket, whose methods these are.
     """
 
-    __slots__ = ("_buffer", "_index", "_is_last", "_offsets", "_parameters")
+    __slots__ = ("_buffer", "_index", "_is_last", "_parameters")
 
     def __init__(
         self,
@@ -47,9 +47,6 @@ class GradBucket:
         self._index = index
         self._parameters = list(parameters)
         self._is_last = is_last
-        self._offsets = [0]
-        for parameter in self._parameters:
-            self._offsets.append(self._offsets[-1] + parameter.numel())
         self._buffer = buffer
         self.set_buffer(buffer)
 
@@ -63,10 +60,7 @@ class GradBucket:
 
     def gradients(self) -> list[torch.Tensor]:
         """Return views of the buffer, each in the shape of its parameter."""
-        return [
-            view_as(self._buffer[start : start + parameter.numel()], parameter)
-            for start, parameter in zip(self._offsets, self._parameters, strict=False)
-        ]
+        return cut_like(self._buffer, self._parameters)
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters whose gradients these are, in the same order."""
@@ -86,10 +80,11 @@ class GradBucket:
             UsageError: it has another number of elements, or is no dense tensor.
         """
         check(buffer, "buffer")
-        if buffer.dim() != 1 or buffer.numel() != self._offsets[-1]:
+        numel = sum(parameter.numel() for parameter in self._parameters)
+        if buffer.dim() != 1 or buffer.numel() != numel:
             raise UsageError(
-                f"the buffer of a bucket is of shape ({self._offsets[-1]},), and this "
-                f"is of shape {tuple(buffer.shape)}"
+                f"the buffer of a bucket must be of shape ({numel},), not "
+                f"{tuple(buffer.shape)}"
             )
         self._buffer = buffer
 

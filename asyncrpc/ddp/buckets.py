@@ -15,6 +15,8 @@ from typing import Final
 
 import torch
 
+from asyncrpc.ddp.flat import cut_like
+
 _ALIGN: Final = 64  # bytes: a cache line, and what vector instructions want
 
 
@@ -49,11 +51,8 @@ class Buckets:
             flat = memory[at : at + nbytes].view(dtype)
             at += _aligned(nbytes)
             self.flats.append(flat)
-            start = 0
-            for number in bucket:
-                end = start + parameters[number].numel()
-                self.views[number] = view_as(flat[start:end], parameters[number])
-                start = end
+            views = cut_like(flat, [parameters[number] for number in bucket])
+            self.views.update(zip(bucket, views, strict=True))
 
     def holds(self, number: int, grad: torch.Tensor | None) -> bool:
         """Return whether a gradient is the view of its parameter."""
@@ -75,30 +74,6 @@ def bytes_for(parameters: Sequence[torch.Tensor], is_sparse: Sequence[bool]) -> 
         for parameter, sparse in zip(parameters, is_sparse, strict=True)
         if not sparse
     )
-
-
-def view_as(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a view of `flat`, all of it, in the shape of a parameter.
-
-    Where the parameter's elements lie side by side in another order (channels last,
-    say), so do those of the view: autograd keeps its gradients so.
-    """
-    if _is_dense(parameter):
-        return flat.as_strided(parameter.shape, parameter.stride())
-    return flat.view(parameter.shape)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether each element has its own place, with none between them."""
-    expected = 1
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    for size, stride in sorted(sizes, key=lambda one: one[1]):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _aligned(nbytes: int) -> int:

@@ -23,6 +23,7 @@ import torch
 
 from asyncrpc.collectives import Group
 from asyncrpc.ddp.bucket import GradBucket
+from asyncrpc.ddp.flat import pack, unpack
 from asyncrpc.ddp.hooks.states import bound
 from asyncrpc.ddp.passes import Backward, PassConfig
 from asyncrpc.ddp.recreatable_group import RecreatableGroup
@@ -163,7 +164,9 @@ class Exchange:
             text = "" if current.error is None else text_of(current.error)
             self.refuse(f"gave up its backward pass{text and f': {text}'}")
             # Unless the pass was given up:
-            error = CollectiveError("the worker has ended, or a hook its own task")
+            error = CollectiveError(
+                "the worker has ended, or the hook cancelled its task"
+            )
             raise
         except BaseException as problem:  # noqa: BLE001  (the thread of the pass raises it)
             # All ranks know of a collective of this group that has failed; but a hook
@@ -305,25 +308,3 @@ def is_coroutine_hook(hook: Hook) -> bool:
     """Return whether a hook is a coroutine function."""
     call = type(hook).__call__  # of an object that is called like a function
     return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(call)
-
-
-def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the bytes of tensors, one after the other: uint8, in host memory."""
-    return torch.cat(
-        [
-            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            for tensor in tensors
-        ]
-    )
-
-
-def unpack(packed: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
-    """Put what `pack` has made into tensors of the same dtypes and shapes."""
-    at = 0
-    for target in targets:
-        piece = packed[at : at + target.nbytes]
-        at += target.nbytes
-        # A dtype's view needs memory that begins where one of its elements could.
-        if piece.storage_offset() % target.element_size():
-            piece = piece.clone()
-        target.detach().copy_(piece.view(target.dtype).view(target.shape))

@@ -2,16 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 
 
-def parts(
-    memory: torch.Tensor, tensors: Iterable[torch.Tensor]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield each part of a memory `(elements,)`, in the shape of its tensor, and it."""
-    end = 0
-    for tensor in tensors:
-        start, end = end, end + tensor.numel()
-        yield memory[start:end].view(tensor.shape), tensor
+def cut(flat: torch.Tensor, shapes: Iterable[Sequence[int]]) -> list[torch.Tensor]:
+    """Return views of a memory `(elements,)`, one after the other, in these shapes."""
+    found, end = [], 0
+    for shape in shapes:
+        start, end = end, end + math.prod(shape)
+        found.append(flat[start:end].view(tuple(shape)))
+    return found
+
+
+def gather(memory: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Copy tensors into a memory `(elements,)`, one after the other; return it."""
+    parts = cut(memory, [one.shape for one in tensors])
+    for part, tensor in zip(parts, tensors, strict=True):
+        part.copy_(tensor.detach())
+    return memory
+
+
+def scatter(memory: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Copy the parts of a memory `(elements,)` into tensors."""
+    parts = cut(memory, [one.shape for one in tensors])
+    for part, tensor in zip(parts, tensors, strict=True):
+        tensor.detach().copy_(part)
+
+
+def cut_like(
+    flat: torch.Tensor, parameters: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return views of a memory `(elements,)`, one for each parameter, in its shape.
+
+    Where the parameter's elements lie side by side in another order (channels last,
+    say), so do those of the view: autograd keeps its gradients so.
+    """
+    parts = cut(flat, [(parameter.numel(),) for parameter in parameters])
+    return [
+        part.as_strided(parameter.shape, parameter.stride())
+        if _is_dense(parameter)
+        else part.view(parameter.shape)
+        for part, parameter in zip(parts, parameters, strict=True)
+    ]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether each element has its own place, with none between them."""
+    expected = 1
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    for size, stride in sorted(sizes, key=lambda one: one[1]):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the bytes of tensors, one after the other: uint8, in host memory."""
+    return torch.cat(
+        [
+            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            for tensor in tensors
+        ]
+    )
+
+
+def unpack(packed: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+    """Put what `pack` has made into tensors of the same dtypes and shapes."""
+    parts = cut(packed, [(target.nbytes,) for target in targets])
+    for part, target in zip(parts, targets, strict=True):
+        # A dtype's view needs memory that begins where one of its elements could.
+        is_aligned = part.storage_offset() % target.element_size() == 0
+        aligned = part if is_aligned else part.clone()
+        target.detach().copy_(aligned.view(target.dtype).view(target.shape))

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from asyncrpc.collectives import Group
-from asyncrpc.ddp.exchange import pack, unpack
+from asyncrpc.ddp.flat import pack, unpack
 from asyncrpc.errors import UsageError
 
 _PACKED_BYTES: Final = 16 << 20  # of one broadcast: so much is copied before it

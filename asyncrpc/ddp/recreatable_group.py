@@ -52,7 +52,9 @@ class RecreatableGroup:
             UsageError: this has been closed, or its worker has ended.
         """
         if not self._finalizer.alive:
-            raise UsageError("it has been closed and has no group: make another one")
+            raise UsageError(
+                "this object was closed and has no group: make another one"
+            )
         self._has_left = False
         return self._open_next()
 

@@ -176,7 +176,7 @@ class Reducer:
         """Give up a pass, if it is still under way; called on the loop."""
         if self._current is not current or current.task is None:
             return
-        current.give_up(UsageError("autograd has raised in it"))
+        current.give_up(UsageError("autograd raised an error in this backward pass"))
         current.task.add_done_callback(lambda _: self._forget(current))
 
     def _forget(self, current: Backward) -> None:

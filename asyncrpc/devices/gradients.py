@@ -16,7 +16,7 @@ import torch
 
 from asyncrpc.arguments import check_kind
 from asyncrpc.collectives import Group
-from asyncrpc.ddp.flat import parts
+from asyncrpc.ddp.flat import gather, scatter
 from asyncrpc.ddp.threads import run_beside, user_of
 from asyncrpc.errors import UsageError
 from asyncrpc.runtime.devices.staging import Devices
@@ -140,16 +140,11 @@ class _Flat:
 
     def fetch(self) -> None:
         """Copy the gradients into the memory."""
-        with torch.no_grad():
-            for view, gradient in parts(self.memory, self.gradients):
-                view.copy_(gradient)
-            self.memory.mul_(self._scale)
+        gather(self.memory, self.gradients).mul_(self._scale)
 
     def put_back(self) -> None:
         """Copy the memory into the gradients."""
-        with torch.no_grad():
-            for view, gradient in parts(self.memory, self.gradients):
-                gradient.copy_(view)
+        scatter(self.memory, self.gradients)
 
 
 def _make_ready(

@@ -247,7 +247,7 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
     if size > native:
         raise UsageError(
             f"{size} processes take part, and the {kind} runtime of each knows of "
-            f"{native}: every one would go its own way; use asyncrpc.ddp"
+            f"{native}: each would reduce alone; use asyncrpc.ddp"
         )
     if kind == "CPU" and native > 1:
         raise UsageError(

@@ -233,7 +233,7 @@ class Supervisor:
 
     def _check_alive(self, rank: int) -> None:
         if rank not in self.alive:
-            raise LocalProtocolError(f"an event of rank {rank}, which has ended")
+            raise LocalProtocolError(f"an event came for rank {rank}, which has ended")
 
 
 def _in_order(ranks: Iterable[int]) -> tuple[int, ...]:

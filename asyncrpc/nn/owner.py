@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from asyncrpc.autograd.service import AutogradService
-from asyncrpc.errors import Outcome, RejectedError, UsageError
+from asyncrpc.errors import UsageError
 from asyncrpc.nn import interface as interfaces
 from asyncrpc.rref.handle import RRef
 from asyncrpc.runtime.worker import current_parts
@@ -37,12 +37,7 @@ def create(
         RejectedError: the policy does not allow peers to call `module_cls`.
         UsageError: what was made is no module, or there is no such device here.
     """
-    if not current_parts().functions.is_allowed(module_cls):
-        raise RejectedError(
-            f"{module_cls!r:.100} may not be called on this worker, whose policy is "
-            "strict; mark it with @asyncrpc.expose or list it in Options.allow",
-            outcome=Outcome.NOT_EXECUTED,
-        )
+    current_parts().functions.check(module_cls)
     module = module_cls(*args, **kwargs)
     if not isinstance(module, nn.Module):
         name = getattr(module_cls, "__name__", repr(module_cls))
@@ -175,13 +170,7 @@ async def run_method(  # noqa: PLR0917  (travels in a call)
         UsageError: the method is no plain one: it does not run in a thread.
     """
     module = await rref
-    if not current_parts().functions.is_allowed_method(type(module), name):
-        kind = type(module).__qualname__
-        raise RejectedError(
-            f"{kind}.{name} is not exposed here; mark {kind} with @asyncrpc.expose, or "
-            "list it in Options.allow",
-            outcome=Outcome.NOT_EXECUTED,
-        )
+    current_parts().functions.check_method(type(module), name)
     method = getattr(module, name)
     if inspect.iscoroutinefunction(method):
         raise UsageError(

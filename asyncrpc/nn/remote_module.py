@@ -39,10 +39,35 @@ from asyncrpc.runtime.worker import current_parts
 T = TypeVar("T")
 
 _NAME_MAX: Final = 1000  # characters of a method's name
-_ON_OWNER: Final = "do it in a function that is called on the owner with `module_rref`"
-_STATE: Final = "use `await m.state_dict()`"
-_NAMED: Final = "use `await m.named_remote_parameters()`"
 _PLACED: Final = "make a new RemoteModule there, and load the state"
+# What to do instead of methods of `nn.Module` that a remote one has not.
+_INSTEAD_OF: Final = {
+    "do it in a function that is called on the owner with `module_rref`": (
+        *("add_module", "apply", "children", "extra_repr", "get_submodule", "modules"),
+        *("named_children", "named_modules", "register_backward_hook"),
+        *("register_buffer", "register_forward_hook", "register_forward_pre_hook"),
+        *("register_full_backward_hook", "register_full_backward_pre_hook"),
+        "register_load_state_dict_post_hook",
+        "register_load_state_dict_pre_hook",
+        *("register_module", "register_parameter", "register_state_dict_post_hook"),
+        *("register_state_dict_pre_hook", "requires_grad_", "set_submodule"),
+    ),
+    "use `await m.state_dict()`": (
+        *("buffers", "get_buffer", "get_extra_state", "named_buffers"),
+    ),
+    "use `await m.load_state_dict(state)`": ("set_extra_state",),
+    "use `await m.remote_parameters()`": ("parameters",),
+    "use `await m.named_remote_parameters()`": ("get_parameter", "named_parameters"),
+    _PLACED: ("cpu", "cuda", "ipu", "mtia", "to_empty", "xpu"),
+    "use `await m.to(dtype)`": ("type",),
+    "use `await m.to(torch.bfloat16)`": ("bfloat16",),
+    "use `await m.to(torch.float16)`": ("half",),
+    "use `await m.to(torch.float32)`": ("float",),
+    "use `await m.to(torch.float64)`": ("double",),
+    "let what makes the module compile it": ("compile",),
+    "its memory is on another worker": ("share_memory",),
+    "gradients gather in autograd contexts; there is nothing to do": ("zero_grad",),
+}
 
 
 class _UnavailableMethod:
@@ -50,11 +75,9 @@ class _UnavailableMethod:
 
     __slots__ = ("_instead", "_name")
 
-    def __init__(self, instead: str) -> None:
-        self._instead = instead
-
-    def __set_name__(self, _owner: type, name: str) -> None:
+    def __init__(self, name: str, instead: str) -> None:
         self._name = name
+        self._instead = instead
 
     def __get__(self, _module: object, _owner: type) -> Callable[..., NoReturn]:
         return self._refuse
@@ -429,55 +452,6 @@ class RemoteModule:
         )
         return missing, unexpected
 
-    # --- what it cannot be -----------------------------------------------------------
-
-    add_module = _UnavailableMethod(_ON_OWNER)
-    apply = _UnavailableMethod(_ON_OWNER)
-    bfloat16 = _UnavailableMethod("use `await m.to(torch.bfloat16)`")
-    buffers = _UnavailableMethod(_STATE)
-    children = _UnavailableMethod(_ON_OWNER)
-    compile = _UnavailableMethod("let what makes the module compile it")
-    cpu = _UnavailableMethod(_PLACED)
-    cuda = _UnavailableMethod(_PLACED)
-    double = _UnavailableMethod("use `await m.to(torch.float64)`")
-    extra_repr = _UnavailableMethod(_ON_OWNER)
-    float = _UnavailableMethod("use `await m.to(torch.float32)`")
-    get_buffer = _UnavailableMethod(_STATE)
-    get_extra_state = _UnavailableMethod(_STATE)
-    get_parameter = _UnavailableMethod(_NAMED)
-    get_submodule = _UnavailableMethod(_ON_OWNER)
-    half = _UnavailableMethod("use `await m.to(torch.float16)`")
-    ipu = _UnavailableMethod(_PLACED)
-    modules = _UnavailableMethod(_ON_OWNER)
-    mtia = _UnavailableMethod(_PLACED)
-    named_buffers = _UnavailableMethod(_STATE)
-    named_children = _UnavailableMethod(_ON_OWNER)
-    named_modules = _UnavailableMethod(_ON_OWNER)
-    named_parameters = _UnavailableMethod(_NAMED)
-    parameters = _UnavailableMethod("use `await m.remote_parameters()`")
-    register_backward_hook = _UnavailableMethod(_ON_OWNER)
-    register_buffer = _UnavailableMethod(_ON_OWNER)
-    register_forward_hook = _UnavailableMethod(_ON_OWNER)
-    register_forward_pre_hook = _UnavailableMethod(_ON_OWNER)
-    register_full_backward_hook = _UnavailableMethod(_ON_OWNER)
-    register_full_backward_pre_hook = _UnavailableMethod(_ON_OWNER)
-    register_load_state_dict_post_hook = _UnavailableMethod(_ON_OWNER)
-    register_load_state_dict_pre_hook = _UnavailableMethod(_ON_OWNER)
-    register_module = _UnavailableMethod(_ON_OWNER)
-    register_parameter = _UnavailableMethod(_ON_OWNER)
-    register_state_dict_post_hook = _UnavailableMethod(_ON_OWNER)
-    register_state_dict_pre_hook = _UnavailableMethod(_ON_OWNER)
-    requires_grad_ = _UnavailableMethod(_ON_OWNER)
-    set_extra_state = _UnavailableMethod("use `await m.load_state_dict(state)`")
-    set_submodule = _UnavailableMethod(_ON_OWNER)
-    share_memory = _UnavailableMethod("its memory is on another worker")
-    to_empty = _UnavailableMethod(_PLACED)
-    type = _UnavailableMethod("use `await m.to(dtype)`")
-    xpu = _UnavailableMethod(_PLACED)
-    zero_grad = _UnavailableMethod(
-        "gradients gather in autograd contexts; there is nothing to do"
-    )
-
     # --- travel ----------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -503,6 +477,11 @@ class RemoteModule:
         return _worker_of(self._rref).start_call(
             self._rref.owner_name(), function, (self._rref, *args)
         )
+
+
+for _instead, _names in _INSTEAD_OF.items():
+    for _name in _names:
+        setattr(RemoteModule, _name, _UnavailableMethod(_name, _instead))
 
 
 def _check_class(module_cls: object) -> None:

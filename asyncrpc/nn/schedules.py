@@ -208,7 +208,7 @@ class StageMachine:
         """
         if not 0 <= chunk < len(self._states):
             raise LocalProtocolError(
-                f"micro-batch {chunk} of a step that has {len(self._states)}"
+                f"micro-batch {chunk} came for a step that has {len(self._states)}"
             )
         self._advance(chunk, ChunkEvent.INPUT)
 

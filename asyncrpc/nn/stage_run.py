@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from asyncrpc.autograd import current_context
 from asyncrpc.autograd.modes import FunctionModes, modes_here
 from asyncrpc.clock import now_s
-from asyncrpc.errors import LocalProtocolError, Outcome, RejectedError, UsageError
+from asyncrpc.errors import LocalProtocolError, UsageError
 from asyncrpc.nn.graphs import Caught, Gradients, backward, enter
 from asyncrpc.nn.schedules import (
     INFERENCE,
@@ -112,7 +112,7 @@ class StageRun:
     ) -> None:
         self._worker = current_parts()
         if plan.loss_fn is not None:
-            self._check(plan.loss_fn)
+            self._worker.functions.check(plan.loss_fn)
         self._context = current_context() if plan.is_training else None
         self._modes = modes_here()  # of the driver's thread, as far as they travel
         self._place = place
@@ -142,20 +142,6 @@ class StageRun:
         self._losses: list[torch.Tensor] = []
         self._outputs: list[Any] = []
         self._spans: list[tuple[str, int, float, float]] = []
-
-    def _check(self, loss_fn: Callable[..., Any]) -> None:
-        """Refuse to call what peers may not call.
-
-        Raises:
-            RejectedError: the policy does not allow it.
-        """
-        if not self._worker.functions.is_allowed(loss_fn):
-            raise RejectedError(
-                f"{loss_fn!r:.100} may not be called on worker "
-                f"{self._worker.name!r}, whose policy is strict; mark it with "
-                "@asyncrpc.expose or list it in Options.allow",
-                outcome=Outcome.NOT_EXECUTED,
-            )
 
     # --- what comes ------------------------------------------------------------------
 

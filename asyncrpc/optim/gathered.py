@@ -181,7 +181,7 @@ class GatheredOptimizer:
         """Return the gradients of a context, in the order of the mirrors."""
         found = await self._owners.each(
             m.GetGradients(self._owners.serial, context_id),
-            problem="the gradients could not be had",
+            problem="the gradients could not be read",
         )
         return self._in_order(found)
 

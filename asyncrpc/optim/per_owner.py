@@ -235,7 +235,7 @@ class PerOwnerOptimizer:
         if per_owner:
             await self._tell(bool, now)
         found = await self._owners.each(
-            m.GetState(self._owners.serial), problem="the state could not be had"
+            m.GetState(self._owners.serial), problem="the state could not be read"
         )
         if per_owner:
             return {"owners": {owner.name: state for owner, state in found.items()}}

@@ -32,7 +32,7 @@ import torch
 from asyncrpc.autograd.engine import Engine
 from asyncrpc.autograd.inline import Runner
 from asyncrpc.autograd.ports import Threads
-from asyncrpc.errors import MalformedError, OptimizerError, Outcome, RejectedError
+from asyncrpc.errors import MalformedError, OptimizerError, RejectedError
 from asyncrpc.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.optim import messages as m
 from asyncrpc.optim.local import (
@@ -85,8 +85,8 @@ class GradientsHere(Protocol):
 class Functions(Protocol):
     """The functions that peers may call."""
 
-    def is_allowed(self, function: Any, /) -> bool:
-        """Return whether peers may call a function or a class."""
+    def check(self, function: Any, /) -> None:
+        """Refuse a function or a class that peers may not call."""
 
 
 class OptimizerService:
@@ -361,7 +361,7 @@ class OptimizerService:
             listed = (one for group in resolved for one in group["params"])
             self._optimizers[key] = LocalParameters(listed, lock)
             return None
-        self._check(cls)
+        self._functions.check(cls)
         context = contextvars.copy_context()  # it may ask where it is
         made = await self._threads.run_in_thread(
             lambda: checked(context.run(cls, resolved, *args, **kwargs))
@@ -399,19 +399,6 @@ class OptimizerService:
         if key in self._optimizers:
             raise MalformedError(f"optimizer {key[1]} has been made here before")
 
-    def _check(self, cls: Any) -> None:
-        """Refuse to call what peers may not call.
-
-        Raises:
-            RejectedError: the policy does not allow it.
-        """
-        if not self._functions.is_allowed(cls):
-            raise RejectedError(
-                f"{cls!r:.100} may not be called on this worker, whose policy is "
-                'strict; list it in Options.allow, as "torch.optim.*:*"',
-                outcome=Outcome.NOT_EXECUTED,
-            )
-
     def _find(self, key: Key) -> LocalParameters:
         found = self._optimizers.get(key)
         if found is None:
@@ -444,7 +431,7 @@ async def _resolved(group: dict[str, Any]) -> dict[str, Any]:
     if type(references) is not list or not all(
         isinstance(one, RRef) for one in references
     ):
-        raise MalformedError("a group of parameters without a list of references")
+        raise MalformedError("a group of parameters has no list of references")
     values = [await rref for rref in references]
     check_parameters(values)
     return {**group, "params": values}

@@ -136,7 +136,7 @@ class ReferenceCodec:
         sender = link.peer.incarnation
         self._names.note_hearsay(owner)
         if form == HOME and sender != self._me.incarnation:
-            raise DecodeError("an RRef arrived that claims to have stayed at home")
+            raise DecodeError("an RRef arrived that its sender marked as not sent")
         if form == HOME:  # its count came with it
             return self._handles.make(self._shared.of(rref_id, owner))
         if owner.incarnation == self._me.incarnation:

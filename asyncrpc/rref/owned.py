@@ -96,7 +96,7 @@ class OwnedValues:
         if from_ == self._me.incarnation:
             return  # our own remote(): the entry is there
         if key.creator != from_:
-            raise MalformedError("a reference in the name of another worker")
+            raise MalformedError("a reference names another worker as its creator")
         refusal = self.refusal()
         if refusal is not None:
             raise refusal
@@ -162,18 +162,10 @@ class OwnedValues:
         if not name:
             return _LocalValue(value)
         # Before it is looked up: not even a property runs on the word of a peer.
-        if not self._functions.is_allowed_method(type(value), name):
-            kind = type(value).__qualname__
-            return RefusedFunction(
-                RejectedError(
-                    f"{kind}.{name} is not exposed here; mark {kind} with "
-                    "@asyncrpc.expose, or list it in Options.allow",
-                    outcome=Outcome.NOT_EXECUTED,
-                )
-            )
         try:
+            self._functions.check_method(type(value), name)
             method: Callable[..., Any] = getattr(value, name)
-        except AttributeError as error:
+        except (AttributeError, RejectedError) as error:
             return RefusedFunction(error)
         return method
 

@@ -86,5 +86,5 @@ class Calls(Protocol):
 class Functions(Protocol):
     """The functions that peers may call."""
 
-    def is_allowed_method(self, kind: type, name: str, /) -> bool:
-        """Return whether peers may call this method of values of a type."""
+    def check_method(self, kind: type, name: str, /) -> None:
+        """Refuse a method of values of a type that peers may not call."""

@@ -33,6 +33,7 @@ from asyncrpc.runtime.links.directory import Directory, DirectorySettings
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.runtime.links.routes import default_addresses, open_connectors
 from asyncrpc.runtime.links.sidecar import Sidecar
+from asyncrpc.runtime.membership.ports import MembershipTimes
 from asyncrpc.runtime.membership.rendezvous import Rendezvous
 from asyncrpc.runtime.membership.service import MembershipService
 from asyncrpc.runtime.options import Options
@@ -214,8 +215,13 @@ class Parts:
         self.membership = MembershipService(
             identity,
             tasks,
-            self.options,
             peers,
+            MembershipTimes(
+                self.options.liveness.heartbeat_s,
+                self.options.liveness.lost_after_s,
+                self.options.network.connect_timeout_s,
+            ),
+            is_static=self.options.membership == "static",
             is_draining=lambda: self.is_draining,
             on_peer_lost=self.services.on_peer_lost,
         )
@@ -342,7 +348,7 @@ class Parts:
             listener = await connector.listen(address, self.directory.accept)
             self.listeners.append(listener)
             if address.scheme == "uds":
-                self.memory.listen(address.host)
+                await self.memory.listen(address.host)
         if self.network is None:
             await self.sidecar.start(map(Address.parse, where), self.loop)
 

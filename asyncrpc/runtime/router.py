@@ -21,7 +21,6 @@ from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.runtime.schema import UnfitError
 from asyncrpc.wire.messages import unpack_head
 
-L = TypeVar("L")
 N = TypeVar("N", bound=Notice)
 R = TypeVar("R", bound=Request[Any])
 
@@ -137,7 +136,7 @@ class Router:
     ) -> Route:
         record = unpack_head(head)
         if len(record) < 2:  # noqa: PLR2004
-            raise MalformedError("a message to a service that names none")
+            raise MalformedError("a message names no service")
         service, method, *_ = record
         known = self._known.get(service) if type(service) is str else None
         if known is None:
@@ -160,7 +159,9 @@ def _unknown(service: Any, method: Any, problem: str, *, is_answered: bool) -> R
     """Return the route of what nobody takes: it leads to an error."""
 
     def take(link: PeerLink, _value: Any) -> None:
-        raise MalformedError(f"worker {link.peer.name!r} sent what is wrong: {problem}")
+        raise MalformedError(
+            f"worker {link.peer.name!r} sent a wrong message: {problem}"
+        )
 
     async def reply(link: PeerLink, value: Any) -> None:
         take(link, value)

@@ -83,7 +83,7 @@ def read_array(entry: list[Any], buffer: memoryview | None) -> Array:
     _, description, shape, order, _index = entry
     dtype = read_dtype(description)
     if order not in ("C", "F"):
-        raise DecodeError(f"an array's order is {order!r:.20}")
+        raise DecodeError(f"an array's order must be C or F, not {order!r:.20}")
     if buffer is None:
         array: Array = np.ndarray(shape, dtype, b"", order=order)
         return array.copy(order="K")

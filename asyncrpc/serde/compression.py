@@ -407,19 +407,23 @@ class _Packing(NamedTuple):
         if packing is None:
             return None
         if type(packing) is not list or len(packing) < 5:  # noqa: PLR2004
-            raise DecodeError(f"a packing is {packing!r:.60}")
+            raise DecodeError(f"a packing must be a list of five, not {packing!r:.60}")
         cast, name, size_bytes, squeezer, lengths = packing[:5]
         if not isinstance(squeezer, str) or squeezer not in ("", *lossless.NAMES):
             raise DecodeError(f"codec {squeezer!r:.20} is unknown to this worker")
         if type(size_bytes) is not int or size_bytes <= 0:
-            raise DecodeError(f"a buffer of {size_bytes!r:.20} bytes was packed")
+            raise DecodeError(
+                f"a packing must be of at least 1 byte, not {size_bytes!r:.20}"
+            )
         if not cast:
             return cls("", None, size_bytes, squeezer, lengths)
         if not isinstance(cast, str) or cast not in CASTS:
             raise DecodeError(f"codec {cast!r:.20} is unknown to this worker")
         dtype = DTYPES.get(name) if isinstance(name, str) else None
         if dtype not in CASTS[cast].shrinks or size_bytes % dtype.itemsize:
-            raise DecodeError(f"{size_bytes} bytes of {name!r:.20} under {cast!r}")
+            raise DecodeError(
+                f"{cast!r} does not pack {size_bytes} bytes of {name!r:.20}"
+            )
         return cls(cast, dtype, size_bytes, squeezer, lengths)
 
     @property

@@ -87,7 +87,9 @@ class Decoder:
     def unpack(self, packed: Any) -> Any:
         """Return the value of some msgpack."""
         if self._depth >= self._limits.depth_max:
-            raise DecodeError(f"nested deeper than {self._limits.depth_max} levels")
+            raise DecodeError(
+                f"the message is nested deeper than {self._limits.depth_max} levels"
+            )
         self._depth += 1
         value = msgpack.unpackb(
             packed,
@@ -111,7 +113,7 @@ class Decoder:
         """Return the object of an entry that has been read."""
         if type(index) is not int or not 0 <= index < len(self._objects):
             raise DecodeError(
-                f"object {index!r:.20} of {len(self._objects)} was referred to"
+                f"a value refers to object {index!r:.20} of {len(self._objects)}"
             )
         return self._objects[index]
 
@@ -198,12 +200,7 @@ class Decoder:
 
     def _method(self, entry: list[Any]) -> Any:
         instance, name = self.unpack(entry[1]), _text(entry[2])
-        if not self._functions.is_allowed_method(type(instance), name):
-            raise RejectedError(
-                f"method {name!r} of a {type(instance).__qualname__} may not be called"
-                " on this worker; mark its class with @asyncrpc.expose",
-                outcome=Outcome.NOT_EXECUTED,
-            )
+        self._functions.check_method(type(instance), name)
         return getattr(instance, name)
 
     def _partial(self, entry: list[Any]) -> Any:

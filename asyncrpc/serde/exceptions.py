@@ -206,7 +206,7 @@ def text_of(error: BaseException) -> str:
     try:
         return _shortened(str(error))
     except BaseException as problem:  # noqa: BLE001 - the user's own __str__
-        return f"<its text could not be had: {type(problem).__name__}>"
+        return f"<its text could not be read: {type(problem).__name__}>"
 
 
 def words_of(error: BaseException) -> str:

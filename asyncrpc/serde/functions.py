@@ -226,6 +226,34 @@ class FunctionTable:
             return True
         return self.is_allowed(getattr(cls, name))
 
+    def check(self, function: Any) -> None:
+        """Refuse a function that a peer may not call.
+
+        Raises:
+            RejectedError: the policy does not allow it.
+        """
+        if not self.is_allowed(function):
+            raise RejectedError(
+                f"{function!r:.100} may not be called on this worker, whose policy is "
+                "strict; mark it with @asyncrpc.expose, or list it in Options.allow, "
+                'such as "torch.optim.*:*"',
+                outcome=Outcome.NOT_EXECUTED,
+            )
+
+    def check_method(self, cls: type, name: str) -> None:
+        """Refuse a method of instances of `cls` that a peer may not call.
+
+        Raises:
+            RejectedError: the policy does not allow it.
+        """
+        if not self.is_allowed_method(cls, name):
+            kind = cls.__qualname__
+            raise RejectedError(
+                f"{kind}.{name} is not exposed here; mark {kind} with @asyncrpc.expose,"
+                " or list it in Options.allow",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+
     def _matches(self, name: str) -> bool:
         if name in self.allow:
             return True

@@ -164,9 +164,11 @@ def _empty_quantized(
         )
     scales, zero_points, axis = get(parameters[0]), get(parameters[1]), parameters[2]
     if not 0 <= axis < carrier.dim() or scales.shape != carrier.shape[axis : axis + 1]:
-        raise DecodeError(f"{list(scales.shape)} scales for axis {axis!r}")
+        raise DecodeError(f"{list(scales.shape)} scales came for axis {axis!r}")
     if zero_points.shape != scales.shape:
-        raise DecodeError(f"{list(zero_points.shape)} zero points")
+        raise DecodeError(
+            f"there must be a zero point for each scale, not {list(zero_points.shape)}"
+        )
     return torch._empty_per_channel_affine_quantized(  # noqa: SLF001
         [0] * carrier.dim(),
         scales=scales,

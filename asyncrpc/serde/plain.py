@@ -70,7 +70,7 @@ def _scalar_from_tree(tree: Any) -> Any:
     description, data = tree
     dtype = read_dtype(description)
     if dtype.itemsize != len(data):
-        raise DecodeError(f"{len(data)} bytes for a numpy {dtype}")
+        raise DecodeError(f"{len(data)} bytes arrived for a numpy {dtype}")
     scalar: np.ndarray[Any, np.dtype[Any]] = np.ndarray((), dtype, bytes(data))
     return scalar[()]
 

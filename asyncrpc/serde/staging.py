@@ -129,7 +129,9 @@ class DevicePlacement:
 
     def _part(self, index: int) -> torch.Tensor:
         if type(index) is not int or not 0 <= index < len(self._table):
-            raise DecodeError(f"part {index!r:.20} of {len(self._table)} objects")
+            raise DecodeError(
+                f"a tensor refers to object {index!r:.20} of {len(self._table)}"
+            )
         found = self.wanted.get(index)
         return self._reader.read(self._table[index]) if found is None else found[0]
 

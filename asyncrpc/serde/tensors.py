@@ -344,7 +344,7 @@ class TensorReader:
         """Return a received buffer."""
         if type(index) is not int or not 0 <= index < len(self._buffers):
             raise DecodeError(
-                f"buffer {index!r} of {len(self._buffers)} was referred to"
+                f"a tensor is in buffer {index!r} of {len(self._buffers)}"
             )
         return self._buffers[index]
 
@@ -419,7 +419,9 @@ class TensorReader:
         self._check_shape(shape)
         self._check([*strides, offset])
         if len(shape) != len(strides):
-            raise DecodeError(f"{len(strides)} strides for {len(shape)} dimensions")
+            raise DecodeError(
+                f"a tensor has {len(strides)} strides for {len(shape)} dimensions"
+            )
 
     def _check(self, numbers: list[Any]) -> None:
         """Refuse what is no short list of sizes that fit torch's integers."""

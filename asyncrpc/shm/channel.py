@@ -53,7 +53,8 @@ ITEMS_POLL_S: Final = 1.0  # seldom: a producer killed within microseconds of it
 # From here on the kernel makes a block's pages at once: one by one they cost more than
 # the copy.
 PREFAULT_BYTES: Final = 64 << 10
-_LOCK_AT: Final = 0  # of the memory: the mutex, then the words of `shelf`
+# Of the memory: the mutex of 40 bytes (48 on AArch64), then the words of `shelf`.
+_LOCK_AT: Final = 0
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock, on 64-bit Linux
 _OFD_GETLK: Final = 36
 _OFD_SETLK: Final = 37

@@ -18,8 +18,7 @@ import os
 from functools import partial
 from typing import Any, Final
 
-MUTEX_BYTES: Final = 64  # 40 on x86-64, 48 on AArch64
-_ATTRIBUTES_BYTES: Final = 64  # likewise: 4, and 8
+_ATTRIBUTES_BYTES: Final = 64  # 4 on x86-64, 8 on AArch64
 _TRIES: Final = 64  # some 20 us, with the GIL: to give it up costs more than a try
 _PROCESS_SHARED: Final = 1  # pthread.h of glibc and of musl
 _ROBUST: Final = 1

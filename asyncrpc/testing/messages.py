@@ -150,5 +150,5 @@ class MessageNetwork:
 
 def _probability(value: float) -> float:
     if not 0 <= value <= 1:
-        raise UsageError(f"a probability lies in 0..1; got {value}")
+        raise UsageError(f"a probability must be between 0 and 1, not {value}")
     return value

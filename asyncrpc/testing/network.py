@@ -71,7 +71,9 @@ class HostLink:
     def lose(self, probability: float) -> None:
         """Lose packets: each loss delays by a retransmission, too many break."""
         if not 0 <= probability <= 1:
-            raise UsageError(f"a probability lies in 0..1; got {probability}")
+            raise UsageError(
+                f"a probability must be between 0 and 1, not {probability}"
+            )
         self._loss = probability
 
     def partition(self) -> None:

@@ -79,16 +79,20 @@ class DescriptorInbox:
         """Return how many descriptors have not been claimed."""
         return len(self._unclaimed)
 
-    def listen(self, path: str) -> None:
+    async def listen(self, path: str) -> None:
         """Listen beside the Unix socket at `path`.
 
         Raises:
-            TransportError: its name is too long, or the directory is open to others.
+            TransportError: its name is too long, the directory is open to others, or
+                its lock was not free in time.
+
+        Cancellation:
+            There is no socket.
         """
         beside = Path(path + SUFFIX)
         check_length(beside, TransportError)
         try:
-            sock, inode = bind_private(beside)
+            sock, inode = await bind_private(beside)
         except OSError as error:
             raise TransportError(f"cannot listen at {beside}: {error}") from error
         self._listening.append((sock, beside, inode))

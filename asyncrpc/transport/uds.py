@@ -18,7 +18,7 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,8 @@ from asyncrpc.transport.sockets import SocketTransport, close_servers
 
 PATH_BYTES_MAX: Final = 107  # sockaddr_un.sun_path is 108, with a zero at the end
 BACKLOG: Final = 1024
+LOCK_WAIT_S: Final = 10.0  # a process that was stopped may hold it for ever
+_LOCK_POLL_S: Final = 0.002
 _OTHERS: Final = 0o077  # any right of the group or of the world
 
 
@@ -54,12 +56,15 @@ class UdsConnector(Connector):
 
         Raises:
             TransportError: another process listens there, the directory is open to
-                others, or the path is too long.
+                others, its lock was not free in time, or the path is too long.
+
+        Cancellation:
+            There is no socket.
         """
         path = Path(address.host)
         check_length(path, TransportError)
         try:
-            sock, inode = bind_private(path)
+            sock, inode = await bind_private(path)
         except OSError as error:
             raise TransportError(f"cannot listen at {address}: {error}") from error
         loop = asyncio.get_running_loop()
@@ -135,20 +140,28 @@ def check_length(path: Path, error: type[TransportError]) -> None:
         )
 
 
-def bind_private(path: Path) -> tuple[socket.socket, int]:
+async def bind_private(path: Path) -> tuple[socket.socket, int]:
     """Return a listening socket and the inode of its file."""
-    with _private_directory(path.parent):
+    directory = _open_private(path.parent)
+    try:
+        await _lock(directory, path.parent)
         _remove_stale(path)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(0)
-            sock.bind(str(path))
-            path.chmod(0o600)  # no race: only we can enter the directory
-            sock.listen(BACKLOG)
-        except BaseException:
-            sock.close()
-            raise
-        return sock, path.stat().st_ino
+        return _bind(path)
+    finally:
+        os.close(directory)
+
+
+def _bind(path: Path) -> tuple[socket.socket, int]:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(0)
+        sock.bind(str(path))
+        path.chmod(0o600)  # no race: only we can enter the directory
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock, path.stat().st_ino
 
 
 def remove_own(path: Path, inode: int) -> None:
@@ -158,24 +171,40 @@ def remove_own(path: Path, inode: int) -> None:
             path.unlink()
 
 
-@contextlib.contextmanager
-def _private_directory(directory: Path) -> Iterator[None]:
-    """Make sure that `directory` is ours alone, and hold its lock."""
+def _open_private(directory: Path) -> int:
+    """Return a descriptor of a directory that is ours alone; make it if need be."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        status = os.fstat(descriptor)
-        if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
-            raise TransportError(
-                f"{directory} must be owned by user {os.geteuid()} and closed to "
-                f"others, but user {status.st_uid} owns it with mode "
-                f"{stat.S_IMODE(status.st_mode):o}; chmod 700 it, or use another"
-            )
-        # Held for a few system calls; a worker stopped within them would block us.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
         os.close(descriptor)
+        raise TransportError(
+            f"{directory} must be owned by user {os.geteuid()} and closed to "
+            f"others, but user {status.st_uid} owns it with mode "
+            f"{stat.S_IMODE(status.st_mode):o}; chmod 700 it, or use another"
+        )
+    return descriptor
+
+
+async def _lock(descriptor: int, directory: Path) -> None:
+    """Lock a directory; others hold its lock for a few system calls."""
+    try:
+        async with asyncio.timeout(LOCK_WAIT_S):
+            while not _try_lock(descriptor):  # noqa: ASYNC110  (no event tells of it)
+                await asyncio.sleep(_LOCK_POLL_S)
+    except TimeoutError as error:
+        raise TransportError(
+            f"another process has locked {directory} for {LOCK_WAIT_S:g} s: continue "
+            "or end it if it was stopped, or use another directory"
+        ) from error
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _remove_stale(path: Path) -> None:

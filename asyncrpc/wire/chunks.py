@@ -312,7 +312,7 @@ class Arrivals:
         arrival = self._arrivals.get(serial)
         if arrival is None or 0 <= arrival.dropped_at < arrival.begun + nbytes:
             raise MalformedError(
-                f"{nbytes} bytes for transfer {serial}, which expects none"
+                f"{nbytes} bytes came for transfer {serial}, which expects none"
             )
         arrival.begin(offset, nbytes)
         return arrival
@@ -528,7 +528,7 @@ class LaneReader:
             begin = bytes(self._header[:4])
             raise MalformedError(f"a frame on a lane must be DATA, not {begin!r}")
         if head_bytes or control_bytes or count or not serial:
-            raise MalformedError("a DATA frame that is more than a chunk of a payload")
+            raise MalformedError("a DATA frame is more than a chunk of a payload")
         if serial > self._arrivals.opened:
             self._next = serial, offset, nbytes
             self.waits_for = serial

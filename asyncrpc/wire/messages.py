@@ -97,7 +97,7 @@ class Hello:
         """
         if len(control) > HEAD_BYTES_MAX:
             raise FrameTooLargeError(
-                f"a HELLO of {len(control)} bytes; the limit is {HEAD_BYTES_MAX}"
+                f"a HELLO has {len(control)} bytes; the limit is {HEAD_BYTES_MAX}"
             )
         record = unpack_head(control)
         if len(record) < _HELLO_REQUIRED or any(
@@ -131,7 +131,7 @@ def pack_head(record: list[Any]) -> bytes:
     packed: bytes = _PACKER.pack(record)
     if len(packed) > HEAD_BYTES_MAX:
         raise LocalProtocolError(
-            f"a head of {len(packed)} bytes; the limit is {HEAD_BYTES_MAX}"
+            f"a head has {len(packed)} bytes; the limit is {HEAD_BYTES_MAX}"
         )
     return packed
 

@@ -143,7 +143,7 @@ class OutgoingMessage:
         """
         state = TRANSITIONS[self.state].get(event)
         if state is None:
-            raise LocalProtocolError(f"{event.name} of a message: {self.state.value}")
+            raise LocalProtocolError(f"{event.name} cannot happen: {self.state.value}")
         self.state = state
 
 

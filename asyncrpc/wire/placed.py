@@ -98,7 +98,7 @@ def check_body(count: int, payload_bytes: int) -> int:
     if not count:
         raise MalformedError("a message of this kind cannot lie in shared memory")
     if payload_bytes > INLINE_BYTES_MAX:
-        raise MalformedError(f"{payload_bytes} bytes beside buffers that are placed")
+        raise MalformedError(f"{payload_bytes} bytes came beside placed buffers")
     return ENTRY_BYTES * count + payload_bytes
 
 
@@ -119,6 +119,6 @@ def read_table(scratch: bytearray | memoryview, at: int, count: int) -> list[Buf
             entries.append(BufferRow(length, -1))
         else:
             raise MalformedError(
-                f"a buffer with placement {placement} at location {location:#x}"
+                f"a buffer has placement {placement} at location {location:#x}"
             )
     return entries

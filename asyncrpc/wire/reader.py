@@ -69,7 +69,7 @@ Allocate = Callable[[int, int, Sequence[int]], list[memoryview]]
 
 def _no_memory(nbytes: int) -> FrameTooLargeError:
     return FrameTooLargeError(
-        f"a message of {nbytes} bytes, for which there is no memory here"
+        f"this worker has no memory for a message of {nbytes} bytes"
     )
 
 
@@ -331,19 +331,19 @@ class FrameReader:
                 f"{count} buffers arrived; the limit is {limits.buffers_max}"
             )
         if payload_bytes and not count:
-            raise MalformedError(f"a payload of {payload_bytes} bytes in no buffer")
+            raise MalformedError(f"a payload of {payload_bytes} bytes has no buffer")
         if flags & _PLACED:
             may = kind in _MAY_DEFER and not flags & _DEFERRED
             return check_body(count if may else 0, payload_bytes)
         if flags & _DEFERRED:
             if kind not in _MAY_DEFER or not payload_bytes:
                 raise MalformedError(
-                    f"a deferred {FrameKind(kind).name} of {payload_bytes} bytes"
+                    f"a {FrameKind(kind).name} cannot defer {payload_bytes} bytes"
                 )
             return 8 * count
         if payload_bytes > INLINE_BYTES_MAX:
             raise FrameTooLargeError(
-                f"{payload_bytes} bytes inline; the limit is {INLINE_BYTES_MAX}"
+                f"{payload_bytes} bytes came inline; the limit is {INLINE_BYTES_MAX}"
             )
         return 8 * count + payload_bytes
 
@@ -384,7 +384,7 @@ class FrameReader:
     ) -> None:
         """Deliver a message some of whose buffers lie in shared memory."""
         if self.places is None:
-            raise MalformedError("a PLACED message, but no memory is shared")
+            raise MalformedError("a PLACED message came, but no memory is shared")
         entries = read_table(self._view, at, count)
         if sum(one.length for one in entries if one.location < 0) != payload_bytes:
             raise MalformedError("the buffer table does not add up to the payload")
@@ -450,7 +450,7 @@ class FrameReader:
             self.on_request(message.call_id, nbytes)
         if len(self.arrivals) >= self._limits.transfers_max:
             raise FrameTooLargeError(
-                f"more than {self._limits.transfers_max} transfers at once"
+                f"the peer began more than {self._limits.transfers_max} transfers"
             )
 
     def _land_strays(self) -> None:

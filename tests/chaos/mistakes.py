@@ -217,7 +217,7 @@ async def wrong_out(load: Load, to: str) -> None:
 _TEXTS: Final = {
     "hostile text": ("two\nlines",),
     "many texts": ("xxx",),
-    "no text": ("could not be had",),
+    "no text": ("could not be read",),
     "chain": ("199",),
 }
 

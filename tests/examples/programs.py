@@ -12,12 +12,12 @@ PROGRAM_S = 240.0
 WIDE = {"COLUMNS": "120", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
 
 
-def run(name: str, *options: str) -> str:
-    """Run `examples/<name>` and return what it prints.
+def ran(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run `examples/<name>` to its end.
 
     It returns when the last holder of its pipes has ended: so its processes have, too.
     """
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, str(REPOSITORY / "examples" / name), *options],
         env={**os.environ, **WIDE, "PYTHONPATH": str(REPOSITORY)},
         stdin=subprocess.DEVNULL,
@@ -26,6 +26,11 @@ def run(name: str, *options: str) -> str:
         timeout=PROGRAM_S,
         check=False,
     )
+
+
+def run(name: str, *options: str) -> str:
+    """Run `examples/<name>`, which must succeed, and return what it prints."""
+    done = ran(name, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +14,8 @@ from asyncrpc import RRef
 from asyncrpc.testing import Cluster, acting_as
 from examples import batched_cartpole
 from examples.batched_cartpole import Agent, Observer
+from tests.examples.programs import run
 
-REPOSITORY = Path(__file__).parents[2]
-EXAMPLE = REPOSITORY / "examples" / "batched_cartpole.py"
 OBSERVERS = 3
 OPTIONS = argparse.Namespace(seed=0, gamma=0.9, lr=0.01, observers=OBSERVERS)
 
@@ -28,18 +23,9 @@ OPTIONS = argparse.Namespace(seed=0, gamma=0.9, lr=0.01, observers=OBSERVERS)
 @pytest.mark.slow
 def test_gathered_answers_need_a_pass_for_all_observers() -> None:
     given = ("--observers", "3", "--num-episodes", "2", "--num-steps", "120")
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), *given],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240.0,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    alone = row("one by one", done.stdout)
-    gathered = row("gathered", done.stdout)
+    printed = run("batched_cartpole.py", *given)
+    alone = row("one by one", printed)
+    gathered = row("gathered", printed)
     actions = 3 * 2 * 120
     assert alone["passes"] == actions
     # Exactly a third, but for observers that the machine held up for a second.

@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
-DEMO = REPOSITORY / "examples" / "pipeline_digits.py"
+from tests.examples.programs import run
+
 CHUNKS, COLUMNS = 8, 64
-
-
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(DEMO), *options],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240.0,
-        check=False,
-    )
 
 
 @pytest.mark.slow
 def test_it_reads_digits_and_shows_how_its_stages_worked() -> None:
-    done = run()
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed = run("pipeline_digits.py")
     losses = {
-        schedule: re.findall(rf"{schedule}: epoch +\d+, loss ([\d.]+)", done.stdout)
+        schedule: re.findall(rf"{schedule}: epoch +\d+, loss ([\d.]+)", printed)
         for schedule in ("gpipe", "1f1b")
     }
     assert len(losses["gpipe"]) == 8
     # The sums are taken in the same order: not a bit differs.
     assert losses["1f1b"] == losses["gpipe"]
-    found = re.findall(r"│ (\w+) +│ [\d.]+ +│ ([\d.]+)% .*│ (\d, \d) │ .*", done.stdout)
+    found = re.findall(r"│ (\w+) +│ [\d.]+ +│ ([\d.]+)% .*│ (\d, \d) │ .*", printed)
     assert [(schedule, held) for schedule, _, held in found] == [
         ("gpipe", "8, 8"),
         ("1f1b", "2, 1"),
     ]
-    assert all(float(accuracy) > 90.0 for _, accuracy, _ in found), done.stdout
-    assert done.stdout.count("11.1%") == 2  # the formula: 1 / (8 + 2 - 1)
-    drawings = re.findall(r"^stage\d (\S+)$", done.stdout, re.MULTILINE)
+    assert all(float(accuracy) > 90.0 for _, accuracy, _ in found), printed
+    assert printed.count("11.1%") == 2  # the formula: 1 / (8 + 2 - 1)
+    drawings = re.findall(r"^stage\d (\S+)$", printed, re.MULTILINE)
     assert len(drawings) == 4
     assert {len(drawing) for drawing in drawings} == {COLUMNS}
     for drawing in drawings:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +13,8 @@ import torch
 from asyncrpc import RRef
 from asyncrpc.testing import Cluster, acting_as
 from examples.reinforcement_learning import Agent, Observer, discounted
+from tests.examples.programs import run
 
-REPOSITORY = Path(__file__).parents[2]
-EXAMPLE = REPOSITORY / "examples" / "reinforcement_learning.py"
 OPTIONS = argparse.Namespace(seed=0, gamma=0.9, lr=0.01, world_size=3)
 STATE = torch.tensor([0.0, 0.1, 0.2, -0.1])
 
@@ -34,17 +29,10 @@ def reward(which: str, output: str) -> float:
 @pytest.mark.slow
 def test_it_learns_to_balance_the_pole() -> None:
     """By chance a pole stands for 20 steps; so these would be over in no time."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), "--num-episodes", "600", "--enough", "150"],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240.0,
-        check=False,
+    printed = run(
+        "reinforcement_learning.py", "--num-episodes", "600", "--enough", "150"
     )
-    assert done.returncode == 0, done.stderr
-    assert reward("last", done.stdout) >= 150.0 > 2.0 * reward("first", done.stdout)
+    assert reward("last", printed) >= 150.0 > 2.0 * reward("first", printed)
 
 
 def test_what_is_to_come_is_discounted() -> None:

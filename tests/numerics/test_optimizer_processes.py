@@ -6,10 +6,8 @@ Each test starts processes, so they run on one kind of loop only.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
@@ -25,16 +23,6 @@ from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.numerics.groups import SHAPES, inputs, loss_of, one_process
 from tests.numerics.optimizers import evaluations, same, step_and_wait, train
 from tests.numerics.remote import Layer, Scale, parameters_there
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kept_for_life() -> None:
-    """Start what multiprocessing keeps, before a test looks for what it left."""
-    multiprocessing.set_forkserver_preload(
-        ["asyncrpc", "asyncrpc.testing", "tests.numerics.optimizers"]
-    )
-    resource_tracker.ensure_running()
-    forkserver.ensure_running()
 
 
 def processes(names: Sequence[str]) -> ProcessCluster:

@@ -8,11 +8,9 @@ and values that are no single tensor.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import pytest
@@ -47,16 +45,6 @@ from tests.numerics.stages import (
 
 SHAPES = ((5, 7, 1), (7, 4, 2), (4, 2, 3))
 ROWS = 10
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kept_for_life() -> None:
-    """Start what multiprocessing keeps, before a test looks for what it left."""
-    multiprocessing.set_forkserver_preload(
-        ["asyncrpc", "asyncrpc.testing", "tests.numerics.stages"]
-    )
-    resource_tracker.ensure_running()
-    forkserver.ensure_running()
 
 
 @asynccontextmanager

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import multiprocessing
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import pytest
@@ -52,16 +50,6 @@ def batch(rows: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
 
     return draw(5), draw(2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kept_for_life() -> None:
-    """Start what multiprocessing keeps, before a test looks for what it left."""
-    multiprocessing.set_forkserver_preload(
-        ["asyncrpc", "asyncrpc.testing", "tests.numerics.stages"]
-    )
-    resource_tracker.ensure_running()
-    forkserver.ensure_running()
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,8 @@ one process with two optimizers on one model, to 1e-12 in double precision.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from multiprocessing import forkserver, resource_tracker
 
 import pytest
 import torch
@@ -23,16 +21,6 @@ from tests.numerics.remote import Layer, Tensors, Trainer
 SHAPES = ((5, 7, 1), (7, 2, 2))  # inputs, outputs and seed of each stage
 ROUNDS = 4
 Records = list[tuple[float, Tensors]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kept_for_life() -> None:
-    """Start what multiprocessing keeps, before a test looks for what it left."""
-    multiprocessing.set_forkserver_preload(
-        ["asyncrpc", "asyncrpc.testing", "tests.numerics.remote"]
-    )
-    resource_tracker.ensure_running()
-    forkserver.ensure_running()
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:

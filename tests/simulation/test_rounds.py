@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -30,31 +29,15 @@ from asyncrpc.runtime.membership.rendezvous import UNKNOWN_INCARNATION, Member
 from asyncrpc.runtime.rounds.machine.tree import branch_of, depth_of, parent_of
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import SimWorker
-from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
+from tests.simulated import Scenario, play
 
-LIMIT_S = 300.0  # of virtual time
 OPTIONS = Options(
     drain_timeout_s=2.0,
     network=NetworkOptions(connect_timeout_s=5.0),
     liveness=LivenessOptions(heartbeat_s=2.0, lost_after_s=5.0),
     limits=LimitOptions(shared_memory_bytes=0, receive_pool_bytes=0),
 )
-Scenario = Callable[[Network], Coroutine[Any, Any, None]]
-
-
-def play(scenario: Scenario, seed: int) -> Network:
-    """Run a scenario to its end."""
-
-    async def within_limit() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            await scenario(network)
-
-    with asyncio.Runner(loop_factory=SimLoop) as runner:
-        network = Network(seed, runner.get_loop())
-        runner.run(within_limit())
-        return network
-
 
 # --- thousands -----------------------------------------------------------------------
 

@@ -7,8 +7,6 @@ Every moment is drawn from the seed, and time is virtual: a run that hangs is a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
@@ -16,27 +14,11 @@ import asyncrpc
 from asyncrpc import NetworkOptions, Options, Outcome, Worker, WorkerLostError
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import SimWorker
-from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
+from tests.simulated import Scenario, play
 
 SEEDS = range(20)
-LIMIT_S = 60.0  # of virtual time
 OPTIONS = Options(drain_timeout_s=2.0, network=NetworkOptions(connect_timeout_s=5.0))
-
-Scenario = Callable[[Network], Coroutine[Any, Any, None]]
-
-
-def play(scenario: Scenario, seed: int) -> list[tuple[float, str]]:
-    """Run a scenario to its end, and return what happened on the network."""
-
-    async def within_limit() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            await scenario(network)
-
-    with asyncio.Runner(loop_factory=SimLoop) as runner:
-        network = Network(seed, runner.get_loop())
-        runner.run(within_limit())
-        return list(network.trace)
 
 
 async def whose() -> int:
@@ -170,7 +152,7 @@ def test_a_scenario_holds_for_every_seed(scenario: Scenario, seed: int) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_same_seed_is_the_same_run(scenario: Scenario) -> None:
-    first = play(scenario, 7)
+    first = list(play(scenario, 7).trace)
     assert first
-    assert play(scenario, 7) == first
-    assert play(scenario, 8) != first
+    assert list(play(scenario, 7).trace) == first
+    assert list(play(scenario, 8).trace) != first

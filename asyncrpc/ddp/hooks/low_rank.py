@@ -28,6 +28,7 @@ from typing import Final
 
 import torch
 
+from asyncrpc.ddp.flat import cut
 from asyncrpc.ddp.hooks.orthogonal import orthogonalize
 
 _STEP: Final = 1 << 16  # elements of a square that are restored at a time
@@ -225,12 +226,6 @@ class Layers:
 def q_shapes(plan: LowRankPlan) -> list[tuple[int, int, int]]:
     """Return the shapes of the Qs of each batch, `(count, columns, rank)`."""
     return [(len(one), one[0].columns, one[0].rank) for one in plan.batches]
-
-
-def cut(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-    """Return views of a flat tensor, one after the other."""
-    parts: tuple[torch.Tensor, ...] = flat.split([math.prod(one) for one in shapes])  # type: ignore[no-untyped-call]  # torch has none for it
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def replace(

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import torch
 
-from asyncrpc.ddp.hooks.low_rank import LowRankPlan, cut, q_shapes, side_of
+from asyncrpc.ddp.flat import cut
+from asyncrpc.ddp.hooks.low_rank import LowRankPlan, q_shapes, side_of
 from asyncrpc.errors import UsageError
 
 _NAMES: Final = ("errors", "qs", "layouts", "loose_errors", "loose_qs")

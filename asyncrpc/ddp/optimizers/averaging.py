@@ -21,7 +21,7 @@ import torch
 
 from asyncrpc.arguments import check_count, check_kind, listed, wrong
 from asyncrpc.collectives import Group
-from asyncrpc.ddp.flat import parts
+from asyncrpc.ddp.flat import gather, scatter
 from asyncrpc.ddp.given import check_group
 from asyncrpc.ddp.initial import verify
 from asyncrpc.ddp.recreatable_group import RecreatableGroup, reason_for
@@ -238,25 +238,15 @@ class _Mean:
         # Divided before, as torch does: a sum that would be too large for the dtype is
         # not made, and over two ranks the bits are torch's.
         user = user_of(group.parts, parameters)
-        fill = functools.partial(_fill, memory, parameters, group.size)
-        await run_beside(fill, memory.nbytes, user)
+
+        def divided() -> None:
+            gather(memory, parameters).div_(group.size)
+
+        await run_beside(divided, memory.nbytes, user)
         await group.all_reduce(memory)
-        empty = functools.partial(_empty, memory, parameters)
-        await run_beside(empty, memory.nbytes, user)
+        take = functools.partial(scatter, memory, parameters)
+        await run_beside(take, memory.nbytes, user)
         self._memory = memory
-
-
-def _fill(
-    memory: torch.Tensor, parameters: Sequence[torch.Tensor], divisor: int
-) -> None:
-    for part, parameter in parts(memory, parameters):
-        part.copy_(parameter.detach())
-    memory.div_(divisor)
-
-
-def _empty(memory: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
-    for part, parameter in parts(memory, parameters):
-        parameter.detach().copy_(part)
 
 
 def _with_gradients(params: Averaged) -> list[torch.Tensor]:
@@ -303,13 +293,13 @@ def _check_levels(levels: Mapping[int, int], ranks: int) -> None:
     for what, numbers in (("period", periods), ("size", sizes)):
         if numbers[0] < 1 or numbers != sorted(set(numbers)):
             raise UsageError(
-                f"each {what} of `period_group_size_dict` is more than the one before, "
-                f"and positive, not {numbers}"
+                f"each {what} of `period_group_size_dict` must be positive, and more "
+                f"than the one before, not {numbers}"
             )
     if sizes[-1] != ranks or any(ranks % size for size in sizes):
         raise UsageError(
-            f"sizes in `period_group_size_dict` divide the number of ranks, {ranks}, "
-            f"and the last is that number; got {sizes}"
+            "sizes in `period_group_size_dict` must divide the number of ranks, "
+            f"{ranks}, and the last must be {ranks}, not {sizes}"
         )
     if periods[-1] == 1:
         _warn_of_period_1()

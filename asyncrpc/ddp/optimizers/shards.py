@@ -20,7 +20,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from asyncrpc.collectives import Group
-from asyncrpc.ddp.exchange import pack, unpack
+from asyncrpc.ddp.flat import cut, pack, unpack
 from asyncrpc.ddp.threads import run_beside, user_of
 from asyncrpc.errors import UsageError
 
@@ -234,8 +234,7 @@ class Shards:
         def take_theirs() -> None:
             for owned, received in zip(self._pieces, found, strict=True):
                 if owned is not mine:
-                    sizes = [piece.nbytes for piece in owned]
-                    parts = received.split(sizes)  # type: ignore[no-untyped-call]  # torch's
+                    parts = cut(received, [(piece.nbytes,) for piece in owned])
                     for piece, part in zip(owned, parts, strict=True):
                         piece.take(part)
 

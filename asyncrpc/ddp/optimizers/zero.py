@@ -235,16 +235,20 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             await self._shards.synchronize(group)
             self._torn = ""
 
+    def _check_idle(self) -> None:
+        """Raise UsageError while something is under way."""
+        if self._running:
+            raise UsageError(
+                f"`{self._running}` of this optimizer is under way: await it first"
+            )
+
     @asynccontextmanager
     async def _together(
         self, what: str, *, repairs: bool = False
     ) -> AsyncIterator[Group]:
         """Do something with all ranks; if it fails here, then for all."""
         self.group.parts.check_on_loop(f"ZeroRedundancyOptimizer.{what}")
-        if self._running:
-            raise UsageError(
-                f"`{self._running}` of this optimizer is under way: await it first"
-            )
+        self._check_idle()
         if self._torn and not repairs:
             raise OptimizerError(
                 f"the last `{self._torn}` did not end, so parameters may differ "
@@ -322,8 +326,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         if not self._is_made:  # torch's constructor calls it
             super().add_param_group(param_group)
             return
-        if self._running:
-            raise UsageError(f"`{self._running}` is under way: await it first")
+        self._check_idle()
         with named("param_group"):
             super().add_param_group(param_group)
         added = self.param_groups[-1]
@@ -465,8 +468,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
         Source: torch's `ZeroRedundancyOptimizer.load_state_dict`.
         """
-        if self._running:
-            raise UsageError(f"`{self._running}` is under way: await it first")
+        self._check_idle()
         check_kind("state_dict", state_dict, Mapping, "what state_dict() returned")
         whole = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -543,6 +545,6 @@ def _listed(group: dict[str, Any]) -> dict[str, Any]:
                 f"parameter {place} of a group is on 'meta', and has nothing to step"
             )
         if id(parameter) in seen:
-            raise UsageError(f"parameter {place} of a group is in it twice")
+            raise UsageError(f"parameter {place} occurs twice in its group")
         seen.add(id(parameter))
     return {**group, "params": params}

@@ -168,7 +168,7 @@ class AnswerReceiver:
         call = self._pending.get(call_id)
         meta = answer_meta(head)
         if aux < 0:
-            raise MalformedError(f"an error after {aux} items")
+            raise MalformedError(f"an error must follow at least 0 items, not {aux}")
         if call is None:
             self._pending.take(call_id)  # refuses an answer that the peer made up
             self._discard(control, meta)
@@ -215,7 +215,9 @@ class AnswerReceiver:
         meta = record[1] if len(record) > 1 and record[1] else NO_META
         serial = record[0] if record and type(record[0]) is int else -1
         if serial < 0 or stream.has(serial):
-            raise MalformedError(f"an item of a stream has the number {serial}")
+            raise MalformedError(
+                f"an item of a stream must have a new number, not {serial}"
+            )
         try:
             value, loans = self._decode(control, buffers, meta)
         except BaseException as raised:  # noqa: BLE001  (a value's own code may run)

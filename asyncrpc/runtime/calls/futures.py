@@ -71,7 +71,6 @@ class CallFuture(asyncio.Future[T], Generic[T]):
     request_bytes: int = 0  # of its buffers, if they are many: see `credit`
     timer: asyncio.TimerHandle | None = None
     pins: Any = None  # what must live until the callee has answered
-    on_result: Callable[[Any], Any] | None = None
     allowed_s: float = 0.0
     site: tuple[str, int] | None = None
     begun: asyncio.Task[None] | None = None  # what connects, if that is under way
@@ -153,7 +152,6 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        self.on_result = None
         self.begun = None
         if self.destination is not None:
             self.destination.release()

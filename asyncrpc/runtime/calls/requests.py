@@ -416,7 +416,9 @@ class RequestDispatcher:
             MalformedError: no such message can come.
         """
         if frame.aux <= 0:
-            raise MalformedError(f"a credit of {frame.aux} items")
+            raise MalformedError(
+                f"a credit must be of at least 1 item, not {frame.aux}"
+            )
         inbound = self._served.get(frame.call_id)
         if inbound is not None and inbound.credit is not None:
             inbound.credit.grant(frame.aux)

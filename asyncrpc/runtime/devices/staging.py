@@ -113,10 +113,7 @@ class Devices:
         if device.is_cpu:
             return CPU
         if not self._is_allowed(device):
-            raise UsageError(
-                f"worker {self._host.name!r} has no device {device}: "
-                f"{self._undeclared(device.type)}"
-            )
+            raise UsageError(self._lacks(device))
         backend = self._backend(device.type)
         self._counted(backend)()
         problem = self._absence(backend, device.index or 0)
@@ -227,10 +224,7 @@ class Devices:
         except UsageError as error:
             raise DecodeError(str(error)) from error
         if not self._is_allowed(device):
-            raise DecodeError(
-                f"worker {self._host.name!r} has no device {device}: "
-                f"{self._undeclared(device.type)}"
-            )
+            raise DecodeError(self._lacks(device))
         backend, index = self._backend(device.type), device.index or 0
         try:
             job = partial(backend.open, handle, index, nbytes)
@@ -269,6 +263,10 @@ class Devices:
                 outcome=Outcome.NOT_EXECUTED,
             )
         return Copy(tensor, backend.empty(tensor), backend.mark(tensor.device))
+
+    def _lacks(self, device: DeviceName) -> str:
+        text = f"worker {self._host.name!r} has no device {device}"
+        return f"{text}: {self._undeclared(device.type)}"
 
     def _undeclared(self, type_: str) -> str:
         if self._declared is None:
@@ -399,10 +397,7 @@ class Devices:
         together: _Together,
     ) -> None:
         if not self._is_allowed(device):
-            problem = (
-                f"worker {self._host.name!r} has no device {device}: "
-                f"{self._undeclared(device.type)}; send tensor.cpu(), or map the device"
-            )
+            problem = f"{self._lacks(device)}; send tensor.cpu(), or map the device"
             together.on_done(None, DecodeError(problem))
             return
         backend, at = self._backend(device.type), device.index or 0

@@ -211,13 +211,13 @@ class Connection:
             if self.state is ConnectionState.HANDSHAKE:
                 self._refuse(error)
             else:
-                logger.warning("%s sent what makes no sense: %s", self.where, error)
+                logger.warning("%s broke the protocol: %s", self.where, error)
                 self._fail_aloud(error)
         except Exception as error:
             # Whatever a message of a peer sets off here must not stop the loop.
             logger.exception("a message from %s could not be handled", self.where)
             self._fail_aloud(
-                MalformedError(f"a message that could not be handled: {error!r}")
+                MalformedError(f"a message could not be handled: {error!r}")
             )
 
     def connection_lost(self, error: TransportError | None, /) -> None:
@@ -305,7 +305,7 @@ class Connection:
         except asyncio.CancelledError:
             refused = self.peer is not None and self.peer.verdict
             if refused or self.state is not ConnectionState.OPEN:
-                self.fail(ConnectError("given up"))
+                self.fail(ConnectError("the attempt to connect was cancelled"))
             raise
 
     # --- writing ---------------------------------------------------------------------

@@ -269,7 +269,9 @@ class _Dial(Generic[LinkT]):
         assert connection is not None  # no other task dials
         is_settled = await self._settles_in(self._routes.timeout_s)
         if not is_settled and not connection.is_broken:  # else others decide its end
-            connection.end(ConnectionLostError("its dialer does not use it"))
+            connection.end(
+                ConnectionLostError("the peer that dialed it does not use it")
+            )
         return DialEvent.SETTLED
 
     async def _await_winner(self) -> DialEvent:

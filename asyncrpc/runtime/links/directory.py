@@ -340,7 +340,9 @@ class Directory(Generic[LinkT]):
             return
         verdict = entry.machine.on_answer(hello.incarnation)
         if not verdict.accept:
-            connection.fail(ConnectError("the peer's own connection survives"))
+            connection.fail(
+                ConnectError("the connection that the peer dialed is kept instead")
+            )
             return
         if verdict.replaced is not None:
             verdict.replaced.end(ConnectionLostError("replaced by a newer connection"))
@@ -412,7 +414,9 @@ class Directory(Generic[LinkT]):
         if not offer.accept:
             return DUPLICATE
         if offer.replaced is not None:
-            offer.replaced.end(ConnectionLostError("it has given up the connection"))
+            offer.replaced.end(
+                ConnectionLostError("the peer has given up the connection")
+            )
         self._open(entry, connection, hello, dialed=False)
         return ""
 

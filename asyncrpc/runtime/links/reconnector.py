@@ -303,7 +303,7 @@ class Reconnector:
             target.break_off("another transport takes the place of this one")
         attempt = broken.machine.claim()
         if not attempt:
-            candidate.fail(ConnectError("another attempt is further"))
+            candidate.fail(ConnectError("another attempt to resume is further along"))
             return
         broken.candidate = candidate
         name = target.peer.name if target.peer is not None else ""
@@ -339,7 +339,7 @@ class Reconnector:
                 candidate.open_to(SILENT)
                 candidate.close()
         if answer is CandidateVerdict.REPLACED:
-            target.end(ConnectionLostError("another worker has taken its place"))
+            target.end(ConnectionLostError("another worker has taken the peer's place"))
 
     @staticmethod
     def _on_no_answer(broken: Broken, candidate: ResumableConnection) -> None:

@@ -138,7 +138,7 @@ class Resumption:
             MalformedError: the peer cannot have read so many.
         """
         if not self.is_broken:
-            raise ConnectionLostError("it is no longer resumed: it ends")
+            raise ConnectionLostError("the connection ends, and cannot be resumed")
         rest = self.unacknowledged.rest(received)
         self.on(ResumeEvent.RESUME)
         self.first_unsent = NEVER

@@ -20,7 +20,7 @@ from asyncrpc.runtime.membership.machine.membership import ChangeKind
 
 CHANGES_MAX: Final = 1024  # that a program has not taken
 COMBINED_MAX: Final = CHANGES_MAX // 2  # or they would be combined at every new one
-NOBODY: Final = WorkerInfo("", -1)
+NO_WORKER: Final = WorkerInfo("", -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class MemberChange:
     previous: int = 0
 
 
-RESYNC: Final = MemberChange(ChangeKind.RESYNC, NOBODY, 0)
+RESYNC: Final = MemberChange(ChangeKind.RESYNC, NO_WORKER, 0)
 _ENDS: Final = (ChangeKind.LEFT, ChangeKind.LOST)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from asyncrpc.clock import Deadline
@@ -28,30 +27,15 @@ from asyncrpc.runtime.membership.machine.membership import (
 )
 from asyncrpc.runtime.membership.machine.ring import CIRCLE, place_of
 from asyncrpc.runtime.membership.messages import (
-    FOR_YOU,
+    RECEIVER_ONLY,
     CompareDigest,
     ExchangeRecords,
 )
-from asyncrpc.runtime.membership.ports import MemberLink, Peers
+from asyncrpc.runtime.membership.ports import MemberLink, MembershipTimes, Peers
 from asyncrpc.runtime.ports import Identity, Scheduler, ask
 
 # Between two comparisons, in heartbeats.
 ROUND_BEATS: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonTimes:
-    """How often a worker compares, and how long it waits for others.
-
-    Attributes:
-        heartbeat_s: seconds; a round is `ROUND_BEATS` of them.
-        lost_after_s: seconds after which a successor that cannot be reached is lost.
-        answer_s: seconds that another may take to answer.
-    """
-
-    heartbeat_s: float
-    lost_after_s: float
-    answer_s: float
 
 
 class TakesRecords(Protocol):
@@ -87,7 +71,7 @@ class Comparison:
         identity: Identity,
         scheduler: Scheduler,
         peers: Peers,
-        times: ComparisonTimes,
+        times: MembershipTimes,
         *,
         table: Membership,
         records: TakesRecords,
@@ -188,7 +172,7 @@ class Comparison:
     async def _compare(self, link: MemberLink) -> None:
         """Exchange what one of the two workers does not know."""
         table = self._table
-        limit_s = self._times.answer_s
+        limit_s = self._times.connect_timeout_s
         deadline = Deadline.after(limit_s, self._scheduler.loop.time())
         digests = await ask(link, CompareDigest(table.digest), deadline=deadline)
         if digests is None:
@@ -196,7 +180,7 @@ class Comparison:
         parts = table.differing(digests)
         exchange = ExchangeRecords(parts, table.part(parts))
         for record in await ask(link, exchange, deadline=deadline):
-            self._records.take(record, FOR_YOU, link, is_repair=True)
+            self._records.take(record, RECEIVER_ONLY, link, is_repair=True)
 
     # --- what others ask -------------------------------------------------------------
 
@@ -211,5 +195,5 @@ class Comparison:
         """Take records of some parts, and return those that are newer here."""
         better = self._table.better(exchange.parts, exchange.records)
         for record in exchange.records:
-            self._records.take(record, FOR_YOU, link, is_repair=True)
+            self._records.take(record, RECEIVER_ONLY, link, is_repair=True)
         return better

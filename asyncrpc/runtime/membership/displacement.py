@@ -18,9 +18,9 @@ logger = logging.getLogger("asyncrpc")
 class NameClaim(enum.Enum):
     """What is known of this worker's claim to its name."""
 
-    UNDISPUTED = "nobody else is known to have the name"
-    CONTESTED = "it is looked whether another life of the name is there"
-    DISPLACED = "another life of the name has it"
+    UNDISPUTED = "no other worker is known to have the name"
+    CONTESTED = "this worker looks for another life of the name"
+    DISPLACED = "another life has the name"
 
 
 class Displacement:

@@ -14,7 +14,7 @@ from asyncrpc.clock import Deadline
 from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.runtime.membership.machine.membership import Membership, Record
 from asyncrpc.runtime.membership.machine.ring import place_of
-from asyncrpc.runtime.membership.messages import FOR_YOU, FindMember
+from asyncrpc.runtime.membership.messages import RECEIVER_ONLY, FindMember
 from asyncrpc.runtime.membership.ports import MemberLink, Peers
 from asyncrpc.runtime.ports import Identity, Scheduler, ask
 
@@ -112,7 +112,7 @@ class Finder:
             link = await self._peers.open_link(one)
             record = await ask(link, FindMember(name), deadline=deadline)
             if record is not None:
-                self._take(record, FOR_YOU, link)
+                self._take(record, RECEIVER_ONLY, link)
 
         asking = [self._scheduler.start_task(find(one)) for one in whom]
         try:

@@ -31,7 +31,8 @@ class Rumor:
 
     Attributes:
         record: the news.
-        limit: of the part of the ring that the receiver informs; `FOR_YOU` for none.
+        limit: the end of the part of the ring that the receiver informs; or
+            `RECEIVER_ONLY`.
         tries: how many workers have been skipped.
     """
 

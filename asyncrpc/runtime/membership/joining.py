@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from asyncrpc.clock import Deadline
@@ -40,7 +39,7 @@ from asyncrpc.runtime.membership.machine.membership import (
     Record,
 )
 from asyncrpc.runtime.membership.messages import AskMembers, PingMember
-from asyncrpc.runtime.membership.ports import JoiningPeers, Peers
+from asyncrpc.runtime.membership.ports import JoiningPeers, MembershipTimes, Peers
 from asyncrpc.runtime.ports import Identity, Scheduler, ask
 from asyncrpc.wire.handshake import Role
 from asyncrpc.wire.messages import Hello
@@ -175,19 +174,6 @@ def _not_joined(problems: dict[str, str], timeout_s: float) -> RendezvousTimeout
 # --- the member that takes it in -----------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class JoinTimes:
-    """How long a member looks for a worker that is in the way of another.
-
-    Attributes:
-        connect_timeout_s: seconds that a dial may take.
-        lost_after_s: seconds after which a silent worker is lost.
-    """
-
-    connect_timeout_s: float
-    lost_after_s: float
-
-
 class JoinAdmission:
     """Takes in workers that ask for it."""
 
@@ -198,7 +184,7 @@ class JoinAdmission:
         peers: Peers,
         *,
         table: Membership,
-        times: JoinTimes,
+        times: MembershipTimes,
         is_draining: Callable[[], bool],
         carry_out: Callable[[list[Effect]], None],
     ) -> None:
@@ -272,7 +258,7 @@ class JoinAdmission:
                 async with asyncio.timeout(self._times.connect_timeout_s / 2):
                     is_alive = await self._probe(record)
             except TimeoutError:
-                return f"{what} is taken by worker {record.name!r}, which is looked for"
+                return f"{what} is taken by worker {record.name!r}, which may be alive"
             if is_alive:
                 return f"{REFUSED}{what} is taken by a worker that runs"
             lost = table.lose(record.name, record.incarnation, loop.time())

@@ -22,9 +22,9 @@ from asyncrpc.runtime.schema import (
 )
 
 SERVICE: Final = "membership"
-FOR_YOU: Final = -1  # instead of a limit: for the receiver alone
+RECEIVER_ONLY: Final = -1  # instead of a limit: the receiver informs no other
 
-_NAME: Final = Leaf("(type({v}) is str and {v} != '')", "a non-empty text")
+_NAME: Final = Leaf("(type({v}) is str and {v} != '')", "a non-empty string")
 _STATUSES: Final = ", ".join(str(int(one)) for one in Status)
 
 
@@ -137,11 +137,12 @@ class News(NamedTuple):
     """One record, and who is to be told.
 
     Attributes:
-        limit: of the part of the ring that the receiver informs; `FOR_YOU`: none.
+        limit: the end of the part of the ring that the receiver informs; or
+            `RECEIVER_ONLY`.
         record: the news.
     """
 
-    limit: Annotated[int, integer(FOR_YOU, CIRCLE, "a place on the ring, or -1")]
+    limit: Annotated[int, integer(RECEIVER_ONLY, CIRCLE, "a place on the ring, or -1")]
     record: MemberRecord
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from asyncrpc.errors import AsyncRpcError
@@ -17,6 +18,21 @@ from asyncrpc.runtime.ports import PeerLink
 from asyncrpc.wire.messages import Hello
 
 OnPeerLost = Callable[[WorkerId, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipTimes:
+    """How often a worker compares, and how long it waits for others.
+
+    Attributes:
+        heartbeat_s: seconds; a worker compares once in a few heartbeats.
+        lost_after_s: seconds without an answer after which a member is lost.
+        connect_timeout_s: seconds that a member may take to answer.
+    """
+
+    heartbeat_s: float
+    lost_after_s: float
+    connect_timeout_s: float
 
 
 class MemberConnection(Protocol):

@@ -35,11 +35,11 @@ from asyncrpc.runtime.members import (
     member_of,
 )
 from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
-from asyncrpc.runtime.membership.comparison import Comparison, ComparisonTimes
+from asyncrpc.runtime.membership.comparison import Comparison
 from asyncrpc.runtime.membership.displacement import Displacement
 from asyncrpc.runtime.membership.finder import Finder
 from asyncrpc.runtime.membership.gossip import BATCH_S, Gossip
-from asyncrpc.runtime.membership.joining import JoinAdmission, Joiner, JoinTimes
+from asyncrpc.runtime.membership.joining import JoinAdmission, Joiner
 from asyncrpc.runtime.membership.machine.membership import (
     TOMBSTONE_S,
     TOMBSTONES_MAX,
@@ -55,7 +55,7 @@ from asyncrpc.runtime.membership.machine.membership import (
 )
 from asyncrpc.runtime.membership.machine.ring import place_of
 from asyncrpc.runtime.membership.messages import (
-    FOR_YOU,
+    RECEIVER_ONLY,
     SERVICE,
     AskMembers,
     CompareDigest,
@@ -66,8 +66,12 @@ from asyncrpc.runtime.membership.messages import (
     PingMember,
     read_news,
 )
-from asyncrpc.runtime.membership.ports import JoiningPeers, MemberLink, OnPeerLost
-from asyncrpc.runtime.options import Options
+from asyncrpc.runtime.membership.ports import (
+    JoiningPeers,
+    MemberLink,
+    MembershipTimes,
+    OnPeerLost,
+)
 from asyncrpc.runtime.ports import Identity, Scheduler
 from asyncrpc.runtime.router import answers, blamed, takes
 from asyncrpc.wire.messages import Hello
@@ -104,9 +108,10 @@ class MembershipService:
         self,
         identity: MemberIdentity,
         scheduler: Scheduler,
-        options: Options,
         peers: JoiningPeers,
+        times: MembershipTimes,
         *,
+        is_static: bool,
         is_draining: Callable[[], bool],
         on_peer_lost: OnPeerLost,
     ) -> None:
@@ -115,30 +120,29 @@ class MembershipService:
         Args:
             identity: whose group it is.
             scheduler: has the time, and runs what is asked of others.
-            options: how the group is kept, and for how long is waited.
-            peers: whom this worker knows, and the links to them.
+            peers: the workers that this one knows, and the links to them.
+            times: how often it compares, and how long it waits for others.
+            is_static: whether the members of the group never change.
             is_draining: returns whether the worker shuts down.
             on_peer_lost: tells all of the worker that a peer is gone.
         """
         self._identity = identity
         self._scheduler = scheduler
-        self._options = options
         self._peers = peers
+        self._is_static = is_static
         self._on_peer_lost = on_peer_lost
         self._is_closed = False
         self.table = Membership(Record(identity.member))
         self._finder = Finder(identity, scheduler, peers, self.take)
         self._joiner = Joiner(identity, scheduler, peers)
         self.gossip = Gossip(scheduler, peers, self._wake)
-        liveness, limit_s = options.liveness, options.network.connect_timeout_s
-        times = ComparisonTimes(liveness.heartbeat_s, liveness.lost_after_s, limit_s)
         self.comparison = Comparison(
             identity, scheduler, peers, times, table=self.table, records=self
         )
         self._displacement = Displacement(
             identity,
             scheduler,
-            lost_after_s=liveness.lost_after_s,
+            lost_after_s=times.lost_after_s,
             has_taken=self._joiner.has_taken,
             outlive=self._outlive,
             links=lambda: self._finder.links().values(),
@@ -156,7 +160,7 @@ class MembershipService:
             scheduler,
             peers,
             table=self.table,
-            times=JoinTimes(limit_s, liveness.lost_after_s),
+            times=times,
             is_draining=is_draining,
             carry_out=self.carry_out,
         )
@@ -180,8 +184,8 @@ class MembershipService:
             not.
         """
         identity, now_s = self._identity, self._scheduler.loop.time
-        is_static = self._options.membership == "static"
-        table = self.table = Membership(Record(identity.member), is_static=is_static)
+        me = Record(identity.member)
+        table = self.table = Membership(me, is_static=self._is_static)
         self._admission.begin(table)
         self.comparison.begin(table)
         members = await rendezvous.join(identity.member, timeout_s)
@@ -224,7 +228,7 @@ class MembershipService:
             links = await self._link_in_haste(heir)
         heir = heir if heir in links else next(iter(links), "")
         for name, link in links.items():
-            limit = place_of(name) if name == heir else FOR_YOU
+            limit = place_of(name) if name == heir else RECEIVER_ONLY
             link.tell(MemberNews([News(limit, record)]))
 
     async def _link_in_haste(self, name: str) -> dict[str, MemberLink]:
@@ -358,7 +362,7 @@ class MembershipService:
         known = table.get(record.name)
         if known is None or known.order != record.order:
             return
-        if limit != FOR_YOU:
+        if limit != RECEIVER_ONLY:
             self.gossip.pass_on(record, limit)
         elif is_repair and before is not known:
             self.gossip.announce(record)
@@ -375,11 +379,11 @@ class MembershipService:
                 case Announce(record):
                     self._announce(record)
                 case Reply(record) if link is not None and not link.is_lost:
-                    link.tell(MemberNews([News(FOR_YOU, record)]))
+                    link.tell(MemberNews([News(RECEIVER_ONLY, record)]))
                 case Warn(record):
                     warned = self._peers.link_of(record.incarnation)
                     if warned is not None:
-                        warned.tell(MemberNews([News(FOR_YOU, record)]))
+                        warned.tell(MemberNews([News(RECEIVER_ONLY, record)]))
                 case Contest(record):
                     if not self._is_closed:
                         self._displacement.contest(record)

@@ -269,7 +269,7 @@ class Lanes:
     def attach(self, connection: LaneConnection) -> None:
         """Take a connection as a lane, after both HELLOs."""
         if self.state is LanesState.CLOSED:
-            connection.fail(ConnectError("its link has ended"))
+            connection.fail(ConnectError("the link of the lane has ended"))
             return
         lane = Lane(self, connection)
         on_lost = connection.on_lost
@@ -410,4 +410,4 @@ class Lanes:
             self._opening.cancel()
         self._waiting.clear()
         for lane in self._all:
-            lane.connection.fail(ConnectionLostError("its link has ended"))
+            lane.connection.fail(ConnectionLostError("the link of the lane has ended"))

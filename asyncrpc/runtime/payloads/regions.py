@@ -301,7 +301,7 @@ class Regions:
                 return
             await self._pass_left(link, question)
         if question.left:
-            raise _refused("the peer lets go of it each time")
+            raise _refused("the peer releases the memory each time that it gets it")
 
     async def _pass_left(
         self, link: PeerLink, question: RegionQuestion[PeerLink]

@@ -149,11 +149,11 @@ class Sharing:
         self._is_closed = False
         self._sweeping: asyncio.TimerHandle | None = None
 
-    def listen(self, path: str) -> None:
+    async def listen(self, path: str) -> None:
         """Take descriptors at a socket next to `path`; without it share no memory."""
         if self.is_on:
             try:
-                self.inbox.listen(path)
+                await self.inbox.listen(path)
             except TransportError as error:
                 logger.debug("worker %r: no shared memory: %s", self._host.name, error)
 

@@ -449,7 +449,7 @@ class TestParameters:
     ) -> None:
         one = torch.nn.Parameter(torch.ones(2))
         for parameters, says in (
-            ([one, one], "parameter 1 of a group is in it twice"),
+            ([one, one], "parameter 1 occurs twice in its group"),
             ([one, torch.ones(2, device="meta")], "is on 'meta'"),
             ([torch.ones(2, 2).to_sparse()], "is sparse"),
         ):

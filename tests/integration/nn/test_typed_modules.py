@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from multiprocessing import resource_tracker
 from typing import Any, Protocol
 
 import pytest
@@ -20,12 +19,6 @@ from asyncrpc.nn import RemoteModule
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 
 X = torch.arange(3.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kept_for_life() -> None:
-    """Start what multiprocessing keeps, before a test looks for what it left."""
-    resource_tracker.ensure_running()
 
 
 class Encoder(Protocol):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from asyncrpc import Options, Worker
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import Wires
+from tests.integration.runtime import remote
 
 Trio = tuple[Worker, Worker, Worker]
 
@@ -32,3 +33,12 @@ async def wired(wires: Wires) -> AsyncIterator[Trio]:
     options = Options(drain_timeout_s=2.0)
     async with Cluster(3, network=wires, options=options) as (a, b, c):
         yield a, b, c
+
+
+@pytest.fixture
+def watch() -> Iterator[remote.Watch]:
+    """What functions here note, and wait for, under the name `w`."""
+    remote.watches["w"] = made = remote.Watch()
+    yield made
+    made.gate.set()
+    del remote.watches["w"]

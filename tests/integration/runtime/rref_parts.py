@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,10 +12,8 @@ import torch
 import asyncrpc
 from asyncrpc import NetworkOptions, Options, RRef, Worker
 from asyncrpc.testing.loop import SimLoop
-from asyncrpc.testing.network import Network
 
 NOTHING = {"owned": 0, "held": 0, "values": 0}
-LIMIT_S = 600.0  # of virtual time
 SIM_OPTIONS = Options(
     drain_timeout_s=2.0, network=NetworkOptions(connect_timeout_s=5.0)
 )
@@ -42,18 +40,6 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(60 if is_simulated else 15):
         while not holds():  # noqa: ASYNC110  (nothing tells)
             await asyncio.sleep(0.1 if is_simulated else 0.01)
-
-
-def play(scenario: Callable[[Network], Coroutine[Any, Any, None]], seed: int) -> None:
-    """Run a scenario on a simulated network, in virtual time."""
-
-    async def within_limit() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            await scenario(network)
-
-    with asyncio.Runner(loop_factory=SimLoop) as runner:
-        network = Network(seed, runner.get_loop())
-        runner.run(within_limit())
 
 
 class Counter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,14 +12,6 @@ from asyncrpc.testing import Cluster, acting_as
 from tests.integration.runtime import remote
 from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.remote import Watch
-
-
-@pytest.fixture
-def watch() -> Iterator[Watch]:
-    remote.watches["w"] = made = Watch()
-    yield made
-    made.gate.set()
-    del remote.watches["w"]
 
 
 async def test_a_call_over_its_deadline_raises_a_timeout_that_says_which(

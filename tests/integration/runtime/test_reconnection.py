@@ -27,7 +27,7 @@ from asyncrpc import (
 from asyncrpc.runtime.links.link import Link
 from asyncrpc.testing.proxy import Proxy, Way
 from tests.integration.runtime import reconnection_load as load
-from tests.integration.runtime.groups import LIMIT_S
+from tests.integration.runtime.groups import LIMIT_S, until
 from tests.integration.runtime.proxied import in_process, proxied
 
 EVERY: Final = 1 if os.environ.get("ASYNCRPC_CUTS") == "all" else 5
@@ -222,7 +222,9 @@ async def test_a_short_partition_costs_only_time(pair: Pair) -> None:
     before = link_between(a, b)
     proxy.partition()
     played = asyncio.create_task(load.play(a, b))
-    await asyncio.sleep(0.4)
+    link, _ = before
+    assert link is not None
+    await until(lambda: len(link.pending) > 0)
     proxy.heal()
     await asyncio.wait_for(played, LIMIT_S)
     assert link_between(a, b) == before
@@ -235,7 +237,9 @@ async def test_who_is_refused_for_a_while_comes_back(pair: Pair) -> None:
     await proxy.refuse()
     proxy.cut()
     played = asyncio.create_task(load.play(a, b))
-    await asyncio.sleep(0.4)
+    link, _ = before
+    assert link is not None
+    await until(lambda: link.connection.is_broken)
     await proxy.accept()
     await asyncio.wait_for(played, LIMIT_S)
     assert link_between(a, b) == before

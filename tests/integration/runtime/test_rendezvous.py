@@ -132,19 +132,26 @@ async def test_a_rank_is_taken_once(seat: Seat) -> None:
 async def test_who_gives_up_waiting_is_gone_at_once(seat: Seat) -> None:
     a = seat("a", 0, 2, Options(rendezvous_timeout_s=3600.0))
     start = asyncio.create_task(a.__aenter__())
-    await asyncio.sleep(0.1)  # it waits for the other by now, or is on its way to
+    await until(lambda: vars(a.parts.rendezvous)["_store"] is not None)
     start.cancel()
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(asyncio.CancelledError):
             await start
 
 
-async def test_who_waits_for_a_store_to_be_hosted_can_give_up() -> None:
+async def turns(count: int) -> None:
+    """Let other tasks run; a dial of a port that is closed takes a few turns."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("count", [1, 3, 9, 99])
+async def test_who_waits_for_a_store_to_be_hosted_can_give_up(count: int) -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
     for_an_hour = Options(rendezvous_timeout_s=3600.0)
     worker = Worker("a", rank=1, world_size=2, rendezvous=where, options=for_an_hour)
     start = asyncio.create_task(worker.__aenter__())
-    await asyncio.sleep(0.1)  # it looks for the host by now, or is on its way to
+    await turns(count)
     start.cancel()
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(asyncio.CancelledError):
@@ -155,7 +162,7 @@ async def test_who_comes_before_the_host_waits_for_it() -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
     b = Worker("b", rank=1, world_size=2, rendezvous=where)
     start = asyncio.create_task(b.__aenter__())
-    await asyncio.sleep(0.05)
+    await turns(99)
     a = Worker("a", rank=0, world_size=2, rendezvous=where)
     async with started(a):
         await start

@@ -16,13 +16,13 @@ from asyncrpc.runtime.membership.rendezvous import StaticRendezvous
 from asyncrpc.runtime.rounds import service, turns
 from asyncrpc.runtime.rounds.machine import table
 from asyncrpc.runtime.rounds.messages import PART_BYTES
+from asyncrpc.runtime.worker import Worker as PlainWorker
 from asyncrpc.testing import Cluster, ProcessCluster
 from asyncrpc.testing.cluster import Wires
 from tests import raw_messages
 from tests.integration.runtime.groups import until
 
 MIB = 1 << 20
-LATE_S = 0.2  # longer than the silence after which members ask each other
 GIVES_UP_S = 2.0  # in which they have learned from each other, also on a busy machine
 Outcomes = list[list[bytes] | BaseException]
 
@@ -46,6 +46,16 @@ async def all_meet(
     return await outcomes(
         *(one.rendezvous(tag, one.name.encode(), replicas) for one in workers)
     )
+
+
+def has_heard(worker: PlainWorker, tag: str) -> bool:
+    """Return whether a worker has come to a round of the tag, or was asked for it."""
+    return any(one.key.tag == tag for one in worker.parts.rounds.machine.all_series)
+
+
+async def until_all_have_heard(workers: Sequence[PlainWorker], tag: str) -> None:
+    """Wait until members that are silent have been asked why."""
+    await until(lambda: all(has_heard(one, tag) for one in workers))
 
 
 async def settled(workers: Sequence[Worker], tag: str) -> None:
@@ -82,7 +92,7 @@ async def test_a_member_that_is_late_has_missed_nothing(five: list[Worker]) -> N
     """It had not been connected to anybody, nor made any call, when it was told."""
     *others, late = five
     coming = asyncio.create_task(all_meet(others, "tag"))
-    await asyncio.sleep(LATE_S)
+    await until_all_have_heard(five, "tag")
     assert len(await late.rendezvous("tag", b"late")) == 5
     assert (await coming)[0] == [b"a", b"b", b"c", b"d", b"late"]
 
@@ -255,7 +265,7 @@ async def test_a_cancelled_member_fails_it_for_all(five: list[Worker]) -> None:
     *others, last, late = five
     coming = asyncio.create_task(all_meet(others, "tag"))
     cancelled = asyncio.create_task(last.rendezvous("tag"))
-    await asyncio.sleep(LATE_S)
+    await until_all_have_heard(five, "tag")
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
@@ -327,7 +337,8 @@ async def test_a_member_that_shuts_down_fails_it_for_all(five: list[Worker]) -> 
     *others, last = five
     coming = asyncio.create_task(all_meet(others, "tag"))
     waiting = asyncio.create_task(outcomes(last.rendezvous("own", b"", [4, 0])))
-    await asyncio.sleep(LATE_S)
+    await until_all_have_heard(five, "tag")
+    await until_all_have_heard([last, five[0]], "own")
     await last.shutdown()
     for error in await coming:
         assert isinstance(error, WorkerLostError)
@@ -383,6 +394,10 @@ async def meet_there(tag: str, replicas: list[int] | None) -> list[bytes]:
     return await worker.rendezvous(tag, worker.name.encode(), replicas)
 
 
+async def until_here(tag: str) -> None:
+    await until_all_have_heard([asyncrpc.current_worker()], tag)
+
+
 @pytest.mark.parametrize("victim", ["b", "d"])
 async def test_a_member_that_is_killed_fails_it_for_all(victim: str) -> None:
     """One in the middle of the tree, and a leaf of it."""
@@ -394,7 +409,8 @@ async def test_a_member_that_is_killed_fails_it_for_all(victim: str) -> None:
             worker.parts.start_call(name, meet_there, ("tag", None)) for name in living
         ]
         own = asyncio.create_task(worker.rendezvous("tag", b"a"))
-        await asyncio.sleep(LATE_S)
+        for name in living:
+            await worker.peer(name).call(until_here, "tag")
         assert not own.done()
         cluster.kill(victim)
         found = await outcomes(own, *calls)
@@ -425,7 +441,8 @@ async def test_what_comes_early_is_bounded_and_asked_for_again(
             for tag in tags
         ]
         await until(lambda: len(a.parts.rounds.machine.all_series) == 3)
-        await asyncio.sleep(LATE_S)
+        for one in (b, c):  # what it told before has come before the answer
+            await one.peer("a").call(abs, 1)
         held = [one.held_bytes for one in a.parts.rounds.machine.all_series]
         assert 400 <= sum(held) <= 1000
         for tag in tags:
@@ -481,6 +498,6 @@ async def test_nothing_is_asked_for_there() -> None:
     async with Cluster(2) as (a, _):
         link = await a.parts.link_to("b")
         with pytest.raises(
-            asyncrpc.AsyncRpcError, match="sent what is wrong: 'rounds\\.here', which"
+            asyncrpc.AsyncRpcError, match="sent a wrong message: 'rounds\\.here', which"
         ):
             await raw_messages.request(link, "rounds", "here", None)

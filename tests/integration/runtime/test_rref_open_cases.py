@@ -44,9 +44,9 @@ from tests.integration.runtime.rref_parts import (
     Node,
     all_freed,
     counts,
-    play,
     until,
 )
+from tests.simulated import play
 
 ROOT = Path(__file__).parents[3]
 SEEDS = range(10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -18,14 +18,6 @@ from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.remote import Watch
 
 GENERATORS = [remote.count_to, remote.count_sync]
-
-
-@pytest.fixture
-def watch() -> Iterator[Watch]:
-    remote.watches["w"] = made = Watch()
-    yield made
-    made.gate.set()
-    del remote.watches["w"]
 
 
 def stream(trio: Trio, function: Any, *args: Any) -> AsyncGenerator[Any, None]:

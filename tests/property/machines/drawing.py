@@ -6,7 +6,7 @@ $ python -m tests.property.machines.drawing    # after a change of a table
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -52,9 +52,9 @@ def section(machine: Machine, build: ModuleType) -> str:
             *diagram(machine, build),
             "```",
             "",
-            *_meanings("state", machine.states_in(build)),
+            *_meanings("state", machine.states_in(build), machine.meanings),
             "",
-            *_meanings("event", machine.events_in(build)),
+            *_meanings("event", machine.events_in(build), machine.meanings),
             "",
             *_what_is_left(machine),
             "",
@@ -77,11 +77,13 @@ def diagram(machine: Machine, build: ModuleType) -> Iterator[str]:
             yield f"    {state.name} --> [*]"
 
 
-def _meanings(what: str, names: type[enum.Enum]) -> Iterator[str]:
+def _meanings(
+    what: str, names: type[enum.Enum], meanings: Mapping[str, str]
+) -> Iterator[str]:
     yield f"| {what} | |"
     yield "| --- | --- |"
     for one in names:
-        yield f"| `{one.name}` | {one.value} |"
+        yield f"| `{one.name}` | {meanings.get(one.name, one.value)} |"
 
 
 def _what_is_left(machine: Machine) -> Iterator[str]:

@@ -49,6 +49,25 @@ HOLDING: Final = Machine(
     begin=_OneHolding,
     feed=lambda one, event: one.on(event),
     state_of=lambda one: one.state,
+    meanings={
+        "PENDING": "`remote()` made the reference here; the owner has not confirmed it",
+        "BORROWED": "a third worker lent the reference; the owner does not count it",
+        "REGISTERING": "this worker keeps the reference, and has asked the owner to "
+        "count it",
+        "CONFIRMED": "the owner counts the reference",
+        "LOST": "the value is gone, or was never made",
+        "RELEASED": "this worker has given the reference back",
+        "CONFIRM": "the owner confirms the call of `remote()`",
+        "REFUSE": "the owner refused the call of `remote()`, or it was never sent",
+        "FORK": "the owner sends the reference to this worker",
+        "LOAN": "a third worker lends the reference to this worker",
+        "KEEP": "the call of the loan has ended and the reference is still in use, or "
+        "the lender is lost",
+        "REGISTERED": "the owner has counted the reference",
+        "GONE": "the owner says that the value is gone",
+        "LET_GO": "no handle and no message here refers to the value",
+        "OWNER_LOST": "the owner is lost",
+    },
     stories="""
 a remote() runs:
     PENDING -CONFIRM-> CONFIRMED -LET_GO-> RELEASED -FORK-x

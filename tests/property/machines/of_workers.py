@@ -37,6 +37,19 @@ WORKER: Final = Machine(
     begin=lambda build, _: build.Lifecycle("a"),
     feed=lambda one, event: one.advance(event),
     state_of=lambda one: one.state,
+    meanings={
+        "NEW": "the worker has not been started",
+        "STARTING": "the worker meets the others of its group",
+        "RUNNING": "the worker makes and serves calls",
+        "DRAINING": "the worker refuses new calls, and ends those in flight",
+        "CLOSED": "the worker has shut down",
+        "FORKED": "the worker is a copy in a forked child",
+        "START": "the program enters the worker",
+        "STARTED": "the worker has met the others",
+        "SHUT_DOWN": "the program leaves the worker, or its start failed",
+        "DRAINED": "no call is in flight, or the time for it has passed",
+        "FORK": "the process was forked, and this is the child",
+    },
     stories="""
 it is used and shut down:
     NEW -START-> STARTING -STARTED-> RUNNING -SHUT_DOWN-> DRAINING -DRAINED-> CLOSED

@@ -60,6 +60,8 @@ class Machine:
         feed: lets an event happen.
         state_of: returns the present state.
         stories: traces, as `stories` reads them; together they show every transition.
+        meanings: of states and events by their names, where their values are single
+            words.
         refusal: the error that an event raises which is not listed; empty: it changes
             nothing.
         refusals: the errors that differ, by state and event.
@@ -80,6 +82,7 @@ class Machine:
     feed: Callable[[Any, Any], object]
     state_of: Callable[[Any], enum.Enum]
     stories: str
+    meanings: Mapping[str, str] = field(default_factory=dict)
     refusal: str = "LocalProtocolError"
     refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
     checks: tuple[Callable[[ModuleType], None], ...] = ()

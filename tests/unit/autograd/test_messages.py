@@ -54,7 +54,7 @@ def test_it_travels_as_the_arguments_of_a_call() -> None:
     [
         ([2], None, "brings 1 gradients"),
         ([2, 0], [9, 1], "its history has gradient 1"),
-        ([2, 0], [], "a history without a message"),
+        ([2, 0], [], "its history names no message"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(

@@ -12,6 +12,7 @@ from asyncrpc.errors import (
     ClosedError,
     DecodeError,
     EncodeError,
+    Outcome,
     OwnerLostError,
     RejectedError,
     RRefDeletedError,
@@ -121,8 +122,12 @@ class Everything:
 
 
 class _AllowsUpper:
-    def is_allowed_method(self, kind: type, name: str) -> bool:
-        return name == "upper"
+    def check_method(self, kind: type, name: str) -> None:
+        if name != "upper":
+            raise RejectedError(
+                f"{kind.__qualname__}.{name} is not exposed",
+                outcome=Outcome.NOT_EXECUTED,
+            )
 
 
 def fork(serial: int, *, owner: WorkerId = PEER, form: int = FORK) -> list[Any]:
@@ -257,7 +262,7 @@ async def test_a_reference_to_itself_keeps_its_count_on_the_way() -> None:
         ([1, 2, 3], "must be an array of six"),
         ([1, 2, 3, 4, 5, 6], "wrong types"),
         (fork(1, owner=THIRD), "its owner did not send"),
-        (fork(1, form=HOME), "stayed at home"),
+        (fork(1, form=HOME), "marked as not sent"),
     ],
 )
 async def test_a_reference_that_lies_is_refused(tree: list[Any], problem: str) -> None:
@@ -409,7 +414,7 @@ async def test_there_are_no_more_values_than_the_limit() -> None:
 
 async def test_a_value_is_not_made_in_the_name_of_another() -> None:
     parts = Everything()
-    with pytest.raises(Exception, match="in the name of another worker"):
+    with pytest.raises(Exception, match="names another worker"):
         parts.owned.expect(parts.peer, (int(THIRD.incarnation), 1))
 
 

@@ -135,7 +135,7 @@ def test_heads_are_remembered_up_to_a_limit() -> None:
 
 @pytest.mark.parametrize("head", [[], ["test"]])
 def test_a_head_that_names_no_method(head: list[Any]) -> None:
-    with pytest.raises(MalformedError, match="names none"):
+    with pytest.raises(MalformedError, match="names no service"):
         Service().router.notice(pack_head(head))
 
 

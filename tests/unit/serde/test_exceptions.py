@@ -318,7 +318,7 @@ class Mute(Exception):  # noqa: N818
 
 
 def test_an_exception_without_text_is_described_all_the_same() -> None:
-    assert "could not be had" in str(at_caller(Mute()))
+    assert "could not be read" in str(at_caller(Mute()))
 
 
 # --- further hops --------------------------------------------------------------------

@@ -87,5 +87,5 @@ def test_same_seed_same_run() -> None:
 def test_what_would_never_end_is_refused() -> None:
     with pytest.raises(UsageError, match="never ends"):
         deliver(1, lambda network: network.between("a", "b").repeat(1))
-    with pytest.raises(UsageError, match=r"0\.\.1"):
+    with pytest.raises(UsageError, match=r"between 0 and 1"):
         deliver(1, lambda network: network.between("a", "b").lose(1.5))

@@ -33,7 +33,7 @@ def path() -> Iterator[str]:
 @pytest.fixture
 async def inbox(path: str) -> DescriptorInbox:
     made = DescriptorInbox(asyncio.get_running_loop())
-    made.listen(path)
+    await made.listen(path)
     return made
 
 
@@ -183,5 +183,5 @@ async def test_a_directory_that_others_can_enter_is_refused(path: str) -> None:
     Path(path).parent.chmod(0o755)
     inbox = DescriptorInbox(asyncio.get_running_loop())
     with pytest.raises(TransportError, match="chmod 700"):
-        inbox.listen(path)
+        await inbox.listen(path)
     inbox.close()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import os
 import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from asyncrpc.errors import ConnectError, TransportError
 from asyncrpc.testing.conformance import Acceptor, Recorder
+from asyncrpc.transport import uds
 from asyncrpc.transport.address import Address
 from asyncrpc.transport.uds import PATH_BYTES_MAX, UdsConnector
 
@@ -21,6 +25,17 @@ from asyncrpc.transport.uds import PATH_BYTES_MAX, UdsConnector
 def base() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="arpc-") as directory:
         yield Path(directory)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Have the lock that a worker takes while it makes its socket."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def at(path: Path) -> Address:
@@ -83,6 +98,41 @@ async def test_a_live_socket_is_not(base: Path) -> None:
         await UdsConnector().listen(at(path), Recorder)
     assert path.exists()
     await listener.close()
+
+
+async def test_the_loop_runs_while_another_process_has_the_lock(base: Path) -> None:
+    path = base / "ps.sock"
+    with locked(base):
+        listening = asyncio.create_task(UdsConnector().listen(at(path), Recorder))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert not listening.done()
+        assert not path.exists()
+    listener = await listening
+    await listener.close()
+
+
+async def test_who_waits_for_the_lock_can_be_cancelled(base: Path) -> None:
+    with locked(base):
+        listening = asyncio.create_task(
+            UdsConnector().listen(at(base / "ps.sock"), Recorder)
+        )
+        await asyncio.sleep(0)
+        listening.cancel()
+        await asyncio.wait([listening])
+        assert listening.cancelled()
+    assert list(base.iterdir()) == []  # noqa: ASYNC240
+
+
+async def test_a_lock_that_is_never_free_says_so(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uds, "LOCK_WAIT_S", 0.01)
+    with (
+        locked(base),
+        pytest.raises(TransportError, match=r"has locked .* for 0\.01 s"),
+    ):
+        await UdsConnector().listen(at(base / "ps.sock"), Recorder)
 
 
 async def test_a_file_that_is_no_socket_is_not(base: Path) -> None:

@@ -382,7 +382,9 @@ class TestRefusals:
         receiver = Receiver()
         receiver.open(bytes(9))
         receiver.on_lane(chunk(0, bytes(9)))
-        with pytest.raises(MalformedError, match="transfer 1, which expects none"):
+        with pytest.raises(
+            MalformedError, match="came for transfer 1, which expects none"
+        ):
             receiver.on_lane(data_prefix(1, 0, 9))
 
     def test_more_of_a_dropped_one_than_was_sent(self) -> None:

@@ -324,18 +324,18 @@ class TestRefusals:
             (header(control=101), FrameTooLargeError, "control part of 101 bytes"),
             (header(payload=1001, count=1), FrameTooLargeError, "payload of 1001"),
             (header(count=5), FrameTooLargeError, "5 buffers arrived; the limit is 4"),
-            (header(payload=1), MalformedError, "1 bytes in no buffer"),
+            (header(payload=1), MalformedError, "1 bytes has no buffer"),
             (
                 header(payload=9, count=1, flags=Flags.DEFERRED, kind=FrameKind.PING),
                 MalformedError,
-                "a deferred PING",
+                "a PING cannot defer",
             ),
             (
                 header(count=1, flags=Flags.DEFERRED),
                 MalformedError,
-                "a deferred REQUEST of 0 bytes",
+                "a REQUEST cannot defer 0 bytes",
             ),
-            (header(flags=Flags.DEFERRED), MalformedError, "a deferred REQUEST"),
+            (header(flags=Flags.DEFERRED), MalformedError, "a REQUEST cannot defer"),
             (
                 header(kind=FrameKind.DROP),
                 MalformedError,
@@ -370,7 +370,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("stream", "text"),
         [
-            (piece(2, 0, b"a"), "1 bytes for transfer 2, which expects none"),
+            (piece(2, 0, b"a"), "1 bytes came for transfer 2, which expects none"),
             (data_prefix(1, 0, 0), "0 bytes at 0 are not a chunk of 6"),
             (piece(1, 1, b"abcd"), "4 bytes at 1 are not a chunk"),
             (piece(1, -4, b"abcd"), "4 bytes at -4"),
@@ -400,14 +400,14 @@ class TestRefusals:
         sink = Recorder()
         feed(sink.reader(), most)
         assert sink.messages[0].buffers == (bytes(INLINE_BYTES_MAX),)
-        with pytest.raises(FrameTooLargeError, match="65537 bytes inline"):
+        with pytest.raises(FrameTooLargeError, match="65537 bytes came inline"):
             feed(sink.reader(), header(count=1, payload=INLINE_BYTES_MAX + 1))
 
     @pytest.mark.parametrize("deferred", [True, False])
     def test_a_payload_for_which_there_is_no_memory(self, *, deferred: bool) -> None:
         sink = Recorder(allocated_max=10)
         inline = prefix(REQUEST, 1, lengths=(11,), payload_bytes=11) + bytes(11)
-        with pytest.raises(FrameTooLargeError, match="no memory here"):
+        with pytest.raises(FrameTooLargeError, match="no memory for"):
             feed(sink.reader(), opening(1, 11) if deferred else inline)
 
     def test_nothing_is_allocated_for_what_is_refused(self) -> None:

@@ -44,7 +44,7 @@ def frugal(sink: Recorder) -> FrameReader:
 
 def told(nbytes: int, kind: int = REQUEST) -> Message:
     """Return what stands for a message of call 1 whose head is `head`."""
-    problem = f"a message of {nbytes} bytes, for which there is no memory here"
+    problem = f"this worker has no memory for a message of {nbytes} bytes"
     return Message(kind, 0, 1, 7, b"head", problem.encode())
 
 
@@ -204,11 +204,11 @@ class TestControlParts:
             control=LONG,
             entries=[BufferRow(5, 0)],
         )
-        with pytest.raises(FrameTooLargeError, match="no memory here"):
+        with pytest.raises(FrameTooLargeError, match="no memory for"):
             feed(reader, stream)
 
     def test_a_reader_that_cannot_tell_ends_the_connection(self) -> None:
-        with pytest.raises(FrameTooLargeError, match="no memory here"):
+        with pytest.raises(FrameTooLargeError, match="no memory for"):
             feed(Recorder().reader(), prefix(REQUEST, 1, control=LONG))
 
 

@@ -56,6 +56,18 @@ _UNPICKLED: Final = (
     "unpickled when using RPC"
 )
 
+# Methods of `nn.Module` that torch's remote one has not; ours refuses more.
+_UNSUPPORTED: Final = (
+    *("add_module", "apply", "bfloat16", "buffers", "children", "cpu", "cuda"),
+    *("double", "extra_repr", "float", "half", "ipu", "load_state_dict"),
+    *("modules", "named_buffers", "named_children", "named_modules"),
+    *("named_parameters", "parameters", "register_backward_hook"),
+    *("register_buffer", "register_forward_hook", "register_forward_pre_hook"),
+    *("register_parameter", "requires_grad_", "share_memory", "state_dict"),
+    *("to", "type", "xpu", "zero_grad"),
+)
+_INSTEAD_OF: Final = {"parameters": ". Please use ``remote_parameters`` instead."}
+
 
 class _UnsupportedMethod:
     """A method of `nn.Module` that a remote one has not.
@@ -64,20 +76,14 @@ class _UnsupportedMethod:
         ValueError: on each call.
     """
 
-    def __init__(self, instead: str = "") -> None:
-        self._instead = instead
-
-    def __set_name__(self, _owner: type, name: str) -> None:
+    def __init__(self, name: str) -> None:
         self.__name__ = name
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        instead = _INSTEAD_OF.get(self.__name__, "")
         raise ValueError(
-            f"Method ``{self.__name__}`` not supported for RemoteModule{self._instead}"
+            f"Method ``{self.__name__}`` not supported for RemoteModule{instead}"
         )
-
-
-def _refused(instead: str = "") -> Any:  # in a class, mypy would compare signatures
-    return _UnsupportedMethod(instead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,40 +283,6 @@ class _RemoteModule(nn.Module):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.module_rref.owner_name()}/{self.device})"
 
-    # --- what it cannot do -----------------------------------------------------------
-
-    add_module = _refused()
-    apply = _refused()
-    bfloat16 = _refused()
-    buffers = _refused()
-    children = _refused()
-    cpu = _refused()
-    cuda = _refused()
-    double = _refused()
-    extra_repr = _refused()
-    float = _refused()
-    half = _refused()
-    ipu = _refused()
-    load_state_dict = _refused()
-    modules = _refused()
-    named_buffers = _refused()
-    named_children = _refused()
-    named_modules = _refused()
-    named_parameters = _refused()
-    parameters = _refused(". Please use ``remote_parameters`` instead.")
-    register_backward_hook = _refused()
-    register_buffer = _refused()
-    register_forward_hook = _refused()
-    register_forward_pre_hook = _refused()
-    register_parameter = _refused()
-    requires_grad_ = _refused()
-    share_memory = _refused()
-    state_dict = _refused()
-    to = _refused()
-    type = _refused()
-    xpu = _refused()
-    zero_grad = _refused()
-
     # --- travel ----------------------------------------------------------------------
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
@@ -347,6 +319,10 @@ class _RemoteModule(nn.Module):
             RuntimeError: always.
         """
         raise RuntimeError(_UNPICKLED)
+
+
+for _name in _UNSUPPORTED:
+    setattr(_RemoteModule, _name, _UnsupportedMethod(_name))
 
 
 class RemoteModule(_RemoteModule):

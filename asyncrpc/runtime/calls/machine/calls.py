@@ -71,7 +71,9 @@ class PendingCalls(Generic[R]):
             MalformedError: no such call was ever sent: the peer made the answer up.
         """
         if not 0 < call_id < self._next_id:
-            raise MalformedError(f"an answer to call {call_id}, which was never made")
+            raise MalformedError(
+                f"an answer came for call {call_id}, which was never made"
+            )
 
     def take_all(self) -> list[R]:
         """Remove every call: the connection is gone."""

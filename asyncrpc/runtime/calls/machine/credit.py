@@ -458,7 +458,7 @@ class WaitingRequests(Generic[R]):
             MalformedError: it is no credit.
         """
         if nbytes <= 0:
-            raise MalformedError(f"a credit of {nbytes} bytes")
+            raise MalformedError(f"a credit must be of at least 1 byte, not {nbytes}")
         if call_id == WINDOW:
             self.window += nbytes
             return None, []

@@ -51,7 +51,7 @@ class Evidence(enum.Enum):
     STOPPED = "its process is stopped, by a signal or a debugger"
     BUSY = "its process can run but does not turn to its event loop"
     TICKING = "its event loop runs"
-    UNREACHABLE = "nobody on its host answers"
+    UNREACHABLE = "its host does not answer"
     UNKNOWN = "nothing is known of its process"
 
 
@@ -67,9 +67,9 @@ class SilenceAction(enum.Enum):
 class Verdict(enum.Enum):
     """The judgement of a peer."""
 
-    ALIVE = "it has been heard"
-    SUSPECT = "it is silent"
-    LOST = "it is given up"
+    ALIVE = "the peer has been heard"
+    SUSPECT = "the peer is silent"
+    LOST = "the peer is given up"
 
 
 class Detector:
@@ -245,7 +245,7 @@ class Detector:
             why = (evidence or Evidence.UNKNOWN).value
         if self.is_broken:
             return f"without a connection for {silent_s:.1f} s: {why}"
-        return f"nothing was received of it for {silent_s:.1f} s: {why}"
+        return f"nothing was received from it for {silent_s:.1f} s: {why}"
 
     def _forgive_own_stall(self, now_s: float) -> None:
         """Do not blame the peer for what this worker missed while it stood still."""

@@ -37,22 +37,22 @@ class DialState(enum.Enum):
     AWAITING_WINNER = "wait for the connection that the peer has dialed"
     PAUSED = "wait for `pause_s`"
     ASKING = "ask whether the peer is somewhere else"
-    CONNECTED = "end: there is a link"
+    CONNECTED = "end: a link is open"
     FAILED = "end: the peer cannot be reached"
 
 
 class DialEvent(enum.Enum):
     """The outcome of a step."""
 
-    LINKED = "there is a link"
-    FREE = "nobody else dials"
-    TAKEN = "a dial of the peer has been taken"
+    LINKED = "a link is open"
+    FREE = "no other dial is under way"
+    TAKEN = "this worker took a dial of the peer"
     EXHAUSTED = "all attempts have been made"
     OPENED = "the connection is open"
-    DUPLICATE = "the peer refused it: its own dial survives"
+    DUPLICATE = "the peer refused the connection, because its own dial survives"
     BROKE = "the connection broke in its handshake"
-    UNREACHED = "there was no connection, or the peer refused it"
-    SETTLED = "what was waited for has come, or its time has passed"
+    UNREACHED = "no address led to the peer, or the peer refused the connection"
+    SETTLED = "the wait is over: its event has come, or its time has passed"
     MOVED = "another attempt may succeed"
     NOT_MOVED = "another attempt would fail as well"
 
@@ -120,7 +120,7 @@ class DialAttempts:
         row = TRANSITIONS[before]
         if event not in row:
             raise LocalProtocolError(
-                f"a dial that is to {before.value!r} heard {event.value!r}"
+                f"a dial that is to {before.value!r} cannot take {event.value!r}"
             )
         if event is DialEvent.BROKE:
             event = self._after_break()

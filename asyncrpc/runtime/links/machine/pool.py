@@ -36,20 +36,20 @@ class PeerState(enum.Enum):
     """What this worker has towards one peer."""
 
     IDLE = "no connection"
-    DIALING = "a dial of ours is under way"
-    TAKEN = "the peer's dial was taken; nothing has come over it yet"
-    OPEN = "connected"
+    DIALING = "this worker dials the peer"
+    TAKEN = "this worker took a dial of the peer, over which nothing has come yet"
+    OPEN = "the connection is open"
 
 
 class PeerEvent(enum.Enum):
     """What happens to the connection to a peer."""
 
     WANT = "a call needs a connection"
-    DIAL_FAILED = "a dial of ours ended without one"
-    DIALED = "a dial of ours was taken: it is open at both ends"
-    ACCEPTED = "a dial of the peer was taken here"
-    PROVEN = "something has come over it"
-    LOST = "it has ended"
+    DIAL_FAILED = "the dial of this worker ended without a connection"
+    DIALED = "the peer took the dial of this worker: both ends are open"
+    ACCEPTED = "this worker took a dial of the peer"
+    PROVEN = "a message has come over the connection"
+    LOST = "the connection has ended"
 
 
 IDLE, DIALING, TAKEN, OPEN = PeerState

@@ -40,20 +40,20 @@ SUPERSEDED: Final = "a later attempt has come before this one"
 class ReconnectState(enum.Enum):
     """What one end has of a connection."""
 
-    WHOLE = "its transport works, as far as is known"
-    BROKEN = "it waits for another transport"
-    CLAIMED = "a candidate asks the peer to go on over its transport"
-    ENDED = "it has ended for good"
+    WHOLE = "the transport works, as far as this end knows"
+    BROKEN = "the connection waits for another transport"
+    CLAIMED = "a candidate asks the peer to continue over its transport"
+    ENDED = "the connection has ended for good"
 
 
 class ReconnectEvent(enum.Enum):
     """What happens to a connection."""
 
-    BROKE = "its transport has broken, or was given up for another"
-    CLAIM = "a candidate asks the peer"
+    BROKE = "the transport has broken, or was given up for another"
+    CLAIM = "a candidate asks the peer to continue"
     RELEASE = "the candidate has ended, got no answer in time, or was answered"
     RESUMED = "another transport has taken the place of the broken one"
-    END = "it has ended for good"
+    END = "the connection has ended for good"
 
 
 WHOLE, BROKEN, CLAIMED, ENDED = ReconnectState
@@ -71,9 +71,9 @@ TRANSITIONS: Final[Mapping[ReconnectState, Mapping[ReconnectEvent, ReconnectStat
 class Advice(enum.Enum):
     """What evidence of the peer's process means for a side that cannot reach it."""
 
-    GIVE_UP = "nobody will resume the connection"
+    GIVE_UP = "neither end will resume the connection"
     WAIT = "its process is there, so the network is at fault"
-    KNOCK = "see whether anybody listens at its address"
+    KNOCK = "see whether a process listens at its address"
 
 
 ADVICE: Final[Mapping[Evidence, Advice]] = {
@@ -89,8 +89,8 @@ ADVICE: Final[Mapping[Evidence, Advice]] = {
 class CandidateVerdict(enum.Enum):
     """What the answer to a candidate means."""
 
-    RESUME = "go on over its transport"
-    REFUSED = "the peer does not go on, at least not over this one"
+    RESUME = "continue over its transport"
+    REFUSED = "the peer does not continue over this transport"
     REPLACED = "another life of the peer has answered: the connection is over"
     LATE = "this candidate has been given up meanwhile"
 
@@ -259,7 +259,7 @@ def reason_of_refusal(evidence: Evidence, refusal: str) -> str:
     """
     if ADVICE[evidence] is Advice.WAIT:
         return ""
-    return f"nobody listens any more: {refusal}"
+    return f"no process listens there any more: {refusal}"
 
 
 def answer_limit_s(took_s: float) -> float:

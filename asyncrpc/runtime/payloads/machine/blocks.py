@@ -16,12 +16,14 @@ from typing import Final, Generic, TypeVar
 
 B = TypeVar("B")
 
-STEPS_PER_POWER: Final = 8  # so a fresh block is at most an eighth longer than needed
 WASTE: Final = 4  # a block may be longer than its payload by at most a fourth of it
 
 
 def size_class(nbytes: int) -> int:
-    """Return the length of the block to make for so many bytes, at least 8."""
+    """Return the length of the block to make for so many bytes, at least 8.
+
+    It is at most an eighth longer than needed.
+    """
     step = 1 << (max(nbytes.bit_length(), 4) - 4)
     return -(-nbytes // step) * step
 

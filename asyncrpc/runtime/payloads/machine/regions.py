@@ -289,7 +289,7 @@ class KeptRegions(Generic[P, R]):
         state = self.state(peer, key)
         after = TRANSITIONS[state].get(event)
         if after is None:
-            raise LocalProtocolError(f"{event.value}: but {state.value}")
+            raise LocalProtocolError(f"{event.value}, but {state.value}")
         # UNSHARED is not stored: `missing` and `tell` look only at stored states.
         if after is not UNSHARED:
             self._at_peers.setdefault(peer, {})[key] = after

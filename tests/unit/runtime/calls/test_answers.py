@@ -175,7 +175,7 @@ class TestErrors:
     def test_after_fewer_than_no_items(
         self, link: LinkParts, call: CallFuture[Any]
     ) -> None:
-        with pytest.raises(MalformedError, match="after -1 items"):
+        with pytest.raises(MalformedError, match="at least 0 items, not -1"):
             fail(link, 1, ValueError("no"), aux=-1)
 
 

@@ -258,7 +258,7 @@ class TestDeadline:
 class TestStreams:
     @pytest.mark.parametrize("items", [0, -1])
     def test_credit_for_nothing(self, link: LinkParts, items: int) -> None:
-        with pytest.raises(MalformedError, match="a credit of"):
+        with pytest.raises(MalformedError, match="a credit must"):
             link.requests.on_stream_credit(Frame(FrameKind.STREAM_CREDIT, 0, 1, items))
 
     def test_credit_for_a_stream_that_is_over(self, link: LinkParts) -> None:
@@ -292,7 +292,7 @@ class TestServices:
     @pytest.mark.parametrize("head", [[], ["kept"]])
     def test_one_that_names_no_method(self, link: LinkParts, head: list[Any]) -> None:
         for take in (link.requests.on_service, link.requests.on_notice):
-            with pytest.raises(MalformedError, match="names none"):
+            with pytest.raises(MalformedError, match="names no service"):
                 self.send(take, link, head, 5)
 
     def test_a_notice_is_taken(self, link: LinkParts) -> None:

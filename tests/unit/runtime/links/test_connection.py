@@ -422,7 +422,7 @@ class TestResuming:
         else:
             both.a.connection.fail(ClosedError("enough"))
         assert not both.a.connection.is_broken
-        with pytest.raises(ConnectionLostError, match="no longer resumed"):
+        with pytest.raises(ConnectionLostError, match="cannot be resumed"):
             both.a.connection.adopt(both.line, 0)
         await both.turn()
         assert both.a.lost == ["None" if way == "close" else "enough"]

@@ -114,7 +114,7 @@ def test_where_nobody_listens_any_more_and_nothing_is_known_it_is_lost() -> None
         await b.listen_no_more()
         network.between("a", "b").drop_connections()
         await until(lambda: link.is_lost)
-        assert "nobody listens any more" in link.lost_because
+        assert "no process listens there any more" in link.lost_because
         await closed(a, b)
 
     run(main())

@@ -28,7 +28,7 @@ def after(*events: DialEvent) -> DialAttempts:
 
 
 def test_what_cannot_come_of_a_step_is_a_fault_of_the_service() -> None:
-    with pytest.raises(LocalProtocolError, match="heard 'the connection is open'"):
+    with pytest.raises(LocalProtocolError, match="take 'the connection is open'"):
         after(DialEvent.OPENED)
 
 
