@@ -4,6 +4,7 @@
     import torch.distributed as dist
 
     dist.init_process_group("asyncrpc")  # as torchrun sets it; or rank=, world_size=
+    dist.init_process_group("asyncrpc", init_method="asyncrpc://")  # any launcher
 
 The import registers it.  Each rank runs a worker on an event loop in a thread of its
 own; the ranks meet at torch's store, and the groups of `new_group` share that worker.
@@ -15,22 +16,28 @@ Source: torch.distributed.Backend.register_backend.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # unlisted
 from torch.distributed.distributed_c10d import _get_default_group
+from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from asyncrpc.collectives.torch_backend.functional import guard
 from asyncrpc.collectives.torch_backend.process_group import NAME, AsyncRpcProcessGroup
 from asyncrpc.collectives.torch_backend.rank_runtime import RankRuntime, StoreMeeting
 from asyncrpc.collectives.torch_backend.work import error_for_torch
 from asyncrpc.errors import AsyncRpcError
+from asyncrpc.runtime.membership.launched import find_store
 from asyncrpc.runtime.options import Options
 
 __all__ = ["AsyncRpcProcessGroup"]
+
+_SCHEME: Final = "asyncrpc"
 
 
 def _create(given: Any, options: Options | None) -> AsyncRpcProcessGroup:
@@ -112,3 +119,22 @@ def _start(given: Any, options: Options | None) -> RankRuntime:
 # that of the host is gloo before we come.
 dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 _GUARD = guard()
+
+
+def _meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """Meet where any launcher says, for `init_method="asyncrpc://"`.
+
+    Raises:
+        UsageError: something is missing, or two launchers disagree.
+    """
+    given = {
+        name: int(texts[0]) for name, texts in parse_qs(urlsplit(url).query).items()
+    }
+    found = find_store(given.get("rank"), given.get("world_size"))
+    meeting = rendezvous(found.url, found.rank, found.world_size, timeout=timeout)
+    store, rank, world_size = next(meeting)
+    yield PrefixStore(f"restart{found.restart}", store), rank, world_size
+    raise RuntimeError("asyncrpc:// cannot meet again")  # as torch's own handlers say
+
+
+register_rendezvous_handler(_SCHEME, _meet)  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore
@@ -31,15 +32,17 @@ from asyncrpc.compat.rpc.options import (
 )
 from asyncrpc.compat.rpc.rref import RRef
 from asyncrpc.compat.rpc.store_lock import locked_at
-from asyncrpc.errors import AsyncRpcError
+from asyncrpc.errors import AsyncRpcError, UsageError
 from asyncrpc.runtime.hosting import LoopThread
 from asyncrpc.runtime.members import Member, Rendezvous, RunningGroup
+from asyncrpc.runtime.membership.launched import find_store, has_all_of_torch
 from asyncrpc.runtime.membership.stores import StoreRendezvous
 from asyncrpc.runtime.options import DeviceOptions, Options
 from asyncrpc.runtime.parts import Parts
 
 logger = logging.getLogger(__name__)
 
+_ENV: Final = "env://"
 _KIND: Final = "kind"  # of the group: the first worker sets it
 _DRAIN_S: Final = 3600.0  # torch's shutdown waits for calls without a limit
 _CONNECTED_MAX: Final = 32  # others, to which this worker connects at once
@@ -97,16 +100,32 @@ def open_store(
         ValueError: the rank is missing.
     """
     global _serial  # noqa: PLW0603  (each start in this process has other keys)
+    where, rank = _by_launcher(options.init_method, rank, world_size)
     if world_size:
-        meeting = rendezvous(options.init_method, rank=rank, world_size=world_size)
-        store, rank, _ = next(meeting)
+        store, rank, _ = next(rendezvous(where, rank=rank, world_size=world_size))
     else:
-        store = _create_store_from_options(options, rank)  # type: ignore[no-untyped-call]
+        given = SimpleNamespace(init_method=where)
+        store = _create_store_from_options(given, rank)  # type: ignore[no-untyped-call]
     store.set_timeout(timedelta(seconds=options.rpc_timeout or 60.0))
     with _serial_lock:
         store = PrefixStore(f"asyncrpc/{_serial}", store)
         _serial += 1
     return store, rank
+
+
+def _by_launcher(where: str, rank: int, world_size: int | None) -> tuple[str, int]:
+    """Return where to meet, and the rank, under a launcher that torch does not know.
+
+    Raises:
+        ValueError: something is missing, or two launchers disagree.
+    """
+    if where != _ENV or has_all_of_torch():
+        return where, rank
+    try:
+        found = find_store(None if rank < 0 else rank, world_size)
+    except UsageError as error:
+        raise ValueError(f"env:// rendezvous: {error}") from None
+    return found.url, found.rank
 
 
 def init_agent(

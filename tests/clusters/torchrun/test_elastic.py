@@ -1,0 +1,168 @@
+"""torchrun's own restarts: a lost agent that comes back, and a worker that fails.
+
+torch 2.13 has an agent share the store of its first round with its workers, and an
+agent that comes later waits for ever for the address of it.  With
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 each round has a store of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+WORKING: Final = Path(__file__).parent / "working.py"
+LIMIT_S: Final = 280.0  # that only a hang reaches
+ALL: Final = ["0", "1", "2", "3"]
+
+Note = dict[str, Any]
+
+
+class Fleet:
+    """Agents of torchrun on this host, and what their workers have noted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notes_file = folder / "notes.jsonl"
+        self.stop_file = folder / "stop"
+        self.notes_file.touch()
+        self.agents: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start an agent, with two workers."""
+        extra = [one for one in options if not one.startswith("--")]
+        agent = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run"),
+                *("--nproc-per-node", "2"),
+                *(one for one in options if one.startswith("--")),
+                *(str(WORKING), str(self.notes_file), str(self.stop_file), *extra),
+            ],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            },
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self.agents.append(agent)
+        return agent
+
+    def notes(self) -> list[Note]:
+        lines = self.notes_file.read_text().splitlines(keepends=True)
+        return [json.loads(one) for one in lines if one.endswith("\n")]
+
+    def await_notes(self, are_enough: Callable[[list[Note]], bool]) -> list[Note]:
+        """Wait until the notes are enough; return them."""
+        end_s = time.monotonic() + LIMIT_S
+        while not are_enough(found := self.notes()):
+            assert time.monotonic() < end_s, f"the notes are not enough: {found}"
+            time.sleep(0.05)
+        return found
+
+    def kill(self, agent: subprocess.Popen[bytes]) -> None:
+        """Kill an agent and its workers, as a node that loses its power."""
+        for pid in [*children(agent.pid), agent.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        agent.wait()
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(one) for task in tasks for one in task.read_text().split()]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path)
+    try:
+        yield made
+    finally:
+        for agent in made.agents:
+            if agent.poll() is None:
+                made.kill(agent)
+
+
+def met(notes: list[Note], *, after: int = 0) -> dict[str, Note]:
+    return {one["met"]: one for one in notes[after:] if "met" in one}
+
+
+def said(notes: list[Note], answers: list[str], *, after: int = 0) -> set[str]:
+    """Return the names of those who noted these answers."""
+    return {one["name"] for one in notes[after:] if one.get("answers") == answers}
+
+
+def agent_options(port: int, host: str, *, is_host: bool) -> list[str]:
+    # Agents are ordered by their addresses: the one that stays has rank 0.
+    return [
+        "--nnodes=1:2",
+        "--max-restarts=3",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        "--rdzv-id=elastic",
+        f"--rdzv-conf=keep_alive_interval=1,is_host={is_host}".lower(),
+        f"--local-addr={host}",
+    ]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def test_workers_of_a_lost_agent_come_back_as_new_incarnations(fleet: Fleet) -> None:
+    """Meanwhile those of the other agent call each other as before."""
+    names = {f"worker{rank}" for rank in ALL}
+    port = free_port()
+    fleet.start(*agent_options(port, "127.0.0.1", is_host=True))
+    lost = fleet.start(*agent_options(port, "127.0.0.2", is_host=False))
+    notes = fleet.await_notes(lambda notes: said(notes, ALL) == names)
+    first = met(notes)
+
+    fleet.kill(lost)
+    survivors = {"worker0", "worker1"}
+    gone = ["0", "1", "lost", "lost"]
+    notes = fleet.await_notes(lambda notes: said(notes, gone) == survivors)
+
+    so_far = len(notes)
+    fleet.start(*agent_options(port, "127.0.0.2", is_host=False))
+    notes = fleet.await_notes(lambda notes: said(notes, ALL, after=so_far) == names)
+    second = met(notes, after=so_far)
+    assert set(first) == set(second) == names
+    for name in names:
+        assert first[name]["incarnation"] != second[name]["incarnation"]
+        assert first[name]["restart"] == second[name]["restart"] == "0"
+
+    fleet.stop_file.touch()
+    assert [one.wait(LIMIT_S) for one in fleet.agents if one is not lost] == [0, 0]
+
+
+def test_all_are_started_anew_when_one_fails(fleet: Fleet) -> None:
+    """The second life meets apart from the first, at the store of the same agent."""
+    agent = fleet.start("--standalone", "--max-restarts=1", "fails")
+    names = {"worker0", "worker1"}
+
+    def have_both_lives(notes: list[Note]) -> bool:
+        again = [one for one in notes if one["restart"] == "1"]
+        return said(again, ["0", "1"]) == names
+
+    notes = fleet.await_notes(have_both_lives)
+    lives = [(one["met"], one["restart"]) for one in notes if "met" in one]
+    assert sorted(lives) == [(name, life) for name in sorted(names) for life in "01"]
+    assert len({one["incarnation"] for one in notes if "met" in one}) == 4
+    fleet.stop_file.touch()
+    assert agent.wait(LIMIT_S) == 0
