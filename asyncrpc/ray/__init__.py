@@ -8,6 +8,8 @@ from asyncrpc.ray.actor import GangWorker
 from asyncrpc.ray.changes import GangChange, GangChangeKind, GangChanges
 from asyncrpc.ray.gang import Gang
 from asyncrpc.ray.machine.supervisor import RestartLimits
+from asyncrpc.ray.references import StoredValue
+from asyncrpc.ray.store import get, put
 
 __all__ = [
     "Gang",
@@ -16,4 +18,7 @@ __all__ = [
     "GangChanges",
     "GangWorker",
     "RestartLimits",
+    "StoredValue",
+    "get",
+    "put",
 ]

@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from importlib.util import find_spec
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any, Final
 
 from asyncrpc.api import Worker
 from asyncrpc.errors import NotStartedError
 from asyncrpc.runtime.membership.rendezvous import JoinRendezvous
 from asyncrpc.runtime.options import Options
 from asyncrpc.runtime.socket_directory import SocketDirectory
+
+# Keys of multiprocessing's own record of a main module.
+_MAIN_PATH: Final = "init_main_from_path"
+_MAIN_NAME: Final = "init_main_from_name"
+_MAIN: Final = (_MAIN_PATH, _MAIN_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +38,7 @@ class WorkerOrder:
         world_size: number of workers in the gang.
         contact: addresses of the driver's worker, which takes the worker in.
         options: of the worker, without a secret.
+        main: how to import the driver's main module; see `main_module`.
         secret: of the gang; kept out of every text.
     """
 
@@ -38,7 +47,28 @@ class WorkerOrder:
     world_size: int
     contact: tuple[str, ...]
     options: Options
+    main: Mapping[str, str]
     secret: bytes = field(repr=False)
+
+
+def main_module() -> Mapping[str, str]:
+    """Return how another process imports the main module of this one.
+
+    Empty if it cannot, as in an interactive program.  Functions of the main module are
+    sent by its name, as all functions, so the workers need it.
+
+    Source: multiprocessing does the same with the method `spawn`.
+    """
+    found = spawn.get_preparation_data("")
+    return {key: str(found[key]) for key in _MAIN if found.get(key)}
+
+
+def import_main(main: Mapping[str, str]) -> None:
+    """Import the driver's main module, if it is on this node."""
+    path, name = main.get(_MAIN_PATH), main.get(_MAIN_NAME)
+    is_here = path is not None and Path(path).exists()
+    if is_here or (name is not None and find_spec(name) is not None):
+        spawn.prepare(dict(main))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +105,11 @@ class NodeListener:
         self._sockets: SocketDirectory | None = None
 
     def options(self, given: Options, address: str) -> Options:
-        """Return options with listening addresses, unless the program gave some."""
-        network = given.network
+        """Return options with listening addresses, unless some are given.
+
+        The program gives them by `given`, the node by `ASYNCRPC_INTERFACE`.
+        """
+        network = given.with_environment().network
         if network.listen or network.advertise or network.interface:
             return given
         self._sockets = SocketDirectory()
@@ -107,6 +140,7 @@ class WorkerActor:
         """
         import ray  # noqa: PLC0415  (here it is loaded: Ray runs this)
 
+        await asyncio.to_thread(import_main, order.main)
         context = ray.get_runtime_context()
         address = ray.util.get_node_ip_address()
         options = replace(order.options, secret=order.secret)

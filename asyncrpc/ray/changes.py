@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakSet
 
 # Changes that a program has not taken.  The oldest are dropped then: each change says
 # which generation it is about, so a later one makes up for them.
@@ -88,7 +89,8 @@ class Announcer:
         self.running = 0
         self.failure: GangChange | None = None
         self.is_over = False
-        self._iterators: list[GangChanges] = []
+        # What a program no longer holds is told nothing more.
+        self._iterators: WeakSet[GangChanges] = WeakSet()
 
     def changes(self) -> GangChanges:
         """Return an iterator from now on."""
@@ -96,13 +98,8 @@ class Announcer:
         if self.is_over:
             made.end()
         else:
-            self._iterators.append(made)
+            self._iterators.add(made)
         return made
-
-    def forget(self, iterator: GangChanges) -> None:
-        """Tell an iterator nothing more."""
-        if iterator in self._iterators:
-            self._iterators.remove(iterator)
 
     def tell(self, change: GangChange) -> None:
         """Tell a change to all."""

@@ -56,6 +56,13 @@ def node_address() -> str:
     return address
 
 
+def is_pickling_for_ray() -> bool:
+    """Return whether Ray pickles something in this thread, and so counts references."""
+    worker = library()._private.worker.global_worker  # noqa: SLF001
+    inside: bool = worker.get_serialization_context().is_in_band_serialization()
+    return inside
+
+
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Run what may block in a thread.
 
@@ -101,6 +108,24 @@ class Bundles:
     async def placed(self) -> None:
         """Wait until every bundle has its place; again after a node was lost."""
         await self._group.ready()
+
+    @property
+    def actor_errors(self) -> type[Exception]:
+        """The class of Ray's errors about an actor that is gone."""
+        found: type[Exception] = self._ray.exceptions.RayActorError
+        return found
+
+    async def node_of(self, rank: int) -> str:
+        """Return the id of the node that has a bundle; empty if none has."""
+        table = self._ray.util.placement_group_table
+        found = await in_thread(table, self._group)
+        node_id: str = found["bundles_to_node_id"].get(rank, "")
+        return node_id
+
+    async def is_alive(self, node_id: str) -> bool:
+        """Return whether a node is alive, as far as Ray knows."""
+        nodes = await in_thread(self._ray.nodes)
+        return any(one["NodeID"] == node_id and one["Alive"] for one in nodes)
 
     async def remove(self) -> None:
         """Give the resources back; ends what still runs in them."""

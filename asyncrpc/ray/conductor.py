@@ -201,18 +201,14 @@ class Conductor:
     # --- one life --------------------------------------------------------------------
 
     def _begin(self, rank: int, number: int, generation: int) -> None:
-        former = self.lives.get(rank)
-        former_worker = None if former is None else former.worker
-        work = self._live(rank, number, generation, former_worker)
+        work = self._live(rank, number, generation)
         self.lives[rank] = _Life(self.tasks.create_task(work))
 
-    async def _live(
-        self, rank: int, number: int, generation: int, former: GangWorker | None
-    ) -> None:
+    async def _live(self, rank: int, number: int, generation: int) -> None:
         life = self.lives[rank]
         try:
             async with asyncio.timeout(self.plan.start_timeout_s):
-                life.worker = await self._start(rank, life, generation, former)
+                life.worker = await self._start(rank, life, generation)
         except TimeoutError:
             why = await self._why_late(life)
             self._tell_ended(rank, number, why)
@@ -228,21 +224,32 @@ class Conductor:
             why = _why(error)
         self._tell_ended(rank, number, why)
 
-    async def _start(
-        self, rank: int, life: _Life, generation: int, former: GangWorker | None
-    ) -> GangWorker:
+    async def _start(self, rank: int, life: _Life, generation: int) -> GangWorker:
         ending = self._ends.get(rank)
         if ending is not None:
             await asyncio.wait([ending])
-        if former is not None:
-            await self.presence.until_gone(former.name, former.incarnation)
-        bundles = self.plan.bundles
-        life.step = "placing its bundle"
-        await bundles.placed()
-        life.step = "starting its actor"
-        life.handle = await bundles.start_actor(rank, runtime_env=self.plan.runtime_env)
-        order = self.plan.orders[rank]
-        worker: GangWorker = await life.handle.start.remote(order, generation)
+        await self.presence.until_gone(self.plan.orders[rank].name)
+        order, bundles = self.plan.orders[rank], self.plan.bundles
+        while True:
+            life.step = "placing its bundle"
+            await bundles.placed()
+            node_id = await bundles.node_of(rank)
+            life.step = "starting its actor"
+            try:
+                life.handle = await bundles.start_actor(
+                    rank, runtime_env=self.plan.runtime_env
+                )
+                return await self._first_answer(life.handle, order, generation)
+            except bundles.actor_errors:
+                # A lost worker is known at once, a dead node to Ray after some 10 s:
+                # until then it starts actors there.  That is no failure of the worker.
+                if await bundles.is_alive(node_id):
+                    raise
+
+    async def _first_answer(
+        self, handle: Handle, order: WorkerOrder, generation: int
+    ) -> GangWorker:
+        worker: GangWorker = await handle.start.remote(order, generation)
         return worker
 
     async def _why_late(self, life: _Life) -> str:
@@ -280,5 +287,7 @@ def _why(error: BaseException) -> str:
     """Return what an error of Ray says, in few words."""
     cause = getattr(error, "cause", None)  # what the actor's method raised
     shown = cause if isinstance(cause, AsyncRpcError) else error
-    text = " ".join(str(shown).split()) or type(shown).__name__
+    # Ray lists the ids of the actor in lines that begin with a tab.
+    lines = [one for one in str(shown).splitlines() if not one.startswith("\t")]
+    text = " ".join(" ".join(lines).split()) or type(shown).__name__
     return text[:WHY_CHARACTERS_MAX]

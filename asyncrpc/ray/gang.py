@@ -30,7 +30,7 @@ from asyncrpc.errors import (
     NotStartedError,
     UsageError,
 )
-from asyncrpc.ray.actor import GangWorker, NodeListener, WorkerOrder
+from asyncrpc.ray.actor import GangWorker, NodeListener, WorkerOrder, main_module
 from asyncrpc.ray.changes import Announcer, GangChange, GangChanges
 from asyncrpc.ray.cluster import (
     STRATEGIES,
@@ -94,6 +94,11 @@ class _Given:
         check_kind("runtime_env", self.runtime_env, env_kinds, wanted)
         check_duration("start_timeout_s", self.start_timeout_s)
         check_duration("drain_timeout_s", self.drain_timeout_s)
+        if self.options.membership != "dynamic":
+            raise UsageError(
+                'options.membership must be "dynamic": workers of a gang join the'
+                " driver's worker, now and after a loss"
+            )
         if self.worker is not None:
             _check_driver(self.worker, self.options)
 
@@ -119,6 +124,12 @@ def _check_driver(worker: Worker, options: Options) -> None:
     if worker.is_closed:
         raise NotStartedError(
             f"the driver's worker {worker.name!r} must run: enter it before the gang"
+        )
+    if worker.rank >= 0:
+        raise UsageError(
+            f"the driver's worker {worker.name!r} has rank {worker.rank}, but ranks are"
+            " for the workers of the gang; make it without one:"
+            " Worker(name, rendezvous=LocalRendezvous(1))"
         )
     if worker.options.secret_bytes is None:
         raise UsageError(
@@ -282,7 +293,7 @@ class Gang:
         return await self._stack.enter_async_context(driver)
 
     def _orders(self, driver: Worker, secret: bytes) -> list[WorkerOrder]:
-        given = self._given
+        given, main = self._given, main_module()
         return [
             WorkerOrder(
                 name=name,
@@ -290,6 +301,7 @@ class Gang:
                 world_size=len(given.names),
                 contact=driver.addresses,
                 options=replace(given.options, secret=None),
+                main=main,
                 secret=secret,
             )
             for rank, name in enumerate(given.names)
@@ -363,6 +375,9 @@ class Gang:
     def actors(self) -> list[Handle]:
         """Ray's handles of the actors, by rank.
 
+        `await handle.run.remote(function, *args)` runs `await function(worker, *args)`
+        in the actor by way of Ray, which then counts references in the result.
+
         Raises:
             NotStartedError: the gang has not been entered.
         """
@@ -415,15 +430,12 @@ class Gang:
 
     async def _until_running(self, since: int) -> int:
         changes = self._announcer.changes()
-        try:
-            while self._announcer.running <= since:
-                if self._announcer.failure is not None:
-                    raise self._failed(self._announcer.failure)
-                if self._announcer.is_over:
-                    raise NotStartedError(f"the gang {self.name!r} has ended")
-                await anext(changes, None)
-        finally:
-            self._announcer.forget(changes)
+        while self._announcer.running <= since:
+            if self._announcer.failure is not None:
+                raise self._failed(self._announcer.failure)
+            if self._announcer.is_over:
+                raise NotStartedError(f"the gang {self.name!r} has ended")
+            await anext(changes, None)
         return self._announcer.running
 
     def _failed(self, change: GangChange) -> GangError:

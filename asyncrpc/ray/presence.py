@@ -49,7 +49,7 @@ class Presence:
             if change.kind is ChangeKind.LOST:
                 self._on_lost(name, change.incarnation)
 
-    async def until_gone(self, name: str, incarnation: int) -> None:
-        """Wait until a life of a worker is no longer there."""
+    async def until_gone(self, name: str) -> None:
+        """Wait until no life of a worker is there."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._present.get(name) != incarnation)
+            await self._changed.wait_for(lambda: name not in self._present)

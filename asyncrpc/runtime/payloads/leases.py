@@ -155,13 +155,12 @@ class Leases:
         if self._noted:
             return
         self._noted = True
-        if threading.get_ident() == self._thread_id:
-            self._loop.call_soon(self._on_noted)
-        else:
-            try:
-                self._loop.call_soon_threadsafe(self._on_noted)
-            except RuntimeError:  # the loop is closed, and with it every link
-                self.dead.clear()
+        is_here = threading.get_ident() == self._thread_id
+        loop = self._loop
+        try:
+            (loop.call_soon if is_here else loop.call_soon_threadsafe)(self._on_noted)
+        except RuntimeError:  # the loop is closed, and with it every link
+            self.dead.clear()
 
     def _on_noted(self) -> None:
         self._noted = False

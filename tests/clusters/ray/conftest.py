@@ -5,39 +5,54 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-Play = Callable[[str], None]
 
 
-@pytest.fixture(scope="session")
-def play() -> Iterator[Play]:
-    """Return what plays a scenario by its name, and fails as it does."""
-    session = subprocess.Popen(
-        [sys.executable, "-m", "tests.clusters.ray.session"],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert session.stdin is not None
-    assert session.stdout is not None
-    stdin, stdout = session.stdin, session.stdout
-    assert stdout.readline().strip() == "null", "the cluster did not start"
+class Session:
+    """A cluster, and the driver that plays scenarios on it.
 
-    def play_one(name: str) -> None:
-        stdin.write(f"{name}\n")
-        stdin.flush()
-        answer = stdout.readline()
-        failure = json.loads(answer) if answer else "the session has died"
+    Attributes:
+        address: of the cluster, for other drivers.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.clusters.ray.session"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address: str = self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the session has died"
+        answer: str = json.loads(line)
+        return answer
+
+    def play(self, name: str) -> None:
+        """Play a scenario; fail as it does."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{name}\n")
+        self._process.stdin.flush()
+        failure = self._answer()
         if failure is not None:
             pytest.fail(failure, pytrace=False)
 
-    yield play_one
-    stdin.close()
-    session.wait()
-    stdout.close()
+    def close(self) -> None:
+        """End the cluster."""
+        self._process.communicate()
+
+
+@pytest.fixture(scope="session")
+def session() -> Iterator[Session]:
+    found = Session()
+    yield found
+    found.close()

@@ -8,6 +8,8 @@ import os
 import torch
 
 import asyncrpc
+import asyncrpc.ray
+from asyncrpc.ray import StoredValue
 
 
 def pid() -> int:
@@ -34,3 +36,11 @@ async def members_after_barrier() -> list[str]:
 
 async def pid_of(name: str) -> int:
     return await asyncrpc.current_worker().peer(name).call(pid)
+
+
+async def stored_ones() -> StoredValue:
+    return await asyncrpc.ray.put(torch.ones(1 << 20))
+
+
+async def sum_of(stored: StoredValue) -> float:
+    return float((await asyncrpc.ray.get(stored)).sum())

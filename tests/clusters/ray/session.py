@@ -2,9 +2,10 @@
 
     $ python -m tests.clusters.ray.session
 
-It reads names of scenarios, a line each, and answers each with a line of JSON: null, or
-the traceback.  Ray leaves threads and descriptors in a driver, so this is a process of
-its own; and as a cluster takes seconds to start, all tests share one.
+It prints the address of the cluster, then reads names of scenarios, a line each, and
+answers each with a line of JSON: null, or the traceback.  Ray leaves threads and
+descriptors in a driver, so this is a process of its own; and as a cluster takes seconds
+to start, all tests share one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -43,14 +45,22 @@ class Nodes:
     def add(self, **resources: float) -> Any:
         """Add a node and return it; it can be used at once."""
         return self.cluster.add_node(
-            num_cpus=CPUS_EACH,
-            object_store_memory=STORE_BYTES,
-            resources=resources,
+            num_cpus=CPUS_EACH, object_store_memory=STORE_BYTES, resources=resources
         )
 
+    @contextlib.contextmanager
+    def one_more(self, **resources: float) -> Iterator[Any]:
+        """Have another node meanwhile."""
+        node = self.add(**resources)
+        try:
+            yield node
+        finally:
+            self.remove(node)
+
     def remove(self, node: Any) -> None:
-        """Take a node away, with all that runs on it."""
-        self.cluster.remove_node(node, allow_graceful=False)
+        """Take a node away, with all that runs on it, if it is still there."""
+        if node in self.cluster.worker_nodes:
+            self.cluster.remove_node(node, allow_graceful=False)
 
 
 def main() -> None:
@@ -61,7 +71,7 @@ def main() -> None:
 
     nodes = Nodes()
     ray.init(address=nodes.address, logging_level="warning", log_to_driver=False)
-    print("null", file=answers, flush=True)
+    print(json.dumps(nodes.address), file=answers, flush=True)
     try:
         for line in sys.stdin:
             failure = None

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import os
+import select
+import subprocess
+import sys
+
 import pytest
 
 pytest.importorskip("ray", reason="needs the extra [ray]")
 
-from tests.clusters.ray.conftest import Play
+from tests.clusters.ray.conftest import ROOT, Session
 from tests.clusters.ray.scenarios import SCENARIOS
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_gang(play: Play, name: str) -> None:
-    play(name)
+def test_gang(session: Session, name: str) -> None:
+    session.play(name)
+
+
+def test_a_gang_ends_with_its_driver(session: Session) -> None:
+    """Also if that is killed: workers and placement group belong to its job."""
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "tests.clusters.ray.driver", session.address],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    workers = [os.pidfd_open(pid) for pid in json.loads(driver.stdout.readline())]
+    driver.kill()
+    driver.communicate()
+    for worker in workers:
+        select.select([worker], [], [])
+        os.close(worker)
+    session.play("no_placement_group_is_left")

@@ -1,0 +1,33 @@
+"""A reference to a value in Ray's object store, which may travel by asyncrpc too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrpc.ray.cluster import is_pickling_for_ray, library
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """A value in Ray's object store; from `asyncrpc.ray.put`.
+
+    Sent by Ray, as an argument or a result, it is counted: Ray frees the object when no
+    process refers to it.  Sent by asyncrpc, Ray cannot count it: the object stays until
+    the process that sent it ends.  Ray's own references must not be sent by asyncrpc at
+    all: what arrives does not know its owner, and waits for ever.
+
+    Attributes:
+        ref: Ray's reference, for Ray's functions.
+    """
+
+    ref: Any
+
+    def __reduce__(self) -> Any:
+        if is_pickling_for_ray():
+            return StoredValue, (self.ref,)
+        return _loaded, (library().cloudpickle.dumps(self.ref),)
+
+
+def _loaded(pickled: bytes) -> StoredValue:
+    return StoredValue(library().cloudpickle.loads(pickled))

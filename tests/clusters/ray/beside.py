@@ -1,0 +1,94 @@
+"""Calls between two workers of a gang, and between the same two actors by Ray.
+
+    $ python -m tests.clusters.ray.beside
+
+Both ways in one run, in turn, on the same two processes: each way has its share of
+whatever else the host does.  The callee does nothing with what it gets; a tensor goes
+there and comes back.  For the table of docs/how-to/run-on-ray.md.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+
+import asyncrpc
+from asyncrpc.ray import Gang
+
+ROUNDS = 15
+CALLS = {"nothing": 200, "1 MiB": 40, "16 MiB": 10}
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+async def echo(_: asyncrpc.Worker, value: Any) -> Any:
+    return value
+
+
+async def timed(calls: int, call: Callable[[], Awaitable[Any]]) -> float:
+    """Return the microseconds of one call."""
+    await call()
+    begun = time.perf_counter()
+    for _ in range(calls):
+        await call()
+    return (time.perf_counter() - begun) / calls * 1e6
+
+
+async def measure(worker: asyncrpc.Worker, other: Any) -> dict[str, list[list[float]]]:
+    """Call the other worker in both ways; return the times of each round."""
+    values = {
+        "nothing": None,
+        "1 MiB": torch.ones(1 << 18),
+        "16 MiB": torch.ones(1 << 22),
+    }
+    peer = worker.peer("g-1")
+    found: dict[str, list[list[float]]] = {what: [[], [], []] for what in values}
+    for _ in range(ROUNDS):
+        for what, value in values.items():
+            array = None if value is None else value.numpy()
+            ways = (
+                partial(peer.call, same, value),
+                partial(other.run.remote, echo, value),
+                partial(other.run.remote, echo, array),
+            )
+            for times, way in zip(found[what], ways, strict=True):
+                times.append(await timed(CALLS[what], way))
+    return found
+
+
+async def main() -> None:
+    async with Gang([{"CPU": 1}] * 2, name="g") as gang:
+        first, second = gang.actors
+        found = await first.run.remote(measure, second)
+    print(f"ray {ray.__version__}, torch {torch.__version__}; us a call, median (best)")
+    print(f"{'':10}{'asyncrpc':>20}{'Ray, tensor':>20}{'Ray, numpy':>20}")
+    for what, ways in found.items():
+        shown = [f"{statistics.median(one):,.0f} ({min(one):,.0f})" for one in ways]
+        print(f"{what:10}" + "".join(f"{one:>20}" for one in shown))
+
+
+def start() -> None:
+    ray.init(
+        num_cpus=2,
+        object_store_memory=500_000_000,
+        include_dashboard=False,
+        log_to_driver=False,
+    )
+    asyncrpc.run(main())
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    # Ray sends functions of the main module by value, asyncrpc by name: those of this
+    # module, imported, go by name in both.
+    from tests.clusters.ray import beside
+
+    beside.start()

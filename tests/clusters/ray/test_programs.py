@@ -1,0 +1,70 @@
+"""Programs on the cluster: the example, and those of docs/how-to/run-on-ray.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="needs the extra [ray]")
+
+from tests.clusters.ray.conftest import ROOT, Session
+
+PAGE = ROOT / "docs" / "how-to" / "run-on-ray.md"
+PROGRAM = re.compile(r"^```python no-run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PRINTED = re.compile(r"\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROGRAM_S = 280.0
+
+
+def run(session: Session, cwd: Path, *command: str) -> str:
+    """Run a program on the cluster; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "RAY_ADDRESS": session.address,  # which is "auto", too
+            "RAY_LOG_TO_DRIVER": "0",
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Ray reports a lost worker between the lines of the program.
+    lines = done.stdout.splitlines(keepends=True)
+    return "".join(one for one in lines if "(raylet)" not in one)
+
+
+def test_the_example_learns_though_a_trainer_is_killed(
+    session: Session, tmp_path: Path
+) -> None:
+    example = str(ROOT / "examples" / "ray_gang.py")
+    options = ("--address", session.address, "--kill-in", "2")
+    told = run(session, tmp_path, example, *options)
+    assert told.count(" on node ") == 4
+    assert "generation 1 is lost: " in told
+    assert "generation 2: loss" in told
+    found = re.search(r"digits: ([\d.]+)%", told)
+    assert found is not None
+    assert float(found[1]) >= 85.0
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAM.findall(PAGE.read_text("utf-8")))))
+def test_a_program_of_the_page_prints_what_the_page_says(
+    session: Session, tmp_path: Path, number: int
+) -> None:
+    page = PAGE.read_text("utf-8")
+    program = list(PROGRAM.finditer(page))[number]
+    (tmp_path / "program.py").write_text(program[1])
+    told = run(session, tmp_path, "program.py")
+    said = PRINTED.match(page, program.end() + 1)
+    assert said is not None, "the page must say what the program prints"
+    assert told == said[1]
